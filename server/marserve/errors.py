@@ -1,0 +1,270 @@
+"""The tree of errors. Knows no HTTP and no gRPC: one table in each surface turns types into statuses.
+
+MarserveError
+  ClientError                            the client asked for, or sent, what cannot be used
+    BadInput                             its message says what was wrong
+      BodyTooLarge
+    RouteNotFound, MethodNotAllowed
+    ModelNotFound, VersionNotFound, ArchiveNotFound
+    VersionConflict, DefaultVersionInUse
+  Unavailable                            come back later (`retry_after_s` says when, where it is known)
+    NoWorker                             no worker; and with it, for TorchServe's clients
+      QueueFull, NoTicket
+    Draining, FingerprintRefused
+  DeadlinePassed                         nobody waits any more
+  ClientGone                             the client hung up; never sent, only counted
+  RunFailed                              a worker had the request and could not answer it
+    WorkerDied, OutOfMemory, HandlerFailed
+  LoadFailed                             workers of a version could not load the model
+  CleanUpTimedOut                        a worker did not end in time
+  BadArchive                             found while reading an archive; names it and the member
+    UnsafeArchive, DependencyFailed
+  BadSettings                            found at start; names the key and where it stands
+  BadFrame                               bytes on the wire that no honest peer sends
+"""
+
+from __future__ import annotations
+
+
+class MarserveError(Exception):
+    """Base of everything that marserve raises on purpose.
+
+    `cause` is the class of cause that clients see as `x-marserve-cause`, or None.
+    """
+
+    cause: str | None = None
+
+    @property
+    def message(self) -> str:
+        """The sentence that a client may see: no paths, module names or tracebacks."""
+        return str(self)
+
+
+class ClientError(MarserveError):
+    """The client asked for what is not there, or sent what cannot be used."""
+
+
+class BadInput(ClientError):
+    """What the client sent cannot be used; the message says what and what would be right."""
+
+
+class BodyTooLarge(BadInput):
+    """A request body over the limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        super().__init__(f"The request body is larger than max_request_size, {limit_bytes} bytes.")
+
+
+class RouteNotFound(ClientError):
+    """No such route."""
+
+    def __init__(self) -> None:
+        super().__init__("Requested resource is not found, please refer to API document.")
+
+
+class MethodNotAllowed(ClientError):
+    """The route exists, the method does not."""
+
+    def __init__(self) -> None:
+        super().__init__("Requested method is not allowed, please refer to API document.")
+
+
+class ModelNotFound(ClientError):
+    """No model of that name is registered."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        super().__init__(f"Model not found: {model}")
+
+
+class VersionNotFound(ClientError):
+    """The model is registered, the version is not."""
+
+    def __init__(self, model: str, version: str, text: str | None = None) -> None:
+        self.model, self.version = model, version
+        super().__init__(text or f"Model version: {version} does not exist for model: {model}")
+
+
+class ArchiveNotFound(ClientError):
+    """The store holds no such archive, or the URL is not allowed."""
+
+
+class VersionConflict(ClientError):
+    """This version of the model is registered already."""
+
+    def __init__(self, model: str, version: str) -> None:
+        self.model, self.version = model, version
+        super().__init__(f"Model version {version} is already registered for model {model}")
+
+
+class DefaultVersionInUse(ClientError):
+    """The default version cannot go while others exist."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        super().__init__(f"Cannot remove default version for model {model}")
+
+
+class Unavailable(MarserveError):
+    """Not now. `retry_after_s` is when trying again may pay, in seconds, or None."""
+
+    retry_after_s: float | None = None
+
+
+class NoWorker(Unavailable):
+    """The version has no worker that could ever take the request.
+
+    Its subclasses share TorchServe's one text for all three (its clients match on it); `cause` tells them apart.
+    """
+
+    cause = "no_worker"
+
+    def __init__(self, model: str, version: str | None = None, *, retry_after_s: float | None = None) -> None:
+        self.model, self.version, self.retry_after_s = model, version, retry_after_s
+        where = f'Model "{model}"' + (f" Version {version}" if version else "")
+        super().__init__(
+            f"{where} has no worker to serve inference request. Please use scale workers API to add workers. "
+            "If this is a sequence inference, please check if it is closed, or expired; or exceeds "
+            "maxSequenceJobQueueSize"
+        )
+
+
+class QueueFull(NoWorker):
+    """The version's queue is at its bound."""
+
+    cause = "queue_full"
+
+
+class NoTicket(NoWorker):
+    """The model uses job tickets and no worker is idle."""
+
+    cause = "no_ticket"
+
+
+class NoDescribeWorker(NoWorker):
+    """The version has no worker that could be asked to describe itself."""
+
+    def __init__(self, model: str, version: str | None = None, *, retry_after_s: float | None = None) -> None:
+        super().__init__(model, version, retry_after_s=retry_after_s)
+        self.args = (
+            f'Model "{model}" has no worker to serve describe request. Please use scale workers API to add workers.',
+        )
+
+
+class Draining(Unavailable):
+    """The server is stopping and takes no more requests."""
+
+    cause = "draining"
+    retry_after_s = 1.0
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down and takes no more requests.")
+
+
+class FingerprintRefused(Unavailable):
+    """A request with this body killed two workers lately."""
+
+    cause = "refused_fingerprint"
+
+    def __init__(self, model: str, retry_after_s: float) -> None:
+        self.model, self.retry_after_s = model, retry_after_s
+        super().__init__(f'This request killed workers of model "{model}" lately; it is refused for a while.')
+
+
+class DeadlinePassed(MarserveError):
+    """The request's deadline passed, `where` it was: `queue` or `worker`."""
+
+    cause = "deadline"
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        super().__init__("The request's deadline passed before it was answered.")
+
+
+class ClientGone(MarserveError):
+    """The client hung up before the answer."""
+
+    cause = "client_gone"
+
+    def __init__(self) -> None:
+        super().__init__("The client closed the connection.")
+
+
+class RunFailed(MarserveError):
+    """A worker had the request and could not answer it."""
+
+
+class WorkerDied(RunFailed):
+    """The worker ended, or was ended, with the request. `cause` is a name of `pool.cause_of_death.Cause`."""
+
+    def __init__(self, cause: str) -> None:
+        self.cause = cause
+        super().__init__("Worker died.")
+
+
+class OutOfMemory(RunFailed):
+    """Host or device memory ran out. `message` is `Out of resources`, or `Worker died.` when it killed the worker."""
+
+    cause = "out_of_memory"
+
+    def __init__(self, message: str = "Out of resources") -> None:
+        super().__init__(message)
+
+
+class HandlerFailed(RunFailed):
+    """The author's code raised, or returned what cannot be an answer.
+
+    `code` is the status the contract gives it (503 unless the author chose another); `traceback` is for the log.
+    """
+
+    cause = "handler"
+
+    def __init__(self, message: str = "Prediction failed", code: int = 503, traceback: str = "") -> None:
+        self.code, self.traceback = code, traceback
+        super().__init__(message)
+
+
+class LoadFailed(MarserveError):
+    """No worker of the version could load the model. `reason` is for the log and for describe."""
+
+    def __init__(self, model: str, version: str | None, *, out_of_memory: bool = False, reason: str = "") -> None:
+        self.model, self.version, self.out_of_memory, self.reason = model, version, out_of_memory, reason
+        self.cause = "out_of_memory" if out_of_memory else "load_failed"
+        super().__init__(f"Failed to start workers for model {model} version: {version or 'null'}")
+
+
+class CleanUpTimedOut(MarserveError):
+    """A worker did not end within `unregister_model_timeout`."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        super().__init__(f"Timed out while cleaning resources: {model}")
+
+
+class BadArchive(MarserveError):
+    """The archive cannot be used. The message names what is wrong with it."""
+
+
+class UnsafeArchive(BadArchive):
+    """The archive holds what must not be unpacked or opened; `member` is its name inside the archive."""
+
+    def __init__(self, member: str, reason: str) -> None:
+        self.member, self.reason = member, reason
+        super().__init__(f"Refused archive member {member!r}: {reason}")
+
+
+class DependencyFailed(BadArchive):
+    """The archive's own requirements could not be installed."""
+
+
+class BadSettings(MarserveError):
+    """A setting is wrong. `key` is its name, `source` where it stands (`config.properties, line 14`, `--models`)."""
+
+    def __init__(self, message: str, key: str | None = None, source: str | None = None) -> None:
+        self.key, self.source = key, source
+        super().__init__(f"{message} ({source})" if source else message)
+
+
+class BadFrame(MarserveError):
+    """Bytes on the wire that no honest peer sends: wrong version, a length over its bound, no message in it."""

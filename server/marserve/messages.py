@@ -1,0 +1,256 @@
+"""What travels: requests and answers, and what server and worker tell each other. No I/O, no clock.
+
+The first half is the data plane: every surface (REST, gRPC, …) turns its encoding into a `Request` and gives the
+`Answer`, or the pieces of a stream, back through a `Receiver`. The second half is the talk between the server process
+and one worker; `wire.py` frames those messages, both ends import this page.
+
+All times are seconds. `deadline` and `started` are on the monotonic clock, which processes of one machine share.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from marserve.errors import MarserveError
+
+# ---------------------------------------------------------------------------------------------- the data plane
+
+
+class Part(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One named input of a request: a raw body (named `body`), a form field, a file, a query parameter.
+
+    `content_type` is the value's own content type, None where none travels along (form fields without a file name,
+    query parameters, a raw body without one); handlers then see a `bytearray`.
+    """
+
+    name: str
+    body: bytes
+    content_type: str | None = None
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One inference request, as every surface makes it and as a pool takes it.
+
+    `headers` are the client's, names in the case they came in. `server_headers` are the server's additions
+    (`url_path`, `explain`, `describe`), which win over client headers of that spelling. Of two parts of one name the
+    later wins. `deadline` is None where there is none.
+    """
+
+    id: str
+    parts: list[Part]
+    headers: list[tuple[bytes, bytes]] = []
+    server_headers: list[tuple[str, str]] = []
+    deadline: float | None = None
+    is_describe: bool = False
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a handler answered to one request, or one piece of it.
+
+    `headers` are those the handler set, content type included; names and values are checked by the surface.
+    An empty `reason` is an empty reason phrase.
+    """
+
+    body: bytes
+    status: int = 200
+    reason: str = ""
+    headers: list[tuple[str, str]] = []
+
+
+class Receiver(Protocol):
+    """Who waits for a request's answer. Exactly one of these ends it: `on_answer`, a last `on_piece`, `on_error`.
+
+    All three are called on the event loop and must not block or raise. After the request was cancelled none is called.
+    """
+
+    def on_answer(self, answer: Answer) -> None:
+        """The whole answer."""
+
+    def on_piece(self, piece: Answer, last: bool) -> None:
+        """One piece of a stream, in order; only the first one's status and headers count."""
+
+    def on_error(self, error: MarserveError) -> None:
+        """No answer, or (after a first piece) no rest of it."""
+
+
+# ------------------------------------------------------------------------------------------- server to worker
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
+    """Load this model. Everything the worker needs; it reads no settings and no archive of its own.
+
+    `handler` is the manifest's or the registration's word (`image_classifier`, `h.py`, `h:entry`). `threads` is how
+    many intra-op threads the worker may use, 0 for all cores. `environment` is added to the worker's.
+    """
+
+    model: str
+    version: str
+    model_dir: str
+    handler: str
+    manifest: dict[str, Any] | None
+    model_config: dict[str, Any] | None
+    batch_size: int
+    gpu_id: int | None = None
+    device_type: str = "cpu"
+    envelope: str | None = None
+    decode_input: bool = True
+    limit_max_image_pixels: bool = True
+    max_answer_bytes: int = 6_553_500
+    threads: int = 0
+    import_paths: list[str] = []
+    environment: dict[str, str] = {}
+    sequence_headers: list[str] = []
+
+
+class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One request of a batch; the bodies of its parts travel behind the metadata, in order.
+
+    `parts` are (name, content type) pairs.
+    """
+
+    id: str
+    parts: list[tuple[str, str | None]]
+    headers: list[tuple[bytes, bytes]]
+    server_headers: list[tuple[str, str]]
+    deadline: float | None
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
+    """Requests to be handled together. `number` counts up from 1 for each worker."""
+
+    number: int
+    items: list[Item]
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+    """Finish what was sent and end."""
+
+
+class Preload(msgspec.Struct, frozen=True, array_like=True, tag="preload"):
+    """To a template that loads no model: import these modules, then forking workers that load for themselves."""
+
+    modules: list[str]
+
+
+class Fork(msgspec.Struct, frozen=True, array_like=True, tag="fork"):
+    """To a template: fork a worker; its descriptors come along as ancillary data (wire, stdout, stderr, page)."""
+
+    worker_id: str
+    seed: int
+    threads: int
+
+
+# ------------------------------------------------------------------------------------------- worker to server
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """The worker is up and can be told to load."""
+
+    pid: int
+    python: str
+
+
+class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
+    """The model is loaded and the worker waits for batches. `warnings` are sentences for describe."""
+
+    seconds: float
+    warnings: list[str] = []
+
+
+class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):
+    """Loading failed; the worker ends. `kind` is a name of `pool.cause_of_death.Cause`."""
+
+    kind: str
+    message: str
+    traceback: str
+
+
+class Templated(msgspec.Struct, frozen=True, array_like=True, tag="templated"):
+    """From a template: the model is loaded and forking is safe, or `refusals` says why not (empty: safe).
+
+    `preload` names the heavy modules the model's code brought in, for a template that only imports.
+    """
+
+    seconds: float
+    refusals: list[str] = []
+    preload: list[str] = []
+
+
+class Forked(msgspec.Struct, frozen=True, array_like=True, tag="forked"):
+    """From a template: the worker's process id."""
+
+    worker_id: str
+    pid: int
+
+
+class Exited(msgspec.Struct, frozen=True, array_like=True, tag="exited"):
+    """From a template: a worker it forked has ended. `status` as from `os.waitpid`."""
+
+    pid: int
+    status: int
+
+
+class Result(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How one item of a batch ended; its body travels behind the metadata.
+
+    `error` is None for an answer. Otherwise it is a kind of `marserve_handlers.errors`: `handler`, `prediction`,
+    `memory`, `expired`, `cancelled`, `too_large`, `bad_header`; `reason` is then the message for the client and
+    `status` its code.
+    """
+
+    status: int
+    reason: str
+    headers: list[tuple[str, str]]
+    error: str | None = None
+
+
+class Results(msgspec.Struct, frozen=True, array_like=True, tag="results"):
+    """The end of a batch: one result an item, in order. `handler_s` is the time inside the author's code."""
+
+    number: int
+    handler_s: float
+    results: list[Result]
+
+
+class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
+    """The end of a batch whose handler raised, or returned what cannot be cut into answers, for all its items.
+
+    `kind` as in `Result.error`; `message` and `code` are for the client; `traceback` for the log only.
+    """
+
+    number: int
+    handler_s: float
+    kind: str
+    message: str
+    code: int
+    traceback: str
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
+    """One piece of a stream for each item of a running batch; bodies travel behind the metadata."""
+
+    number: int
+    results: list[Result]
+
+
+class Metric(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One custom metric's value. `kind` is `counter`, `gauge` or `histogram`."""
+
+    name: str
+    value: float
+    unit: str
+    kind: str
+    dimensions: list[tuple[str, str]]
+    request_ids: str
+
+
+class Metrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
+    """Custom metrics of a batch, or of loading."""
+
+    values: list[Metric]
+
+
+ToWorker = Load | Batch | Stop | Preload | Fork
+ToServer = Hello | Loaded | NotLoaded | Templated | Forked | Exited | Results | Raised | Piece | Metrics

@@ -1,0 +1,99 @@
+"""The page that a worker and the server share: what a blocked worker can neither say nor hear.
+
+The worker writes which batch it runs and since when; the server writes which items were cancelled. Every field is one
+aligned 8-byte word, written by one side only, so no lock is needed. Knows no processes: who maps the page passes it in.
+
+    word  written by
+    0     worker     number of the batch being run, 0 between batches
+    1     worker     when it began, seconds on the monotonic clock (a double)
+    2     worker     batches finished
+    8…    server     4 slots of 17 words: a batch number, then one bit an item (the first 1,024)
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+PAGE_BYTES = 4096
+SLOTS, SLOT_WORDS, FIRST_SLOT = 4, 17, 8
+MAX_CANCEL_INDEX = (SLOT_WORDS - 1) * 64
+
+
+def create_page() -> int:
+    """A descriptor of a fresh page of zeros, closed on exec unless passed on. The caller owns it."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("marserve-page", os.MFD_CLOEXEC)
+    else:  # macOS: an unlinked file does the same
+        import tempfile
+
+        descriptor, path = tempfile.mkstemp(prefix="marserve-page-")
+        os.unlink(path)
+    os.ftruncate(descriptor, PAGE_BYTES)
+    return descriptor
+
+
+class Page:
+    """A mapped page. `close()` unmaps it; the descriptor stays the caller's."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._map = mmap.mmap(descriptor, PAGE_BYTES)
+        self._view = memoryview(self._map)
+        self._words = self._view.cast("Q")
+        self._doubles = self._view.cast("d")
+
+    def close(self) -> None:
+        """Unmap. The page must not be used afterwards."""
+        self._words.release()
+        self._doubles.release()
+        self._view.release()
+        self._map.close()
+
+    # ------------------------------------------------------------------------------------- the worker's side
+
+    def begin(self, number: int, now: float) -> None:
+        """Batch `number` begins at `now`. The time is written first: a reader that sees the number sees its time."""
+        self._doubles[1] = now
+        self._words[0] = number
+
+    def finish(self) -> None:
+        """The batch has ended; nothing runs."""
+        self._words[0] = 0
+        self._words[2] += 1
+
+    def is_cancelled(self, number: int, index: int) -> bool:
+        """Whether the server cancelled item `index` of batch `number`."""
+        slot = FIRST_SLOT + number % SLOTS * SLOT_WORDS
+        return (
+            self._words[slot] == number
+            and index < MAX_CANCEL_INDEX
+            and bool(self._words[slot + 1 + index // 64] >> (index % 64) & 1)
+        )
+
+    def has_cancels(self, number: int) -> bool:
+        """Whether any item of batch `number` was cancelled: one look for the common case."""
+        return self._words[FIRST_SLOT + number % SLOTS * SLOT_WORDS] == number
+
+    # ------------------------------------------------------------------------------------- the server's side
+
+    @property
+    def running(self) -> tuple[int, float]:
+        """Number of the batch being run (0: none) and when it began."""
+        return self._words[0], self._doubles[1]
+
+    @property
+    def finished(self) -> int:
+        """How many batches the worker has finished."""
+        return self._words[2]
+
+    def cancel(self, number: int, index: int) -> None:
+        """Mark item `index` of batch `number` as cancelled; items beyond the page's room are not marked."""
+        if index >= MAX_CANCEL_INDEX:
+            return
+        slot = FIRST_SLOT + number % SLOTS * SLOT_WORDS
+        if self._words[slot] != number:
+            self._words[slot] = 0
+            for word in range(slot + 1, slot + SLOT_WORDS):
+                self._words[word] = 0
+        self._words[slot + 1 + index // 64] |= 1 << (index % 64)
+        self._words[slot] = number

@@ -1,0 +1,155 @@
+"""Framing of messages: a message and its bodies in, bytes out, and back. No I/O; sockets are elsewhere.
+
+A frame, all integers little-endian:
+
+    offset  size
+    0       2     b"mW"
+    2       2     version of this format, 1
+    4       4     m, bytes of metadata
+    8       4     n, number of bodies
+    12      8     b, bytes of all bodies together
+    20      4*n   length of each body
+    ...     m     metadata: one message of `messages.py` as msgpack
+    ...     b     the bodies, raw, one after the other
+
+Bodies are never looked at and never re-encoded. Every length is checked against its bound before anything is kept, so
+that a peer gone wrong costs its connection and nothing else: whoever reads gets `BadFrame` and closes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from marserve.errors import BadFrame
+from marserve.messages import ToServer, ToWorker
+
+VERSION = 1
+MAGIC = b"mW"
+HEADER = struct.Struct("<2sHIIQ")
+
+MAX_METADATA_BYTES = 64 * 1024 * 1024
+MAX_BODIES = 1_000_000
+MAX_FRAME_BYTES = 4 * 1024 * 1024 * 1024
+
+# Below this a frame is joined and written in one piece; above, its bodies are written where they lie.
+JOIN_BELOW_BYTES = 64 * 1024
+
+M = TypeVar("M")
+B = TypeVar("B", bytes, bytearray)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode(message: Any, bodies: Sequence[bytes | bytearray | memoryview] = ()) -> list[bytes | bytearray | memoryview]:
+    """Frame one message with its bodies: a list of buffers, to be written in order.
+
+    Small frames are one buffer (one write is cheaper than a copy is dear). Raises ValueError for a body of 4 GiB or
+    more, which the format cannot say.
+    """
+    metadata = _encode(message)
+    if not bodies:
+        return [HEADER.pack(MAGIC, VERSION, len(metadata), 0, 0) + metadata]
+    lengths = [len(body) for body in bodies]
+    total = sum(lengths)
+    if total >= MAX_FRAME_BYTES:
+        raise ValueError(f"the bodies of one frame hold {total} bytes, the wire carries less than {MAX_FRAME_BYTES}")
+    head = HEADER.pack(MAGIC, VERSION, len(metadata), len(lengths), total) + struct.pack(f"<{len(lengths)}I", *lengths)
+    if total < JOIN_BELOW_BYTES:
+        return [b"".join((head, metadata, *bodies))]
+    return [head + metadata, *bodies]
+
+
+class Decoder(Generic[M, B]):
+    """Fed bytes as they come, gives whole messages with their bodies.
+
+    `types` is the union of messages that may come from this peer; `make` turns a memoryview into a body
+    (`bytes` or `bytearray`). Bounds are those of this module unless given.
+    """
+
+    def __init__(self, types: Any, make: Callable[[memoryview], B], *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._decode = msgspec.msgpack.Decoder(types).decode
+        self._make = make
+        self._max_frame_bytes = max_frame_bytes
+        self._kept = bytearray()
+        self._needed = HEADER.size
+
+    def feed(self, data: bytes) -> list[tuple[M, list[B]]]:
+        """Take more bytes and return the messages that are now complete, oldest first.
+
+        Raises BadFrame; after that the decoder is of no use and the connection must be closed.
+        """
+        if self._kept:
+            self._kept += data
+            if len(self._kept) < self._needed:
+                return []
+            whole: bytes | bytearray = self._kept
+        elif len(data) < self._needed:
+            self._kept += data
+            return []
+        else:
+            whole = data
+        messages: list[tuple[M, list[B]]] = []
+        at, end = 0, len(whole)
+        with memoryview(whole) as view:
+            while end - at >= HEADER.size:
+                frame = self._cut(view, at, end)
+                if frame is None:
+                    break
+                message, bodies, at = frame
+                messages.append((message, bodies))
+            else:
+                self._needed = HEADER.size
+            rest = bytes(view[at:]) if whole is not self._kept else None
+        if rest is None:
+            del self._kept[:at]
+        elif rest:
+            self._kept += rest
+        return messages
+
+    def _cut(self, view: memoryview, at: int, end: int) -> tuple[M, list[B], int] | None:
+        """One frame that begins at `at`, and where the next begins; None while it is not whole."""
+        magic, version, metadata_bytes, count, total = HEADER.unpack_from(view, at)
+        if magic != MAGIC:
+            raise BadFrame(f"a frame begins with {magic!r}, not {MAGIC!r}")
+        if version != VERSION:
+            raise BadFrame(f"a frame has version {version}, this side speaks {VERSION}")
+        if metadata_bytes > MAX_METADATA_BYTES or count > MAX_BODIES or total > self._max_frame_bytes:
+            raise BadFrame(
+                f"a frame announces {metadata_bytes} bytes of metadata and {count} bodies of {total} bytes; the bounds "
+                f"are {MAX_METADATA_BYTES}, {MAX_BODIES} and {self._max_frame_bytes}"
+            )
+        body_at = at + HEADER.size + 4 * count + metadata_bytes
+        if end < body_at + total:
+            self._needed = body_at + total - at
+            return None
+        lengths = struct.unpack_from(f"<{count}I", view, at + HEADER.size)
+        if sum(lengths) != total:
+            raise BadFrame(f"the bodies of a frame add up to {sum(lengths)} bytes, its header says {total}")
+        try:
+            message: M = self._decode(view[at + HEADER.size + 4 * count : body_at])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadFrame(f"the metadata of a frame is no message: {error}") from error
+        bodies = []
+        for length in lengths:
+            bodies.append(self._make(view[body_at : body_at + length]))
+            body_at += length
+        return message, bodies, body_at
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Nothing of an unfinished frame is kept: the peer may close here."""
+        return not self._kept
+
+
+def server_decoder(*, max_frame_bytes: int = MAX_FRAME_BYTES) -> Decoder[ToServer, bytes]:
+    """A decoder for the server's end: messages from a worker or a template, bodies as `bytes`."""
+    return Decoder(ToServer, bytes, max_frame_bytes=max_frame_bytes)
+
+
+def worker_decoder() -> Decoder[ToWorker, bytearray]:
+    """A decoder for the worker's end: messages from the server, bodies as `bytearray` (what handlers are given)."""
+    return Decoder(ToWorker, bytearray)
