@@ -1,0 +1,1 @@
+"""One pool a model version: queue, batcher, dispatcher (pure), and the supervisor that owns its worker processes."""

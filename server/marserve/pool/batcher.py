@@ -1,0 +1,122 @@
+"""Decides which waiting jobs leave together, for which worker, and when. Pure: the caller passes `now` in seconds.
+
+Two policies:
+
+    idle    (the default) a worker without work takes what is there, at once. A worker that is busy is sent a second
+            batch ahead only while none is idle, and only when that batch is full or its oldest job has waited
+            `max_batch_delay_s`: then the next batch is already there when this one ends. It is not done for handlers
+            that run long, where it would save nothing and bind jobs to one worker.
+    fixed   TorchServe's: a worker without work collects for up to `max_batch_delay_s`, counted from when it had its
+            first job, or until the batch is full; one worker of a version collects at a time; nothing is sent ahead.
+
+A *group* is a batch that must run as it is, by itself: halves of a batch that raised, items whose worker died. Groups
+go before everything that waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from marserve.pool.queue import Job, JobQueue, JobState
+
+# A batch is sent ahead only to a worker whose batches take less than this: what it hides is the time on the wire.
+AHEAD_BELOW_S = 0.05
+MAX_IN_FLIGHT = 2
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """A batch that left for a worker. `number` counts up from 1 for each worker; `is_group` must not be mixed."""
+
+    number: int
+    jobs: list[Job]
+    is_group: bool
+    sent_at: float
+
+
+@dataclass(eq=False, slots=True)
+class WorkerLane:
+    """What the pure side knows of one worker: what it has in flight, oldest first, and how long its batches take."""
+
+    key: str
+    flights: deque[Flight] = field(default_factory=deque)
+    last_number: int = 0
+    mean_run_s: float = 0.0
+    is_open: bool = True
+
+
+class Batcher:
+    """Chooses batches from a queue. The dispatcher owns queue and lanes and carries out what is chosen."""
+
+    def __init__(
+        self, queue: JobQueue, *, max_batch_size: int, max_delay_s: float, policy: Literal["idle", "fixed"]
+    ) -> None:
+        self.queue = queue
+        self.groups: deque[list[Job]] = deque()
+        self.max_batch_size = max_batch_size
+        self.max_delay_s = max_delay_s
+        self.policy = policy
+        self._collecting_since: float | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything waits."""
+        return bool(self.groups) or len(self.queue) > 0
+
+    def next_batch(self, now: float, *, idle: bool, ahead: bool) -> tuple[list[Job], bool] | None:
+        """Take the jobs that should leave now, oldest first, with whether they are a group; None while waiting pays.
+
+        `idle`: a worker has nothing in flight. `ahead`: a busy worker may be sent a second batch. The caller has
+        failed jobs past their deadline already; what is returned are 1 to `max_batch_size` live jobs (or a group).
+        """
+        if idle:
+            while self.groups:
+                group = [job for job in self.groups.popleft() if job.state is JobState.GROUPED]
+                if group:
+                    return group, True
+        if not len(self.queue):
+            self.rest()
+            return None
+        if self.policy == "fixed":
+            return self._collect(now) if idle else None
+        if idle or (ahead and self.pays_ahead(now)):
+            return self.queue.take(self.max_batch_size), False
+        return None
+
+    def _collect(self, now: float) -> tuple[list[Job], bool] | None:
+        """TorchServe's wait. A batch of one never waits, nor does a describe job."""
+        if self._collecting_since is None:
+            self._collecting_since = now
+        oldest = self.queue.oldest()
+        if (
+            len(self.queue) < self.max_batch_size
+            and now < self._collecting_since + self.max_delay_s
+            and not (oldest is not None and oldest.request.is_describe)
+        ):
+            return None
+        self._collecting_since = None
+        return self.queue.take(self.max_batch_size), False
+
+    def rest(self) -> None:
+        """Nothing waits: the next job begins a new wait."""
+        self._collecting_since = None
+
+    def pays_ahead(self, now: float) -> bool:
+        """Whether a busy worker should be sent a second batch, if one may be."""
+        oldest = self.queue.oldest()
+        return oldest is not None and (
+            len(self.queue) >= self.max_batch_size or now >= oldest.arrived + self.max_delay_s
+        )
+
+    def next_wake(self, *, idle: bool, ahead: bool) -> float | None:
+        """When `next_batch` may say something else though nothing happened, or None if never."""
+        if not len(self.queue):
+            return None
+        if self.policy == "fixed":
+            return self._collecting_since + self.max_delay_s if idle and self._collecting_since is not None else None
+        if ahead and not idle:
+            oldest = self.queue.oldest()
+            return None if oldest is None else oldest.arrived + self.max_delay_s
+        return None

@@ -1,0 +1,466 @@
+"""The life of every job of one model version, from `submit` to its one end. Pure: time is passed in, I/O is asked for.
+
+It holds the queue, the batcher and what each worker has in flight; it admits, dispatches, hands answers out, splits a
+batch that raised until the guilty item stands alone, runs the items of a dead worker once more elsewhere, refuses for
+a while what killed twice, and ends what was cancelled or is past its deadline. The supervisor carries out what it asks
+for through `Actions` and tells it what happened. The simulation in the tests drives it by the thousand.
+
+Invariant: a job's receiver is told exactly one end (an answer, a last piece, an error), or nothing once it was
+cancelled; and only the flight that holds the job may end it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+from collections.abc import Sequence
+from itertools import count
+from typing import Protocol
+
+from marserve.errors import (
+    BadFrame,
+    DeadlinePassed,
+    Draining,
+    FingerprintRefused,
+    HandlerFailed,
+    MarserveError,
+    NoTicket,
+    NoWorker,
+    OutOfMemory,
+    QueueFull,
+)
+from marserve.messages import Answer, Raised, Receiver, Request, Result
+from marserve.pool.batcher import AHEAD_BELOW_S, MAX_IN_FLIGHT, Batcher, Flight, WorkerLane
+from marserve.pool.options import PoolOptions
+from marserve.pool.queue import Job, JobQueue, JobState
+from marserve.telemetry.metrics import VersionMetrics
+
+# How long the body of a request that killed two workers is refused (RELIABILITY C3).
+REFUSE_FINGERPRINT_S = 60.0
+MAX_REFUSED_FINGERPRINTS = 1000
+MAX_DEATHS = 2
+
+
+class Actions(Protocol):
+    """What the dispatcher asks of the outside world. None of these may call back into the dispatcher."""
+
+    def send(self, key: str, flight: Flight) -> None:
+        """Send the flight's jobs to worker `key`."""
+
+    def mark_cancelled(self, key: str, number: int, index: int) -> None:
+        """Tell worker `key` that item `index` of batch `number` is no longer wanted."""
+
+    def lane_emptied(self, key: str) -> None:
+        """A closed lane has nothing in flight any more: the worker may go."""
+
+
+class Dispatcher:
+    """The pure heart of a pool. All calls come from one thread; `now` is the monotonic clock in seconds."""
+
+    def __init__(self, options: PoolOptions, metrics: VersionMetrics, actions: Actions) -> None:
+        self.options = options
+        self.metrics = metrics
+        self.queue = JobQueue()
+        self.is_draining = False
+        self.living_slots = 0
+        self._actions = actions
+        self._batcher = Batcher(
+            self.queue,
+            max_batch_size=options.batch_size,
+            max_delay_s=options.max_batch_delay_s,
+            policy=options.batch_policy,
+        )
+        self._lanes: dict[str, WorkerLane] = {}
+        self._idle: list[WorkerLane] = []
+        self._deadlines: list[tuple[float, int, Job]] = []
+        self._tiebreak = count()
+        self._refused: dict[bytes, float] = {}
+        self._ahead = 0
+
+    # ------------------------------------------------------------------------------------------- admission
+
+    def submit(self, request: Request, receiver: Receiver, now: float) -> Job:
+        """Take a request, or refuse it at once.
+
+        Raises Draining, NoWorker (no slot lives), FingerprintRefused, NoTicket or QueueFull.
+        """
+        if self.is_draining:
+            raise Draining
+        options = self.options
+        if self.living_slots <= 0:
+            raise NoWorker(options.model)
+        if self._refused:
+            self._refuse_deadly(request, now)
+        waiting = len(self.queue)
+        if options.use_job_ticket and len(self._idle) <= waiting + len(self._batcher.groups):
+            raise NoTicket(options.model, retry_after_s=self.retry_after_s())
+        bound = options.queue_size
+        if not self._idle:
+            bound -= self._ahead
+        elif options.batch_policy == "fixed":
+            bound += options.batch_size  # what an idle worker collects has left TorchServe's queue
+        if waiting >= bound:
+            raise QueueFull(options.model, retry_after_s=self.retry_after_s())
+        deadline = request.deadline
+        if options.client_timeout_s is not None:
+            latest = now + options.client_timeout_s
+            deadline = latest if deadline is None or latest < deadline else deadline
+        job = Job(request, receiver, now, deadline, self)
+        if deadline is not None:
+            heapq.heappush(self._deadlines, (deadline, next(self._tiebreak), job))
+        self.queue.enqueue(job)
+        self.metrics.requests += 1
+        self.pump(now)
+        return job
+
+    def retry_after_s(self) -> float:
+        """How long the present queue may take, in whole seconds from 1 to 60: for `Retry-After`."""
+        runs = [lane.mean_run_s for lane in self._lanes.values()]
+        if not runs:
+            return 1.0
+        batches = math.ceil((len(self.queue) + 1) / self.options.batch_size)
+        return float(min(60, max(1, math.ceil(batches * sum(runs) / len(runs) / len(runs)))))
+
+    def _refuse_deadly(self, request: Request, now: float) -> None:
+        fingerprint = fingerprint_of(request)
+        until = self._refused.get(fingerprint)
+        if until is None:
+            return
+        if until <= now:
+            del self._refused[fingerprint]
+            return
+        raise FingerprintRefused(self.options.model, retry_after_s=float(math.ceil(until - now)))
+
+    # ------------------------------------------------------------------------------------------- workers
+
+    def open_lane(self, key: str, now: float) -> None:
+        """Worker `key` has loaded the model and is idle."""
+        lane = WorkerLane(key)
+        self._lanes[key] = lane
+        self._idle.append(lane)
+        self.pump(now)
+
+    def close_lane(self, key: str) -> bool:
+        """Give worker `key` nothing more. Returns whether it has nothing in flight; else `lane_emptied` will tell."""
+        lane = self._lanes.get(key)
+        if lane is None:
+            return True
+        lane.is_open = False
+        if not lane.flights:
+            self._idle.remove(lane)
+            del self._lanes[key]
+            return True
+        return False
+
+    @property
+    def running(self) -> int:
+        """Jobs that are with workers."""
+        return sum(len(flight.jobs) for lane in self._lanes.values() for flight in lane.flights)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing waits and nothing runs."""
+        return not self._batcher.has_work and not any(lane.flights for lane in self._lanes.values())
+
+    def flights(self, key: str) -> Sequence[Flight]:
+        """What worker `key` has in flight, oldest first."""
+        lane = self._lanes.get(key)
+        return tuple(lane.flights) if lane is not None else ()
+
+    # ------------------------------------------------------------------------------------------- dispatch
+
+    def pump(self, now: float) -> None:
+        """Send whatever should leave now."""
+        if self._deadlines and self._deadlines[0][0] <= now:
+            self._expire(now)
+        batcher = self._batcher
+        while batcher.has_work:
+            if self._idle:
+                lane = self._idle[-1]
+                chosen = batcher.next_batch(now, idle=True, ahead=False)
+            else:
+                ahead = self._lane_for_second_batch(now)
+                if ahead is None:
+                    return
+                lane = ahead
+                chosen = batcher.next_batch(now, idle=False, ahead=True)
+            if chosen is None:
+                return
+            self._dispatch(lane, *chosen, now)
+        batcher.rest()
+
+    def next_wake(self) -> float | None:
+        """When to call `pump` again though nothing happened: a batch's delay or a job's deadline is up."""
+        wake = self._batcher.next_wake(idle=bool(self._idle), ahead=self._may_send_ahead())
+        while self._deadlines and self._deadlines[0][2].state is JobState.DONE:
+            heapq.heappop(self._deadlines)
+        if self._deadlines and (wake is None or self._deadlines[0][0] < wake):
+            return self._deadlines[0][0]
+        return wake
+
+    def _lane_for_second_batch(self, now: float) -> WorkerLane | None:
+        """The busy worker whose batch began first, of those that may be sent another; None if it would not pay."""
+        if not self._batcher.pays_ahead(now):
+            return None
+        best: WorkerLane | None = None
+        for lane in self._lanes.values():
+            if _takes_second(lane) and (best is None or lane.flights[0].sent_at < best.flights[0].sent_at):
+                best = lane
+        return best if self.options.batch_policy == "idle" else None
+
+    def _may_send_ahead(self) -> bool:
+        return self.options.batch_policy == "idle" and any(_takes_second(lane) for lane in self._lanes.values())
+
+    def _dispatch(self, lane: WorkerLane, jobs: list[Job], is_group: bool, now: float) -> None:
+        if lane.flights:
+            self._ahead += len(jobs)
+        else:
+            self._idle.pop()
+        lane.last_number += 1
+        flight = Flight(lane.last_number, jobs, is_group, now)
+        lane.flights.append(flight)
+        observe = self.metrics.queue_seconds.observe
+        for job in jobs:
+            job.state = JobState.RUNNING
+            job.flight = flight
+            job.dispatched = now
+            observe(now - job.arrived)
+        self.metrics.batch_sizes.observe(len(jobs))
+        self._actions.send(lane.key, flight)
+
+    # ------------------------------------------------------------------------------------------- answers
+
+    def finished(
+        self,
+        key: str,
+        number: int,
+        handler_s: float,
+        results: Sequence[Result],
+        bodies: Sequence[bytes],
+        now: float,
+    ) -> None:
+        """Worker `key` has ended batch `number`: one result and one body a job, in order.
+
+        Raises BadFrame when that is not what it was running; the worker must then be ended.
+        """
+        flight = self._flight(key, number)
+        if not len(results) == len(bodies) == len(flight.jobs):
+            raise BadFrame(f"batch {number} has {len(flight.jobs)} items, its answer {len(results)}")
+        self._land(key, flight, handler_s, now)
+        self.pump(now)
+        for job, result, body in zip(flight.jobs, results, bodies, strict=True):
+            if job.state is JobState.DONE or job.flight is not flight:
+                continue
+            if result.error is None:
+                self._answer(job, Answer(body, result.status, result.reason, result.headers), now)
+            elif result.error == "expired":
+                self._fail(job, DeadlinePassed("worker"), now)
+                self.metrics.expired += 1
+            else:
+                self._fail(job, _error_of(result.error, result.reason, result.status), now)
+
+    def piece(self, key: str, number: int, results: Sequence[Result], bodies: Sequence[bytes]) -> None:
+        """One piece of a stream for each job of running batch `number`. Raises BadFrame as `finished`."""
+        flight = self._flight(key, number)
+        if not len(results) == len(bodies) == len(flight.jobs):
+            raise BadFrame(f"batch {number} has {len(flight.jobs)} items, a piece of it {len(results)}")
+        for job, result, body in zip(flight.jobs, results, bodies, strict=True):
+            if job.state is not JobState.DONE:
+                job.has_sent_pieces = True
+                job.receiver.on_piece(Answer(body, result.status, result.reason, result.headers), False)
+
+    def raised(self, key: str, raised: Raised, now: float) -> list[Job]:
+        """Batch `raised.number` of worker `key` raised as a whole. It is split in halves while it has mates to save.
+
+        Returns the jobs that failed with it for good.
+        """
+        flight = self._flight(key, raised.number)
+        self._land(key, flight, raised.handler_s, now)
+        live = [job for job in flight.jobs if job.state is not JobState.DONE]
+        # Counted by who was in the batch, not by who still waits: one who has left may have been the guilty one.
+        has_mates = len(flight.jobs) > 1
+        if has_mates and self.options.batch_isolation and not any(job.has_sent_pieces for job in live):
+            middle = len(live) // 2
+            self.metrics.isolated += 1
+            for half in (live[middle:], live[:middle]):
+                if half:
+                    self._group(half)
+            live = []
+        self.pump(now)
+        for job in live:
+            self._fail(job, _error_of(raised.kind, raised.message, raised.code, raised.traceback), now)
+        return live
+
+    def died(self, key: str, begun: int, error: MarserveError, *, may_retry: bool, now: float) -> None:
+        """Worker `key` is gone; it had begun batches up to number `begun`.
+
+        What it had not begun goes back to the head of the queue. What it had is run once more, each item by itself,
+        where `may_retry`, the model's options and the item's history allow; else it fails with `error`.
+        """
+        lane = self._lanes.pop(key, None)
+        if lane is None:
+            return
+        if not lane.flights:
+            self._idle.remove(lane)
+        self._ahead -= sum(len(flight.jobs) for flight in list(lane.flights)[1:])
+        failed: list[Job] = []
+        again: list[Job] = []
+        for flight in reversed(lane.flights):
+            live = [job for job in flight.jobs if job.state is not JobState.DONE]
+            if flight.number > begun:
+                self._put_back(live, flight.is_group)
+                continue
+            for job in live:
+                job.deaths += 1
+                if (
+                    may_retry
+                    and self.options.retry_on_worker_death
+                    and job.deaths < MAX_DEATHS
+                    and not job.has_sent_pieces
+                ):
+                    again.append(job)
+                else:
+                    failed.append(job)
+                    if job.deaths >= MAX_DEATHS:
+                        self._refuse(job.request, now)
+        for job in reversed(again):
+            self.metrics.retried += 1
+            self._group([job])
+        self.pump(now)
+        for job in failed:
+            self._fail(job, error, now)
+
+    def _flight(self, key: str, number: int) -> Flight:
+        lane = self._lanes.get(key)
+        if lane is None or not lane.flights or lane.flights[0].number != number:
+            raise BadFrame(f"worker {key} speaks of batch {number}, which it was not running")
+        return lane.flights[0]
+
+    def _land(self, key: str, flight: Flight, handler_s: float, now: float) -> None:
+        """Book the end of a lane's first flight."""
+        lane = self._lanes[key]
+        lane.flights.popleft()
+        lane.mean_run_s = handler_s if not lane.mean_run_s else 0.8 * lane.mean_run_s + 0.2 * handler_s
+        self.metrics.handler_seconds.observe(handler_s, len(flight.jobs))
+        if lane.flights:
+            self._ahead -= len(lane.flights[0].jobs)
+        elif lane.is_open:
+            self._idle.append(lane)
+        else:
+            del self._lanes[key]
+            self._actions.lane_emptied(key)
+
+    def _group(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            job.state = JobState.GROUPED
+            job.flight = None
+        self._batcher.groups.appendleft(jobs)
+
+    def _put_back(self, jobs: list[Job], is_group: bool) -> None:
+        if not jobs:
+            return
+        if is_group:
+            self._group(jobs)
+            return
+        for job in jobs:
+            job.state = JobState.WAITING
+            job.flight = None
+        self.queue.put_back(jobs)
+
+    def _refuse(self, request: Request, now: float) -> None:
+        """Refuse this body for a while. The table is bounded: the entry that ends soonest makes room."""
+        if len(self._refused) >= MAX_REFUSED_FINGERPRINTS:
+            del self._refused[min(self._refused, key=self._refused.__getitem__)]
+        self._refused[fingerprint_of(request)] = now + REFUSE_FINGERPRINT_S
+
+    # ------------------------------------------------------------------------------------------- ends
+
+    def cancel(self, job: Job) -> None:
+        """The client of `job` has gone: drop it where it waits, tell the worker where it runs."""
+        if self._take_out(job):
+            self.metrics.cancelled += 1
+
+    def fail_waiting(self, error: MarserveError, now: float) -> int:
+        """End everything that waits with `error`; returns how many. What runs goes on."""
+        jobs = self.queue.clear()
+        for group in self._batcher.groups:
+            jobs.extend(job for job in group if job.state is JobState.GROUPED)
+        self._batcher.groups.clear()
+        for job in jobs:
+            self._fail(job, error, now)
+        return len(jobs)
+
+    def _expire(self, now: float) -> None:
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now:
+            job = heapq.heappop(deadlines)[2]
+            where = "worker" if job.state is JobState.RUNNING else "queue"
+            if self._take_out(job):
+                self.metrics.expired += 1
+                self._count_error("deadline", now - job.arrived)
+                job.receiver.on_error(DeadlinePassed(where))
+
+    def _take_out(self, job: Job) -> bool:
+        """End `job` without a word to its receiver; False if it had ended already."""
+        state = job.state
+        if state is JobState.DONE:
+            return False
+        job.state = JobState.DONE
+        if state is JobState.WAITING:
+            self.queue.leave(job)
+        elif state is JobState.RUNNING and job.flight is not None:
+            for key, lane in self._lanes.items():
+                if job.flight in lane.flights:
+                    self._actions.mark_cancelled(key, job.flight.number, job.flight.jobs.index(job))
+                    break
+        return True
+
+    def _answer(self, job: Job, answer: Answer, now: float) -> None:
+        job.state = JobState.DONE
+        metrics = self.metrics
+        metrics.total_seconds.observe(now - job.arrived)
+        answers = metrics.answers
+        answers[answer.status] = answers.get(answer.status, 0) + 1
+        if job.has_sent_pieces:
+            job.receiver.on_piece(answer, True)
+        else:
+            job.receiver.on_answer(answer)
+
+    def _fail(self, job: Job, error: MarserveError, now: float) -> None:
+        job.state = JobState.DONE
+        self._count_error(error.cause or "unknown", now - job.arrived)
+        job.receiver.on_error(error)
+
+    def _count_error(self, cause: str, total_s: float) -> None:
+        errors = self.metrics.errors
+        errors[cause] = errors.get(cause, 0) + 1
+        self.metrics.total_seconds.observe(total_s)
+
+
+def fingerprint_of(request: Request) -> bytes:
+    """What tells a deadly request again: a digest of its inputs, names and bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in request.parts:
+        name = part.name.encode()
+        digest.update(b"%d:%d:" % (len(name), len(part.body)))
+        digest.update(name)
+        digest.update(part.body)
+    return digest.digest()
+
+
+def _takes_second(lane: WorkerLane) -> bool:
+    """Whether a lane may be sent a batch ahead: open, one in flight that is no suspect, and known to be quick."""
+    return (
+        lane.is_open
+        and 0 < len(lane.flights) < MAX_IN_FLIGHT
+        and not lane.flights[0].is_group
+        and lane.mean_run_s < AHEAD_BELOW_S
+    )
+
+
+def _error_of(kind: str, message: str, code: int, traceback: str = "") -> MarserveError:
+    """The typed error behind a kind that the worker reported."""
+    if kind == "memory":
+        return OutOfMemory(message)
+    return HandlerFailed(message, code, traceback)

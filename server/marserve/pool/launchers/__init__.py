@@ -1,0 +1,166 @@
+"""How workers come to life: in a fresh interpreter, or forked from a template.
+
+`Launchers` is the server's (one for all pools): the environment that workers inherit, and templates that only import
+and that models of many versions share. `Launcher` is one version's, and decides for it: forked after loading where
+that is safe, forked before loading where it is not, fresh where the model's configuration or the system asks for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Literal
+
+from marserve.messages import Load, Preload
+from marserve.pool.cause_of_death import Cause, Death
+from marserve.pool.launchers.endpoints import WorkerEnds
+from marserve.pool.launchers.forked import StartFailed, Template
+from marserve.pool.launchers.fresh import launch_fresh
+from marserve.pool.launchers.process import WorkerProcess
+from marserve.pool.output import WorkerLog
+
+__all__ = ["Launched", "Launcher", "Launchers", "StartFailed", "WorkerEnds", "WorkerProcess"]
+
+log = logging.getLogger("marserve.pool.launchers")
+
+WorkerStart = Literal["auto", "fork", "fresh"]
+
+
+class Launched:
+    """A worker process on its way. `needs_load`: it waits on the wire to be told what to load.
+
+    `load_s` is how long its template took to load the model, 0 where it has none; `how` is a phrase for describe.
+    """
+
+    def __init__(self, process: WorkerProcess, *, needs_load: bool, how: str, load_s: float = 0.0) -> None:
+        self.process, self.needs_load, self.how, self.load_s = process, needs_load, how, load_s
+
+
+class Launchers:
+    """What all pools share. `environment` is what workers inherit; `worker_ids` counts up from `first_worker_id`."""
+
+    def __init__(self, environment: Mapping[str, str], log: WorkerLog, *, first_worker_id: int = 9000) -> None:
+        self.environment = environment
+        self.log = log
+        self._next_worker_id = first_worker_id
+        self._import_templates: dict[tuple[str, ...], asyncio.Task[Template | None]] = {}
+
+    def next_worker_id(self) -> str:
+        """An id that no worker of this server had before."""
+        self._next_worker_id += 1
+        return str(self._next_worker_id - 1)
+
+    async def import_template(self, modules: tuple[str, ...]) -> Template | None:
+        """A template that has imported these modules and no model; None where even that cannot be forked."""
+        task = self._import_templates.get(modules)
+        if task is not None and task.done():
+            gone = task.cancelled() or task.exception() is not None
+            template = None if gone else task.result()
+            if gone or (template is not None and not template.is_open):
+                task = None
+        if task is None:
+            task = asyncio.create_task(self._open_import_template(modules))
+            self._import_templates[modules] = task
+        return await asyncio.shield(task)
+
+    async def _open_import_template(self, modules: tuple[str, ...]) -> Template | None:
+        template = Template("-", "-", self.environment, self.log)
+        ready = await template.open(Preload(list(modules)))
+        if not ready.refusals:
+            return template
+        log.info("importing %s makes forking unsafe: %s", ", ".join(modules), "; ".join(ready.refusals))
+        await template.close()
+        return None
+
+    async def close(self) -> None:
+        """End the shared templates."""
+        tasks, self._import_templates = list(self._import_templates.values()), {}
+        for task in tasks:
+            if not task.done():
+                task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Template):
+                await result.close()
+
+
+class Launcher:
+    """Starts the workers of one model version."""
+
+    def __init__(self, launchers: Launchers, load: Load, start: WorkerStart, *, uses_devices: bool) -> None:
+        self._launchers = launchers
+        self._load = load
+        self._start = start
+        self._may_load_first = start != "fresh" and sys.platform == "linux" and not uses_devices
+        self._may_fork = start != "fresh" and sys.platform == "linux"
+        self._preload: tuple[str, ...] = ("torch",) if uses_devices else ()
+        self._template: Template | None = None
+        self._opening: asyncio.Task[Template | None] | None = None
+        self.warnings: list[str] = []
+
+    async def launch(self, worker_id: str, ends: WorkerEnds, threads: int) -> Launched:
+        """Start one worker on these ends. Raises StartFailed; the caller bounds the wait and closes the ends."""
+        template = await self._model_template()
+        if template is not None:
+            process = await template.fork(worker_id, ends, threads)
+            return Launched(process, needs_load=False, how="forked, model loaded", load_s=template.load_s)
+        if self._may_fork:
+            shared = await self._launchers.import_template(self._preload)
+            if shared is not None:
+                process = await shared.fork(worker_id, ends, threads)
+                return Launched(process, needs_load=True, how="forked before loading")
+        return Launched(launch_fresh(ends, self._launchers.environment, threads), needs_load=True, how="fresh")
+
+    async def _model_template(self) -> Template | None:
+        """The template that has loaded the model, opened once for all who wait; None where workers load themselves."""
+        if not self._may_load_first:
+            return None
+        if self._template is not None and self._template.is_open:
+            return self._template
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open_template())
+            self._opening.add_done_callback(self._opened)
+        return await asyncio.shield(self._opening)
+
+    def _opened(self, task: asyncio.Task[Template | None]) -> None:
+        self._opening = None
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; nobody waiting is no fault
+
+    async def _open_template(self) -> Template | None:
+        load = self._load
+        template = Template(load.model, load.version, self._launchers.environment, self._launchers.log)
+        ready = await template.open(load)
+        if not ready.refusals:
+            self._template = template
+            return template
+        await template.close()
+        reasons = "; ".join(ready.refusals)
+        if self._start == "fork":
+            raise StartFailed(
+                Death(
+                    Cause.FORK_REFUSED,
+                    f"workerStart is fork, but the loaded model must not be forked: {reasons}. "
+                    "Set workerStart: auto to have each worker load the model for itself.",
+                )
+            )
+        self._may_load_first = False
+        self._preload = tuple(ready.preload)
+        self.warnings.append(f"Each worker loads the model for itself, forking it is not safe: {reasons}")
+        log.info("%s %s: forking the loaded model is not safe: %s", load.model, load.version, reasons)
+        return None
+
+    async def give_up_loading(self) -> None:
+        """End a template that takes too long to load; nothing if none is loading."""
+        opening = self._opening
+        if opening is not None:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End the version's template."""
+        await self.give_up_loading()
+        if self._template is not None:
+            await self._template.close()
+            self._template = None

@@ -1,0 +1,98 @@
+"""What workers print: two pipes a worker, read on the event loop, cut into lines for the model log.
+
+Lines of the worker's logging carry a mark with their level (`worker/loop.py` puts it there); other lines are INFO on
+standard output and WARNING on standard error. The newest lines are kept for whoever asks why a worker died. A line is
+bounded, and the log it goes to never blocks: an author who prints a gigabyte slows nobody else down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from typing import Literal, Protocol
+
+MAX_LINE_BYTES = 8192
+KEPT_LINES = 20
+_MARK = b"\x1e"
+
+Stream = Literal["stdout", "stderr"]
+
+
+class WorkerLog(Protocol):
+    """Where lines go."""
+
+    def line(self, model: str, version: str, worker_id: str, stream: Stream, level: str, text: str) -> None:
+        """Take one line; never blocks."""
+
+
+class WorkerOutput:
+    """The output of one worker process."""
+
+    def __init__(self, model: str, version: str, worker_id: str, log: WorkerLog) -> None:
+        self._model, self._version, self._worker_id, self._log = model, version, worker_id, log
+        self._kept: deque[str] = deque(maxlen=KEPT_LINES)
+        self._transports: list[asyncio.BaseTransport] = []
+        self._closed: list[asyncio.Future[None]] = []
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The newest lines, oldest first."""
+        return list(self._kept)
+
+    async def open(self) -> tuple[int, int]:
+        """Make the two pipes and begin to read; the caller gets, and must close, their write ends."""
+        loop = asyncio.get_running_loop()
+        ends = []
+        streams: tuple[Stream, Stream] = ("stdout", "stderr")
+        for stream in streams:
+            read_end, write_end = os.pipe2(os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
+            ends.append(write_end)
+            closed: asyncio.Future[None] = loop.create_future()
+            self._closed.append(closed)
+            transport, _ = await loop.connect_read_pipe(
+                lambda stream=stream, closed=closed: _Lines(self, stream, closed),  # type: ignore[misc]
+                os.fdopen(read_end, "rb", buffering=0),
+            )
+            self._transports.append(transport)
+        return ends[0], ends[1]
+
+    async def drained(self, timeout_s: float) -> None:
+        """Wait until both pipes are at their end, so that the last lines are in; then close them."""
+        if self._closed:
+            await asyncio.wait(self._closed, timeout=timeout_s)
+        for transport in self._transports:
+            transport.close()
+
+    def take(self, stream: Stream, raw: bytes) -> None:
+        """One line without its end."""
+        level = "INFO" if stream == "stdout" else "WARNING"
+        if raw.startswith(_MARK):
+            _, marked, raw = raw.split(_MARK, 2) if raw.count(_MARK) >= 2 else (b"", b"", raw)
+            level = marked.decode("ascii", "replace") or level
+        text = raw.decode("utf-8", "backslashreplace").rstrip("\r")
+        self._kept.append(text)
+        self._log.line(self._model, self._version, self._worker_id, stream, level, text)
+
+
+class _Lines(asyncio.Protocol):
+    """Cuts one pipe into lines."""
+
+    def __init__(self, output: WorkerOutput, stream: Stream, closed: asyncio.Future[None]) -> None:
+        self._output, self._stream, self._closed = output, stream, closed
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        if len(self._rest) > MAX_LINE_BYTES:
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            self._output.take(self._stream, line[:MAX_LINE_BYTES])
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._rest:
+            self._output.take(self._stream, self._rest[:MAX_LINE_BYTES])
+        if not self._closed.done():
+            self._closed.set_result(None)

@@ -1,0 +1,440 @@
+"""One worker slot: a place for a worker, with an id and a history, filled again whenever its worker ends.
+
+`run()` is the slot's story: start a worker, serve, find out why it ended, wait as the restart policy says, begin again,
+until the slot is retired. A slot keeps its id and its birthday over all its workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from marserve.errors import BadFrame
+from marserve.messages import Load, Loaded, Metrics, NotLoaded, Piece, Raised, Results
+from marserve.page import Page, create_page
+from marserve.pool.batcher import Flight
+from marserve.pool.cause_of_death import Cause, Death, classify_exit, error_of
+from marserve.pool.client import WorkerClient
+from marserve.pool.dispatcher import Dispatcher
+from marserve.pool.launchers import Launcher, StartFailed, WorkerEnds, WorkerProcess
+from marserve.pool.options import PoolOptions
+from marserve.pool.output import WorkerLog, WorkerOutput
+from marserve.pool.restart_policy import RestartPolicy
+from marserve.telemetry.metrics import VersionMetrics
+
+log = logging.getLogger("marserve.pool")
+
+# After its batches are done a worker that is asked to stop has this long before SIGTERM, and again before SIGKILL.
+STOP_GRACE_S = 2.0
+LAST_OUTPUT_S = 0.5
+PAGE_SIZE_BYTES = 4096
+
+Status = Literal["READY", "LOADING", "UNLOADING"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeathView:
+    """How a worker ended: the class of cause, when (UTC, seconds), what is known, and its last words."""
+
+    cause: str
+    at: float
+    detail: str
+    traceback: str = ""
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """What describe says of one worker slot. `pid` is -1 while there is no process; times are UTC seconds."""
+
+    id: str
+    started_at: float
+    status: Status
+    pid: int
+    gpu_id: int | None
+    memory_bytes: int
+    restarts: int
+    load_s: float
+    how_started: str
+    last_death: DeathView | None
+
+
+class SlotOwner(Protocol):
+    """The pool, as its slots see it."""
+
+    options: PoolOptions
+    load: Load
+    launcher: Launcher
+    dispatcher: Dispatcher
+    metrics: VersionMetrics
+    log: WorkerLog
+    threads: int
+    lives: dict[str, Life]
+
+    def slot_changed(self) -> None:
+        """A slot's state changed: whoever waits should look again."""
+
+    def batch_ended(self) -> None:
+        """A batch ended."""
+
+    def worker_measured(self, metrics: Metrics) -> None:
+        """A handler measured something."""
+
+
+class Slot:
+    """A place for one worker at a time."""
+
+    def __init__(self, slot_id: str, owner: SlotOwner, gpu_id: int | None) -> None:
+        self.id = slot_id
+        self.name = f"W-{slot_id}-{owner.options.model}_{owner.options.version}"
+        self.gpu_id = gpu_id
+        self.started_at = time.time()
+        self.last_death: DeathView | None = None
+        self.restarts = 0
+        self.load_failures = 0
+        self.has_given_up = False
+        self.is_retired = False
+        self._owner = owner
+        self._policy = RestartPolicy(
+            max_retry_timeout_s=owner.options.max_retry_timeout_s,
+            retry_failed_every_s=owner.options.retry_failed_every_s,
+        )
+        self._life: Life | None = None
+        self._nudged = asyncio.Event()
+        self._starting: asyncio.Future[None] | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin the slot's story."""
+        self.task = asyncio.create_task(self.run(), name=self.name)
+
+    async def run(self) -> None:
+        """Fill the slot, again and again, until it is retired."""
+        while not self.is_retired:
+            death = await self._live_once()
+            if self.is_retired:
+                break
+            restart = self._policy.ended(time.monotonic())
+            was_given_up, self.has_given_up = self.has_given_up, restart.gave_up
+            if restart.gave_up and not was_given_up:
+                log.error("%s gave up: %s. It is tried again every %d s.", self.name, death.detail, restart.delay_s)
+            elif restart.delay_s:
+                log.info("%s Retry worker: %s in %g seconds.", self.name, self.id, restart.delay_s)
+            self._owner.slot_changed()
+            if restart.delay_s:
+                self._nudged.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._nudged.wait(), restart.delay_s)
+            self.restarts += 1
+            self._owner.metrics.worker_restarts += 1
+
+    def nudge(self) -> None:
+        """Do not wait any longer before the next try."""
+        self._nudged.set()
+
+    async def retire(self, *, at_once: bool) -> None:
+        """End the worker and the slot: when its batches are done, or at once. Returns when the process is reaped."""
+        self.is_retired = True
+        self._nudged.set()
+        if self._life is not None:
+            self._life.retire(at_once=at_once)
+            if not self._life.is_ready and self._starting is not None:
+                self._starting.cancel()
+        if self.task is not None:
+            await asyncio.wait([self.task])
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a worker of this slot has loaded the model and takes batches."""
+        return self._life is not None and self._life.is_ready and not self.is_retired
+
+    def view(self) -> WorkerView:
+        """What describe says."""
+        life = self._life
+        pid = life.process.pid if life is not None and life.process is not None else -1
+        status: Status = (
+            "READY" if self.is_ready else "UNLOADING" if self.is_retired or self.has_given_up else "LOADING"
+        )
+        return WorkerView(
+            id=self.id,
+            started_at=self.started_at,
+            status=status,
+            pid=pid,
+            gpu_id=self.gpu_id,
+            memory_bytes=resident_bytes(pid),
+            restarts=self.restarts,
+            load_s=life.load_s if life is not None else 0.0,
+            how_started=life.how if life is not None else "",
+            last_death=self.last_death,
+        )
+
+    async def _live_once(self) -> Death:
+        """One worker from start to end. Returns why it ended; everything it held is given back or failed by then."""
+        owner = self._owner
+        self._life = life = Life(self, owner, f"{self.id}/{self.restarts}")
+        owner.lives[life.key] = life
+        owner.metrics.worker_starts += 1
+        owner.slot_changed()
+        traceback = ""
+        self._starting = asyncio.ensure_future(life.start(self.gpu_id))
+        try:
+            await self._starting
+            self._policy.loaded()
+            self.has_given_up = False
+            log.info("%s State change WORKER_STARTED -> WORKER_MODEL_LOADED", self.name)
+            owner.slot_changed()
+            await life.ended.wait()
+        except StartFailed as failure:
+            life.known = life.known or failure.death
+            traceback = failure.traceback
+        except asyncio.CancelledError:
+            if not self.is_retired:
+                raise
+        death = await life.finish()
+        del owner.lives[life.key]
+        if not life.is_ready and not self.is_retired:
+            self.load_failures += 1
+        is_wanted = self.is_retired and death.cause is Cause.STOPPED
+        if not is_wanted:
+            counted = owner.metrics.worker_deaths
+            counted[death.cause.value] = counted.get(death.cause.value, 0) + 1
+            self.last_death = DeathView(
+                death.cause.value, time.time(), death.detail, traceback, tuple(life.output.last_lines)
+            )
+            log.warning("%s ended (%s): %s", self.name, death.cause, death.detail)
+            if traceback:
+                log.warning("%s could not load the model:\n%s", self.name, traceback.rstrip())
+        self._life = None
+        owner.slot_changed()
+        return death
+
+    def answered(self) -> None:
+        """The present worker has answered: its next end begins a new row of failures."""
+        self._policy.answered()
+
+
+class Life:
+    """One worker process of a slot, from its descriptors to its wait status. Hears what the worker says."""
+
+    def __init__(self, slot: Slot, owner: SlotOwner, key: str) -> None:
+        self.key = key
+        self.how = ""
+        self.load_s = 0.0
+        self.process: WorkerProcess | None = None
+        self.known: Death | None = None
+        self.is_ready = False
+        self.ended = asyncio.Event()
+        self.output = WorkerOutput(owner.options.model, owner.options.version, slot.id, owner.log)
+        self._slot = slot
+        self._owner = owner
+        self._client = WorkerClient(self)
+        self._page: Page | None = None
+        self._loaded: asyncio.Future[Loaded | NotLoaded | None] = asyncio.get_running_loop().create_future()
+        self._has_answered = False
+        self._heard_at = 0.0
+        self._may_retry = True
+
+    # ------------------------------------------------------------------------------------------- its start
+
+    async def start(self, gpu_id: int | None) -> None:
+        """Start the process and have the model loaded. Raises StartFailed."""
+        owner = self._owner
+        limit_s = owner.options.startup_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._start(gpu_id)
+        except TimeoutError:
+            await owner.launcher.give_up_loading()
+            raise StartFailed(
+                Death(Cause.STARTUP_TIMEOUT, f"the worker did not load the model within startupTimeout, {limit_s:g} s")
+            ) from None
+        except OSError as error:
+            raise StartFailed(Death(Cause.LOAD_FAILED, f"the worker could not be started: {error}")) from error
+        self.is_ready = True
+        owner.dispatcher.open_lane(self.key, time.monotonic())
+
+    async def _start(self, gpu_id: int | None) -> None:
+        owner = self._owner
+        loop = asyncio.get_running_loop()
+        out, err = await self.output.open()
+        ours, theirs = socket.socketpair()
+        page_descriptor = create_page()
+        ends = WorkerEnds(theirs.detach(), out, err, page_descriptor)
+        try:
+            self._page = Page(page_descriptor)
+            await loop.create_connection(lambda: self._client, sock=ours)
+            launched = await owner.launcher.launch(self._slot.id, ends, owner.threads)
+        finally:
+            ends.close()
+        self.process, self.how = launched.process, launched.how
+        if launched.needs_load:
+            self._client.load(msgspec.structs.replace(owner.load, gpu_id=gpu_id, threads=owner.threads))
+        loaded = await asyncio.shield(self._loaded)
+        if isinstance(loaded, Loaded):
+            self.load_s = launched.load_s if loaded.seconds == 0.0 else loaded.seconds
+            return
+        if isinstance(loaded, NotLoaded):
+            raise StartFailed(Death(_cause(loaded.kind), loaded.message), loaded.traceback)
+        raise StartFailed(self.known or await self._how_it_ended())
+
+    async def _how_it_ended(self) -> Death:
+        """Why a worker that closed its connection did so, with its last words."""
+        assert self.process is not None
+        done, _ = await asyncio.wait([self.process.exited], timeout=STOP_GRACE_S)
+        if not done:
+            self.process.signal_group(9)
+        death = classify_exit(await asyncio.shield(self.process.exited), known=self.known)
+        await self.output.drained(LAST_OUTPUT_S)
+        tail = " | ".join(self.output.last_lines[-3:])
+        return Death(death.cause, f"{death.detail}; it said: {tail}" if tail else death.detail)
+
+    # ------------------------------------------------------------------------------------------- its work
+
+    def exchange(self, flight: Flight) -> None:
+        """Send a flight."""
+        self._client.exchange(flight)
+
+    def mark_cancelled(self, number: int, index: int) -> None:
+        """Tell the worker, by the page, that an item is no longer wanted."""
+        if self._page is not None:
+            self._page.cancel(number, index)
+
+    def on_loaded(self, message: Loaded) -> None:
+        """The model is loaded."""
+        if not self._loaded.done():
+            self._loaded.set_result(message)
+
+    def on_not_loaded(self, message: NotLoaded) -> None:
+        """Loading failed."""
+        if not self._loaded.done():
+            self._loaded.set_result(message)
+
+    def on_results(self, message: Results, bodies: list[bytes]) -> None:
+        """A batch has ended."""
+        if not self._has_answered:
+            self._has_answered = True
+            self._slot.answered()
+        self._owner.dispatcher.finished(
+            self.key, message.number, message.handler_s, message.results, bodies, time.monotonic()
+        )
+        self._owner.batch_ended()
+
+    def on_raised(self, message: Raised) -> None:
+        """A batch has raised as a whole."""
+        self._has_answered = True
+        self._slot.answered()
+        failed = self._owner.dispatcher.raised(self.key, message, time.monotonic())
+        if failed and message.traceback:
+            ids = ", ".join(job.request.id for job in failed)
+            options = self._owner.options
+            for line in (f"Request {ids}: {message.message}", *message.traceback.rstrip().splitlines()):
+                self._owner.log.line(options.model, options.version, self._slot.id, "stderr", "ERROR", line)
+        self._owner.batch_ended()
+
+    def on_piece(self, message: Piece, bodies: list[bytes]) -> None:
+        """A piece of a stream: the response limit begins anew."""
+        self._heard_at = time.monotonic()
+        self._owner.dispatcher.piece(self.key, message.number, message.results, bodies)
+
+    def on_metrics(self, message: Metrics) -> None:
+        """What the handler measured."""
+        self._owner.worker_measured(message)
+
+    def on_broken(self, error: BadFrame) -> None:
+        """The worker said what no honest worker says: it cannot be trusted with anything it holds."""
+        self.kill(Death(Cause.BAD_FRAME, f"the worker broke the protocol: {error}"))
+
+    def on_closed(self) -> None:
+        """The connection has ended."""
+        if not self._loaded.done():
+            self._loaded.set_result(None)
+        self.ended.set()
+
+    def check_time(self, now: float) -> float | None:
+        """End the worker if its oldest batch is past the response limit; else when to look again.
+
+        The limit runs from when the worker began the batch, as the page says; a worker that has not even begun the
+        batch it was sent while idle is measured from when that was sent.
+        """
+        flights = self._owner.dispatcher.flights(self.key)
+        if not flights or self._page is None:
+            return None
+        number, began = self._page.running
+        since = began if number == flights[0].number else flights[0].sent_at
+        limit_s = self._owner.options.response_timeout_s
+        due = max(since, self._heard_at) + limit_s
+        if now < due:
+            return due
+        self._may_retry = False
+        self.kill(Death(Cause.RESPONSE_TIMEOUT, f"no answer within responseTimeout, {limit_s:g} s"))
+        return None
+
+    # ------------------------------------------------------------------------------------------- its end
+
+    def retire(self, *, at_once: bool) -> None:
+        """End when the batches in flight are done, or at once."""
+        self.known = self.known or Death(Cause.STOPPED, "stopped by the server")
+        is_idle = self._owner.dispatcher.close_lane(self.key)
+        if at_once or not self.is_ready or is_idle:
+            self.stop()
+
+    def stop(self) -> None:
+        """Nothing is in flight any more, or nobody waits for it: ask the worker to end."""
+        self.known = self.known or Death(Cause.STOPPED, "stopped by the server")
+        self._client.stop()
+        if not self._loaded.done():
+            self._loaded.set_result(None)
+        self.ended.set()
+
+    def kill(self, death: Death) -> None:
+        """End the worker by force, for this reason."""
+        self.known = self.known or death
+        if self.process is not None:
+            self.process.signal_group(9)
+        self._client.close()
+
+    async def finish(self) -> Death:
+        """See the process out, hand back what it held, close everything. Returns why it ended."""
+        owner = self._owner
+        self.ended.set()
+        status: int | None = None
+        if self.process is not None:
+            was_told = self.known is not None and self.known.cause is Cause.STOPPED
+            done, _ = await asyncio.wait([self.process.exited], timeout=STOP_GRACE_S if was_told else LAST_OUTPUT_S)
+            status = self.process.exited.result() if done else await self.process.end(STOP_GRACE_S)
+        self._client.close()
+        death = classify_exit(status, known=self.known)
+        begun = 0
+        if self._page is not None:
+            begun = max(self._page.running[0], self._page.finished)
+            self._page.close()
+            self._page = None
+        owner.dispatcher.died(self.key, begun, error_of(death), may_retry=self._may_retry, now=time.monotonic())
+        await self.output.drained(LAST_OUTPUT_S)
+        owner.batch_ended()
+        return death
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process, 0 where that cannot be read."""
+    if pid <= 0:
+        return 0
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_SIZE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _cause(kind: str) -> Cause:
+    try:
+        return Cause(kind)
+    except ValueError:
+        return Cause.LOAD_FAILED

@@ -1,0 +1,121 @@
+"""From an archive's folder to something that handles batches: finds the handler, builds its context, initialises it.
+
+The rules are the contract's §8.3: which module, which function or class, in which order. Runs in a worker, or once in
+a template; never in the server process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import marserve_handlers
+from marserve import __version__
+from marserve.messages import Load
+from marserve_handlers.context import Context
+from marserve_handlers.metrics import MetricsCache
+
+# A handler of this name that the archive does not bring itself is ours: module and class.
+BUILT_IN_HANDLERS = {
+    "base_handler": ("marserve_handlers.base", "BaseHandler"),
+    "image_classifier": ("marserve_handlers.image_classifier", "ImageClassifier"),
+}
+
+Handle = Callable[[list[dict[str, Any]], Context], Any]
+
+_TS_COMPAT = Path(marserve_handlers.__file__ or "").parent / "ts_compat"
+
+
+class LoadedModel:
+    """A handler that is ready: `handle(rows, context)`, and the one context that lives as long as the worker."""
+
+    def __init__(self, handle: Handle, context: Context, load: Load) -> None:
+        self.handle = handle
+        self.context = context
+        self.load = load
+
+
+def enter_model_folder(load: Load) -> None:
+    """Make this process the model's: its folder as working directory, its code first on the path, its environment.
+
+    The order on the path is TorchServe's: the archive, then what stands in for `ts`, then everything installed.
+    """
+    os.chdir(load.model_dir)
+    os.environ.update(load.environment)
+    paths = [path for path in (*load.import_paths, load.model_dir) if path]
+    wanted = [*dict.fromkeys(paths), str(_TS_COMPAT)]
+    sys.path[:] = [*wanted, *(path for path in sys.path if path not in wanted and path != "")]
+    importlib.invalidate_caches()
+
+
+def load_model(load: Load) -> LoadedModel:
+    """Import and initialise the handler. Raises whatever the author's code raises.
+
+    ModuleNotFoundError: neither the archive nor marserve has the handler; ValueError: the module names none clearly.
+    """
+    metrics = MetricsCache(load.model)
+    context = Context(
+        load.model,
+        load.model_dir,
+        load.manifest,
+        load.batch_size,
+        load.gpu_id,
+        __version__,
+        limit_max_image_pixels=load.limit_max_image_pixels,
+        metrics=metrics,
+        model_yaml_config=load.model_config if load.model_config is not None else {},
+    )
+    word, _, function_name = load.handler.partition(":")
+    module, built_in = _import_handler(word)
+    entry = None if built_in else getattr(module, function_name or "handle", None)
+    if entry is not None and callable(entry):
+        entry(None, context)
+        return LoadedModel(entry, context, load)
+    service = _find_class(module, built_in)()
+    if not callable(getattr(service, "handle", None)):
+        raise ValueError(f"the handler class {type(service).__name__} has no method handle(data, context)")
+    initialize = getattr(service, "initialize", None)
+    if initialize is not None:
+        initialize(context)
+    return LoadedModel(service.handle, context, load)
+
+
+def _import_handler(word: str) -> tuple[ModuleType, str | None]:
+    """The handler's module, and the class to take when it is one of ours."""
+    name = word.removesuffix(".py").replace("\\", "/").rsplit("/", 1)[-1]
+    try:
+        return importlib.import_module(name), None
+    except ModuleNotFoundError as error:
+        # Only when the handler's own module is missing: one that *it* imports is the author's to know of.
+        if error.name != name:
+            raise
+    if name not in BUILT_IN_HANDLERS:
+        raise ModuleNotFoundError(
+            f"the archive holds no module {name!r}, and it is none of the built-in handlers: "
+            f"{', '.join(sorted(BUILT_IN_HANDLERS))}",
+            name=name,
+        )
+    module_name, class_name = BUILT_IN_HANDLERS[name]
+    return importlib.import_module(module_name), class_name
+
+
+def _find_class(module: ModuleType, built_in: str | None) -> type[Any]:
+    if built_in is not None:
+        found: type[Any] = getattr(module, built_in)
+        return found
+    classes = [
+        member for _, member in inspect.getmembers(module, inspect.isclass) if member.__module__ == module.__name__
+    ]
+    if len(classes) != 1:
+        names = ", ".join(cls.__name__ for cls in classes) or "none"
+        raise ValueError(
+            "Expected only one class in custom service code or a function entry point; "
+            f"{module.__name__} defines {names}"
+        )
+    return classes[0]

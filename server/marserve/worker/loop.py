@@ -1,0 +1,372 @@
+"""The worker's end: read a batch, hand it to the author's code, write the answers. One thread, blocking.
+
+Knows the wire, the page it shares with the server, and the handler; no settings, no store, no HTTP. What the author's
+code raises ends here: it is reported as data, never pickled, and the loop goes on. The end of the connection is the
+end of the worker.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from socket import socket
+from typing import Any, NoReturn
+
+import msgspec
+
+from marserve import wire
+from marserve.messages import (
+    Batch,
+    Hello,
+    Item,
+    Load,
+    Loaded,
+    Metric,
+    Metrics,
+    NotLoaded,
+    Piece,
+    Raised,
+    Result,
+    Results,
+    Stop,
+    ToServer,
+)
+from marserve.page import Page
+from marserve.worker.load import LoadedModel, enter_model_folder, load_model
+from marserve_handlers.errors import (
+    BAD_HEADER,
+    CANCELLED,
+    EXPIRED,
+    HANDLER,
+    TOO_LARGE,
+    BadResponse,
+    describe_failure,
+    is_out_of_memory,
+)
+
+RECEIVE_BYTES = 256 * 1024
+HAS_EXPIRED = Result(504, "", [], EXPIRED)
+WAS_CANCELLED = Result(499, "", [], CANCELLED)
+UNTOUCHED = Result(200, "", [])
+UNTOUCHED_JSON = Result(200, "", [("content-type", "application/json")])
+
+# Marks the level of a log line on its way to the server; see `pool/output.py`.
+LEVEL_MARK = "\x1e"
+
+log = logging.getLogger("marserve.worker")
+
+
+class Connection:
+    """The worker's blocking end of the socket to the server."""
+
+    def __init__(self, sock: socket) -> None:
+        self._sock = sock
+        self._decoder = wire.worker_decoder()
+        self._sock.setblocking(True)
+
+    def receive(self) -> list[tuple[Any, list[bytearray]]]:
+        """Wait for the next messages. Raises EOFError when the server is gone."""
+        while True:
+            data = self._sock.recv(RECEIVE_BYTES)
+            if not data:
+                raise EOFError
+            messages = self._decoder.feed(data)
+            if messages:
+                return messages
+
+    def send(self, message: ToServer, bodies: Sequence[bytes | bytearray | memoryview] = ()) -> None:
+        """Write one message whole."""
+        for buffer in wire.encode(message, bodies):
+            self._sock.sendall(buffer)
+
+
+class WorkerLoop:
+    """One worker: loads a model unless a template has, then serves batches until told to stop."""
+
+    def __init__(self, connection: Connection, page: Page, model: LoadedModel | None = None) -> None:
+        self._connection = connection
+        self._page = page
+        self._model = model
+        self._number = 0
+
+    def run(self) -> NoReturn:
+        """Serve until the server says stop or is gone, then end the process."""
+        try:
+            self._connection.send(Hello(os.getpid(), sys.version.split()[0]))
+            if self._model is not None:
+                self._ready(0.0)
+            while True:
+                for message, bodies in self._connection.receive():
+                    if type(message) is Batch:
+                        self.serve_batch(message, bodies)
+                    elif type(message) is Load:
+                        self._load(message)
+                    elif type(message) is Stop:
+                        leave(0)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            leave(0)
+        except SystemExit as error:  # the author's code asked to end; its status is what the server is told
+            leave(error.code if isinstance(error.code, int) else 1)
+
+    def _load(self, load: Load) -> None:
+        began = time.monotonic()
+        try:
+            enter_model_folder(load)
+            use_threads(load.threads)
+            self._model = load_model(load)
+        except Exception as error:
+            self._connection.send(not_loaded(error))
+            leave(1)
+        self._ready(time.monotonic() - began)
+
+    def _ready(self, seconds: float) -> None:
+        assert self._model is not None
+        self._send_metrics()
+        self._connection.send(Loaded(seconds))
+
+    # ------------------------------------------------------------------------------------------- a batch
+
+    def serve_batch(self, batch: Batch, bodies: list[bytearray]) -> None:
+        """Handle one batch and answer it: one result an item, in order, or one message that it raised."""
+        assert self._model is not None
+        began = time.monotonic()
+        number = self._number = batch.number
+        self._page.begin(number, began)
+        live, rows, outcome = self._take_in(batch, bodies, began)
+        if not rows:
+            self._page.finish()
+            self._connection.send(
+                Results(number, 0.0, [result or HAS_EXPIRED for result in outcome]), [b""] * len(outcome)
+            )
+            return
+        context = self._model.context
+        context.begin_batch(live)
+        context.send_pieces = lambda pieces: self._send_piece(pieces, outcome)
+        context.ask_cancelled = lambda index: self._is_cancelled(index, outcome)
+        answered: Sequence[Any] | None = None
+        failure: Raised | None = None
+        handler_began = time.monotonic()
+        try:
+            answered = self._model.handle(rows, context)
+        except Exception as error:
+            told = describe_failure(error)
+            text = "".join(traceback.format_exception(error))
+            failure = Raised(number, time.monotonic() - handler_began, told.kind, told.message, told.code, text)
+        handler_s = time.monotonic() - handler_began
+        if failure is None and type(answered) is not list:
+            failure = Raised(number, handler_s, HANDLER, "Invalid model predict output", 503, "")
+        elif failure is None and answered is not None and len(answered) != len(rows):
+            failure = Raised(number, handler_s, HANDLER, "number of batch response mismatched", 503, "")
+        if failure is not None or answered is None:
+            assert failure is not None
+            self._page.finish()
+            self._send_metrics()
+            self._connection.send(failure)
+            return
+        context.end_stream()
+        results, out = self._encode(answered, outcome)
+        self._page.finish()
+        self._send_metrics()
+        self._connection.send(Results(number, handler_s, results), out)
+
+    def _take_in(
+        self, batch: Batch, bodies: list[bytearray], now: float
+    ) -> tuple[list[Item], list[dict[str, Any]], list[Result | None]]:
+        """The items that are still wanted, their rows, and for every item of the batch None or how it ended already."""
+        assert self._model is not None
+        has_cancels = self._page.has_cancels(batch.number)
+        decode_input = self._model.load.decode_input
+        outcome: list[Result | None] = []
+        live: list[Item] = []
+        rows: list[dict[str, Any]] = []
+        at = 0
+        for index, item in enumerate(batch.items):
+            end = at + len(item.parts)
+            if item.deadline is not None and item.deadline <= now:
+                outcome.append(HAS_EXPIRED)
+            elif has_cancels and self._page.is_cancelled(batch.number, index):
+                outcome.append(WAS_CANCELLED)
+            else:
+                outcome.append(None)
+                live.append(item)
+                row: dict[str, Any] = {}
+                for (name, content_type), body in zip(item.parts, bodies[at:end], strict=True):
+                    row[name] = decode_value(body, content_type) if content_type and decode_input else body
+                rows.append(row)
+            at = end
+        return live, rows, outcome
+
+    def _encode(self, answers: Sequence[Any], outcome: list[Result | None]) -> tuple[list[Result], list[bytes]]:
+        """One result and one body an item of the batch; an element that cannot be written fails alone."""
+        assert self._model is not None
+        response_of = self._model.context.response_of
+        most = self._model.load.max_answer_bytes
+        results: list[Result] = []
+        bodies: list[bytes] = []
+        index = 0
+        for ended in outcome:
+            if ended is not None:
+                results.append(ended)
+                bodies.append(b"")
+                continue
+            answer = answers[index]
+            is_json = False
+            body: bytes = b""
+            try:
+                response = response_of(index)
+                if type(answer) is bytes:
+                    body = answer
+                else:
+                    body, is_json = encode_value(answer)
+            except BadResponse as error:
+                results.append(Result(503, str(error), [], BAD_HEADER))
+            except (TypeError, ValueError, RecursionError) as error:
+                log.warning("an answer of type %s cannot be written: %s", type(answer).__name__, error)
+                results.append(Result(503, "Unsupported model output data type.", [], HANDLER))
+            else:
+                if len(body) > most:
+                    text = f"The answer has {len(body)} bytes, more than max_response_size, {most}."
+                    results.append(Result(503, text, [], TOO_LARGE))
+                    body = b""
+                elif response is None:
+                    results.append(UNTOUCHED_JSON if is_json else UNTOUCHED)
+                else:
+                    status, reason, headers = response
+                    if is_json and not any(name.lower() == "content-type" for name, _ in headers):
+                        headers = [*headers, ("content-type", "application/json")]
+                    results.append(Result(status, reason, headers))
+            bodies.append(body)
+            index += 1
+        return results, bodies
+
+    def _send_piece(self, pieces: Sequence[Any], outcome: list[Result | None]) -> None:
+        """One piece of a stream for each live item; what the handler sends while it runs."""
+        wanted = sum(result is None for result in outcome)
+        if not isinstance(pieces, list) or len(pieces) != wanted:
+            raise ValueError(f"an intermediate answer needs a list of {wanted} pieces, one for each row")
+        results, bodies = self._encode(pieces, outcome)
+        self._connection.send(Piece(self._number, results), bodies)
+
+    def _is_cancelled(self, index: int, outcome: list[Result | None]) -> bool:
+        """Whether the client of live item `index` has gone."""
+        if not self._page.has_cancels(self._number):
+            return False
+        positions = [position for position, result in enumerate(outcome) if result is None]
+        return self._page.is_cancelled(self._number, positions[index])
+
+    def _send_metrics(self) -> None:
+        assert self._model is not None
+        metrics = self._model.context.metrics
+        drain = getattr(metrics, "drain", None)  # an author may have put an object of his own there
+        values = drain() if drain is not None else []
+        if values:
+            self._connection.send(Metrics([Metric(*value) for value in values]))
+
+
+# ------------------------------------------------------------------------------------------------ values
+
+
+def decode_value(body: bytearray, content_type: str) -> Any:
+    """What a handler sees of a value with this content type (contract §1.3)."""
+    essence = content_type.partition(";")[0]
+    if essence == "application/json":
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            log.warning("a body that says it is JSON is none (%s); the handler gets its bytes", error)
+            return body
+    if essence.startswith("text"):
+        try:
+            return body.decode()
+        except UnicodeDecodeError:
+            return body
+    return body
+
+
+def encode_value(value: Any) -> tuple[bytes, bool]:
+    """The body that a handler's element becomes (contract §1.4), and whether it is JSON of our making.
+
+    Raises TypeError or ValueError for what JSON cannot say.
+    """
+    if isinstance(value, bytes):
+        return value, False
+    if isinstance(value, bytearray):
+        return bytes(value), False
+    if isinstance(value, str):
+        return value.encode(), False
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        return buffer.getvalue(), False
+    # json's own writer is C only without an indent; msgspec lays the result out, many times faster than json would.
+    text = json.dumps(value)
+    try:
+        return msgspec.json.format(text, indent=2).encode(), True
+    except msgspec.DecodeError:  # NaN and Infinity, which TorchServe writes too
+        return json.dumps(value, indent=2).encode(), True
+
+
+def not_loaded(error: BaseException) -> NotLoaded:
+    """What a failed load is told as; the traceback goes to the author's log by way of the server."""
+    if is_out_of_memory(error):
+        kind = "out_of_memory"
+    elif isinstance(error, ModuleNotFoundError):
+        kind = "missing_module"
+    elif isinstance(error, FileNotFoundError):
+        kind = "missing_file"
+    else:
+        kind = "load_failed"
+    text = "".join(traceback.format_exception(error))
+    return NotLoaded(kind, f"{type(error).__name__}: {error}"[:2000], text)
+
+
+# ------------------------------------------------------------------------------------------------ the process
+
+
+class LevelFormatter(logging.Formatter):
+    """Message text alone, as TorchServe's workers print it, behind a mark that carries the level to the server."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record; every line of it carries the mark."""
+        mark = f"{LEVEL_MARK}{record.levelname}{LEVEL_MARK}"
+        return mark + super().format(record).replace("\n", "\n" + mark)
+
+
+def configure_output() -> None:
+    """Logging at INFO to standard output, and both streams written line by line: the server reads them as they come."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(line_buffering=True, errors="backslashreplace")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(LevelFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+
+
+def use_threads(threads: int) -> None:
+    """Let the numeric libraries use `threads` threads (0: all cores that this process may use)."""
+    if not threads:
+        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process at once, output flushed: no thread or exit hook of the author's code may keep it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+    os._exit(status)

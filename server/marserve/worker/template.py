@@ -1,0 +1,271 @@
+"""A template: a process that has loaded a model, never serves, and forks workers that find it loaded already.
+
+Forking is refused by looking, not by guessing (`refusals`): threads, an initialised CUDA context, an ONNX Runtime
+session, and sockets, pipes, writable files or child processes that appeared while loading. A template may also only
+import modules; the workers it forks then load for themselves. It reaps the workers it forked and reports how they
+ended; when it ends, they do (`PR_SET_PDEATHSIG`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import random
+import select
+import signal
+import stat
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from socket import AF_UNIX, SOCK_STREAM, recv_fds, socket, socketpair
+from typing import NoReturn
+
+from marserve import wire
+from marserve.errors import BadFrame
+from marserve.messages import Exited, Fork, Forked, Load, Preload, Stop, Templated, ToServer
+from marserve.page import Page
+from marserve.worker.load import LoadedModel, enter_model_folder, load_model
+from marserve.worker.loop import Connection, WorkerLoop, configure_output, leave, not_loaded, use_threads
+from marserve.worker.parent import die_with_parent
+
+# Modules that are dear to import; a template for models that cannot be forked after loading imports those it saw.
+HEAVY_MODULES = ("torch", "onnxruntime", "transformers", "numpy", "PIL.Image")
+
+# Descriptors that come with a `Fork`: wire, standard output, standard error, page.
+FORK_DESCRIPTORS = 4
+
+
+class Template:
+    """The template's loop: one control connection to the server, single-threaded by need."""
+
+    def __init__(self, control: socket) -> None:
+        self._control = control
+        self._decoder = wire.worker_decoder()
+        self._descriptors: list[int] = []
+        self._model: LoadedModel | None = None
+        self._wake_read, self._wake_write = socketpair(AF_UNIX, SOCK_STREAM)
+
+    def run(self) -> NoReturn:
+        """Serve the server's orders until it is gone or says stop."""
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        known = set(open_descriptors())
+        while True:
+            ready, _, _ = select.select([self._control, self._wake_read], [], [])
+            if self._wake_read in ready:
+                self._wake_read.recv(4096)
+                self._reap()
+            if self._control in ready:
+                data, descriptors, _, _ = recv_fds(self._control, 65536, 64)
+                if not data:
+                    leave(0)
+                self._descriptors.extend(descriptors)
+                try:
+                    messages = self._decoder.feed(data)
+                except BadFrame:
+                    leave(1)
+                for message, _ in messages:
+                    self._obey(message, known)
+
+    def _obey(self, message: object, known: set[int]) -> None:
+        if isinstance(message, Load):
+            began = time.monotonic()
+            try:
+                enter_model_folder(message)
+                self._model = load_model(message)
+            except Exception as error:
+                self._send(not_loaded(error))
+                leave(1)
+            self._report(began, known)
+        elif isinstance(message, Preload):
+            began = time.monotonic()
+            for name in message.modules:
+                try:
+                    importlib.import_module(name)
+                except ImportError:
+                    continue
+            self._report(began, known)
+        elif isinstance(message, Fork):
+            self._fork(message)
+        elif isinstance(message, Stop):
+            leave(0)
+
+    def _report(self, began: float, known: set[int]) -> None:
+        gc.collect()
+        found = refusals(known)
+        gc.freeze()  # what is loaded stays where it is: a collection in a worker must not copy its pages
+        preload = [name for name in HEAVY_MODULES if name in sys.modules]
+        self._send(Templated(time.monotonic() - began, found, preload))
+
+    def _fork(self, order: Fork) -> None:
+        descriptors, self._descriptors = self._descriptors[:FORK_DESCRIPTORS], self._descriptors[FORK_DESCRIPTORS:]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._become_worker(order, descriptors, parent)
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                leave(1)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._send(Forked(order.worker_id, pid))
+
+    def _become_worker(self, order: Fork, descriptors: list[int], parent: int) -> NoReturn:
+        os.setsid()
+        die_with_parent(parent)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._control.close()
+        self._wake_read.close()
+        self._wake_write.close()
+        wire_descriptor, out, err, page_descriptor = descriptors
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.close(out)
+        os.close(err)
+        page = Page(page_descriptor)
+        os.close(page_descriptor)
+        reseed(order.seed)
+        use_threads(order.threads)
+        WorkerLoop(Connection(socket(fileno=wire_descriptor)), page, self._model).run()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            # Before it is reaped its number is nobody else's: what it left in its process group goes with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(ended.si_pid, signal.SIGKILL)
+            pid, status = os.waitpid(ended.si_pid, 0)
+            self._send(Exited(pid, status))
+
+    def _send(self, message: ToServer) -> None:
+        try:
+            for buffer in wire.encode(message):
+                self._control.sendall(buffer)
+        except OSError:
+            leave(0)
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+def refusals(known_descriptors: Iterable[int]) -> list[str]:
+    """Why this process must not be forked, one sentence each; empty when it may be.
+
+    `known_descriptors` are those that were open before the model was loaded.
+    """
+    if not Path("/proc/self/task").is_dir():
+        return ["this system does not show a process's threads and files, so that forking it cannot be judged"]
+    found = []
+    threads = thread_names()
+    if len(threads) > 1:
+        found.append(f"{len(threads)} threads run: {', '.join(sorted(threads))}")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        found.append("a CUDA context is initialised")
+    if "onnxruntime" in sys.modules and any(type(thing).__name__ == "InferenceSession" for thing in gc.get_objects()):
+        found.append("an ONNX Runtime session is open")
+    for descriptor, target in sorted(open_descriptors().items()):
+        if descriptor not in set(known_descriptors):
+            reason = _unshareable(descriptor, target)
+            if reason is not None:
+                found.append(reason)
+    children = child_processes()
+    if children:
+        found.append(f"child processes run: {', '.join(map(str, children))}")
+    return found
+
+
+def thread_names() -> list[str]:
+    """The names of this process's threads."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            names.append((task / "comm").read_text().strip())
+        except OSError:  # it ended meanwhile
+            continue
+    return names
+
+
+def open_descriptors() -> dict[int, str]:
+    """This process's open descriptors and what they point at (`socket:[1]`, `pipe:[2]`, a path)."""
+    found = {}
+    try:
+        entries = os.listdir("/proc/self/fd")
+    except FileNotFoundError:
+        return {}
+    for entry in entries:
+        try:
+            found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
+        except OSError:  # the listing's own
+            continue
+    return found
+
+
+def child_processes() -> list[int]:
+    """Process ids of this process's children."""
+    found: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found.extend(int(word) for word in (task / "children").read_text().split())
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def _unshareable(descriptor: int, target: str) -> str | None:
+    """Why a descriptor that appeared while loading must not be shared by forks, or None if it may be."""
+    if target.startswith("socket:"):
+        return f"a socket was opened (descriptor {descriptor})"
+    if target.startswith("pipe:"):
+        return f"a pipe was opened (descriptor {descriptor})"
+    if target.startswith("anon_inode:"):
+        return f"a kernel object was opened (descriptor {descriptor}, {target.removeprefix('anon_inode:')})"
+    try:
+        flags = _open_flags(descriptor)
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except OSError:
+        return None
+    if is_file and flags & os.O_ACCMODE != os.O_RDONLY:
+        return f"a file was opened for writing: {target}"
+    return None
+
+
+def _open_flags(descriptor: int) -> int:
+    for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines():
+        if line.startswith("flags:"):
+            return int(line.split()[1], 8)
+    return os.O_RDONLY
+
+
+def reseed(seed: int) -> None:
+    """Give this worker random numbers of its own: forks would otherwise draw the same."""
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
+
+
+def run_template(descriptor: int) -> NoReturn:
+    """Be a template whose control connection is `descriptor`."""
+    configure_output()
+    Template(socket(fileno=descriptor)).run()

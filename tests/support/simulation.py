@@ -1,0 +1,320 @@
+"""A world without processes: a clock that jumps, workers that are numbers, and everything that can go wrong, by seed.
+
+It drives the real `Dispatcher` through its real interface. Each request carries its own number as its body; a worker
+echoes it, so that an answer that went to the wrong client shows.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from marserve.errors import (
+    BadFrame,
+    DeadlinePassed,
+    FingerprintRefused,
+    HandlerFailed,
+    MarserveError,
+    NoTicket,
+    NoWorker,
+    QueueFull,
+    WorkerDied,
+)
+from marserve.messages import Answer, Part, Raised, Request, Result
+from marserve.pool.batcher import Flight
+from marserve.pool.dispatcher import Dispatcher
+from marserve.pool.options import PoolOptions
+from marserve.pool.queue import Job
+from marserve.telemetry.metrics import VersionMetrics
+
+ECHO = Result(200, "", [])
+
+
+@dataclass
+class Client:
+    """One request's sender, and all that it was told."""
+
+    nonce: bytes
+    kind: str
+    deadline: float | None
+    job: Job | None = None
+    is_gone: bool = False
+    refused: MarserveError | None = None
+    ends: list[object] = field(default_factory=list)
+    told_when_gone: bool = False
+    killed: int = 0
+    ran: int = 0
+
+    def on_answer(self, answer: Answer) -> None:
+        self._told(answer)
+
+    def on_piece(self, piece: Answer, last: bool) -> None:
+        if last:
+            self._told(piece)
+
+    def on_error(self, error: MarserveError) -> None:
+        self._told(error)
+
+    def _told(self, what: object) -> None:
+        self.told_when_gone = self.told_when_gone or self.is_gone
+        self.ends.append(what)
+
+
+@dataclass
+class FakeWorker:
+    """A worker: its flights in order, the one it runs, whether it still lives."""
+
+    key: str
+    flights: list[Flight] = field(default_factory=list)
+    begun: int = 0
+    is_running: bool = False
+    is_dead: bool = False
+
+
+class World:
+    """One seed's world. `run()` plays it to its end."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        dice = self.dice
+        self.options = PoolOptions(
+            "m",
+            "1",
+            min_workers=1,
+            max_workers=4,
+            batch_size=dice.choice([1, 2, 4, 16]),
+            max_batch_delay_s=dice.choice([0.0, 0.005, 0.1]),
+            batch_policy=dice.choice(["idle", "idle", "fixed"]),
+            queue_size=dice.choice([2, 10, 100]),
+            use_job_ticket=dice.random() < 0.1,
+            client_timeout_s=dice.choice([None, None, 0.3]),
+            retry_on_worker_death=dice.random() < 0.9,
+            batch_isolation=dice.random() < 0.9,
+        )
+        self.dispatcher = Dispatcher(self.options, VersionMetrics("m", "1"), self)
+        self.now = 0.0
+        self.clients: list[Client] = []
+        self.by_request: dict[str, Client] = {}
+        self.workers: dict[str, FakeWorker] = {}
+        self.worker_numbers = count(1)
+        self.slots = dice.randint(1, 4)
+        self.problems: list[str] = []
+        self.closing: set[str] = set()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._run_s = dice.choice([0.0005, 0.01, 0.2])
+
+    # ---------------------------------------------------------------------------------------------- the story
+
+    def run(self) -> None:
+        """Let everything happen, then let everything come to rest."""
+        dice = self.dice
+        self.dispatcher.living_slots = self.slots
+        for _ in range(self.slots):
+            self.at(dice.random() * 0.05, self.start_worker)
+        span = dice.choice([0.05, 0.5, 3.0])
+        for _ in range(dice.randint(5, 120)):
+            self.at(dice.random() * span, self.send_request)
+        for _ in range(dice.randint(0, 6)):
+            self.at(dice.random() * span, self.kill_some_worker)
+        for _ in range(dice.randint(0, 3)):
+            self.at(dice.random() * span, self.swap_some_worker)
+        steps = 0
+        while self._events or self.dispatcher.next_wake() is not None:
+            steps += 1
+            if steps > 100_000:
+                self.problems.append("the world does not come to rest")
+                return
+            wake = self.dispatcher.next_wake()
+            if self._events and (wake is None or self._events[0][0] <= wake):
+                self.now, _, event = heapq.heappop(self._events)
+                event()
+            else:
+                assert wake is not None
+                self.now = max(self.now, wake)
+                self.dispatcher.pump(self.now)
+        self.check()
+
+    def at(self, when: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), event))
+
+    def after(self, seconds: float, event: Callable[[], None]) -> None:
+        self.at(self.now + seconds, event)
+
+    # ---------------------------------------------------------------------------------------------- clients
+
+    def send_request(self) -> None:
+        dice = self.dice
+        number = len(self.clients)
+        kind = dice.choices(["good", "bad", "poison", "hang"], [80, 6, 3, 1])[0]
+        deadline = self.now + dice.random() * 0.5 if dice.random() < 0.2 else None
+        client = Client(b"%d" % number, kind, deadline)
+        self.clients.append(client)
+        self.by_request[str(number)] = client
+        request = Request(str(number), [Part("body", client.nonce)], deadline=deadline, is_describe=dice.random() < 0.03)
+        try:
+            client.job = self.dispatcher.submit(request, client, self.now)
+        except (NoWorker, QueueFull, NoTicket, FingerprintRefused) as error:
+            client.refused = error
+            if client.ends:
+                self.problems.append(f"{number}: refused and answered")
+            return
+        if len(self.dispatcher.queue) > self.options.queue_size + self.options.batch_size:
+            self.problems.append("the queue is longer than its bound")
+        if dice.random() < 0.15:
+            self.after(dice.random() * 0.3, lambda: self.hang_up(client))
+
+    def hang_up(self, client: Client) -> None:
+        assert client.job is not None
+        if not client.ends:
+            client.is_gone = True
+        client.job.cancel()
+        if self.dice.random() < 0.3:
+            client.job.cancel()
+
+    # ---------------------------------------------------------------------------------------------- workers
+
+    def start_worker(self) -> None:
+        worker = FakeWorker(f"w{next(self.worker_numbers)}")
+        self.workers[worker.key] = worker
+        self.dispatcher.open_lane(worker.key, self.now)
+
+    def kill_some_worker(self) -> None:
+        alive = [worker for worker in self.workers.values() if not worker.is_dead]
+        if alive:
+            self.bury(self.dice.choice(alive), may_retry=True, cause="killed")
+
+    def swap_some_worker(self) -> None:
+        alive = [key for key, worker in self.workers.items() if not worker.is_dead and key not in self.closing]
+        if alive:
+            key = self.dice.choice(alive)
+            self.closing.add(key)
+            if self.dispatcher.close_lane(key):
+                self.workers[key].is_dead = True
+            self.after(0.01, self.start_worker)
+
+    def send(self, key: str, flight: Flight) -> None:
+        """The dispatcher sends a flight."""
+        worker = self.workers[key]
+        if worker.is_dead:
+            self.problems.append(f"{key} was sent work after its end")
+        if len(worker.flights) >= 2:
+            self.problems.append(f"{key} has more than two flights")
+        if flight.is_group and worker.flights:
+            self.problems.append("a group was sent ahead")
+        if not 1 <= len(flight.jobs) <= self.options.batch_size:
+            self.problems.append(f"a batch of {len(flight.jobs)}")
+        if len(flight.jobs) > 1 and any(job.request.is_describe for job in flight.jobs):
+            self.problems.append("a describe request has company")
+        worker.flights.append(flight)
+        if not worker.is_running:
+            worker.is_running = True
+            self.after(0.0001, lambda: self.begin(worker))
+
+    def mark_cancelled(self, key: str, number: int, index: int) -> None:
+        """The dispatcher cancels a running item. The worker may see it or not."""
+        if self.workers[key].is_dead:
+            self.problems.append(f"{key} was told of a cancel after its end")
+
+    def lane_emptied(self, key: str) -> None:
+        """A closed worker has nothing left."""
+        self.workers[key].is_dead = True
+
+    def begin(self, worker: FakeWorker) -> None:
+        if worker.is_dead:
+            return
+        if not worker.flights:
+            worker.is_running = False
+            return
+        flight = worker.flights[0]
+        worker.begun = flight.number
+        clients = [self.by_request[job.request.id] for job in flight.jobs]
+        live = [c for c, job in zip(clients, flight.jobs, strict=True) if job.deadline is None or job.deadline > self.now]
+        for client in live:
+            client.ran += 1
+        kinds = {client.kind for client in live}
+        run_s = self._run_s * (0.5 + self.dice.random())
+        if "poison" in kinds:
+            for client in live:
+                client.killed += client.kind == "poison"
+            self.after(run_s, lambda: self.bury(worker, may_retry=True, cause="exit"))
+        elif "hang" in kinds:
+            self.after(1.0, lambda: self.bury(worker, may_retry=False, cause="response_timeout"))
+        elif "bad" in kinds:
+            self.after(run_s, lambda: self.raise_batch(worker, flight, run_s))
+        else:
+            self.after(run_s, lambda: self.answer(worker, flight, live, run_s))
+
+    def answer(self, worker: FakeWorker, flight: Flight, live: list[Client], run_s: float) -> None:
+        clients = [self.by_request[job.request.id] for job in flight.jobs]
+        results = [ECHO if client in live else Result(504, "", [], "expired") for client in clients]
+        bodies = [client.nonce for client in clients]
+        if worker.is_dead:  # a late answer: nobody may be given it
+            try:
+                self.dispatcher.finished(worker.key, flight.number, run_s, results, bodies, self.now)
+            except BadFrame:
+                return
+            self.problems.append("an answer of a dead worker was taken")
+            return
+        worker.flights.pop(0)
+        self.dispatcher.finished(worker.key, flight.number, run_s, results, bodies, self.now)
+        self.begin(worker)
+
+    def raise_batch(self, worker: FakeWorker, flight: Flight, run_s: float) -> None:
+        if worker.is_dead:
+            return
+        worker.flights.pop(0)
+        raised = Raised(flight.number, run_s, "handler", "Prediction failed", 503, "")
+        self.dispatcher.raised(worker.key, raised, self.now)
+        self.begin(worker)
+
+    def bury(self, worker: FakeWorker, *, may_retry: bool, cause: str) -> None:
+        if worker.is_dead:
+            return
+        worker.is_dead = True
+        self.dispatcher.died(worker.key, worker.begun, WorkerDied(cause), may_retry=may_retry, now=self.now)
+        if worker.key not in self.closing:
+            self.after(self.dice.choice([0.0, 0.02]), self.start_worker)
+
+    # ---------------------------------------------------------------------------------------------- the verdict
+
+    def check(self) -> None:
+        """What must hold in every world."""
+        say = self.problems.append
+        if not self.dispatcher.is_empty:
+            say("something waits or runs for ever")
+        for number, client in enumerate(self.clients):
+            if client.refused is not None:
+                continue
+            if client.told_when_gone:
+                say(f"{number}: told something after it had gone")
+            if client.is_gone:
+                continue
+            if len(client.ends) != 1:
+                say(f"{number} ({client.kind}): {len(client.ends)} ends: {client.ends}")
+                continue
+            self._check_end(number, client, client.ends[0])
+            if client.killed > 2:
+                say(f"{number}: killed {client.killed} workers")
+
+    def _check_end(self, number: int, client: Client, end: object) -> None:
+        say = self.problems.append
+        assert client.job is not None
+        deaths = client.job.deaths
+        if isinstance(end, Answer):
+            if end.body != client.nonce:
+                say(f"{number}: was given the answer of {end.body!r}")
+            if client.kind != "good":
+                say(f"{number}: a {client.kind} request was answered")
+        elif isinstance(end, HandlerFailed):
+            if client.kind != "bad" and self.options.batch_isolation:
+                say(f"{number}: a {client.kind} request failed for another's fault")
+        elif isinstance(end, WorkerDied):
+            allowed = deaths >= 2 or not self.options.retry_on_worker_death or end.cause == "response_timeout"
+            if not allowed:
+                say(f"{number}: failed after {deaths} deaths")
+        elif not (isinstance(end, DeadlinePassed) and client.job.deadline is not None):
+            say(f"{number}: ended with {end!r}")
