@@ -258,6 +258,10 @@ class DependencyFailed(BadArchive):
     """The archive's own requirements could not be installed."""
 
 
+class CannotArchive(MarserveError):
+    """No archive can be made of the files that were named. The message names the file or the value."""
+
+
 class BadSettings(MarserveError):
     """A setting is wrong. `key` is its name, `source` where it stands (`config.properties, line 14`, `--models`)."""
 

@@ -49,7 +49,6 @@ class Pool:
         self._slots: list[Slot] = []
         self._leaving: set[asyncio.Task[None]] = set()
         self._minimum, self._maximum = options.min_workers, options.max_workers
-        self._next_gpu = 0
         self._waiters: list[asyncio.Future[None]] = []
         self._wake: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -82,7 +81,8 @@ class Pool:
                 slot.has_given_up = False
                 slot.nudge()
         while len(self._slots) < minimum:
-            slot = Slot(self._launchers.next_worker_id(), self, self._take_gpu())
+            gpu_id = self._launchers.devices.assign(self.options.model, self.options.version, self.options.gpu_ids)
+            slot = Slot(self._launchers.next_worker_id(), self, gpu_id)
             self._slots.append(slot)
             slot.start()
         while len(self._slots) > maximum:
@@ -191,6 +191,7 @@ class Pool:
         self.dispatcher.living_slots = 0
         await self.wait_until_scaled_down()
         await self.launcher.close()
+        self._launchers.devices.forget(self.options.model, self.options.version)
         self.dispatcher.fail_waiting(Draining(), time.monotonic())
         for handle in (self._wake, self._watch):
             if handle is not None:
@@ -284,14 +285,6 @@ class Pool:
         task = asyncio.create_task(slot.retire(at_once=at_once))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
-
-    def _take_gpu(self) -> int | None:
-        gpus = self.options.gpu_ids
-        if not gpus:
-            return None
-        gpu = gpus[self._next_gpu % len(gpus)]
-        self._next_gpu += 1
-        return gpu
 
     def _load_failed(self, slot: Slot) -> LoadFailed:
         death = slot.last_death

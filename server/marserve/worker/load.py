@@ -18,14 +18,9 @@ from typing import Any
 import marserve_handlers
 from marserve import __version__
 from marserve.messages import Load
+from marserve_handlers.builtin import BUILT_IN, find_built_in
 from marserve_handlers.context import Context
 from marserve_handlers.metrics import MetricsCache
-
-# A handler of this name that the archive does not bring itself is ours: module and class.
-BUILT_IN_HANDLERS = {
-    "base_handler": ("marserve_handlers.base", "BaseHandler"),
-    "image_classifier": ("marserve_handlers.image_classifier", "ImageClassifier"),
-}
 
 Handle = Callable[[list[dict[str, Any]], Context], Any]
 
@@ -72,12 +67,14 @@ def load_model(load: Load) -> LoadedModel:
         model_yaml_config=load.model_config if load.model_config is not None else {},
     )
     word, _, function_name = load.handler.partition(":")
-    module, built_in = _import_handler(word)
-    entry = None if built_in else getattr(module, function_name or "handle", None)
-    if entry is not None and callable(entry):
-        entry(None, context)
-        return LoadedModel(entry, context, load)
-    service = _find_class(module, built_in)()
+    found = _import_handler(word)
+    if isinstance(found, ModuleType):
+        entry = getattr(found, function_name or "handle", None)
+        if callable(entry):
+            entry(None, context)
+            return LoadedModel(entry, context, load)
+        found = _find_class(found)
+    service = found()
     if not callable(getattr(service, "handle", None)):
         raise ValueError(f"the handler class {type(service).__name__} has no method handle(data, context)")
     initialize = getattr(service, "initialize", None)
@@ -86,29 +83,25 @@ def load_model(load: Load) -> LoadedModel:
     return LoadedModel(service.handle, context, load)
 
 
-def _import_handler(word: str) -> tuple[ModuleType, str | None]:
-    """The handler's module, and the class to take when it is one of ours."""
+def _import_handler(word: str) -> ModuleType | type[Any]:
+    """The handler's module, or the class of one of our own handlers."""
     name = word.removesuffix(".py").replace("\\", "/").rsplit("/", 1)[-1]
     try:
-        return importlib.import_module(name), None
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         # Only when the handler's own module is missing: one that *it* imports is the author's to know of.
         if error.name != name:
             raise
-    if name not in BUILT_IN_HANDLERS:
+    built_in = find_built_in(name)
+    if built_in is None:
         raise ModuleNotFoundError(
-            f"the archive holds no module {name!r}, and it is none of the built-in handlers: "
-            f"{', '.join(sorted(BUILT_IN_HANDLERS))}",
+            f"the archive holds no module {name!r}, and it is none of the built-in handlers: {', '.join(BUILT_IN)}",
             name=name,
         )
-    module_name, class_name = BUILT_IN_HANDLERS[name]
-    return importlib.import_module(module_name), class_name
+    return built_in
 
 
-def _find_class(module: ModuleType, built_in: str | None) -> type[Any]:
-    if built_in is not None:
-        found: type[Any] = getattr(module, built_in)
-        return found
+def _find_class(module: ModuleType) -> type[Any]:
     classes = [
         member for _, member in inspect.getmembers(module, inspect.isclass) if member.__module__ == module.__name__
     ]

@@ -290,7 +290,7 @@ def decode_value(body: bytearray, content_type: str) -> Any:
 
 
 def encode_value(value: Any) -> tuple[bytes, bool]:
-    """The body that a handler's element becomes (contract §1.4), and whether it is JSON of our making.
+    """The body that a handler's element becomes (contract §1.4), and whether it is a JSON document of our making.
 
     Raises TypeError or ValueError for what JSON cannot say.
     """
@@ -308,9 +308,11 @@ def encode_value(value: Any) -> tuple[bytes, bool]:
     # json's own writer is C only without an indent; msgspec lays the result out, many times faster than json would.
     text = json.dumps(value)
     try:
-        return msgspec.json.format(text, indent=2).encode(), True
-    except msgspec.DecodeError:  # NaN and Infinity, which TorchServe writes too
-        return json.dumps(value, indent=2).encode(), True
+        body = msgspec.json.format(text, indent=2).encode()
+    except msgspec.DecodeError:  # NaN and Infinity: no JSON, but what TorchServe's clients are used to
+        return json.dumps(value, indent=2).encode(), False
+    # A number or a word alone goes out without a type, as from TorchServe: its clients read it as text.
+    return body, text[:1] in "[{"
 
 
 def not_loaded(error: BaseException) -> NotLoaded:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Literal
 
+from marserve.machine.devices import Assigner
 from marserve.messages import Load, Preload
 from marserve.pool.cause_of_death import Cause, Death
 from marserve.pool.launchers.endpoints import WorkerEnds
@@ -39,11 +40,21 @@ class Launched:
 
 
 class Launchers:
-    """What all pools share. `environment` is what workers inherit; `worker_ids` counts up from `first_worker_id`."""
+    """What all pools share: the environment that workers inherit, their ids (counted up from `first_worker_id`), the
+    devices they are given in turn, and templates that only import.
+    """
 
-    def __init__(self, environment: Mapping[str, str], log: WorkerLog, *, first_worker_id: int = 9000) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        log: WorkerLog,
+        *,
+        first_worker_id: int = 9000,
+        devices: Assigner | None = None,
+    ) -> None:
         self.environment = environment
         self.log = log
+        self.devices = devices or Assigner(0)
         self._next_worker_id = first_worker_id
         self._import_templates: dict[tuple[str, ...], asyncio.Task[Template | None]] = {}
 

@@ -1,0 +1,214 @@
+"""A real server in a process of its own, on ports that the system gave, in a folder of its own; and what it leaves.
+
+`Server` starts `python -m marserve.cli.torchserve` (or `marserve start`) the way users do, waits until it is ready,
+and on `stop()` proves that its processes, sockets and temporary folders are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import psutil
+
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 30.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on. The sockets are held until all are known, so that no port comes twice."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+def make_archive(
+    path: Path, handler: str, *, name: str | None = None, version: str = "1.0", config: str | None = None, **files: bytes
+) -> Path:
+    """A `.mar` with one handler module `handler.py` holding this source, a YAML configuration, and further files."""
+    model: dict[str, Any] = {"modelName": name or path.stem, "modelVersion": version, "handler": "handler.py"}
+    if config is not None:
+        model["configFile"] = "model-config.yaml"
+    manifest = {"createdOn": "01/02/2026 03:04:05", "runtime": "python", "model": model, "archiverVersion": "0.12.0"}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("handler.py", handler)
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+        if config is not None:
+            archive.writestr("model-config.yaml", config)
+        for member, content in files.items():
+            archive.writestr(member, content)
+    return path
+
+
+class Server:
+    """A server under test. Use it as a context manager."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        entry: str = "torchserve",
+        store: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.entry = entry
+        self.store = store or folder / "store"
+        self.store.mkdir(parents=True, exist_ok=True)
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        ports = free_ports(3)
+        self.inference, self.management, self.metrics = (f"http://127.0.0.1:{port}" for port in ports)
+        self._settings = {
+            "inference_address": self.inference,
+            "management_address": self.management,
+            "metrics_address": self.metrics,
+            "disable_token_authorization": "true",
+            "enable_model_api": "true",
+            "metrics_mode": "prometheus",
+            **(settings or {}),
+        }
+        self._arguments = list(arguments)
+        self._environment = dict(environment or {})
+        self._output = folder / "console.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client = httpx.Client(timeout=30.0)
+
+    # ---------------------------------------------------------------------------------------------- life
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.stop(check=kind is None)
+        finally:
+            self.client.close()
+
+    def command(self) -> list[str]:
+        """What is run."""
+        config = self.folder / "config.properties"
+        config.write_text("".join(f"{key}={value}\n" for key, value in self._settings.items()))
+        if self.entry == "torchserve":
+            program = [sys.executable, "-m", "marserve.cli.torchserve", "--start", "--foreground", "--ncs"]
+        else:
+            program = [sys.executable, "-m", "marserve.cli", "start", "--foreground"]
+        return [*program, "--ts-config", str(config), "--model-store", str(self.store), *self._arguments]
+
+    def start(self) -> None:
+        """Start it and wait until it listens."""
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("TS_", "MARSERVE_"))},
+            "TMPDIR": str(self.temporary),
+            "TEMP": str(self.temporary),
+            **self._environment,
+        }
+        with self._output.open("ab") as output:
+            self.process = subprocess.Popen(
+                self.command(),
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        limit = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < limit:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.output()}")
+            with contextlib.suppress(httpx.TransportError):
+                if self.client.get(f"{self.inference}/ping").status_code == 200:
+                    return
+            time.sleep(0.02)
+        raise AssertionError(f"the server does not listen:\n{self.output()}")
+
+    def stop(self, *, check: bool = True, number: int = signal.SIGTERM) -> None:
+        """End it; with `check`, prove that it ended well and left nothing."""
+        process = self.process
+        if process is None:
+            return
+        self.process = None
+        family = self.family(process.pid)
+        if process.poll() is None:
+            process.send_signal(number)
+        try:
+            status = process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise AssertionError(f"the server did not stop:\n{self.output()}") from None
+        if not check:
+            return
+        assert status == 0, f"exit status {status}:\n{self.output()}"
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert not alive, f"left running: {alive}"
+        left = [path for path in self.temporary.rglob("*") if not path.name.startswith(("torch", "pymp"))]
+        assert not left, f"left behind: {left}"
+        for address in (self.inference, self.management, self.metrics):
+            with socket.socket() as sock:
+                assert sock.connect_ex(("127.0.0.1", int(address.rsplit(":", 1)[1]))) != 0, f"{address} still listens"
+
+    def family(self, pid: int | None = None) -> list[psutil.Process]:
+        """The server's process and all its descendants."""
+        assert pid is not None or self.process is not None
+        try:
+            server = psutil.Process(pid if pid is not None else self.process.pid)  # type: ignore[union-attr]
+            return [server, *server.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def output(self) -> str:
+        """What it printed."""
+        return self._output.read_text(errors="replace")
+
+    # ---------------------------------------------------------------------------------------------- calls
+
+    def register(self, url: str, **parameters: str | int) -> httpx.Response:
+        """Register an archive of the store and wait for its workers."""
+        query = {"url": url, "initial_workers": 1, "synchronous": "true", **parameters}
+        return self.client.post(f"{self.management}/models", params=query)
+
+    def predict(self, model: str, content: bytes | str = b"", **headers: str) -> httpx.Response:
+        """One prediction."""
+        return self.client.post(f"{self.inference}/predictions/{model}", content=content, headers=headers)
+
+    def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
+        """What describe says of one version."""
+        answer = self.client.get(f"{self.management}/models/{model}" + (f"/{version}" if version else ""))
+        assert answer.status_code == 200, answer.text
+        described: dict[str, Any] = answer.json()[0]
+        return described
+
+    def worker_pids(self, model: str) -> list[int]:
+        """The process ids of a model's ready workers."""
+        return [worker["pid"] for worker in self.describe(model)["workers"] if worker["status"] == "READY"]
+
+
+def poll(limit_s: float, what: str) -> Iterator[None]:
+    """Look again and again, for what gives no event: `for _ in poll(5, "the worker is back"): … break`."""
+    limit = time.monotonic() + limit_s
+    while time.monotonic() < limit:
+        yield
+        time.sleep(0.01)
+    raise AssertionError(f"not within {limit_s} s: {what}")
