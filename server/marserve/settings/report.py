@@ -1,0 +1,57 @@
+"""The block of lines that the server log begins with, under the labels that TorchServe prints."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+
+from marserve.settings.table import KEYS, Settings
+
+
+def startup_report(settings: Settings, *, version: str, cores: int, accelerators: int) -> list[str]:
+    """One line a fact. `cores` and `accelerators` are what the server may use."""
+    workers = settings.default_workers_per_model or accelerators or cores
+
+    def show(name: str) -> str:
+        value = getattr(settings, name)
+        return "N/A" if value is None else KEYS[name].show(value) or "N/A"
+
+    log_folder = settings.log_location or "standard output only"
+    facts: dict[str, object] = {
+        "Torchserve version": version,
+        "TS Home": "built in",
+        "Current directory": settings.working_directory,
+        "Temp directory": settings.temporary_folder or tempfile.gettempdir(),
+        "Metrics config path": "built in",
+        "Number of GPUs": accelerators,
+        "Number of CPUs": cores,
+        "Max heap size": "N/A",
+        "Python executable": sys.executable,
+        "Config file": settings.source_file or "N/A",
+        "Inference address": settings.inference_address,
+        "Management address": settings.management_address,
+        "Metrics address": settings.metrics_address,
+        "Model Store": show("model_store"),
+        "Initial Models": show("load_models"),
+        "Log dir": log_folder,
+        "Metrics dir": log_folder,
+        "Netty threads": show("number_of_netty_threads"),
+        "Netty client threads": show("netty_client_threads"),
+        "Default workers per model": workers,
+        "Blacklist Regex": show("blacklist_env_vars"),
+        "Maximum Response Size": show("max_response_size"),
+        "Maximum Request Size": show("max_request_size"),
+        "Limit Maximum Image Pixels": show("limit_max_image_pixels"),
+        "Prefer direct buffer": show("prefer_direct_buffer"),
+        "Allowed Urls": show("allowed_urls"),
+        "Custom python dependency for model allowed": show("install_py_dep_per_model"),
+        "Enable metrics API": show("enable_metrics_api"),
+        "Metrics mode": show("metrics_mode"),
+        "Disable system metrics": show("disable_system_metrics"),
+        "Workflow Store": show("workflow_store"),
+        "CPP log config": show("cpp_log_config"),
+        "Model config": show("models"),
+        "System metrics command": show("system_metrics_cmd"),
+        "Model API enabled": show("enable_model_api"),
+    }
+    return [f"{label}: {fact}" for label, fact in facts.items()]

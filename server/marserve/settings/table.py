@@ -1,0 +1,821 @@
+"""The table: every key, declared once, as a field of `Settings`.
+
+A field's type is its value's; the call beside it says how the value is read, the default of `torchserve …`, and where
+it differs the default of `marserve …` (`marserve=`), unit, bounds, environment variable and one sentence. Keys of
+TorchServe keep its names and their `TS_…` variables; every key can be set as `MARSERVE_<KEY>` too (`load.py` says when
+each is read). Times are in seconds and sizes in bytes, but for keys whose name says otherwise.
+
+`accepts=` marks a key whose value changes nothing yet, or never will: it is accepted, and the sentence is logged once.
+`refuses=` marks one that asks, with any value but its default, for what is not there: the server does not start.
+"""
+
+# ruff: noqa: RUF009 - the calls beside the fields declare them
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from marserve.settings.values import (
+    BOOL,
+    CHOICE,
+    FLOAT,
+    INT,
+    INT_CHOICE,
+    LENIENT_CHOICE,
+    LOAD_MODELS,
+    MINUTES,
+    MODELS,
+    NO_MODELS,
+    OPTIONAL_INT,
+    OPTIONAL_TEXT,
+    PATH,
+    REGEX,
+    REGEXES,
+    TEXT,
+    WORDS,
+    Address,
+    Kind,
+    LoadModels,
+    Models,
+    address_kind,
+)
+
+Entry = Literal["torchserve", "marserve"]
+T = TypeVar("T")
+
+ADDRESSES, MODELS_AND_WORKERS, SECURITY, OBSERVING, LIMITS, LIFE, KEPT = SECTIONS = (
+    "Addresses and transport",
+    "Models and workers",
+    "Security",
+    "Metrics and logs",
+    "Limits",
+    "Starting and stopping",
+    "Kept from TorchServe",
+)
+
+
+@dataclass(frozen=True)
+class Key:
+    """What the table says of one key. `defaults` are by entry; `ts_env` and `always_env` are variables' names.
+
+    `example` is the value that the root `config.properties` sets. Keys that TorchServe has keep its precedence.
+    """
+
+    name: str
+    kind: Kind[Any]
+    sentence: str
+    section: str
+    defaults: Mapping[Entry, Any]
+    unit: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    ts_env: str | None = None
+    always_env: str | None = None
+    accepts: str | None = None
+    refuses: str | None = None
+    example: str | None = None
+    is_secret: bool = False
+    is_torchserves: bool = True
+
+    @property
+    def env(self) -> str:
+        """The variable of ours that sets it."""
+        return f"MARSERVE_{self.name.upper()}"
+
+    def show(self, value: object) -> str:
+        """The value as one would write it in the file; secrets are hidden."""
+        return "***" if self.is_secret else self.kind.write(value)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value of a key stood: `config.properties, line 14`, `--model-store`, `TS_JOB_QUEUE_SIZE`."""
+
+    where: str
+    text: str
+
+
+_SAME = cast(Any, object())
+
+
+def _key(
+    kind: Kind[T],
+    default: T,
+    sentence: str,
+    section: str,
+    *,
+    marserve: T = _SAME,
+    ts_env: str | None = None,
+    **facts: Any,
+) -> T:
+    """A key of TorchServe's."""
+    defaults = {"torchserve": default, "marserve": default if marserve is _SAME else marserve}
+    facts |= {"kind": kind, "sentence": sentence, "section": section, "defaults": defaults, "ts_env": ts_env}
+    declared: Any = field(default_factory=lambda: default, metadata={"key": facts})
+    return cast(T, declared)
+
+
+def _own(kind: Kind[T], default: T, sentence: str, section: str, *, marserve: T = _SAME, **facts: Any) -> T:
+    """A key that TorchServe does not have."""
+    return _key(kind, default, sentence, section, marserve=marserve, is_torchserves=False, **facts)
+
+
+_JVM = "the Java server's, without effect here"
+_GRPC = "no gRPC port is opened yet"
+_CORS = "asks for cross-origin headers, which are not sent yet; remove it, and let a proxy in front add them"
+_INTEL = "asks for Intel's launcher or extension, which workers are not started with yet; set it to false"
+_SEQUENCES = "sequence batching is not there yet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The effective settings. Made by `load_settings`; attributes have the keys' names.
+
+    `warnings` are sentences that an operator should act on, `notes` such as need no action: log each once.
+    `source_file` is the file that was read, or None. Relative paths have been joined to `working_directory`.
+    """
+
+    entry: Entry
+    working_directory: Path
+    source_file: Path | None = None
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    origins: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------------------- addresses and transport
+
+    inference_address: Address = _key(
+        address_kind(80, 443),
+        Address("http", "127.0.0.1", 8080),
+        "Where predictions are answered: http://host:port, https://host:port or unix:/path.",
+        ADDRESSES,
+        ts_env="TS_INFERENCE_ADDRESS",
+        example="http://127.0.0.1:8080",
+    )
+    management_address: Address = _key(
+        address_kind(8081, 8444),
+        Address("http", "127.0.0.1", 8081),
+        "Where models are managed; may be the same as inference_address.",
+        ADDRESSES,
+        ts_env="TS_MANAGEMENT_ADDRESS",
+        example="http://127.0.0.1:8081",
+    )
+    metrics_address: Address = _key(
+        address_kind(8082, 8445),
+        Address("http", "127.0.0.1", 8082),
+        "Where metrics are shown.",
+        ADDRESSES,
+        ts_env="TS_METRICS_ADDRESS",
+        example="http://127.0.0.1:8082",
+    )
+    private_key_file: Path | None = _key(
+        PATH, None, "The private key (PEM) for https addresses.", ADDRESSES, ts_env="TS_PRIVATE_KEY_FILE"
+    )
+    certificate_file: Path | None = _key(
+        PATH,
+        None,
+        "The certificate, or chain of certificates (PEM), for https addresses.",
+        ADDRESSES,
+        ts_env="TS_CERTIFICATE_FILE",
+    )
+    keystore: Path | None = _key(
+        PATH,
+        None,
+        "A Java keystore with the key for https addresses.",
+        ADDRESSES,
+        ts_env="TS_KEYSTORE",
+        refuses="names a Java keystore, which cannot be read; "
+        "give the key as PEM in private_key_file and certificate_file (keytool and openssl convert it)",
+    )
+    cors_allowed_origin: str | None = _key(
+        OPTIONAL_TEXT,
+        None,
+        "Origin that browsers may call from.",
+        ADDRESSES,
+        ts_env="TS_CORS_ALLOWED_ORIGIN",
+        refuses=_CORS,
+    )
+    cors_allowed_methods: str | None = _key(
+        OPTIONAL_TEXT,
+        None,
+        "Methods that browsers may use.",
+        ADDRESSES,
+        ts_env="TS_CORS_ALLOWED_METHODS",
+        refuses=_CORS,
+    )
+    cors_allowed_headers: str | None = _key(
+        OPTIONAL_TEXT,
+        None,
+        "Headers that browsers may send.",
+        ADDRESSES,
+        ts_env="TS_CORS_ALLOWED_HEADERS",
+        refuses=_CORS,
+    )
+    grpc_inference_address: str = _key(
+        TEXT,
+        "127.0.0.1",
+        "Host of the gRPC inference API.",
+        ADDRESSES,
+        ts_env="TS_GRPC_INFERENCE_ADDRESS",
+        accepts=_GRPC,
+    )
+    grpc_management_address: str = _key(
+        TEXT,
+        "127.0.0.1",
+        "Host of the gRPC management API.",
+        ADDRESSES,
+        ts_env="TS_GRPC_MANAGEMENT_ADDRESS",
+        accepts=_GRPC,
+    )
+    grpc_inference_port: int = _key(
+        INT,
+        7070,
+        "Port of the gRPC inference API.",
+        ADDRESSES,
+        minimum=0,
+        maximum=65534,
+        ts_env="TS_GRPC_INFERENCE_PORT",
+        accepts=_GRPC,
+    )
+    grpc_management_port: int = _key(
+        INT,
+        7071,
+        "Port of the gRPC management API.",
+        ADDRESSES,
+        minimum=0,
+        maximum=65534,
+        ts_env="TS_GRPC_MANAGEMENT_PORT",
+        accepts=_GRPC,
+    )
+    grpc_inference_max_connection_age_ms: int | None = _key(
+        OPTIONAL_INT,
+        None,
+        "How long a gRPC inference connection may live; no limit if not given.",
+        ADDRESSES,
+        unit="ms",
+        minimum=0,
+        ts_env="TS_GRPC_INFERENCE_MAX_CONNECTION_AGE_MS",
+        accepts=_GRPC,
+    )
+    grpc_management_max_connection_age_ms: int | None = _key(
+        OPTIONAL_INT,
+        None,
+        "How long a gRPC management connection may live; no limit if not given.",
+        ADDRESSES,
+        unit="ms",
+        minimum=0,
+        ts_env="TS_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_MS",
+        accepts=_GRPC,
+    )
+    grpc_inference_max_connection_age_grace_ms: int | None = _key(
+        OPTIONAL_INT,
+        None,
+        "How long calls may go on when such a connection is too old.",
+        ADDRESSES,
+        unit="ms",
+        minimum=0,
+        ts_env="TS_GRPC_INFERENCE_MAX_CONNECTION_AGE_GRACE_MS",
+        accepts=_GRPC,
+    )
+    grpc_management_max_connection_age_grace_ms: int | None = _key(
+        OPTIONAL_INT,
+        None,
+        "How long calls may go on when such a connection is too old.",
+        ADDRESSES,
+        unit="ms",
+        minimum=0,
+        ts_env="TS_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_GRACE_MS",
+        accepts=_GRPC,
+    )
+    enable_grpc_ssl: bool = _key(
+        BOOL,
+        False,
+        "TLS on the gRPC ports.",
+        ADDRESSES,
+        ts_env="TS_ENABLE_GRPC_SSL",
+        refuses="asks for TLS on the gRPC ports, and there are no gRPC ports yet; set it to false",
+    )
+    ts_open_inference_protocol: bool = _key(
+        BOOL,
+        False,
+        "Answer the Open Inference Protocol (/v2) too; the variable's word for yes is `oip`.",
+        ADDRESSES,
+        always_env="TS_OPEN_INFERENCE_PROTOCOL",
+        refuses="asks for the Open Inference Protocol, which is not there yet; remove it",
+    )
+    use_native_io: bool = _key(
+        BOOL,
+        True,
+        "With false, `unix:` addresses are refused.",
+        ADDRESSES,
+        accepts="workers use socket pairs either way",
+    )
+
+    # ------------------------------------------------------------------------------------ models and workers
+
+    model_store: Path | None = _key(
+        PATH,
+        None,
+        "The folder of archives; `torchserve` must be told one, here or with --model-store.",
+        MODELS_AND_WORKERS,
+        marserve=Path("model_store"),
+        ts_env="TS_MODEL_STORE",
+        example="model_store",
+    )
+    workflow_store: Path | None = _key(
+        PATH,
+        None,
+        "The folder of workflow archives; the model store if not given.",
+        MODELS_AND_WORKERS,
+        ts_env="TS_WORKFLOW_STORE",
+        accepts="workflows are not there yet",
+    )
+    load_models: LoadModels = _key(
+        LOAD_MODELS,
+        (),
+        "What to load at start: all, or a list of archives in the store.",
+        MODELS_AND_WORKERS,
+        ts_env="TS_LOAD_MODELS",
+        example="all",
+    )
+    models: Models = _key(
+        MODELS,
+        NO_MODELS,
+        'How versions are served: {"name": {"version": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1, '
+        '"maxBatchDelay": 100, "responseTimeout": 120, "startupTimeout": 120}}}. It loads nothing.',
+        MODELS_AND_WORKERS,
+    )
+    default_workers_per_model: int = _key(
+        INT,
+        0,
+        "Workers of a model that says nothing itself; 0: at start one for each accelerator or else core, "
+        "and none for models registered later.",
+        MODELS_AND_WORKERS,
+        minimum=0,
+        ts_env="TS_DEFAULT_WORKERS_PER_MODEL",
+    )
+    job_queue_size: int = _key(
+        INT,
+        100,
+        "Requests of a model version that may wait.",
+        MODELS_AND_WORKERS,
+        minimum=1,
+        ts_env="TS_JOB_QUEUE_SIZE",
+    )
+    default_response_timeout: int = _key(
+        INT,
+        120,
+        "How long a worker may take for a batch.",
+        MODELS_AND_WORKERS,
+        unit="s",
+        minimum=1,
+        ts_env="TS_DEFAULT_RESPONSE_TIMEOUT",
+    )
+    default_startup_timeout: int = _key(
+        INT,
+        120,
+        "How long a worker may take to load its model.",
+        MODELS_AND_WORKERS,
+        unit="s",
+        minimum=1,
+        ts_env="TS_DEFAULT_STARTUP_TIMEOUT",
+    )
+    unregister_model_timeout: int = _key(
+        INT,
+        120,
+        "How long stopping the workers of a model may take.",
+        MODELS_AND_WORKERS,
+        unit="s",
+        minimum=0,
+        ts_env="TS_UNREGISTER_MODEL_TIMEOUT",
+    )
+    number_of_gpu: int | None = _key(
+        OPTIONAL_INT,
+        None,
+        "Use at most so many accelerators; all that are visible if not given.",
+        MODELS_AND_WORKERS,
+        minimum=0,
+        ts_env="TS_NUMBER_OF_GPU",
+    )
+    default_service_handler: str | None = _key(
+        OPTIONAL_TEXT,
+        None,
+        "Handler of archives that name none.",
+        MODELS_AND_WORKERS,
+        ts_env="TS_DEFAULT_SERVICE_HANDLER",
+    )
+    service_envelope: str | None = _key(
+        OPTIONAL_TEXT,
+        None,
+        "Envelope (body, json, kserve, kservev2 or a module) around all handlers.",
+        MODELS_AND_WORKERS,
+        ts_env="TS_SERVICE_ENVELOPE",
+        refuses="asks for an envelope around handlers, which is not there yet; remove it",
+    )
+    decode_input_request: bool = _key(
+        BOOL,
+        True,
+        "Hand JSON and text bodies to handlers decoded.",
+        MODELS_AND_WORKERS,
+        ts_env="TS_DECODE_INPUT_REQUEST",
+    )
+    limit_max_image_pixels: bool = _key(
+        BOOL,
+        True,
+        "Keep Pillow's limit on the size of pictures in vision handlers.",
+        MODELS_AND_WORKERS,
+        ts_env="TS_LIMIT_MAX_IMAGE_PIXELS",
+    )
+    install_py_dep_per_model: bool = _key(
+        BOOL,
+        False,
+        "Install the requirements that archives bring.",
+        MODELS_AND_WORKERS,
+        ts_env="TS_INSTALL_PY_DEP_PER_MODEL",
+        refuses="asks to install what archives require, which is not done yet; "
+        "install it beforehand and set this to false",
+    )
+    blacklist_env_vars: re.Pattern[str] | None = _key(
+        REGEX,
+        None,
+        "Variables whose whole name matches are hidden from workers.",
+        MODELS_AND_WORKERS,
+        ts_env="TS_BLACKLIST_ENV_VARS",
+    )
+    initial_worker_port: int = _key(
+        INT, 9000, "Worker ids count up from here.", MODELS_AND_WORKERS, minimum=0, ts_env="TS_INITIAL_WORKER_PORT"
+    )
+    initial_distribution_port: int = _key(
+        INT,
+        29500,
+        "Ports of models that run on several devices count up from here.",
+        MODELS_AND_WORKERS,
+        minimum=0,
+        ts_env="TS_INITIAL_DISTRIBUTION_PORT",
+        accepts="models on several devices are not there yet",
+    )
+    worker_threads: int = _own(
+        INT,
+        0,
+        "Threads that a CPU worker computes with; 0: the cores divided among the model's workers.",
+        MODELS_AND_WORKERS,
+        minimum=0,
+    )
+    ts_header_key_sequence_id: str = _key(
+        TEXT,
+        "ts_request_sequence_id",
+        "Header with the id of a sequence.",
+        MODELS_AND_WORKERS,
+        ts_env="TS_HEADER_KEY_SEQUENCE_ID",
+        accepts=_SEQUENCES,
+    )
+    ts_header_key_sequence_start: str = _key(
+        TEXT,
+        "ts_request_sequence_start",
+        "Header that begins a sequence.",
+        MODELS_AND_WORKERS,
+        ts_env="TS_HEADER_KEY_SEQUENCE_START",
+        accepts=_SEQUENCES,
+    )
+    ts_header_key_sequence_end: str = _key(
+        TEXT,
+        "ts_request_sequence_end",
+        "Header that ends a sequence.",
+        MODELS_AND_WORKERS,
+        ts_env="TS_HEADER_KEY_SEQUENCE_END",
+        accepts=_SEQUENCES,
+    )
+
+    # ---------------------------------------------------------------------------------------------- security
+
+    disable_token_authorization: bool = _key(
+        BOOL,
+        False,
+        "Serve without tokens.",
+        SECURITY,
+        marserve=True,
+        ts_env="TS_DISABLE_TOKEN_AUTHORIZATION",
+        example="true",
+    )
+    token_expiration_min: float = _key(
+        MINUTES,
+        60.0,
+        "How long a token is good for.",
+        SECURITY,
+        unit="min",
+        minimum=0,
+        ts_env="TS_TOKEN_EXPIRATION_TIME_MIN",
+        accepts="there are no tokens yet",
+    )
+    enable_model_api: bool = _key(
+        BOOL,
+        False,
+        "Let the management API register and remove models.",
+        SECURITY,
+        marserve=True,
+        ts_env="TS_ENABLE_MODEL_API",
+        example="true",
+    )
+    allow_open_management: bool = _own(
+        BOOL,
+        False,
+        "Let the management API listen beyond this machine although nothing authenticates its callers.",
+        SECURITY,
+    )
+    allowed_urls: tuple[str, ...] = _key(
+        REGEXES,
+        (),
+        "Patterns of URLs that archives may be fetched from; none if not given.",
+        SECURITY,
+        ts_env="TS_ALLOWED_URLS",
+        accepts="archives are read from the model store only, nothing is fetched yet",
+    )
+    use_env_allowed_urls: bool = _key(
+        BOOL, False, "Take allowed_urls from TS_ALLOWED_URLS (with enable_envvars_config=true).", SECURITY
+    )
+    enable_envvars_config: bool = _key(
+        BOOL, False, "Let TS_ variables override this file; counts only in the file itself.", SECURITY
+    )
+    trusted_models: tuple[str, ...] = _own(
+        WORDS, (), "Archives, by name or SHA-256, whose pickles are opened unchecked.", SECURITY
+    )
+
+    # -------------------------------------------------------------------------------------- metrics and logs
+
+    enable_metrics_api: bool = _key(BOOL, True, "Open metrics_address.", OBSERVING, ts_env="TS_ENABLE_METRICS_API")
+    metrics_mode: Literal["log", "prometheus", "legacy"] = _key(
+        LENIENT_CHOICE,
+        "log",
+        "Modes prometheus and legacy show metrics at metrics_address; log leaves its page empty.",
+        OBSERVING,
+        marserve="prometheus",
+        choices=("log", "prometheus", "legacy"),
+        ts_env="TS_METRICS_MODE",
+        example="prometheus",
+    )
+    metrics_config: Path | None = _key(
+        PATH,
+        None,
+        "A file that lists the metrics to show.",
+        OBSERVING,
+        ts_env="TS_METRICS_CONFIG",
+        refuses="names a list of metrics, which is not read yet; remove it to have the built-in ones",
+    )
+    model_metrics_auto_detect: bool = _key(
+        BOOL,
+        False,
+        "Show handlers' metrics that no list names.",
+        OBSERVING,
+        ts_env="TS_MODEL_METRICS_AUTO_DETECT",
+        refuses="asks for metrics that no list names, which are not shown yet; set it to false",
+    )
+    disable_system_metrics: bool = _key(
+        BOOL,
+        False,
+        "Show nothing of the machine's processor, memory, disk and accelerators.",
+        OBSERVING,
+        ts_env="TS_DISABLE_SYSTEM_METRICS",
+    )
+    system_metrics_cmd: str | None = _key(
+        OPTIONAL_TEXT,
+        None,
+        "A program that measures the machine.",
+        OBSERVING,
+        refuses="names a program that measures the machine, which is not started yet; remove it",
+    )
+    metric_time_interval: int = _key(INT, 60, "How often the machine is measured.", OBSERVING, unit="s", minimum=1)
+    log_location: Path | None = _own(
+        PATH,
+        Path("logs"),
+        "Folder of access_log.log, ts_log.log and model_log.log; not given: standard output only.",
+        OBSERVING,
+        marserve=None,
+        always_env="LOG_LOCATION",
+    )
+    log_format: Literal["text", "json"] = _own(
+        CHOICE,
+        "text",
+        "Lines as TorchServe prints them, or one JSON object a line.",
+        OBSERVING,
+        choices=("text", "json"),
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _own(
+        CHOICE, "info", "The least level of the server log.", OBSERVING, choices=("debug", "info", "warning", "error")
+    )
+    async_logging: bool = _key(
+        BOOL,
+        False,
+        "Log without making requests wait.",
+        OBSERVING,
+        ts_env="TS_ASYNC_LOGGING",
+        accepts="logging never waits here, whatever this says",
+    )
+
+    # ------------------------------------------------------------------------------------------------ limits
+
+    max_request_size: int = _key(
+        INT, 6_553_500, "The largest request body.", LIMITS, unit="bytes", minimum=0, ts_env="TS_MAX_REQUEST_SIZE"
+    )
+    max_response_size: int = _key(
+        INT,
+        6_553_500,
+        "The largest answer of a handler.",
+        LIMITS,
+        unit="bytes",
+        minimum=0,
+        ts_env="TS_MAX_RESPONSE_SIZE",
+    )
+    max_request_line: int = _own(
+        INT, 8 * 1024, "The longest request line; longer: 414.", LIMITS, unit="bytes", minimum=64
+    )
+    max_header_bytes: int = _own(
+        INT, 64 * 1024, "All headers of a request together; more: 431.", LIMITS, unit="bytes", minimum=256
+    )
+    max_header_lines: int = _own(INT, 100, "Headers of a request; more: 431.", LIMITS, minimum=1)
+    header_timeout: float = _own(
+        FLOAT, 10.0, "How long a client may take to send its headers; longer: 408.", LIMITS, unit="s", minimum=0.01
+    )
+    body_timeout: float = _own(
+        FLOAT,
+        30.0,
+        "How long a client that sends less than min_body_rate may take for a body; longer: 408.",
+        LIMITS,
+        unit="s",
+        minimum=0.01,
+    )
+    min_body_rate: int = _own(
+        INT,
+        1024,
+        "Bytes a second, over 10 s, under which a body is too slow: 408. 0: no such limit.",
+        LIMITS,
+        unit="bytes/s",
+        minimum=0,
+    )
+    write_timeout: float = _own(
+        FLOAT,
+        60.0,
+        "How long a client may take none of its answer before it is cut off.",
+        LIMITS,
+        unit="s",
+        minimum=0.01,
+    )
+    keep_alive_timeout: float = _own(
+        FLOAT, 75.0, "How long a connection may stay idle between requests.", LIMITS, unit="s", minimum=0.01
+    )
+    max_connections: int = _own(
+        INT, 10_000, "Connections of a listener; more are closed at once. 0: no limit.", LIMITS, minimum=0
+    )
+    max_connections_per_address: int = _own(
+        INT, 5_000, "Connections from one address; more are closed at once. 0: no limit.", LIMITS, minimum=0
+    )
+    max_archive_bytes: int = _own(
+        INT, 64 * 1024**3, "What an archive may hold, unpacked.", LIMITS, unit="bytes", minimum=1
+    )
+    max_archive_entries: int = _own(INT, 50_000, "Files and folders an archive may hold.", LIMITS, minimum=1)
+
+    # ---------------------------------------------------------------------------------- starting and stopping
+
+    drain_timeout: float = _own(
+        FLOAT, 30.0, "How long accepted requests may still take when the server stops.", LIFE, unit="s", minimum=0
+    )
+    drain_delay: float = _own(
+        FLOAT,
+        0.0,
+        "How long to go on accepting, with /readyz already saying no, before the server begins to stop.",
+        LIFE,
+        unit="s",
+        minimum=0,
+    )
+    unavailable_status: Literal[503, 429] = _own(
+        INT_CHOICE, 503, "Status of a request that comes while a queue is full.", LIFE, choices=("503", "429")
+    )
+    temporary_folder: Path | None = _own(
+        PATH, None, "Where archives are unpacked; the system's temporary folder if not given.", LIFE, always_env="TEMP"
+    )
+
+    # ----------------------------------------------------------------------------------- kept from TorchServe
+
+    model_snapshot: str | None = _key(
+        OPTIONAL_TEXT,
+        None,
+        "The models that a snapshot restores.",
+        KEPT,
+        refuses="asks to restore a snapshot, which is not done yet; remove it and name the models in load_models",
+    )
+    debug: bool = _key(
+        BOOL,
+        False,
+        "Wait for one worker that somebody starts by hand.",
+        KEPT,
+        ts_env="TS_DEBUG",
+        refuses="asks to wait for workers that are started by hand, which is not there yet; set it to false",
+    )
+    cpu_launcher_enable: bool = _key(
+        BOOL,
+        False,
+        "Start workers through Intel's CPU launcher.",
+        KEPT,
+        ts_env="TS_CPU_LAUNCHER_ENABLE",
+        refuses=_INTEL,
+    )
+    cpu_launcher_args: str | None = _key(
+        OPTIONAL_TEXT,
+        None,
+        "Arguments of that launcher.",
+        KEPT,
+        ts_env="TS_CPU_LAUNCHER_ARGS",
+        accepts="without effect while cpu_launcher_enable is false",
+    )
+    ipex_enable: bool = _key(
+        BOOL, False, "Use Intel's extension for PyTorch.", KEPT, ts_env="TS_IPEX_ENABLE", refuses=_INTEL
+    )
+    ipex_gpu_enable: bool = _key(
+        BOOL, False, "Use Intel's extension on its GPUs.", KEPT, ts_env="TS_IPEX_GPU_ENABLE", refuses=_INTEL
+    )
+    cpp_log_config: Path | None = _key(
+        PATH,
+        None,
+        "Log configuration of the C++ backend.",
+        KEPT,
+        ts_env="TS_CPP_LOG_CONFIG",
+        accepts="the C++ backend's, without effect here",
+    )
+    keystore_pass: str = _key(
+        TEXT,
+        "changeit",
+        "The keystore's password.",
+        KEPT,
+        ts_env="TS_KEYSTORE_PASS",
+        is_secret=True,
+        accepts="without effect while there is no keystore",
+    )
+    keystore_type: str = _key(
+        TEXT,
+        "PKCS12",
+        "The keystore's format.",
+        KEPT,
+        ts_env="TS_KEYSTORE_TYPE",
+        accepts="without effect while there is no keystore",
+    )
+    model_server_home: Path | None = _key(
+        PATH,
+        None,
+        "The folder TorchServe is installed in.",
+        KEPT,
+        always_env="TS_MODEL_SERVER_HOME",
+        accepts="without effect: the server finds its own parts",
+    )
+    python: str | None = _key(
+        OPTIONAL_TEXT,
+        None,
+        "The interpreter of workers.",
+        KEPT,
+        accepts="without effect: workers run under the server's own interpreter",
+    )
+    number_of_netty_threads: int = _key(
+        INT, 0, "Threads of the Java server.", KEPT, ts_env="TS_NUMBER_OF_NETTY_THREADS", accepts=_JVM
+    )
+    netty_client_threads: int = _key(
+        INT, 0, "Threads of the Java server.", KEPT, ts_env="TS_NETTY_CLIENT_THREADS", accepts=_JVM
+    )
+    prefer_direct_buffer: bool = _key(
+        BOOL, False, "Memory of the Java server.", KEPT, ts_env="TS_PREFER_DIRECT_BUFFER", accepts=_JVM
+    )
+    io_ratio: int = _key(INT, 50, "Threads of the Java server.", KEPT, accepts=_JVM)
+    vmargs: str | None = _key(OPTIONAL_TEXT, None, "Arguments of the Java virtual machine.", KEPT, accepts=_JVM)
+    plugins_path: str | None = _key(OPTIONAL_TEXT, None, "Folder of Java plug-ins.", KEPT, accepts=_JVM)
+    NUM_WORKERS: int = _key(
+        INT,
+        1,
+        "What SageMaker's plug-in tells its platform.",
+        KEPT,
+        accepts="the plug-in's, without effect here",
+    )
+
+    def explain(self, name: str) -> str:
+        """Where the value of `name` comes from, and what it went before: one line for a person.
+
+        Raises KeyError for what is no key.
+        """
+        key = KEYS[name]
+        value = f"{name}={key.show(getattr(self, name))}"
+        origins = self.origins.get(name, ())
+        if not origins:
+            return f"{value} (default of {self.entry})"
+        *overruled, winner = origins
+        beaten = "".join(
+            f", over {origin.where} ({'***' if key.is_secret else origin.text})" for origin in reversed(overruled)
+        )
+        return f"{value} ({winner.where}{beaten})"
+
+
+KEYS: Mapping[str, Key] = {
+    declared.name: Key(name=declared.name, **declared.metadata["key"])
+    for declared in fields(Settings)
+    if "key" in declared.metadata
+}

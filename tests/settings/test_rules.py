@@ -1,0 +1,229 @@
+"""What is refused at start, with which sentence; what is accepted and said once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from marserve.errors import BadSettings
+from marserve.settings import KEYS, Entry, Settings, load_settings
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A working directory with a model store, a certificate and its key."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "cert.pem").write_text("")
+    (tmp_path / "key.pem").write_text("")
+    return tmp_path
+
+
+def load(
+    here: Path, entry: Entry = "torchserve", environment: Mapping[str, str] | None = None, **keys: str | None
+) -> Settings:
+    """Settings from a file with these keys beside those that let it start; None leaves one out."""
+    lines = {"disable_token_authorization": "true", "model_store": "store"} | keys
+    text = "".join(f"{name}={value}\n" for name, value in lines.items() if value is not None)
+    (here / "config.properties").write_text(text)
+    return load_settings(entry, {}, environment or {}, here)
+
+
+ASKS_FOR_MORE = {
+    "cors_allowed_headers": "X-A",
+    "cors_allowed_methods": "GET",
+    "cors_allowed_origin": "*",
+    "cpu_launcher_enable": "true",
+    "debug": "true",
+    "enable_grpc_ssl": "true",
+    "install_py_dep_per_model": "true",
+    "ipex_enable": "true",
+    "ipex_gpu_enable": "true",
+    "keystore": "keys.p12",
+    "metrics_config": "metrics.yaml",
+    "model_metrics_auto_detect": "true",
+    "model_snapshot": '{"name": "x"}',
+    "service_envelope": "json",
+    "system_metrics_cmd": "measure.sh",
+    "ts_open_inference_protocol": "true",
+}
+
+
+def test_every_key_that_is_refused_is_tried_below() -> None:
+    """A new one cannot be forgotten."""
+    assert {name for name, key in KEYS.items() if key.refuses} == set(ASKS_FOR_MORE)
+
+
+@pytest.mark.parametrize(("name", "value"), ASKS_FOR_MORE.items(), ids=ASKS_FOR_MORE)
+@pytest.mark.parametrize("entry", ["torchserve", "marserve"])
+def test_what_is_not_there_is_refused_with_a_sentence(here: Path, entry: Entry, name: str, value: str) -> None:
+    """Key, value, line, and the next step."""
+    with pytest.raises(BadSettings) as error:
+        load(here, entry, **{name: value})
+
+    message = str(error.value)
+    assert message.startswith(f"{name}={here / value if KEYS[name].kind.name == 'path' else value} ")
+    assert any(step in message for step in ("remove it", "set it to false", "set this to false", "as PEM in"))
+    assert message.endswith("(config.properties, line 3)")
+
+
+def test_values_that_switch_such_a_thing_off_are_accepted(here: Path) -> None:
+    """In silence: nothing is missing."""
+    off = {name: KEYS[name].kind.write(KEYS[name].defaults["torchserve"]) for name in ASKS_FOR_MORE}
+
+    settings = load(here, metrics_mode="prometheus", **off)
+
+    assert (settings.warnings, settings.notes) == ((), ())
+
+
+def test_what_changes_nothing_is_said_once_for_all_keys_of_a_kind(here: Path) -> None:
+    """`grpc_*_port` prepares what nothing uses; the Java server's keys never will."""
+    settings = load(
+        here,
+        metrics_mode="prometheus",
+        grpc_inference_port="7171",
+        grpc_management_port="7172",
+        number_of_netty_threads="32",
+        vmargs="-Xmx1g",
+        io_ratio="50",
+    )
+
+    assert settings.notes == (
+        "grpc_inference_port, grpc_management_port: accepted; no gRPC port is opened yet",
+        "number_of_netty_threads, vmargs: accepted; the Java server's, without effect here",
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"), [("log", "stays empty"), ("legacy", "all metrics are"), ("prometheus", None)]
+)
+def test_a_metrics_mode_that_differs_from_torchserves_is_said(here: Path, mode: str, said: str | None) -> None:
+    """TorchServe's default, `log`, means that there is nothing to see yet."""
+    notes = load(here, metrics_mode=mode).notes
+
+    assert len(notes) == (0 if said is None else 1)
+    assert all(note.startswith(f"metrics_mode={mode}: ") and str(said) in note for note in notes)
+
+
+@pytest.mark.parametrize(("value", "how"), [(None, "is not given, so it is false"), ("false", "is false")])
+def test_asking_for_tokens_is_refused(here: Path, value: str | None, how: str) -> None:
+    """TorchServe's default asks; the sentence names both ways out."""
+    with pytest.raises(BadSettings) as error:
+        load(here, disable_token_authorization=value)
+
+    assert f"disable_token_authorization {how}, which asks for tokens" in str(error.value)
+    assert "--disable-token-auth" in str(error.value)
+    assert "disable_token_authorization=true" in str(error.value)
+
+
+def test_marserve_runs_without_tokens_unless_asked(here: Path) -> None:
+    """Asking for them is refused there too."""
+    assert load(here, "marserve", disable_token_authorization=None).disable_token_authorization
+    with pytest.raises(BadSettings, match="asks for tokens"):
+        load(here, "marserve", disable_token_authorization="false")
+
+
+# ---------------------------------------------------------------------------------------------------- folders
+
+
+def test_torchserve_must_be_told_its_model_store(here: Path) -> None:
+    """In its launcher's words."""
+    with pytest.raises(BadSettings) as error:
+        load(here, model_store=None)
+
+    assert str(error.value) == "Missing mandatory parameter --model-store"
+
+
+@pytest.mark.parametrize("name", ["model_store", "workflow_store"])
+def test_a_folder_that_is_not_there_is_named_as_it_was_given(here: Path, name: str) -> None:
+    """Each entry in its own words."""
+    with pytest.raises(BadSettings) as theirs:
+        load(here, **{name: "nowhere"})
+    with pytest.raises(BadSettings) as ours:
+        load(here, "marserve", **{name: "nowhere"})
+
+    flag = f"--{name.replace('_', '-')}"
+    assert str(theirs.value) == f"{flag} directory not found: nowhere"
+    assert str(ours.value).startswith(f"{name} is 'nowhere', and there is no such folder; create it, or name another")
+
+
+def test_marserve_starts_with_no_store_where_none_was_named(here: Path) -> None:
+    """Its default folder is nobody's wish, so its absence is a warning."""
+    settings = load(here, "marserve", model_store=None)
+
+    assert settings.model_store == here / "model_store"
+    assert settings.warnings == ("model_store is 'model_store', and there is no such folder: there is nothing to load",)
+
+
+def test_a_temporary_folder_that_is_not_there_is_named(here: Path) -> None:
+    """In TorchServe's words."""
+    with pytest.raises(BadSettings) as error:
+        load(here, environment={"TEMP": "gone"})
+
+    assert str(error.value) == "Invalid temp directory: gone, please check TEMP environment variable."
+
+
+# ------------------------------------------------------------------------------------------------------- TLS
+
+
+def test_https_with_certificate_and_key_is_accepted(here: Path) -> None:
+    """Both as PEM files."""
+    settings = load(
+        here, inference_address="https://127.0.0.1:8443", certificate_file="cert.pem", private_key_file="key.pem"
+    )
+
+    assert settings.inference_address.is_tls
+    assert settings.certificate_file == here / "cert.pem"
+
+
+@pytest.mark.parametrize("name", ["inference_address", "management_address", "metrics_address"])
+def test_https_without_a_certificate_is_refused(here: Path, name: str) -> None:
+    """TorchServe would make one up."""
+    with pytest.raises(BadSettings) as error:
+        load(here, certificate_file="cert.pem", **{name: "https://127.0.0.1:8443"})
+
+    assert f"{name}=https://127.0.0.1:8443 is https, and private_key_file is not given" in str(error.value)
+
+
+def test_a_certificate_that_is_not_there_is_named(here: Path) -> None:
+    """Before anything listens."""
+    with pytest.raises(BadSettings, match=r"certificate_file is 'gone\.pem', and there is no such file"):
+        load(here, certificate_file="gone.pem")
+
+
+# ------------------------------------------------------------------------------------------------- addresses
+
+
+def test_unix_addresses_are_accepted_unless_native_io_is_off(here: Path) -> None:
+    """As in TorchServe."""
+    assert load(here, inference_address="unix:/run/x.sock").inference_address.path == "/run/x.sock"
+    with pytest.raises(BadSettings, match=r"inference_address=unix:/run/x\.sock is a socket file"):
+        load(here, inference_address="unix:/run/x.sock", use_native_io="false")
+
+
+def test_marserve_opens_management_only_when_told(here: Path) -> None:
+    """Whoever reaches it can run code here."""
+    with pytest.raises(BadSettings, match="MARSERVE_ALLOW_OPEN_MANAGEMENT=true"):
+        load(here, "marserve", management_address="http://0.0.0.0:8081")
+
+    environment = {"MARSERVE_ALLOW_OPEN_MANAGEMENT": "true"}
+    opened = load(here, "marserve", environment, management_address="http://0.0.0.0:8081")
+    assert opened.warnings == ()
+    assert load(here, "marserve", management_address="http://0.0.0.0:8081", allow_open_management="true")
+
+
+def test_torchserve_takes_tokens_switched_off_for_being_told_and_warns(here: Path) -> None:
+    """Its images bind all interfaces so."""
+    settings = load(here, management_address="http://0.0.0.0:8081")
+
+    (warning,) = settings.warnings
+    assert "whoever reaches it can run code here" in warning
+    assert not load(here, management_address="http://0.0.0.0:8081", allow_open_management="true").warnings
+
+
+def test_inference_and_metrics_may_be_open(here: Path) -> None:
+    """Only management needs the word."""
+    settings = load(here, "marserve", inference_address="http://0.0.0.0:80", metrics_address="http://0.0.0.0:82")
+
+    assert settings.warnings == ()
