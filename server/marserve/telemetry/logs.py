@@ -1,0 +1,283 @@
+"""The server log, the model log and the access log: their files, their layouts, standard output.
+
+Text is laid out as TorchServe lays it out, in `access_log.log`, `ts_log.log` and `model_log.log`; `json` writes one
+object a line. Nothing here blocks who logs: each file and standard output has a `LineWriter` of its own, so a reader
+that stops loses lines of that outlet alone, and they are counted. What clients and handlers wrote cannot break a line
+or forge one: control characters are escaped, and a traceback's lines are indented.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from marserve.errors import BadSettings
+from marserve.telemetry.access_log import AccessLog, AccessRecord
+from marserve.telemetry.line_writer import DescriptorSink, LineWriter, RollingFile, Sink
+
+LogFormat = Literal["text", "json"]
+
+_MAX_TEXT = 8192
+_STDOUT = 1
+
+
+def configure_logs(
+    *,
+    folder: Path | None,
+    format: LogFormat = "text",
+    to_stdout: bool = True,
+    level: str = "info",
+    stdout: int = _STDOUT,
+) -> Logs:
+    """Open the logs and take over Python's logging, until the result is closed.
+
+    `folder` is where the three files go (it is created), None for no files. `level` is the least level of the server
+    log; the model log takes all. `stdout` is the descriptor to write to. Raises BadSettings when the folder or a file
+    in it cannot be opened.
+    """
+    make_encoder = _JsonEncoder if format == "json" else _TextEncoder
+    files: dict[str, LineWriter[LogRecord]] = {}
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in ("access_log", "ts_log", "model_log"):
+                sink = RollingFile(folder / f"{name}.log")
+                files[name] = _writer(f"{name}.log", sink, make_encoder(is_access_file=name == "access_log"))
+        except OSError as error:
+            for writer in files.values():
+                writer.start()
+                writer.close(0)
+            raise BadSettings(
+                f"log_location is {str(folder)!r}, where logs cannot be written ({error.strerror}); "
+                "name a folder that the server may write to, with log_location or LOG_LOCATION",
+                key="log_location",
+            ) from error
+    console = [_writer("stdout", DescriptorSink(stdout), make_encoder(is_access_file=False))] if to_stdout else []
+    for writer in (*files.values(), *console):
+        writer.start()
+    return Logs(files, console, level)
+
+
+class Logs:
+    """The open logs. `access` and `workers` are handed to who writes them; the server's own parts use `logging`."""
+
+    def __init__(
+        self, files: dict[str, LineWriter[LogRecord]], console: list[LineWriter[LogRecord]], level: str
+    ) -> None:
+        def writers(name: str) -> list[LineWriter[LogRecord]]:
+            return [files[name], *console] if files else console
+
+        self.access = AccessLog(writers("access_log"))  # type: ignore[arg-type]  # a record of theirs is one of ours
+        self.workers = WorkerLog(writers("model_log"))
+        self._console = console
+        self._writers = [*files.values(), *console]
+        self._handler = _ServerLogHandler(writers("ts_log"))
+        root = logging.getLogger()
+        self._before = root.level, root.handlers[:]
+        root.handlers[:] = [self._handler]
+        root.setLevel(level.upper())
+
+    def announce(self, text: str) -> None:
+        """Write `text` on standard output as a line of its own, as launchers' scripts look for it."""
+        for writer in self._console:
+            writer.write(Announcement(time.time(), text))
+
+    def dropped(self) -> dict[str, int]:
+        """How many lines each outlet has lost, by its name."""
+        return {writer.name: writer.dropped for writer in self._writers}
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Give Python's logging back, write what waits (at most `timeout_s` an outlet), end the threads."""
+        root = logging.getLogger()
+        if self._handler in root.handlers:
+            root.setLevel(self._before[0])
+            root.handlers[:] = self._before[1]
+        for writer in self._writers:
+            writer.close(timeout_s)
+
+
+class WorkerLog:
+    """What workers print. Never blocks."""
+
+    def __init__(self, writers: list[LineWriter[LogRecord]]) -> None:
+        self._writers = writers
+
+    def line(
+        self, model: str, version: str, worker_id: str, stream: Literal["stdout", "stderr"], level: str, text: str
+    ) -> None:
+        """Log one line of a worker. `worker_id` is its number (`9000`), `level` a name of Python's logging."""
+        if len(text) > _MAX_TEXT:
+            text = f"{text[:_MAX_TEXT]}… ({len(text) - _MAX_TEXT} more characters)"
+        record = WorkerLine(time.time(), level, model, version, worker_id, stream, text)
+        for writer in self._writers:
+            writer.write(record)
+
+
+class ServerLine(NamedTuple):
+    """A record of the server log. `exception` is its traceback as text."""
+
+    at: float
+    level: str
+    thread: str
+    logger: str
+    text: str
+    exception: str | None = None
+
+
+class WorkerLine(NamedTuple):
+    """A line that a worker printed."""
+
+    at: float
+    level: str
+    model: str
+    version: str
+    worker_id: str
+    stream: str
+    text: str
+
+
+class Announcement(NamedTuple):
+    """A bare line for standard output."""
+
+    at: float
+    text: str
+
+
+LogRecord = AccessRecord | ServerLine | WorkerLine | Announcement
+
+
+class _ServerLogHandler(logging.Handler):
+    """Passes records of Python's logging on. Text is made here: arguments may change before a thread looks at them."""
+
+    def __init__(self, writers: list[LineWriter[LogRecord]]) -> None:
+        super().__init__()
+        self._writers = writers
+        self._formatter = logging.Formatter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError) as error:
+            text = f"{record.msg!r} with arguments that do not fit it ({error})"
+        exception = self._formatter.formatException(record.exc_info) if record.exc_info else record.exc_text
+        thread = "main" if record.threadName in (None, "MainThread") else str(record.threadName)
+        line = ServerLine(record.created, record.levelname, thread, record.name, text, exception)
+        for writer in self._writers:
+            writer.write(line)
+
+
+def _writer(name: str, sink: Sink, encode: Callable[[LogRecord], str]) -> LineWriter[LogRecord]:
+    def describe_loss(count: int) -> LogRecord:
+        text = f"{count} lines of {name} were lost: they came faster than they could be written"
+        return ServerLine(time.time(), "WARNING", f"log-{name}", __name__, text)
+
+    return LineWriter(name, sink, encode, describe_loss)
+
+
+_TEXT_LEVELS = {
+    "DEBUG": "DEBUG",
+    "INFO": "INFO ",
+    "WARNING": "WARN ",
+    "WARN": "WARN ",
+    "ERROR": "ERROR",
+    "CRITICAL": "FATAL",
+    "FATAL": "FATAL",
+}
+_quote = json.encoder.encode_basestring_ascii
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+class _TextEncoder:
+    """Records in TorchServe's layout: local time with milliseconds, level padded to five, thread, logger."""
+
+    def __init__(self, is_access_file: bool) -> None:
+        self._is_access_file = is_access_file
+        self._second, self._second_text = -1, ""
+
+    def __call__(self, record: LogRecord) -> str:
+        stamp = self._stamp(record[0])
+        if isinstance(record, WorkerLine):
+            level = _TEXT_LEVELS.get(record.level, "INFO ")
+            thread = f"W-{record.worker_id}-{record.model}_{record.version}-{record.stream}"
+            return f"{stamp} [{level}] {_clean(thread)} MODEL_LOG - {_clean(record.text)}"
+        if isinstance(record, ServerLine):
+            level = _TEXT_LEVELS.get(record.level, record.level)
+            text = f"{stamp} [{level}] {_clean(record.thread)} {record.logger} - {_clean(record.text)}"
+            if record.exception:
+                text += "".join(f"\n    {_clean(line)}" for line in record.exception.split("\n"))
+            return text
+        if isinstance(record, Announcement):
+            return _clean(record.text)
+        if self._is_access_file:
+            return f"{stamp} - {_clean(record[1])}"
+        return f"{stamp} [INFO ] access ACCESS_LOG - {_clean(record[1])}"
+
+    def _stamp(self, at: float) -> str:
+        second = int(at)
+        if second != self._second:
+            self._second, self._second_text = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(second))
+        return f"{self._second_text},{int(at % 1 * 1000):03}"
+
+
+class _JsonEncoder:
+    """Records as one object a line. Times are UTC; JSON's own escapes keep each on its line."""
+
+    def __init__(self, is_access_file: bool) -> None:
+        self._second, self._second_text = -1, ""
+
+    def __call__(self, record: LogRecord) -> str:
+        fields: dict[str, Any]
+        if isinstance(record, WorkerLine):
+            fields = {
+                "level": record.level,
+                "logger": "MODEL_LOG",
+                "model": record.model,
+                "version": record.version,
+                "worker": record.worker_id,
+                "stream": record.stream,
+                "message": record.text,
+            }
+        elif isinstance(record, ServerLine):
+            fields = {"level": record.level, "logger": record.logger, "thread": record.thread, "message": record.text}
+            if record.exception:
+                fields["exception"] = record.exception
+        elif isinstance(record, Announcement):
+            fields = {"level": "INFO", "logger": "marserve", "message": record.text}
+        else:
+            return (
+                f'{{"time": "{self._stamp(record[0])}", "level": "INFO", "logger": "ACCESS_LOG", {_access(record[1])}}}'
+            )
+        return json.dumps({"time": self._stamp(record.at), **fields})
+
+    def _stamp(self, at: float) -> str:
+        second = int(at)
+        if second != self._second:
+            self._second, self._second_text = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._second_text}.{int(at % 1 * 1000):03}Z"
+
+
+_ACCESS_LINE = re.compile(r'/([^ ]*) "([^ ]*) (.*) ([^ ]*)" ([0-9]+) ([0-9]+)', re.DOTALL)
+
+
+def _access(line: str) -> str:
+    """The members of an access line's object: written by hand, as this runs for each request."""
+    found = _ACCESS_LINE.fullmatch(line)
+    if found is None:
+        return f'"message": {json.dumps(line)}'
+    peer, method, target, protocol, status, milliseconds = found.groups()
+    texts = ", ".join(
+        f'"{name}": {_quote(text)}'
+        for name, text in (("peer", peer), ("method", method), ("target", target), ("protocol", protocol))
+    )
+    return f'{texts}, "status": {status}, "milliseconds": {milliseconds}'
+
+
+def _clean(text: str) -> str:
+    if text.isprintable():
+        return text
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -1,0 +1,587 @@
+"""Counts what happens and writes it as a Prometheus page. Knows no HTTP, no pool and no clock.
+
+Who serves requests adds to plain integers and lists: `VersionMetrics` belongs to one model version, `Metrics` to the
+server. Nothing here is locked: everything runs on the event loop's thread. Text is made only when somebody scrapes,
+with the unchanging part of each line kept, and the whole block of a histogram kept while nothing was added to it.
+
+Two sets of names stand side by side. TorchServe's (`ts_…`, `Requests2XX`, `QueueTime`, …) keep its labels and its
+meaning, gauges of "the last request" included; what a dashboard wants to know is under `marserve_…`. Series exist for
+registered versions and for fixed words only, so no client can make new ones.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from marserve.messages import Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+SECONDS_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class Histogram:
+    """How often values fell between bounds. `buckets` has one more entry than there are bounds: the rest.
+
+    A value equal to a bound counts under it, as Prometheus' `le` says. `last` is the newest value.
+    """
+
+    __slots__ = ("bounds", "buckets", "last", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.buckets = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+        self.last = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count `value`, `times` times."""
+        self.buckets[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+        self.last = value
+
+    @property
+    def count(self) -> int:
+        """How many values were observed."""
+        return sum(self.buckets)
+
+
+class Gauges(NamedTuple):
+    """What a version's pool answers when it is scraped.
+
+    `workers` counts workers by state (`ready`, `loading`, …); `load_s` is how long each living worker's load took, by
+    the worker's name as logs have it (`W-9000-noop_1.0`).
+    """
+
+    queue_length: int = 0
+    workers: Mapping[str, int] = {}
+    load_s: Mapping[str, float] = {}
+
+
+class VersionMetrics:
+    """The counts of one model version. Its pool adds to the attributes; they are read at scrape time.
+
+    requests            accepted, before queueing; `named_requests` of them named this version in the URL
+    answers             by status, whoever made it
+    errors, refused     by cause (`x-marserve-cause`): after it was accepted; before (queue full, no worker, …)
+    queue_seconds       arrival to being given to a worker; `named_queue_s` is what named requests have of its sum
+    handler_seconds     inside the author's code, once a request (`observe(seconds, times=len(batch))`)
+    total_seconds       arrival to answer; `named_total_s` as above
+    batch_sizes         requests a batch
+    worker_starts       processes started; `worker_restarts` of them in the place of one that ended unasked
+    worker_deaths       by cause
+    retried             re-run because their worker died; `isolated`: re-run because their batch raised
+    expired, cancelled  deadline passed; client gone
+    read_gauges         asked at scrape time
+    """
+
+    __slots__ = (
+        "answers",
+        "batch_sizes",
+        "cancelled",
+        "errors",
+        "expired",
+        "handler_seconds",
+        "isolated",
+        "model",
+        "named_queue_s",
+        "named_requests",
+        "named_total_s",
+        "queue_seconds",
+        "read_gauges",
+        "refused",
+        "requests",
+        "retried",
+        "total_seconds",
+        "version",
+        "worker_deaths",
+        "worker_restarts",
+        "worker_starts",
+    )
+
+    def __init__(self, model: str, version: str, read_gauges: Callable[[], Gauges] = Gauges) -> None:
+        self.model, self.version = model, version
+        self.requests = 0
+        self.named_requests = 0
+        self.answers: dict[int, int] = defaultdict(int)
+        self.errors: dict[str, int] = defaultdict(int)
+        self.refused: dict[str, int] = defaultdict(int)
+        self.queue_seconds = Histogram(SECONDS_BOUNDS)
+        self.handler_seconds = Histogram(SECONDS_BOUNDS)
+        self.total_seconds = Histogram(SECONDS_BOUNDS)
+        self.named_queue_s = 0.0
+        self.named_total_s = 0.0
+        self.batch_sizes = Histogram(BATCH_BOUNDS)
+        self.worker_starts = 0
+        self.worker_restarts = 0
+        self.worker_deaths: dict[str, int] = defaultdict(int)
+        self.retried = 0
+        self.isolated = 0
+        self.expired = 0
+        self.cancelled = 0
+        self.read_gauges = read_gauges
+
+    @property
+    def default_requests(self) -> int:
+        """Accepted requests that named no version."""
+        return self.requests - self.named_requests
+
+
+class Metrics:
+    """The server's metrics: those of its versions, of its listeners, of the machine, and what handlers measured.
+
+    `hostname` becomes a label of TorchServe's metrics; `dropped_lines` answers how many log lines each log lost.
+    """
+
+    def __init__(self, hostname: str, dropped_lines: Callable[[], Mapping[str, int]] = dict) -> None:
+        self.responses = [0] * 10
+        self._refused: dict[str, int] = defaultdict(int)
+        self._dropped_lines = dropped_lines
+        self._host = f'Level="Host",Hostname="{_escape(hostname)}"'
+        self._hostname = hostname
+        self._versions: list[_VersionLines] = []
+        self._by_default: dict[str, _DefaultTotals] = {}
+        self._system: dict[str, list[tuple[str, float]]] = {}
+        self._custom = {name: _Custom(name, dimensions) for name, dimensions in _HANDLER_METRICS.items()}
+        self._dropped_values = 0
+        self._last_queue_s: float | None = None
+        self._last_server_s: float | None = None
+        self._last_handler_s: dict[str, float] = {}
+        self._families = tuple(self._declare_families())
+
+    def register(self, version: VersionMetrics) -> None:
+        """Show this version from now on."""
+        self._versions.append(_VersionLines(version, self._hostname))
+        self._by_default.setdefault(version.model, _DefaultTotals())
+
+    def remove(self, version: VersionMetrics) -> None:
+        """Show this version no more. What belongs to its model goes with the model's last version."""
+        self._versions = [lines for lines in self._versions if lines.of is not version]
+        if any(lines.of.model == version.model for lines in self._versions):
+            self._by_default[version.model].retire(version)
+            return
+        self._by_default.pop(version.model, None)
+        self._last_handler_s.pop(version.model, None)
+        for family in self._custom.values():
+            family.forget(version.model)
+
+    def count_response(self, status: int) -> None:
+        """Count an answer of any listener, by the first digit of its status (100 to 999)."""
+        self.responses[status // 100] += 1
+
+    def count_refused(self, cause: str) -> None:
+        """Count what was refused before it reached a version. `cause` is one of few fixed words, never a client's."""
+        self._refused[cause] += 1
+
+    def set_system(self, readings: Iterable[tuple[str, float, int | None]]) -> None:
+        """Replace the machine's figures: TorchServe's name, value, and the device for figures of an accelerator."""
+        system: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        for name, value, device in readings:
+            labels = self._host if device is None else f'Level="Host",DeviceId="{device}",{self._host.split(",", 1)[1]}'
+            system[name].append((labels, value))
+        self._system = system
+
+    def update_custom(self, model: str, values: Iterable[Metric]) -> None:
+        """Take over what a handler of `model` measured.
+
+        TorchServe's rule: a metric that is not declared is dropped, and so is one whose dimensions do not fit the
+        declaration. `PredictionTime` is known here already and is skipped.
+        """
+        for value in values:
+            if value.name == "PredictionTime":
+                continue
+            family = self._custom.get(value.name)
+            if family is None or not family.take(model, value, self._hostname):
+                self._dropped_values += 1
+
+    def render(self, names: Sequence[str] = ()) -> bytes:
+        """Write the page, or only the samples with exactly these names.
+
+        Families without samples appear with their two comment lines when everything is asked for, and not otherwise,
+        as TorchServe does it.
+        """
+        wanted = frozenset(names)
+        self._notice_last()
+        out: list[str] = []
+        for name, kind, text, collect in self._families:
+            if not wanted:
+                blocks = collect()
+            elif wanted.isdisjoint(_sample_names(name, kind)):
+                continue
+            else:
+                blocks = [line for block in collect() for line in block.split("\n") if _sample_name(line) in wanted]
+                if not blocks:
+                    continue
+            out.append(f"# HELP {name} {text}\n# TYPE {name} {kind}")
+            out += blocks
+        return ("\n".join(out) + "\n").encode() if out else b""
+
+    # -------------------------------------------------------------------------------- which families there are
+
+    def _declare_families(self) -> Iterator[_Family]:
+        for first_digit, name in ((2, "Requests2XX"), (4, "Requests4XX"), (5, "Requests5XX")):
+            yield _Family(name, "counter", "Answers of all listeners, by status class.", self._class(name, first_digit))
+        for name, text, asked in (
+            ("ts_inference_requests_total", "Accepted inference requests.", _requests),
+            (
+                "ts_inference_latency_microseconds",
+                "Sum of the times to the answer, in microseconds.",
+                _total_us,
+            ),
+            ("ts_queue_latency_microseconds", "Sum of the times in the queue, in microseconds.", _queue_us),
+        ):
+            yield _Family(name, "counter", text, self._by_version_asked_for(name, asked))
+        yield _Family("QueueTime", "gauge", "Queue time of the last request, in milliseconds.", self._queue_time)
+        yield _Family(
+            "WorkerThreadTime",
+            "gauge",
+            "The server's own part of the last request, in ms.",
+            self._server_time,
+        )
+        yield _Family("WorkerLoadTime", "gauge", "How long the worker took to load, in milliseconds.", self._load_time)
+        for name, text in _SYSTEM_METRICS.items():
+            yield _Family(name, "gauge", text, self._system_lines(name))
+        yield _Family(
+            "PredictionTime", "gauge", "The last batch's time in the model's handler, in ms.", self._prediction_time
+        )
+        for custom in self._custom.values():
+            yield _Family(custom.name, custom.kind, "Measured by the model's handler, in ms.", custom.lines)
+
+        for name, text, read in _VERSION_COUNTERS:
+            yield _Family(name, "counter", text, self._each_version(name, read))
+        for name, text, label, read_words in _VERSION_COUNTERS_BY_WORD:
+            yield _Family(name, "counter", text, self._each_word(name, label, read_words))
+        yield _Family(
+            "marserve_request_seconds", "histogram", "Time of requests by stage: queue, handler, total.", self._seconds
+        )
+        yield _Family("marserve_batch_size", "histogram", "Requests in a batch.", self._batch_sizes)
+        yield _Family("marserve_queue_length", "gauge", "Requests that wait for a worker.", self._queue_length)
+        yield _Family("marserve_workers", "gauge", "Workers by state.", self._workers)
+        yield _Family("marserve_http_responses_total", "counter", "Answers of all listeners, by class.", self._http)
+        yield _Family(
+            "marserve_refused_total", "counter", "Refused before they reached a model, by cause.", self._refused_lines
+        )
+        yield _Family(
+            "marserve_dropped_log_lines_total", "counter", "Log lines lost because nobody took them.", self._lost_lines
+        )
+        yield _Family(
+            "marserve_dropped_metric_values_total",
+            "counter",
+            "Values from handlers that no declared metric fits.",
+            lambda: [f"marserve_dropped_metric_values_total {_number(self._dropped_values)}"],
+        )
+
+    # ---------------------------------------------------------------------------------- TorchServe's families
+
+    def _class(self, name: str, first_digit: int) -> _Collect:
+        def collect() -> list[str]:
+            # TorchServe counts everything that is neither 2xx nor 4xx as 5XX, and dashboards rely on it.
+            all_others = sum(self.responses) - self.responses[2] - self.responses[4]
+            count = all_others if first_digit == 5 else self.responses[first_digit]
+            return [f"{name}{{{self._host}}} {_number(count)}"] if count else []
+
+        return collect
+
+    def _by_version_asked_for(self, name: str, read: Callable[[VersionMetrics], tuple[float, float]]) -> _Collect:
+        """Lines for what requests asked for: the version they named, or the word `default`."""
+
+        def collect() -> list[str]:
+            lines = []
+            by_default: dict[str, float] = defaultdict(float)
+            was_asked = {model for model, totals in self._by_default.items() if totals.requests}
+            for view in self._versions:
+                named, default = read(view.of)
+                if view.of.named_requests:
+                    lines.append(f"{name}{{{view.ts_labels}}} {_number(named)}")
+                if view.of.default_requests:
+                    was_asked.add(view.of.model)
+                by_default[view.of.model] += default
+            for model, living in by_default.items():
+                value = self._by_default[model].never_falling(name, living)
+                if model in was_asked:
+                    lines.append(f"{name}{{{_ts_labels(model, 'default', self._hostname)}}} {_number(value)}")
+            return lines
+
+        return collect
+
+    def _notice_last(self) -> None:
+        """Find out which versions were busy since the last scrape: theirs are the figures of "the last request"."""
+        for view in self._versions:
+            version, answered = view.of, view.of.total_seconds.count
+            if answered == view.seen_answers:
+                continue
+            view.seen_answers = answered
+            queue_s, handler_s = version.queue_seconds.last, version.handler_seconds.last
+            self._last_queue_s = queue_s
+            self._last_server_s = max(0.0, version.total_seconds.last - queue_s - handler_s)
+            self._last_handler_s[version.model] = handler_s
+
+    def _queue_time(self) -> list[str]:
+        if self._last_queue_s is None:
+            return []
+        return [f"QueueTime{{{self._host}}} {_number(int(self._last_queue_s * 1000))}"]
+
+    def _server_time(self) -> list[str]:
+        if self._last_server_s is None:
+            return []
+        return [f"WorkerThreadTime{{{self._host}}} {_number(int(self._last_server_s * 1000))}"]
+
+    def _load_time(self) -> list[str]:
+        return [
+            f'WorkerLoadTime{{WorkerName="{_escape(worker)}",{self._host}}} {_number(int(seconds * 1000))}'
+            for view in self._versions
+            for worker, seconds in view.of.read_gauges().load_s.items()
+        ]
+
+    def _prediction_time(self) -> list[str]:
+        return [
+            f'PredictionTime{{ModelName="{_escape(model)}",Level="Model",Hostname="{_escape(self._hostname)}"}} '
+            f"{_number(round(seconds * 1000, 2))}"
+            for model, seconds in self._last_handler_s.items()
+        ]
+
+    def _system_lines(self, name: str) -> _Collect:
+        return lambda: [f"{name}{{{labels}}} {_number(value)}" for labels, value in self._system.get(name, ())]
+
+    # ----------------------------------------------------------------------------------------------- our own
+
+    def _each_version(self, name: str, read: Callable[[VersionMetrics], int]) -> _Collect:
+        return lambda: [f"{name}{{{view.labels}}} {_number(read(view.of))}" for view in self._versions]
+
+    def _each_word(self, name: str, label: str, read: Callable[[VersionMetrics], _Words]) -> _Collect:
+        return lambda: [
+            f'{name}{{{view.labels},{label}="{_escape(str(word))}"}} {_number(count)}'
+            for view in self._versions
+            for word, count in read(view.of).items()
+        ]
+
+    def _seconds(self) -> list[str]:
+        return [block for view in self._versions for block in view.seconds_blocks()]
+
+    def _batch_sizes(self) -> list[str]:
+        return [view.batch_sizes.block() for view in self._versions]
+
+    def _queue_length(self) -> list[str]:
+        return [
+            f"marserve_queue_length{{{view.labels}}} {_number(view.of.read_gauges().queue_length)}"
+            for view in self._versions
+        ]
+
+    def _workers(self) -> list[str]:
+        return [
+            f'marserve_workers{{{view.labels},state="{_escape(state)}"}} {_number(count)}'
+            for view in self._versions
+            for state, count in view.of.read_gauges().workers.items()
+        ]
+
+    def _http(self) -> list[str]:
+        return [
+            f'marserve_http_responses_total{{class="{digit}xx"}} {_number(count)}'
+            for digit, count in enumerate(self.responses)
+            if count
+        ]
+
+    def _refused_lines(self) -> list[str]:
+        return [
+            f'marserve_refused_total{{cause="{_escape(cause)}"}} {_number(count)}'
+            for cause, count in self._refused.items()
+        ]
+
+    def _lost_lines(self) -> list[str]:
+        return [
+            f'marserve_dropped_log_lines_total{{log="{_escape(log)}"}} {_number(count)}'
+            for log, count in self._dropped_lines().items()
+        ]
+
+
+_Collect = Callable[[], list[str]]
+_Words = Mapping[str, int] | Mapping[int, int]
+
+
+class _Family(NamedTuple):
+    """One metric: its samples stand together on the page. `collect` gives lines, or blocks of them."""
+
+    name: str
+    kind: str
+    text: str
+    collect: _Collect
+
+
+_SYSTEM_METRICS = {
+    "CPUUtilization": "Processor time in use, in percent.",
+    "MemoryUsed": "Memory in use, in MiB.",
+    "MemoryAvailable": "Memory that programs could still have, in MiB.",
+    "MemoryUtilization": "Memory in use, in percent.",
+    "DiskUsage": "Space in use on the root file system, in GiB.",
+    "DiskAvailable": "Space left on the root file system, in GiB.",
+    "DiskUtilization": "Space in use on the root file system, in percent.",
+    "GPUMemoryUtilization": "Accelerator memory in use, in percent.",
+    "GPUMemoryUsed": "Accelerator memory in use, in MiB.",
+    "GPUUtilization": "Accelerator time in use, in percent.",
+}
+
+# What handlers may measure: TorchServe's list of model metrics, without PredictionTime, which the server knows itself.
+_HANDLER_METRICS = {"HandlerTime": ("ModelName", "Level")}
+
+_VERSION_COUNTERS: tuple[tuple[str, str, Callable[[VersionMetrics], int]], ...] = (
+    ("marserve_requests_total", "Accepted requests.", lambda v: v.requests),
+    ("marserve_retried_total", "Requests re-run because their worker died.", lambda v: v.retried),
+    ("marserve_isolated_total", "Requests re-run because their batch raised.", lambda v: v.isolated),
+    ("marserve_expired_total", "Requests whose deadline passed.", lambda v: v.expired),
+    ("marserve_cancelled_total", "Requests whose client went away.", lambda v: v.cancelled),
+    ("marserve_worker_starts_total", "Worker processes started.", lambda v: v.worker_starts),
+    ("marserve_worker_restarts_total", "Workers started in the place of one that ended.", lambda v: v.worker_restarts),
+)
+
+_VERSION_COUNTERS_BY_WORD: tuple[tuple[str, str, str, Callable[[VersionMetrics], _Words]], ...] = (
+    ("marserve_answers_total", "Answers by status.", "status", lambda v: v.answers),
+    ("marserve_errors_total", "Requests that failed, by cause.", "cause", lambda v: v.errors),
+    ("marserve_model_refused_total", "Requests a model did not take, by cause.", "cause", lambda v: v.refused),
+    ("marserve_worker_deaths_total", "Workers that ended unasked, by cause.", "cause", lambda v: v.worker_deaths),
+)
+
+
+def _requests(version: VersionMetrics) -> tuple[float, float]:
+    return version.named_requests, version.default_requests
+
+
+def _total_us(version: VersionMetrics) -> tuple[float, float]:
+    return _microseconds(version.named_total_s), _microseconds(version.total_seconds.sum - version.named_total_s)
+
+
+def _queue_us(version: VersionMetrics) -> tuple[float, float]:
+    return _microseconds(version.named_queue_s), _microseconds(version.queue_seconds.sum - version.named_queue_s)
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+class _DefaultTotals:
+    """What requests that named no version had, over all versions of a model: it outlives single versions of it."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self._retired: dict[str, float] = defaultdict(float)
+        self._shown: dict[str, float] = defaultdict(float)
+
+    def retire(self, version: VersionMetrics) -> None:
+        self.requests += version.default_requests
+        self._retired["ts_inference_requests_total"] += _requests(version)[1]
+        self._retired["ts_inference_latency_microseconds"] += _total_us(version)[1]
+        self._retired["ts_queue_latency_microseconds"] += _queue_us(version)[1]
+
+    def never_falling(self, name: str, living: float) -> float:
+        # A difference of two sums may dip by a rounding error, which Prometheus would read as a restart from zero.
+        value = self._shown[name] = max(self._shown[name], round(self._retired[name] + living, 3))
+        return value
+
+
+class _VersionLines:
+    """The text of one version's lines, as far as it never changes."""
+
+    def __init__(self, version: VersionMetrics, hostname: str) -> None:
+        self.of = version
+        self.seen_answers = 0
+        self.labels = f'model="{_escape(version.model)}",version="{_escape(version.version)}"'
+        self.ts_labels = _ts_labels(version.model, version.version, hostname)
+        self._seconds = [
+            _HistogramLines("marserve_request_seconds", f'{self.labels},stage="{stage}"', histogram)
+            for stage, histogram in (
+                ("queue", version.queue_seconds),
+                ("handler", version.handler_seconds),
+                ("total", version.total_seconds),
+            )
+        ]
+        self.batch_sizes = _HistogramLines("marserve_batch_size", self.labels, version.batch_sizes)
+
+    def seconds_blocks(self) -> list[str]:
+        return [lines.block() for lines in self._seconds]
+
+
+class _HistogramLines:
+    """A histogram's lines: prefixes made once, the block kept until something was observed."""
+
+    def __init__(self, name: str, labels: str, histogram: Histogram) -> None:
+        self._histogram = histogram
+        les = [_number(bound) for bound in histogram.bounds] + ["+Inf"]
+        self._prefixes = [f'{name}_bucket{{{labels},le="{le}"}} ' for le in les]
+        self._sum, self._count = f"{name}_sum{{{labels}}} ", f"{name}_count{{{labels}}} "
+        self._rendered_count = -1
+        self._block = ""
+
+    def block(self) -> str:
+        histogram = self._histogram
+        count = histogram.count
+        if count == self._rendered_count:
+            return self._block
+        so_far = 0
+        lines = []
+        for prefix, bucket in zip(self._prefixes, histogram.buckets, strict=True):
+            so_far += bucket
+            lines.append(f"{prefix}{so_far}.0")
+        lines.append(self._sum + _number(histogram.sum))
+        lines.append(f"{self._count}{count}.0")
+        self._rendered_count, self._block = count, "\n".join(lines)
+        return self._block
+
+
+class _Custom:
+    """A metric that handlers fill: one series a set of label values, each owned by the model that made it."""
+
+    kind = "gauge"
+
+    # A handler can name dimensions after anything it sees; past this many series its new ones are dropped.
+    max_series = 1000
+
+    def __init__(self, name: str, dimensions: tuple[str, ...]) -> None:
+        self.name = name
+        self._dimensions = dimensions
+        self._series: dict[tuple[str, str], float] = {}
+
+    def take(self, model: str, metric: Metric, hostname: str) -> bool:
+        """Set the series that `metric` belongs to. False: it does not fit, and is lost."""
+        given = dict(metric.dimensions)
+        if len(metric.dimensions) != len(self._dimensions):
+            return False
+        if given.keys() != set(self._dimensions):
+            given = dict(zip(self._dimensions, (value for _, value in metric.dimensions), strict=True))
+        labels = ",".join(f'{name}="{_escape(given[name])}"' for name in self._dimensions)
+        key = (model, f'{labels},Hostname="{_escape(hostname)}"')
+        if key not in self._series and len(self._series) >= self.max_series:
+            return False
+        self._series[key] = metric.value
+        return True
+
+    def forget(self, model: str) -> None:
+        self._series = {key: value for key, value in self._series.items() if key[0] != model}
+
+    def lines(self) -> list[str]:
+        # Two models may measure under the same labels; the later one counts, a page may hold each series once.
+        by_labels = {labels: value for (_, labels), value in self._series.items()}
+        return [f"{self.name}{{{labels}}} {_number(value)}" for labels, value in by_labels.items()]
+
+
+def _ts_labels(model: str, version: str, hostname: str) -> str:
+    return f'model_name="{_escape(model)}",model_version="{_escape(version)}",hostname="{_escape(hostname)}"'
+
+
+def _sample_names(name: str, kind: str) -> tuple[str, ...]:
+    return (f"{name}_bucket", f"{name}_sum", f"{name}_count") if kind == "histogram" else (name,)
+
+
+def _sample_name(line: str) -> str:
+    return line.split("{", 1)[0].split(" ", 1)[0]
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    text = repr(float(value))
+    return {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}.get(text, text)

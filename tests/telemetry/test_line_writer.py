@@ -1,0 +1,187 @@
+"""The bounded buffer in front of a log: never blocks, loses nothing it need not lose, and counts what it lost."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from marserve.telemetry.line_writer import DescriptorSink, LineWriter, RollingFile
+
+
+class GatedSink:
+    """Keeps what it is given; waits while the gate is shut; fails while told to."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.fails = False
+        self.is_closed = False
+
+    def write(self, data: bytes, give_up: threading.Event) -> None:
+        """Take `data`, once the gate is open."""
+        self.entered.set()
+        while not self.gate.wait(0.01):
+            if give_up.is_set():
+                raise BrokenPipeError
+        if self.fails:
+            raise OSError(28, "No space left on device")
+        self.written += data
+
+    def close(self) -> None:
+        """Note that it was closed."""
+        self.is_closed = True
+
+
+def start_writer(sink: object, capacity: int = 1000) -> LineWriter[str]:
+    """A started writer of plain strings."""
+    writer = LineWriter("test", sink, str, lambda count: f"{count} lost", capacity, linger_s=0)  # type: ignore[arg-type]
+    writer.start()
+    return writer
+
+
+@pytest.fixture(autouse=True)
+def _threads_end() -> Iterator[None]:
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("log-")]
+
+
+def test_lines_come_out_in_order_and_closing_writes_the_rest() -> None:
+    """Nothing that was accepted is lost by an orderly end."""
+    sink = GatedSink()
+    writer = start_writer(sink)
+
+    for number in range(500):
+        writer.write(f"line {number}")
+    writer.close(5)
+
+    assert sink.written.decode().splitlines() == [f"line {n}" for n in range(500)]
+    assert sink.is_closed
+    assert writer.dropped == 0
+
+
+def test_a_full_buffer_drops_and_says_so_later() -> None:
+    """While nobody takes the lines they are dropped and counted; the log tells how many are missing."""
+    sink = GatedSink()
+    sink.gate.clear()
+    writer = start_writer(sink, capacity=10)
+    writer.write("first")
+    assert sink.entered.wait(5)
+
+    for number in range(100):
+        writer.write(f"line {number}")
+    assert writer.dropped == 90
+    sink.gate.set()
+    writer.close(5)
+
+    assert sink.written.decode().splitlines() == ["first", "90 lost", *(f"line {n}" for n in range(10))]
+
+
+def test_closing_gives_up_on_a_reader_that_never_comes() -> None:
+    """The thread ends at the deadline, and what waited counts as dropped."""
+    sink = GatedSink()
+    sink.gate.clear()
+    writer = start_writer(sink)
+    writer.write("stuck")
+    assert sink.entered.wait(5)
+    writer.write("waiting")
+
+    writer.close(0.05)
+
+    assert writer.dropped == 2
+    assert sink.is_closed
+    writer.write("too late")
+    assert writer.dropped == 3
+
+
+def test_a_disk_that_is_full_does_not_end_the_log() -> None:
+    """Lines are lost while writing fails; afterwards the log goes on."""
+    sink = GatedSink()
+    sink.fails = True
+    writer = start_writer(sink)
+    writer.write("lost")
+    assert sink.entered.wait(5)
+    sink.fails = False
+
+    writer.write("kept")
+    writer.close(5)
+
+    assert writer.dropped in (0, 1)  # 0 where the sink had recovered before the first write came to its end
+    assert "kept" in sink.written.decode()
+
+
+def test_a_record_that_cannot_be_encoded_does_not_end_the_thread() -> None:
+    """One bad batch is dropped; the writer lives on."""
+    sink = GatedSink()
+    writer = LineWriter("test", sink, lambda record: str(1 // record), lambda count: 1, linger_s=0)
+    writer.start()
+
+    writer.write(0)
+    writer.close(5)
+
+    assert writer.dropped == 1
+
+
+def test_a_pipe_nobody_reads_does_not_block_the_writing_side() -> None:
+    """Standard output may be a pipe to a log collector that has stopped."""
+    read_end, write_end = os.pipe()
+    writer = start_writer(DescriptorSink(write_end), capacity=100)
+
+    for _ in range(2000):
+        writer.write("x" * 1000)
+    dropped_while_stuck = writer.dropped
+    writer.close(0.2)
+
+    assert dropped_while_stuck > 1000
+    assert len(os.read(read_end, 1 << 20)) > 0
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_a_reader_that_hangs_up_does_no_harm() -> None:
+    """A closed pipe loses lines and nothing else."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    writer = start_writer(DescriptorSink(write_end))
+
+    writer.write("to nobody")
+    writer.close(5)
+
+    assert writer.dropped == 1
+    os.close(write_end)
+
+
+def test_a_full_file_is_packed_and_begun_anew(tmp_path: Path) -> None:
+    """At its bound a log becomes a dated archive; only the newest few are kept."""
+    never = threading.Event()
+    log = RollingFile(tmp_path / "ts_log.log", max_bytes=10, keep=2)
+
+    for number in range(4):
+        log.write(f"line {number}....\n".encode(), never)
+    log.write(b"short\n", never)
+    log.close()
+
+    assert (tmp_path / "ts_log.log").read_text() == "short\n"
+    packed = sorted(tmp_path.glob("ts_log.*.log.gz"), key=lambda p: p.stat().st_mtime_ns)
+    assert [gzip.decompress(p.read_bytes()).decode() for p in packed] == ["line 2....\n", "line 3....\n"]
+
+
+def test_a_log_of_another_day_is_packed_before_the_next_line(tmp_path: Path) -> None:
+    """The archive's name tells the day its lines are of."""
+    path = tmp_path / "access_log.log"
+    path.write_text("old\n")
+    january = 1_769_860_800  # 2026-01-31 12:00 UTC
+    os.utime(path, (january, january))
+
+    log = RollingFile(path)
+    log.write(b"new\n", threading.Event())
+    log.close()
+
+    assert path.read_text() == "new\n"
+    assert gzip.decompress((tmp_path / "access_log.31-Jan.log.gz").read_bytes()) == b"old\n"

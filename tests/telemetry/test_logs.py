@@ -1,0 +1,183 @@
+"""The three logs: their files and layouts, JSON, and what a hostile line can do."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from marserve.errors import BadSettings
+from marserve.telemetry.access_log import access_line
+from marserve.telemetry.logs import Logs, configure_logs
+
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
+
+
+class Console:
+    """A pipe in the place of standard output."""
+
+    def __init__(self) -> None:
+        self.read_end, self.write_end = os.pipe()
+
+    def lines(self) -> list[str]:
+        """All that was written, once the writer has ended."""
+        os.close(self.write_end)
+        with open(self.read_end, "rb") as pipe:
+            return pipe.read().decode().splitlines()
+
+
+@contextmanager
+def opened(console: Console, folder: Path | None = None, **how: str) -> Iterator[Logs]:
+    """Logs that are closed at the end, their threads proven gone and Python's logging given back."""
+    before = logging.getLogger().handlers[:]
+    logs = configure_logs(folder=folder, stdout=console.write_end, **how)  # type: ignore[arg-type]
+    try:
+        yield logs
+    finally:
+        logs.close()
+    assert logging.getLogger().handlers == before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("log-")]
+
+
+def test_each_log_has_its_file_and_its_layout(tmp_path: Path) -> None:
+    """Lines as TorchServe prints them; standard output has them all in the long form."""
+    console = Console()
+    with opened(console, tmp_path / "logs") as logs:
+        logs.access.write(access_line("127.0.0.1:64003", "POST", "/predictions/noop", "HTTP/1.1", 200, 118))
+        logging.getLogger("marserve.registry.models").warning("Loaded %s", "noop")
+        logs.workers.line("noop", "1.0", "9000", "stdout", "INFO", "hello")
+        logs.workers.line("noop", "1.0", "9000", "stderr", "WARNING", "beware")
+
+    access = (tmp_path / "logs" / "access_log.log").read_text()
+    server = (tmp_path / "logs" / "ts_log.log").read_text()
+    model = (tmp_path / "logs" / "model_log.log").read_text().splitlines()
+    assert re.fullmatch(rf'{STAMP} - /127\.0\.0\.1:64003 "POST /predictions/noop HTTP/1\.1" 200 118\n', access)
+    assert re.fullmatch(rf"{STAMP} \[WARN \] main marserve\.registry\.models - Loaded noop\n", server)
+    assert re.fullmatch(rf"{STAMP} \[INFO \] W-9000-noop_1\.0-stdout MODEL_LOG - hello", model[0])
+    assert re.fullmatch(rf"{STAMP} \[WARN \] W-9000-noop_1\.0-stderr MODEL_LOG - beware", model[1])
+    printed = console.lines()
+    assert len(printed) == 4
+    assert all(re.match(rf"{STAMP} \[(INFO |WARN )\] \S+ \S+ - ", line) for line in printed)
+
+
+def test_json_is_one_object_a_line() -> None:
+    """Every log's fields, parsed back."""
+    console = Console()
+    with opened(console, format="json") as logs:
+        logs.access.write(access_line("127.0.0.1:1", "GET", "/ping?x=%22", "HTTP/1.1", 200, 3))
+        logs.workers.line("noop", "1.0", "9000", "stdout", "INFO", "a\nb\x1b[31m")
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            logging.getLogger("marserve.app").exception("It failed")
+
+    access, worker, server = (json.loads(line) for line in console.lines())
+    assert access | {"time": ""} == {
+        "time": "",
+        "level": "INFO",
+        "logger": "ACCESS_LOG",
+        "peer": "127.0.0.1:1",
+        "method": "GET",
+        "target": "/ping?x=%22",
+        "protocol": "HTTP/1.1",
+        "status": 200,
+        "milliseconds": 3,
+    }
+    assert (worker["model"], worker["worker"], worker["message"]) == ("noop", "9000", "a\nb\x1b[31m")
+    assert server["message"] == "It failed"
+    assert server["exception"].endswith("ValueError: broken")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", server["time"])
+
+
+@pytest.mark.parametrize("evil", ["a\nb", "a\rb", "\x1b[2Ja", "a\x85b", "a\u2028b", "a\x00b", "\ud800"])
+def test_no_text_breaks_a_line_or_reaches_the_terminal(evil: str) -> None:
+    """Control characters and ANSI codes of clients and handlers are escaped."""
+    console = Console()
+    with opened(console) as logs:
+        logs.access.write(evil)
+        logs.workers.line(evil, evil, "9000", "stdout", "INFO", evil)
+        logging.getLogger("marserve").info("%s", evil)
+
+    lines = console.lines()
+    assert len(lines) == 3
+    assert all(line.isprintable() for line in lines)
+
+
+def test_a_traceback_cannot_forge_a_line() -> None:
+    """Only real records begin at the left margin."""
+    console = Console()
+    with opened(console):
+        try:
+            raise ValueError("2026-01-01T00:00:00,000 [INFO ] main forged - x\n2026-01-01T00:00:00,000 forged")
+        except ValueError:
+            logging.getLogger("marserve").exception("It failed")
+
+    first, *rest = console.lines()
+    assert first.endswith("marserve - It failed")
+    assert rest
+    assert all(line.startswith("    ") for line in rest)
+
+
+def test_levels_under_the_least_are_left_out() -> None:
+    """`log_level` is about the server log."""
+    console = Console()
+    with opened(console, level="error") as logs:
+        logging.getLogger("marserve").warning("not this")
+        logging.getLogger("marserve").error("this")
+        logs.workers.line("m", "1", "9000", "stdout", "DEBUG", "and this")
+
+    assert [line.split(" - ")[1] for line in console.lines()] == ["this", "and this"]
+
+
+def test_arguments_that_do_not_fit_are_logged_all_the_same() -> None:
+    """A mistake in a log call must neither raise nor be lost."""
+    console = Console()
+    with opened(console):
+        logging.getLogger("marserve").info("%d items", "many")
+
+    (line,) = console.lines()
+    assert "'%d items' with arguments that do not fit it" in line
+
+
+def test_an_announcement_is_a_line_of_its_own() -> None:
+    """Start scripts look for exactly this line."""
+    console = Console()
+    with opened(console) as logs:
+        logs.announce("Model server started.")
+
+    assert console.lines() == ["Model server started."]
+
+
+def test_a_very_long_line_is_cut() -> None:
+    """A handler that prints megabytes does not fill the buffer with them."""
+    console = Console()
+    with opened(console) as logs:
+        logs.workers.line("m", "1", "9000", "stdout", "INFO", "x" * 100_000)
+
+    (line,) = console.lines()
+    assert len(line) < 9000
+    assert line.endswith("(91808 more characters)")
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """The server does not start with logs that go nowhere."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(BadSettings, match=r"log_location is .*file/logs.* LOG_LOCATION"):
+        configure_logs(folder=tmp_path / "file" / "logs", to_stdout=False)
+
+
+def test_lost_lines_are_counted_by_outlet(tmp_path: Path) -> None:
+    """Metrics read these counts."""
+    console = Console()
+    with opened(console, tmp_path) as logs:
+        assert logs.dropped() == {"access_log.log": 0, "ts_log.log": 0, "model_log.log": 0, "stdout": 0}
+    os.close(console.write_end)
+    os.close(console.read_end)

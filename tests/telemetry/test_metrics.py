@@ -1,0 +1,327 @@
+"""The Prometheus page: what is counted, under which names, and how many series there can be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from marserve.messages import Metric
+from marserve.telemetry.metrics import CONTENT_TYPE, Gauges, Histogram, Metrics, VersionMetrics
+
+INVENTORY = Path(__file__).parents[2].parent / "shared" / "contract" / "torchserve_inventory.json"
+
+
+def read_page(metrics: Metrics, *names: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """The page's samples by name and labels, read by Prometheus' own parser."""
+    page = metrics.render(names).decode()
+    samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            name = sample.name
+            if f"\n{name}" not in page:  # the parser gives every counter OpenMetrics' ending
+                name = name.removesuffix("_total")
+            key = (name, tuple(sorted(sample.labels.items())))
+            assert key not in samples, f"{key} stands twice on the page"
+            samples[key] = sample.value
+    return samples
+
+
+def value_of(samples: dict[Any, float], name: str, **labels: str) -> float:
+    """The one sample with this name and these labels."""
+    return samples[name, tuple(sorted(labels.items()))]
+
+
+def busy_version(model: str = "echo", version: str = "1.0") -> VersionMetrics:
+    """A version that took three requests without and one with its version named, in two batches."""
+    counts = VersionMetrics(model, version)
+    counts.requests += 4
+    counts.named_requests += 1
+    counts.answers[200] += 3
+    counts.answers[503] += 1
+    counts.errors["handler"] += 1
+    counts.refused["queue_full"] += 2
+    for queue_s, total_s in ((0.0001, 0.010), (0.002, 0.012), (0.003, 0.013), (0.004, 0.016)):
+        counts.queue_seconds.observe(queue_s)
+        counts.total_seconds.observe(total_s)
+    counts.named_queue_s += 0.004
+    counts.named_total_s += 0.016
+    counts.handler_seconds.observe(0.008, times=3)
+    counts.handler_seconds.observe(0.009)
+    counts.batch_sizes.observe(3)
+    counts.batch_sizes.observe(1)
+    counts.worker_starts += 2
+    counts.worker_restarts += 1
+    counts.worker_deaths["signal"] += 1
+    return counts
+
+
+def test_a_value_equal_to_a_bound_counts_under_it() -> None:
+    """`le` means less or equal."""
+    histogram = Histogram((1, 2))
+
+    for value in (0.5, 1, 1.5, 2, 3):
+        histogram.observe(value)
+
+    assert histogram.buckets == [2, 2, 1]
+    assert (histogram.count, histogram.sum, histogram.last) == (5, 8.0, 3)
+
+
+@given(st.lists(st.tuples(st.floats(0, 200), st.integers(1, 64))))
+def test_histogram_buckets_always_add_up(values: list[tuple[float, int]]) -> None:
+    """No observation is lost or counted twice, and the page's buckets never fall."""
+    counts = VersionMetrics("m", "1")
+    for value, times in values:
+        counts.total_seconds.observe(value, times)
+    metrics = Metrics("host")
+    metrics.register(counts)
+
+    samples = read_page(metrics)
+
+    buckets = [
+        v
+        for (name, labels), v in samples.items()
+        if name == "marserve_request_seconds_bucket" and ("stage", "total") in labels
+    ]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == sum(times for _, times in values)
+    assert value_of(samples, "marserve_request_seconds_count", model="m", version="1", stage="total") == buckets[-1]
+
+
+def test_the_page_shows_what_was_counted() -> None:
+    """Each attribute of a version comes out under its own name."""
+    metrics = Metrics("box")
+    version = busy_version()
+    version.read_gauges = lambda: Gauges(
+        queue_length=7, workers={"ready": 2, "loading": 1}, load_s={"W-9000-echo_1.0": 3.5}
+    )
+    metrics.register(version)
+    for status in (200, 200, 404, 503, 302):
+        metrics.count_response(status)
+    metrics.count_refused("header_too_large")
+
+    samples = read_page(metrics)
+
+    host = {"Level": "Host", "Hostname": "box"}
+    mine = {"model": "echo", "version": "1.0"}
+    assert value_of(samples, "Requests2XX", **host) == 2
+    assert value_of(samples, "Requests4XX", **host) == 1
+    assert value_of(samples, "Requests5XX", **host) == 2  # TorchServe counts everything else here
+    assert value_of(samples, "QueueTime", **host) == 4
+    assert value_of(samples, "WorkerThreadTime", **host) == 3
+    assert value_of(samples, "WorkerLoadTime", WorkerName="W-9000-echo_1.0", **host) == 3500
+    assert value_of(samples, "PredictionTime", ModelName="echo", Level="Model", Hostname="box") == 9.0
+    assert value_of(samples, "marserve_requests_total", **mine) == 4
+    assert value_of(samples, "marserve_answers_total", status="503", **mine) == 1
+    assert value_of(samples, "marserve_errors_total", cause="handler", **mine) == 1
+    assert value_of(samples, "marserve_model_refused_total", cause="queue_full", **mine) == 2
+    assert value_of(samples, "marserve_worker_deaths_total", cause="signal", **mine) == 1
+    assert value_of(samples, "marserve_worker_restarts_total", **mine) == 1
+    assert value_of(samples, "marserve_request_seconds_count", stage="handler", **mine) == 4
+    assert value_of(samples, "marserve_batch_size_bucket", le="1.0", **mine) == 1
+    assert value_of(samples, "marserve_queue_length", **mine) == 7
+    assert value_of(samples, "marserve_workers", state="ready", **mine) == 2
+    assert value_of(samples, "marserve_http_responses_total", **{"class": "3xx"}) == 1
+    assert value_of(samples, "marserve_refused_total", cause="header_too_large") == 1
+
+
+def test_torchserves_counters_tell_named_versions_from_default() -> None:
+    """`model_version` is the version the URL named, else the word `default`."""
+    metrics = Metrics("box")
+    metrics.register(busy_version())
+
+    samples = read_page(metrics)
+
+    named = {"model_name": "echo", "model_version": "1.0", "hostname": "box"}
+    default = {"model_name": "echo", "model_version": "default", "hostname": "box"}
+    assert value_of(samples, "ts_inference_requests_total", **named) == 1
+    assert value_of(samples, "ts_inference_requests_total", **default) == 3
+    assert value_of(samples, "ts_inference_latency_microseconds", **named) == 16000
+    assert value_of(samples, "ts_inference_latency_microseconds", **default) == 35000
+    assert value_of(samples, "ts_queue_latency_microseconds", **named) == 4000
+    assert value_of(samples, "ts_queue_latency_microseconds", **default) == 5100
+
+
+def test_a_version_nobody_asked_for_has_no_torchserve_series() -> None:
+    """As in TorchServe, a series begins with its first request."""
+    metrics = Metrics("box")
+    metrics.register(VersionMetrics("echo", "1.0"))
+
+    samples = read_page(metrics)
+
+    assert not [name for name, _ in samples if name.startswith("ts_")]
+
+
+def test_the_default_series_does_not_fall_when_a_version_leaves() -> None:
+    """Prometheus reads a falling counter as a restart from zero and would count twice."""
+    metrics = Metrics("box")
+    first, second = busy_version(version="1.0"), busy_version(version="2.0")
+    metrics.register(first)
+    metrics.register(second)
+    default = {"model_name": "echo", "model_version": "default", "hostname": "box"}
+    before = read_page(metrics)
+
+    metrics.remove(first)
+    after = read_page(metrics)
+
+    for name in ("ts_inference_requests_total", "ts_inference_latency_microseconds", "ts_queue_latency_microseconds"):
+        assert value_of(after, name, **default) == value_of(before, name, **default)
+    assert not [labels for _, labels in after if ("version", "1.0") in labels]
+
+
+def test_nothing_is_left_of_a_model_after_its_last_version() -> None:
+    """Series come and go with their model, however often it is swapped."""
+    metrics = Metrics("box")
+    empty = metrics.render()
+
+    for number in range(300):
+        version = busy_version(version=str(number))
+        metrics.register(version)
+        metrics.update_custom("echo", [handler_time(1.0)])
+        metrics.render()
+        metrics.remove(version)
+
+    assert not [labels for _, labels in read_page(metrics) if any("echo" in value for _, value in labels)]
+    assert len(metrics.render().splitlines()) == len(empty.splitlines()) + 2  # QueueTime, WorkerThreadTime
+
+
+def test_unknown_names_make_no_series() -> None:
+    """10,000 requests for models that are not there leave the page as long as it was."""
+    metrics = Metrics("box")
+    metrics.register(busy_version())
+    metrics.count_response(404)
+    metrics.count_refused("model_not_found")
+    before = len(metrics.render().splitlines())
+
+    for _ in range(10_000):
+        metrics.count_response(404)
+        metrics.count_refused("model_not_found")
+
+    assert len(metrics.render().splitlines()) == before
+
+
+def test_a_filter_keeps_exactly_the_named_samples() -> None:
+    """`name[]` is the sample's whole name; families without a sample left are not mentioned."""
+    metrics = Metrics("box")
+    metrics.register(busy_version())
+    metrics.count_response(200)
+
+    one = metrics.render(["Requests2XX"]).decode()
+    histogram = metrics.render(["marserve_batch_size_count"]).decode()
+
+    assert one.splitlines()[1:] == ["# TYPE Requests2XX counter", 'Requests2XX{Level="Host",Hostname="box"} 1.0']
+    assert histogram.splitlines()[2:] == ['marserve_batch_size_count{model="echo",version="1.0"} 2.0']
+    assert metrics.render(["Requests4XX", "nosuchmetric", "marserve_batch_size"]) == b""
+
+
+def test_families_without_samples_are_announced() -> None:
+    """Unfiltered, a metric that has no value yet appears as its two comment lines."""
+    page = Metrics("box").render().decode()
+
+    assert "# TYPE GPUUtilization gauge\n# HELP" in page
+    assert page.endswith("\n")
+    assert CONTENT_TYPE == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def handler_time(value: float, *dimensions: tuple[str, str]) -> Metric:
+    """What BaseHandler sends after a batch."""
+    given = list(dimensions) or [("ModelName", "echo"), ("Level", "Model")]
+    return Metric("HandlerTime", value, "ms", "gauge", given, "id")
+
+
+def test_a_declared_handler_metric_is_shown() -> None:
+    """HandlerTime comes from BaseHandler over the wire and is a gauge: the newest value counts."""
+    metrics = Metrics("box")
+
+    metrics.update_custom("echo", [handler_time(1.5), handler_time(2.5, ("Level", "Model"), ("ModelName", "echo"))])
+
+    samples = read_page(metrics)
+    assert value_of(samples, "HandlerTime", ModelName="echo", Level="Model", Hostname="box") == 2.5
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        Metric("JobsSeen", 1, "Count", "counter", [("ModelName", "echo"), ("Level", "Model")], ""),
+        handler_time(1.0, ("ModelName", "echo")),
+    ],
+    ids=["undeclared", "too few dimensions"],
+)
+def test_a_handler_metric_that_does_not_fit_is_dropped_and_counted(metric: Metric) -> None:
+    """TorchServe drops what its metrics file does not list; here one can see that it happened."""
+    metrics = Metrics("box")
+
+    metrics.update_custom("echo", [metric])
+
+    samples = read_page(metrics)
+    assert value_of(samples, "marserve_dropped_metric_values_total") == 1
+    assert not [name for name, _ in samples if name in ("JobsSeen", "HandlerTime")]
+
+
+def test_a_handler_cannot_make_series_without_end() -> None:
+    """A dimension that changes with each request stops at the bound."""
+    metrics = Metrics("box")
+
+    metrics.update_custom("echo", [handler_time(1.0, ("ModelName", f"m{n}"), ("Level", "Model")) for n in range(3000)])
+
+    samples = read_page(metrics)
+    assert len([name for name, _ in samples if name == "HandlerTime"]) == 1000
+    assert value_of(samples, "marserve_dropped_metric_values_total") == 2000
+
+
+def test_two_models_that_measure_under_one_label_set_share_a_series() -> None:
+    """A page that holds a series twice is refused by Prometheus as a whole."""
+    metrics = Metrics("box")
+
+    metrics.update_custom("echo", [handler_time(1.0)])
+    metrics.update_custom("other", [handler_time(2.0)])
+
+    assert value_of(read_page(metrics), "HandlerTime", ModelName="echo", Level="Model", Hostname="box") == 2.0
+
+
+def test_system_figures_carry_the_host_and_the_device() -> None:
+    """The machine's figures are handed in; a new set replaces the old one."""
+    metrics = Metrics("box")
+    metrics.set_system([("CPUUtilization", 99.0, None)])
+
+    metrics.set_system([("CPUUtilization", 12.5, None), ("GPUUtilization", 40.0, 0), ("GPUUtilization", 50.0, 1)])
+
+    samples = read_page(metrics)
+    assert value_of(samples, "CPUUtilization", Level="Host", Hostname="box") == 12.5
+    assert value_of(samples, "GPUUtilization", Level="Host", DeviceId="1", Hostname="box") == 50.0
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_any_name_survives_the_page(model: str, version: str) -> None:
+    """Quotes, backslashes and line ends in a label are escaped."""
+    metrics = Metrics("box")
+    metrics.register(VersionMetrics(model, version))
+
+    page = metrics.render(["marserve_requests_total"]).decode()
+
+    assert page.count("\n") == 3
+    if not set(model + version) & set("\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"):  # the parser splits lines at these
+        (sample,) = next(iter(text_string_to_metric_families(page))).samples
+        assert sample.labels == {"model": model, "version": version}
+
+
+def test_lost_log_lines_are_shown() -> None:
+    """What the logs dropped is asked for at scrape time."""
+    metrics = Metrics("box", dropped_lines=lambda: {"access": 3})
+
+    assert value_of(read_page(metrics), "marserve_dropped_log_lines_total", log="access") == 3
+
+
+def test_every_metric_of_torchserve_is_on_the_page() -> None:
+    """Names and types are those of the inventory."""
+    if not INVENTORY.exists():
+        pytest.skip("needs ../shared/contract/torchserve_inventory.json beside the checkout")
+    page = Metrics("box").render().decode().splitlines()
+
+    for metric in json.loads(INVENTORY.read_text())["metrics"]:
+        assert f"# TYPE {metric['name']} {metric['type']}" in page
