@@ -1,0 +1,192 @@
+"""What the machine has: read from files of /proc and /sys, and from a vendor's tool where there is one."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from marserve.machine.describe import Machine, Meter, count_cores, describe_machine, run_tool
+from marserve.machine.devices import Vendor
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine with 8 GiB of memory, 6 of them free, and no container's limits."""
+    write(tmp_path / "proc/meminfo", "MemTotal: 8388608 kB\nMemFree: 1 kB\nMemAvailable: 6291456 kB\n")
+    write(tmp_path / "proc/stat", "cpu 100 0 100 700 100 0 0 0 0 0\ncpu0 1 2 3\n")
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    """A file and its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def put_tool(folder: Path, name: str) -> dict[str, str]:
+    """An executable of that name, and the environment that finds it."""
+    write(folder / "bin" / name, "#!/bin/sh\n")
+    (folder / "bin" / name).chmod(stat.S_IRWXU)
+    return {"PATH": str(folder / "bin")}
+
+
+def never(command: Sequence[str]) -> str:
+    """A tool that must not be started."""
+    raise AssertionError(command)
+
+
+def answering(answers: dict[str, str]) -> Callable[[Sequence[str]], str]:
+    """A tool that prints what stands beside the first argument."""
+    return lambda command: answers[command[1]]
+
+
+def test_without_a_vendors_tool_no_process_is_started(root: Path) -> None:
+    """Looking is cheap: this runs at each start."""
+    machine = describe_machine({"PATH": str(root / "nothing")}, root, never)
+
+    assert (machine.vendor, machine.accelerators, machine.gpu_names) == (None, 0, ())
+    assert machine.memory_bytes == 8 << 30
+    assert machine.cores >= 1
+    assert machine.disk_bytes > 0
+    assert machine.hostname
+
+
+@pytest.mark.parametrize(
+    ("cpu_max", "cores"), [("max 100000", None), ("150000 100000", 1), ("50000 100000", 1), ("9900000 100000", None)]
+)
+def test_a_containers_quota_bounds_the_cores(root: Path, cpu_max: str, cores: int | None) -> None:
+    """Half a core is one worker; a quota over what is there changes nothing."""
+    everything = len(os.sched_getaffinity(0))
+    write(root / "sys/fs/cgroup/cpu.max", cpu_max)
+
+    assert count_cores(root) == min(everything, cores or everything)
+
+
+def test_an_older_containers_quota_counts_too(root: Path) -> None:
+    """Version 1 of control groups says -1 for no limit."""
+    everything = count_cores(root)
+    write(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
+
+    write(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n")
+    assert count_cores(root) == everything
+    write(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000\n")
+    assert count_cores(root) == 1
+
+
+def test_a_containers_memory_counts_and_not_the_hosts(root: Path) -> None:
+    """A server in 2 GiB of 8 has 2."""
+    write(root / "sys/fs/cgroup/memory.max", "2147483648\n")
+    write(root / "sys/fs/cgroup/memory.current", "536870912\n")
+
+    machine = describe_machine({"PATH": ""}, root, never)
+
+    assert machine.memory_bytes == 2 << 30
+    assert figures(Meter(machine, root, never))["MemoryUtilization"] == 25.0
+
+
+def figures(meter: Meter) -> dict[str, float]:
+    """One reading of the machine's own figures."""
+    return {reading.name: reading.value for reading in meter.read() if reading.device is None}
+
+
+def machine_with(vendor: Vendor | None = None, accelerators: int = 0) -> Machine:
+    """A machine of which only the accelerators matter."""
+    return Machine("box", 4, 8 << 30, 1 << 40, vendor, accelerators, ())
+
+
+def test_the_meter_reads_torchserves_figures(root: Path) -> None:
+    """Memory in MiB, disk in GiB, the processor since the reading before."""
+    meter = Meter(machine_with(), root, never)
+    write(root / "proc/stat", "cpu 150 0 125 800 125 0 0 0 0 0\n")
+
+    seen = figures(meter)
+
+    assert seen["CPUUtilization"] == 37.5
+    assert (seen["MemoryUsed"], seen["MemoryAvailable"], seen["MemoryUtilization"]) == (2048, 6144, 25)
+    assert seen["DiskUsage"] > 0
+    assert 0 <= seen["DiskUtilization"] <= 100
+    assert set(seen) == {
+        "CPUUtilization",
+        "MemoryUsed",
+        "MemoryAvailable",
+        "MemoryUtilization",
+        "DiskUsage",
+        "DiskAvailable",
+        "DiskUtilization",
+    }
+    assert figures(meter)["CPUUtilization"] == 0.0
+
+
+def test_a_machine_without_proc_has_fewer_figures(tmp_path: Path) -> None:
+    """Nothing is invented, and nothing raises."""
+    seen = figures(Meter(machine_with(), tmp_path, never))
+
+    assert seen["CPUUtilization"] == 0.0
+    assert "DiskUsage" in seen
+
+
+def test_nvidias_devices_are_found_and_read(root: Path) -> None:
+    """Two devices of which one is visible; one figure is not available."""
+    environment = put_tool(root, "nvidia-smi") | {"CUDA_VISIBLE_DEVICES": "1"}
+    run = answering(
+        {
+            "--query-gpu=name": "NVIDIA H200\nNVIDIA H200\n",
+            "--query-gpu=index,utilization.gpu,memory.used,memory.total": "0, 50, 100, 400\n1, [N/A], 200, 400\n",
+        }
+    )
+
+    machine = describe_machine(environment, root, run)
+    readings = [reading for reading in Meter(machine, root, run).read() if reading.device is not None]
+
+    assert (machine.vendor, machine.accelerators, machine.gpu_names) == ("nvidia", 1, ("NVIDIA H200",) * 2)
+    assert readings == [
+        ("GPUMemoryUtilization", 25.0, 0),
+        ("GPUMemoryUsed", 100.0, 0),
+        ("GPUUtilization", 50.0, 0),
+        ("GPUMemoryUtilization", 50.0, 1),
+        ("GPUMemoryUsed", 200.0, 1),
+    ]
+
+
+def test_amds_devices_are_found_and_read(root: Path) -> None:
+    """Its tool prints a table with a line for each card and some without."""
+    run = answering(
+        {
+            "--showproductname": "device,Card Series\ncard0,MI300X\ncard1,MI300X\n\n",
+            "--showuse": "device,GPU use (%),VRAM Total Memory (B),VRAM Total Used Memory (B)\n"
+            "card0,12,4194304,1048576\nsystem,,,\n",
+        }
+    )
+
+    machine = describe_machine(put_tool(root, "rocm-smi"), root, run)
+    readings = [reading for reading in Meter(machine, root, run).read() if reading.device is not None]
+
+    assert (machine.vendor, machine.accelerators) == ("amd", 2)
+    assert readings == [("GPUMemoryUtilization", 25.0, 0), ("GPUMemoryUsed", 1.0, 0), ("GPUUtilization", 12.0, 0)]
+
+
+def test_intels_devices_are_found(root: Path) -> None:
+    """By the lines of its discovery that name a device."""
+    run = answering({"discovery": "| 0 | Device Name: Intel Max 1100 |\n| | Vendor Name: Intel |\n"})
+
+    machine = describe_machine(put_tool(root, "xpu-smi"), root, run)
+
+    assert (machine.vendor, machine.gpu_names) == ("intel", ("Intel Max 1100",))
+
+
+def test_a_tool_that_finds_nothing_means_no_devices(root: Path) -> None:
+    """An image may carry the tool of a machine it does not run on."""
+    machine = describe_machine(put_tool(root, "nvidia-smi"), root, lambda command: "")
+
+    assert (machine.vendor, machine.accelerators) == (None, 0)
+
+
+def test_a_tool_that_fails_prints_nothing() -> None:
+    """Whatever it wrote before it failed is not believed."""
+    assert run_tool(["sh", "-c", "echo half; exit 3"]) == ""
+    assert run_tool(["no-such-tool-anywhere"]) == ""
+    assert run_tool(["echo", "whole"]) == "whole\n"
