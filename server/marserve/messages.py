@@ -35,7 +35,7 @@ class Request(msgspec.Struct, frozen=True):
 
     `headers` are the client's, names in the case they came in. `server_headers` are the server's additions
     (`url_path`, `explain`, `describe`), which win over client headers of that spelling. Of two parts of one name the
-    later wins. `deadline` is None where there is none.
+    later wins. `deadline` is None where there is none. `names_version`: the client named the version itself.
     """
 
     id: str
@@ -44,6 +44,7 @@ class Request(msgspec.Struct, frozen=True):
     server_headers: list[tuple[str, str]] = []
     deadline: float | None = None
     is_describe: bool = False
+    names_version: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -56,11 +56,11 @@ class Peer(Protocol):
 
 
 class WorkerClient(asyncio.Protocol):
-    """One connection to one worker."""
+    """One connection to one worker. `max_frame_bytes` bounds the bodies of one message, whatever its header says."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, *, max_frame_bytes: int = wire.MAX_FRAME_BYTES) -> None:
         self._peer = peer
-        self._decoder = wire.server_decoder()
+        self._decoder = wire.server_decoder(max_frame_bytes=max_frame_bytes)
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

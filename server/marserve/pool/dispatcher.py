@@ -29,6 +29,7 @@ from marserve.errors import (
     NoWorker,
     OutOfMemory,
     QueueFull,
+    Unavailable,
 )
 from marserve.messages import Answer, Raised, Receiver, Request, Result
 from marserve.pool.batcher import AHEAD_BELOW_S, MAX_IN_FLIGHT, Batcher, Flight, WorkerLane
@@ -85,6 +86,13 @@ class Dispatcher:
 
         Raises Draining, NoWorker (no slot lives), FingerprintRefused, NoTicket or QueueFull.
         """
+        try:
+            return self._admit(request, receiver, now)
+        except Unavailable as error:
+            self.metrics.refused[error.cause or "unknown"] += 1
+            raise
+
+    def _admit(self, request: Request, receiver: Receiver, now: float) -> Job:
         if self.is_draining:
             raise Draining
         options = self.options
@@ -111,6 +119,8 @@ class Dispatcher:
             heapq.heappush(self._deadlines, (deadline, next(self._tiebreak), job))
         self.queue.enqueue(job)
         self.metrics.requests += 1
+        if request.names_version:
+            self.metrics.named_requests += 1
         self.pump(now)
         return job
 
@@ -224,8 +234,10 @@ class Dispatcher:
         for job in jobs:
             job.state = JobState.RUNNING
             job.flight = flight
-            job.dispatched = now
-            observe(now - job.arrived)
+            waited_s = now - job.arrived
+            observe(waited_s)
+            if job.request.names_version:
+                self.metrics.named_queue_s += waited_s
         self.metrics.batch_sizes.observe(len(jobs))
         self._actions.send(lane.key, flight)
 
@@ -398,8 +410,7 @@ class Dispatcher:
             where = "worker" if job.state is JobState.RUNNING else "queue"
             if self._take_out(job):
                 self.metrics.expired += 1
-                self._count_error("deadline", now - job.arrived)
-                job.receiver.on_error(DeadlinePassed(where))
+                self._tell_error(job, DeadlinePassed(where), now)
 
     def _take_out(self, job: Job) -> bool:
         """End `job` without a word to its receiver; False if it had ended already."""
@@ -419,9 +430,11 @@ class Dispatcher:
     def _answer(self, job: Job, answer: Answer, now: float) -> None:
         job.state = JobState.DONE
         metrics = self.metrics
-        metrics.total_seconds.observe(now - job.arrived)
-        answers = metrics.answers
-        answers[answer.status] = answers.get(answer.status, 0) + 1
+        total_s = now - job.arrived
+        metrics.total_seconds.observe(total_s)
+        if job.request.names_version:
+            metrics.named_total_s += total_s
+        metrics.answers[answer.status] += 1
         if job.has_sent_pieces:
             job.receiver.on_piece(answer, True)
         else:
@@ -429,13 +442,16 @@ class Dispatcher:
 
     def _fail(self, job: Job, error: MarserveError, now: float) -> None:
         job.state = JobState.DONE
-        self._count_error(error.cause or "unknown", now - job.arrived)
-        job.receiver.on_error(error)
+        self._tell_error(job, error, now)
 
-    def _count_error(self, cause: str, total_s: float) -> None:
-        errors = self.metrics.errors
-        errors[cause] = errors.get(cause, 0) + 1
-        self.metrics.total_seconds.observe(total_s)
+    def _tell_error(self, job: Job, error: MarserveError, now: float) -> None:
+        metrics = self.metrics
+        total_s = now - job.arrived
+        metrics.errors[error.cause or "unknown"] += 1
+        metrics.total_seconds.observe(total_s)
+        if job.request.names_version:
+            metrics.named_total_s += total_s
+        job.receiver.on_error(error)
 
 
 def fingerprint_of(request: Request) -> bytes:

@@ -44,7 +44,6 @@ class Job:
         "arrived",
         "deadline",
         "deaths",
-        "dispatched",
         "flight",
         "has_sent_pieces",
         "owner",
@@ -61,7 +60,6 @@ class Job:
         self.arrived = arrived
         self.deadline = deadline
         self.owner = owner
-        self.dispatched = 0.0
         self.deaths = 0
         self.has_sent_pieces = False
         self.state = JobState.WAITING

@@ -204,8 +204,7 @@ class Slot:
             self.load_failures += 1
         is_wanted = self.is_retired and death.cause is Cause.STOPPED
         if not is_wanted:
-            counted = owner.metrics.worker_deaths
-            counted[death.cause.value] = counted.get(death.cause.value, 0) + 1
+            owner.metrics.worker_deaths[death.cause.value] += 1
             self.last_death = DeathView(
                 death.cause.value, time.time(), death.detail, traceback, tuple(life.output.last_lines)
             )
