@@ -1,0 +1,211 @@
+"""How a server ends, and how it refuses to begin: in order, with a reason, and leaving nothing."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from support.server import Server, make_archive, poll
+
+QUICK = """
+class Quick:
+    def initialize(self, context):
+        pass
+    def handle(self, data, context):
+        return [bytes(row["body"]) for row in data]
+"""
+
+SLOW_TO_LOAD = """
+import time
+class Slow:
+    def initialize(self, context):
+        time.sleep(60)
+    def handle(self, data, context):
+        return data
+"""
+
+SLOW_TO_ANSWER = """
+import time
+class Slow:
+    def initialize(self, context):
+        pass
+    def handle(self, data, context):
+        time.sleep(float(bytes(data[0]["body"])))
+        return ["answered"] * len(data)
+"""
+
+
+def make_store(folder: Path, **handlers: str) -> Path:
+    store = folder / "store"
+    store.mkdir()
+    for name, source in handlers.items():
+        make_archive(store / f"{name}.mar", source)
+    return store
+
+
+def test_sigterm_under_load_loses_no_request(tmp_path: Path) -> None:
+    """Clients that try again on a refused or closed connection only: every request that got through is answered."""
+    store = make_store(tmp_path, quick=QUICK)
+    with Server(tmp_path, store=store) as server:
+        server.register("quick.mar").raise_for_status()
+        wrong: list[str] = []
+        answered = [0] * 6
+        refused = threading.Event()
+
+        def send(number: int) -> None:
+            with httpx.Client(timeout=20) as client:
+                while not refused.is_set():
+                    body = b"%d-%d" % (number, answered[number])
+                    try:
+                        answer = client.post(f"{server.inference}/predictions/quick", content=body)
+                    except httpx.ConnectError:
+                        refused.set()
+                        return
+                    except httpx.RemoteProtocolError as error:
+                        if "without sending" in str(error):  # closed between two requests, as HTTP allows
+                            continue
+                        wrong.append(repr(error))
+                        return
+                    if answer.status_code == 503 and answer.headers["x-marserve-cause"] == "draining":
+                        assert answer.headers["connection"] == "close"
+                        continue
+                    if answer.content != body:
+                        wrong.append(f"{answer.status_code} {answer.text}")
+                    answered[number] += 1
+
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for _ in poll(10, "every client was answered"):
+            if min(answered) >= 20:
+                break
+
+        server.stop()
+        refused.set()
+        for thread in threads:
+            thread.join()
+
+        assert not wrong, wrong[:3]
+
+
+def test_readiness_falls_before_requests_are_refused(tmp_path: Path) -> None:
+    """During `drain_delay` a probe is told to go elsewhere while requests are still answered."""
+    store = make_store(tmp_path, quick=QUICK)
+    with Server(tmp_path, store=store, settings={"drain_delay": "1.5"}) as server:
+        server.register("quick.mar").raise_for_status()
+        assert server.client.get(f"{server.inference}/readyz").status_code == 200
+        assert server.process is not None
+
+        server.process.send_signal(signal.SIGTERM)
+        for _ in poll(2, "readiness falls"):
+            ready = server.client.get(f"{server.inference}/readyz")
+            if ready.status_code == 503:
+                break
+
+        assert "shutting down" in ready.text
+        assert server.predict("quick", b"late").content == b"late"
+        assert server.client.get(f"{server.inference}/livez").status_code == 200
+        server.stop()
+
+
+def test_a_second_signal_hurries(tmp_path: Path) -> None:
+    """A request of 30 s does not hold up a server that is told twice."""
+    store = make_store(tmp_path, slow=SLOW_TO_ANSWER)
+    with Server(tmp_path, store=store) as server:
+        server.register("slow.mar").raise_for_status()
+        assert server.process is not None
+        sender = threading.Thread(target=lambda: server.predict("slow", b"30"))
+        sender.start()
+        for _ in poll(5, "the request runs"):
+            if server.describe("slow")["runningRequests"]:
+                break
+        server.process.send_signal(signal.SIGTERM)
+        for _ in poll(5, "it drains"):
+            if "draining" in server.output():
+                break
+        began = time.monotonic()
+
+        server.stop(number=signal.SIGINT)
+
+        assert time.monotonic() - began < 15
+        sender.join()
+
+
+def test_sigterm_while_a_model_loads_ends_cleanly(tmp_path: Path) -> None:
+    """A model that takes a minute to load is given up at once."""
+    store = make_store(tmp_path, slow=SLOW_TO_LOAD)
+    with Server(tmp_path, store=store) as server:
+        server.register("slow.mar", synchronous="false").raise_for_status()
+        for _ in poll(5, "it loads"):
+            if len(server.family()) > 1:
+                break
+        began = time.monotonic()
+
+        server.stop()
+
+        assert time.monotonic() - began < 15
+
+
+def test_kill_9_on_the_server_takes_its_workers_along(tmp_path: Path) -> None:
+    """No worker or template outlives the server, and its ports are free at once."""
+    store = make_store(tmp_path, slow=SLOW_TO_ANSWER)
+    server = Server(tmp_path, store=store)
+    server.start()
+    try:
+        server.register("slow.mar", initial_workers=2).raise_for_status()
+        threading.Thread(target=lambda: pytest.raises(httpx.TransportError, server.predict, "slow", b"30")).start()
+        for _ in poll(5, "the request runs"):
+            if server.describe("slow")["runningRequests"]:
+                break
+        family = server.family()
+        assert len(family) >= 4
+        assert server.process is not None
+
+        server.process.kill()
+        server.process.wait()
+
+        _, alive = psutil.wait_procs(family, timeout=2)
+        assert not alive
+    finally:
+        server.stop(check=False)
+        server.client.close()
+
+
+def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:
+    """The address, the reason and what to change; exit status 1 and no process left, within a second or two."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        server = Server(tmp_path, settings={"inference_address": address})
+        server.client.close()
+        began = time.monotonic()
+
+        done = subprocess.run(server.command(), cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
+
+    assert done.returncode == 1
+    assert time.monotonic() - began < 6
+    assert f"Failed to bind to address: {address}" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_wrong_setting_is_told_with_its_line(tmp_path: Path) -> None:
+    """Key, value, what would be right, and the line of the file."""
+    server = Server(tmp_path, settings={"job_queue_size": "many"})
+    server.client.close()
+
+    done = subprocess.run(server.command(), cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
+
+    assert done.returncode == 1
+    told = done.stdout + done.stderr
+    assert "job_queue_size" in told
+    assert "many" in told
+    assert "config.properties, line" in told
+    assert "Traceback" not in told
