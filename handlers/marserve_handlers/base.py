@@ -1,0 +1,261 @@
+"""`BaseHandler`: the life of a model in a worker, from `initialize` to the answers of a batch.
+
+Authors subclass it and override the steps they need. Which runtime runs the model is told from the archive's manifest;
+only that runtime is imported, and only when `initialize` runs: a worker with an ONNX model has no torch in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from abc import ABC
+from typing import Any
+
+from marserve_handlers.compilation import read_compile_options, wants_aot_compile
+from marserve_handlers.context import Context
+from marserve_handlers.devices import Device, choose_device
+from marserve_handlers.errors import ModelNotLoadable, PredictionException
+from marserve_handlers.labels import load_label_mapping
+from marserve_handlers.timing import timed
+
+logger = logging.getLogger(__name__)
+
+
+class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must be one
+    """Loads the archive's model and answers batches: preprocess, inference, postprocess.
+
+    `model` is what the runtime gave: a torch module, a TorchScript module, an exported program's module, or an ONNX
+    Runtime session. `device` is a `torch.device` wherever torch is loaded, else a `devices.Device`, which reads alike.
+    `mapping` is `index_to_name.json` or None.
+    """
+
+    # For subclasses whose `__init__` leaves ours out.
+    context: Any = None
+    takes_arrays = False
+    """Whether the model takes and gives arrays (ONNX) and not tensors; told by `initialize`."""
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.mapping: dict[str, str] | None = None
+        self.device: Any = None
+        self.initialized = False
+        self.context = None
+        self.model_pt_path: str | None = None
+        self.manifest: dict[str, Any] | None = None
+        self.map_location: str | None = None
+        self.explain = False
+        self.target: Any = 0
+        self.profiler_args: dict[str, Any] = {}
+        self.model_yaml_config: dict[str, Any] = {}
+
+    # ---------------------------------------------------------------------------------------------------- loading
+
+    def initialize(self, context: Context) -> None:
+        """Load the model that the manifest names onto the worker's device, and the labels of its classes.
+
+        `modelFile` makes it eager; else the serialized file's ending decides: `.pt` (TorchScript), `.pt2`, `.onnx`,
+        `.so` with `pt2: {export: {aot_compile: true}}`. Raises ModelNotLoadable, a RuntimeError, when that fails.
+        """
+        self.context = context
+        self.model_yaml_config = context.model_yaml_config or {}
+        self.manifest = context.manifest
+        properties = context.system_properties
+        model_dir = str(properties.get("model_dir"))
+        entry = (self.manifest or {}).get("model") or {}
+        serialized_file = entry.get("serializedFile")
+        self.model_pt_path = os.path.join(model_dir, serialized_file) if serialized_file else None
+        self.takes_arrays = not entry.get("modelFile") and str(serialized_file).endswith(".onnx")
+        self.device = self._find_device(properties.get("gpu_id"))
+        self.map_location = self.device.type
+
+        self.model = self._load_model(model_dir, entry.get("modelFile"), serialized_file)
+        options = None if self.takes_arrays else read_compile_options(self.model_yaml_config)
+        if options is not None:
+            from marserve_handlers.runtimes.tensors import compile_model
+
+            self.model = compile_model(self.model, options)
+        self.mapping = load_label_mapping(os.path.join(model_dir, "index_to_name.json"))
+        self.initialized = True
+
+    def get_device(self) -> Any:
+        """The device that the model is on."""
+        return self.device
+
+    def _find_device(self, gpu_id: int | None) -> Any:
+        device_type = self.model_yaml_config.get("deviceType")
+        if self.takes_arrays:
+            from marserve_handlers.runtimes.onnx import available_kinds
+
+            device = choose_device(gpu_id, available_kinds(), device_type)
+            torch = sys.modules.get("torch")
+            return device if torch is None else torch.device(str(device))
+        from marserve_handlers.runtimes.tensors import find_device
+
+        return find_device(gpu_id, device_type)
+
+    def _load_model(self, model_dir: str, model_file: str | None, serialized_file: str | None) -> Any:
+        path = self.model_pt_path
+        if model_file:
+            logger.debug("Loading eager model")
+            return self._load_pickled_model(model_dir, model_file, path)
+        if path is None or serialized_file is None:
+            raise ModelNotLoadable("No model weights could be loaded: the manifest names no serializedFile.")
+        if not os.path.isfile(path):
+            raise ModelNotLoadable(f"No model weights could be loaded: {serialized_file} is not in the archive.")
+        ending = os.path.splitext(serialized_file)[1]
+        if ending == ".pt":
+            return self._load_torchscript_model(path)
+        if ending == ".pt2":
+            return self._load_exported_program(path)
+        if ending == ".onnx":
+            return self._load_onnx_model(path)
+        if ending == ".so" and self._use_torch_export_aot_compile():
+            return self._load_torch_export_aot_compile(path)
+        raise ModelNotLoadable(
+            f"No model weights could be loaded: {serialized_file} is neither .pt (TorchScript), .pt2, .onnx nor, with "
+            "pt2.export.aot_compile, .so; weights alone need a modelFile."
+        )
+
+    def _load_torchscript_model(self, model_pt_path: str) -> Any:
+        """The TorchScript model of that path, on `self.device`."""
+        from marserve_handlers.runtimes.torchscript import load_torchscript
+
+        return load_torchscript(model_pt_path, self.device)
+
+    def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> Any:
+        """The eager model of `model_file` with the weights of `model_pt_path` (None: its own), on `self.device`."""
+        from marserve_handlers.runtimes.eager import load_eager
+
+        return load_eager(model_dir, model_file, model_pt_path, self.device)
+
+    def _load_exported_program(self, model_pt_path: str) -> Any:
+        """The exported program of that path, on `self.device`."""
+        from marserve_handlers.runtimes.exported import load_exported
+
+        return load_exported(model_pt_path, self.device)
+
+    def _load_onnx_model(self, model_pt_path: str) -> Any:
+        """A session of ONNX Runtime for that path, set up as `onnx` of the model's configuration says."""
+        from marserve_handlers.runtimes.onnx import open_session
+
+        threads = getattr(self.context, "threads", 0)
+        return open_session(model_pt_path, str(self.device), self.model_yaml_config.get("onnx"), threads)
+
+    def _use_torch_export_aot_compile(self) -> bool:
+        return wants_aot_compile(self.model_yaml_config)
+
+    def _load_torch_export_aot_compile(self, model_so_path: str) -> Any:
+        """The model that AOTInductor compiled into that shared library."""
+        from marserve_handlers.runtimes.exported import load_aot_compiled
+
+        return load_aot_compiled(model_so_path, self.device)
+
+    # -------------------------------------------------------------------------------------------------- answering
+
+    def handle(self, data: list[Any], context: Context) -> Any:
+        """Answer a batch: a list as long as `data`. Describe and explain requests go their own ways."""
+        began = time.perf_counter()
+        self.context = context
+        if os.environ.get("ENABLE_TORCH_PROFILER"):
+            output, _ = self._infer_with_profiler(data)
+        else:
+            output = self._answer(data)
+        metrics = context.metrics
+        if metrics is not None:
+            metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
+        return output
+
+    @timed
+    def preprocess(self, data: list[Any]) -> Any:
+        """What the model takes: rows (or their `data` or `body`) as one tensor [B, …] on the device.
+
+        An ONNX model gets an array. Rows must be numbers or nested lists of one shape; overridden for anything else.
+        """
+        rows = [value_of(row) for row in data] if isinstance(data, (list, tuple)) else data
+        if self.takes_arrays:
+            import numpy as np
+
+            return np.asarray(rows)
+        from marserve_handlers.runtimes.tensors import as_tensor
+
+        return as_tensor(rows, self.device)
+
+    @timed
+    def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the model on `data`: on the device and in inference mode, or through the ONNX session.
+
+        Further arguments go to a torch model's call; an ONNX session takes none.
+        """
+        if self.takes_arrays:
+            from marserve_handlers.runtimes.onnx import run as run_session
+
+            return run_session(self.model, data)
+        from marserve_handlers.runtimes.tensors import run
+
+        return run(self.model, data, self.device, args, kwargs)
+
+    @timed
+    def postprocess(self, data: Any) -> list[Any]:
+        """One answer for each row of the model's output: nested lists of numbers."""
+        rows: list[Any] = data.tolist()
+        return rows
+
+    def explain_handle(self, data_preprocess: Any, raw_data: list[Any]) -> Any:
+        """Answer an explanation: `get_insights` with the first row's value and its field `target` (0 without one)."""
+        row = raw_data[0]
+        inputs, target = row, 0
+        if isinstance(row, dict):
+            inputs = value_of(row)
+            target = row.get("target") or 0
+        return self.get_insights(data_preprocess, inputs, target)
+
+    def describe_handle(self) -> Any:
+        """What a describe request is told of the model; None unless overridden."""
+        return None
+
+    def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> Any:
+        """Explain the model's answer. Overridden by handlers that can; this one answers 501."""
+        raise PredictionException("This model's handler gives no explanations.", 501)
+
+    def _answer(self, data: list[Any]) -> Any:
+        if self._is_describe():
+            return [self.describe_handle()] * max(1, len(data))
+        prepared = self.preprocess(data)
+        if self._is_explain():
+            return self.explain_handle(prepared, data)
+        return self.postprocess(self.inference(prepared))
+
+    def _is_explain(self) -> bool:
+        """Whether the batch asks for explanations; the first request speaks for all."""
+        is_explain = self.context is not None and self.context.get_request_header(0, "explain") == "True"
+        if is_explain:
+            self.explain = True
+        return is_explain
+
+    def _is_describe(self) -> bool:
+        return self.context is not None and self.context.get_request_header(0, "describe") == "True"
+
+    def _infer_with_profiler(self, data: list[Any]) -> tuple[Any, Any]:
+        """Answer a batch under torch's profiler: the answers and the profiler. `profiler_args` are its arguments."""
+        from marserve_handlers.runtimes.tensors import profile
+
+        entry = (self.manifest or {}).get("model") or {}
+        return profile(lambda: self._answer(data), str(entry.get("modelName") or "model"), self.profiler_args)
+
+
+def value_of(row: Any) -> Any:
+    """A row's value: its `data` unless that is empty or absent, else its `body`; a row that is no dict is the value."""
+    if not isinstance(row, dict):
+        return row
+    data = row.get("data")
+    if data is None:
+        return row.get("body")
+    if isinstance(data, (bytes, bytearray, str, list, dict)) and not data:
+        body = row.get("body")
+        return data if body is None else body
+    return data
+
+
+__all__ = ["BaseHandler", "Device", "value_of"]

@@ -1,0 +1,111 @@
+"""What can go wrong inside a worker, and the word under which the server hears of it.
+
+    PredictionException     the author's own answer: a message and a status for the client
+      BadPicture            a built-in handler was sent what is no picture
+    ModelNotLoadable        the archive's model cannot be loaded; names the file and what was expected
+    BadResponse             the handler set a status or header that no response can carry
+
+Knows no HTTP beyond the numbers an author writes himself, and nothing of the wire. `describe_failure` is the one place
+that turns an exception into kind, message and code; across the process border an error travels as these, never pickled.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+HANDLER = "handler"
+PREDICTION = "prediction"
+MEMORY = "memory"
+EXPIRED = "expired"
+CANCELLED = "cancelled"
+TOO_LARGE = "too_large"
+BAD_HEADER = "bad_header"
+
+# What allocators of torch, CUDA and ONNX Runtime write when they raise a plain RuntimeError: models in TorchScript and
+# C++ extensions lose the type of torch's OutOfMemoryError on the way. Compared in lower case.
+_MEMORY_WORDS = (
+    "cuda out of memory",
+    "cuda error: out of memory",
+    "hip out of memory",
+    "mps backend out of memory",
+    "xpu out of memory",
+    "defaultcpuallocator: can't allocate memory",
+    "defaultcpuallocator: not enough memory",
+    "failed to allocate memory for requested buffer",
+    "cublas_status_alloc_failed",
+    "std::bad_alloc",
+)
+
+
+class PredictionException(Exception):
+    """Raised by a handler to answer with a status and a message of its own.
+
+    The message goes to the client as it is, so it must say nothing of paths or modules. All items of the batch that
+    were in the call get it, unless the server isolates them.
+    """
+
+    def __init__(self, message: str, error_code: int = 500) -> None:
+        self.message = message
+        self.error_code = error_code
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return f"{self.message} : {self.error_code}"
+
+
+class BadPicture(PredictionException):
+    """The request's value is no picture that the handler can use. The client's fault, so its code is 400."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, 400)
+
+
+class ModelNotLoadable(RuntimeError):
+    """The model of the archive cannot be loaded; the message names the file and what would be right."""
+
+
+class BadResponse(Exception):
+    """The handler set a status, reason or header that is of the wrong type; only its own item fails."""
+
+
+class Failure(NamedTuple):
+    """A handler's exception as data: the kind above, the sentence for the client, the status."""
+
+    kind: str
+    message: str
+    code: int
+
+
+def describe_failure(error: BaseException) -> Failure:
+    """Classify what a handler raised.
+
+    PredictionException keeps its message and code; running out of host or device memory is 507, told by type, and by
+    the allocators' own words where only those are left (a text that merely contains `CUDA` does not count);
+    everything else is 503 `Prediction failed`.
+    """
+    if isinstance(error, PredictionException):
+        return Failure(PREDICTION, str(error.message), _as_status(error.error_code))
+    if is_out_of_memory(error):
+        return Failure(MEMORY, "Out of resources", 507)
+    if isinstance(error, BadResponse):
+        return Failure(BAD_HEADER, str(error), 503)
+    return Failure(HANDLER, "Prediction failed", 503)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether host or device memory ran out. Looks at types by name, so torch need not be there."""
+    if isinstance(error, MemoryError):
+        return True
+    if any(base.__name__ == "OutOfMemoryError" for base in type(error).__mro__):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error).lower()
+    return any(words in text for words in _MEMORY_WORDS)
+
+
+def _as_status(code: object) -> int:
+    """The author's status as a number from 100 to 999; anything else is 500, the default of PredictionException."""
+    if isinstance(code, int) and 100 <= code <= 999:
+        return int(code)
+    return 500

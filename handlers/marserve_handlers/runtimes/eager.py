@@ -1,0 +1,108 @@
+"""Loads eager models: a class from the archive's model file, and weights for it that are data and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from marserve_handlers.classes import list_classes_from_module
+from marserve_handlers.errors import ModelNotLoadable
+
+
+def load_eager(model_dir: str, model_file: str, weights: str | None, device: Any) -> torch.nn.Module:
+    """The one model class of `model_file`, built without arguments, with its weights, on `device`, for evaluation.
+
+    `weights` is a path: `.safetensors`, or what `torch.save` wrote of a state dict, read with `weights_only=True`;
+    where a `.safetensors` file of the same name lies beside it, that one is read. None leaves the class's own numbers.
+    Raises ModelNotLoadable for a missing file, for more or fewer classes than one, for weights that do not fit, and
+    for a file that holds more than weights.
+    """
+    model = _build(model_dir, model_file)
+    if weights is not None:
+        _load_weights(model, _preferred(weights), device)
+    model.to(device)
+    model.eval()
+    return model
+
+
+def _build(model_dir: str, model_file: str) -> torch.nn.Module:
+    path = os.path.join(model_dir, model_file)
+    if not os.path.isfile(path):
+        raise ModelNotLoadable(f"Missing the {model_file} file")
+    module = _import_file(path)
+    classes = list_classes_from_module(module)
+    if len(classes) != 1:
+        names = ", ".join(found.__name__ for found in classes) or "none"
+        raise ModelNotLoadable(f"Expected only one class as model definition. {model_file} defines {names}.")
+    model = classes[0]()
+    if not isinstance(model, torch.nn.Module):
+        raise ModelNotLoadable(f"Class {classes[0].__name__} of {model_file} is no torch.nn.Module.")
+    return model
+
+
+def _import_file(path: str) -> ModuleType:
+    """The module of that file, under its own name, so that a handler that imports it sees the same classes."""
+    name = os.path.splitext(os.path.basename(path))[0]
+    known = sys.modules.get(name)
+    if known is not None and _is_same_file(getattr(known, "__file__", None), path):
+        return known
+    if known is not None:
+        name = f"archive_model_{name}"  # the name is taken, e.g. by a module of the standard library
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ModelNotLoadable(f"{os.path.basename(path)} is no Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    folder = os.path.dirname(path)
+    is_added = folder not in sys.path
+    if is_added:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    finally:
+        if is_added:
+            sys.path.remove(folder)
+    return module
+
+
+def _is_same_file(first: str | None, second: str) -> bool:
+    return first is not None and os.path.realpath(first) == os.path.realpath(second)
+
+
+def _preferred(weights: str) -> str:
+    beside = os.path.splitext(weights)[0] + ".safetensors"
+    return beside if os.path.isfile(beside) else weights
+
+
+def _load_weights(model: torch.nn.Module, path: str, device: Any) -> None:
+    name = os.path.basename(path)
+    if not os.path.isfile(path):
+        raise ModelNotLoadable(f"The archive's serialized file {name} is missing.")
+    try:
+        if path.endswith(".safetensors"):
+            from safetensors.torch import load_model
+
+            load_model(model, path, device=str(device))
+            return
+        state = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ModelNotLoadable(
+            f"{name} holds more than weights. Save the state dict, best as .safetensors: nothing else is unpickled."
+        ) from error
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ModelNotLoadable(f"The weights of {name} cannot be loaded: {error}") from error
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, TypeError) as error:
+        raise ModelNotLoadable(f"The weights of {name} do not fit the model: {error}") from error

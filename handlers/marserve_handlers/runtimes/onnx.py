@@ -1,0 +1,196 @@
+"""Runs ONNX models: arrays in, arrays out, without torch. Opens a session as the model's configuration says.
+
+ONNX Runtime 1.31 reports its use to its maker from the moment it is imported: a thread, a database in the user's cache
+folder, connections. That is switched off here, before the import, unless `ORT_DISABLE_TELEMETRY` is set already.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import onnxruntime
+
+from marserve_handlers.errors import ModelNotLoadable
+
+OPTIONS = (
+    "providers",
+    "provider_options",
+    "intra_op_num_threads",
+    "inter_op_num_threads",
+    "graph_optimization_level",
+    "execution_mode",
+    "enable_mem_pattern",
+    "enable_cpu_mem_arena",
+    "log_severity_level",
+    "config_entries",
+)
+"""The keys of `onnx` in a model's configuration."""
+
+_LEVELS = {
+    "disable": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+
+_MODES = {
+    "sequential": onnxruntime.ExecutionMode.ORT_SEQUENTIAL,
+    "parallel": onnxruntime.ExecutionMode.ORT_PARALLEL,
+}
+
+# What a session's inputs are called, and the dtype that arrays of other kinds are turned into for them.
+_DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(int16)": np.int16,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+    "tensor(bool)": np.bool_,
+}
+
+
+def available_kinds() -> set[str]:
+    """The kinds of devices, as `devices.choose_device` calls them, that ONNX Runtime can use here."""
+    names = {"CUDAExecutionProvider": "cuda", "ROCMExecutionProvider": "cuda"}
+    return {names[name] for name in onnxruntime.get_available_providers() if name in names}
+
+
+def open_session(
+    path: str, device: str = "cpu", options: Mapping[str, Any] | None = None, threads: int = 0
+) -> onnxruntime.InferenceSession:
+    """The session of the ONNX model of `path`.
+
+    `options` is `onnx` of the model's configuration (see OPTIONS): `providers` in order of preference, by name with or
+    without `ExecutionProvider`; without them CUDA for a CUDA device, then the CPU. `graph_optimization_level` is
+    `disable`, `basic`, `extended` or `all`; `execution_mode` is `sequential` or `parallel`. `threads` is how many the
+    worker may use inside one operator where the options do not say, 0 for ONNX Runtime's choice.
+    Raises ModelNotLoadable for a file that is no model, an unknown option, and a provider that is not installed.
+    """
+    settings = dict(options or {})
+    unknown = sorted(set(settings) - set(OPTIONS))
+    if unknown:
+        raise ModelNotLoadable(f"onnx of the model's configuration has unknown keys: {', '.join(unknown)}.")
+    if not os.path.isfile(path):
+        raise ModelNotLoadable(f"The archive's serialized file {os.path.basename(path)} is missing.")
+    session_options = _session_options(settings, threads)
+    providers, provider_options = _providers(settings, device)
+    try:
+        return onnxruntime.InferenceSession(
+            path, sess_options=session_options, providers=providers, provider_options=provider_options
+        )
+    except Exception as error:
+        raise ModelNotLoadable(f"{os.path.basename(path)} is no ONNX model that can be run: {error}") from error
+
+
+def is_session(model: Any) -> bool:
+    """Whether `model` is a session of ONNX Runtime."""
+    return isinstance(model, onnxruntime.InferenceSession)
+
+
+def run(session: onnxruntime.InferenceSession, data: Any) -> Any:
+    """Run the session: an array for its only output, a list of arrays for several.
+
+    `data` is the only input as an array, a tensor or nested lists; a list or tuple of as many arrays as there are
+    inputs; or a dict of them by name. Numbers of another type than the input's are converted.
+    """
+    inputs = session.get_inputs()
+    if isinstance(data, Mapping):
+        given: dict[str, Any] = dict(data)
+    elif len(inputs) == 1:
+        given = {inputs[0].name: data}
+    elif isinstance(data, (list, tuple)) and len(data) == len(inputs):
+        given = {spec.name: value for spec, value in zip(inputs, data, strict=True)}
+    else:
+        names = ", ".join(spec.name for spec in inputs)
+        raise ValueError(f"The model has the inputs {names}: give a dict of arrays by name, or as many arrays.")
+    types = {spec.name: spec.type for spec in inputs}
+    feed = {name: _as_input(value, types.get(name, "")) for name, value in given.items()}
+    outputs: list[Any] = session.run(None, feed)
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _as_input(value: Any, kind: str) -> Any:
+    if hasattr(value, "detach"):  # a torch tensor, without torch imported here
+        value = value.detach().cpu().numpy()
+    array = np.asarray(value)
+    wanted = _DTYPES.get(kind)
+    if wanted is None or array.dtype == wanted:
+        return array
+    return array.astype(wanted)
+
+
+def _session_options(settings: Mapping[str, Any], threads: int) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = _whole(settings, "intra_op_num_threads", threads)
+    options.inter_op_num_threads = _whole(settings, "inter_op_num_threads", 0)
+    if "log_severity_level" in settings:
+        options.log_severity_level = _whole(settings, "log_severity_level", 2)
+    if "graph_optimization_level" in settings:
+        options.graph_optimization_level = _word(settings, "graph_optimization_level", _LEVELS)
+    if "execution_mode" in settings:
+        options.execution_mode = _word(settings, "execution_mode", _MODES)
+    for key in ("enable_mem_pattern", "enable_cpu_mem_arena"):
+        if key in settings:
+            setattr(options, key, bool(settings[key]))
+    for key, value in (settings.get("config_entries") or {}).items():
+        options.add_session_config_entry(str(key), str(value))
+    return options
+
+
+def _whole(settings: Mapping[str, Any], key: str, default: int) -> int:
+    value = settings.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ModelNotLoadable(f"onnx.{key} of the model's configuration is {value!r}; it must be a whole number >= 0.")
+    return value
+
+
+def _word(settings: Mapping[str, Any], key: str, known: Mapping[str, Any]) -> Any:
+    word = str(settings[key]).lower().removeprefix("ort_").removeprefix("enable_").removesuffix("_all")
+    if word not in known:
+        raise ModelNotLoadable(
+            f"onnx.{key} of the model's configuration is {settings[key]!r}; it must be one of {', '.join(known)}."
+        )
+    return known[word]
+
+
+def _providers(settings: Mapping[str, Any], device: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """Provider names in order, and an options dict for each."""
+    available: Sequence[str] = onnxruntime.get_available_providers()
+    wanted = settings.get("providers")
+    kind, _, number = device.partition(":")
+    if wanted is None:
+        names = [name for name in _defaults(kind) if name in available]
+    else:
+        names = [_full_name(str(name)) for name in ([wanted] if isinstance(wanted, str) else wanted)]
+        missing = [name for name in names if name not in available]
+        if missing:
+            raise ModelNotLoadable(
+                f"onnx.providers of the model's configuration names {', '.join(missing)}; "
+                f"installed are {', '.join(available)}."
+            )
+    given = settings.get("provider_options") or {}
+    options = []
+    for name in names:
+        own = dict(given.get(name) or given.get(name.removesuffix("ExecutionProvider")) or {})
+        if kind == "cuda" and number and name in ("CUDAExecutionProvider", "ROCMExecutionProvider"):
+            own.setdefault("device_id", number)
+        options.append({str(key): str(value) for key, value in own.items()})
+    return names, options
+
+
+def _defaults(kind: str) -> list[str]:
+    accelerators = ["CUDAExecutionProvider", "ROCMExecutionProvider"] if kind == "cuda" else []
+    return [*accelerators, "CPUExecutionProvider"]
+
+
+def _full_name(name: str) -> str:
+    return name if name.endswith("ExecutionProvider") else f"{name}ExecutionProvider"

@@ -1,0 +1,97 @@
+"""Torch's side of a handler, whatever the model was saved as: devices, tensors, running, compiling, profiling."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from marserve_handlers.devices import choose_device
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def find_device(gpu_id: int | None, device_type: str | None = None) -> torch.device:
+    """The device that a worker with `gpu_id` computes on, see `devices.choose_device`.
+
+    CUDA and XPU are only asked for where there is a gpu id: asking can make a process unfit for forking.
+    """
+    available = set()
+    if gpu_id is not None:
+        if torch.cuda.is_available():
+            available.add("cuda")
+        if torch.xpu.is_available():
+            available.add("xpu")
+    if torch.backends.mps.is_available():
+        available.add("mps")
+    return torch.device(str(choose_device(gpu_id, available, device_type)))
+
+
+def as_tensor(rows: Any, device: Any) -> torch.Tensor:
+    """A tensor of `rows` on `device`; arrays and tensors that lie there already are not copied."""
+    return torch.as_tensor(rows, device=device)
+
+
+def stack(rows: list[Any], device: Any) -> torch.Tensor:
+    """One tensor [B, …] of B arrays, tensors or nested lists of one shape, on `device`, floats as float32."""
+    tensors = [row if isinstance(row, torch.Tensor) else torch.as_tensor(row, dtype=torch.float32) for row in rows]
+    return torch.stack(tensors).to(device)
+
+
+def run(model: Any, data: Any, device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the model on `data`, moved to `device`, in inference mode."""
+    with torch.inference_mode():
+        return model(data.to(device), *args, **kwargs)
+
+
+def compile_model(model: T, options: Mapping[str, Any]) -> T:
+    """The model, compiled with `options`, or as it was where compiling fails, with a warning in the log.
+
+    Compiling happens at the first call; what fails there is logged by torch and run without compilation, too.
+    """
+    try:
+        import torch._dynamo
+
+        torch._dynamo.config.suppress_errors = True
+        compiled: T = torch.compile(model, **options)  # type: ignore[call-overload]
+    except Exception:
+        logger.warning("Compiling the model with %s failed; it runs without compilation", dict(options), exc_info=True)
+        return model
+    logger.info("The model is compiled with %s", dict(options))
+    return compiled
+
+
+def profile(work: Callable[[], T], folder_name: str, options: Mapping[str, Any]) -> tuple[T, Any]:
+    """Run `work` under torch's profiler: its result and the profiler.
+
+    `options` go to `torch.profiler.profile`; the defaults write a trace a call into
+    `pytorch_profiler/{folder_name}` of the system's temporary folder, for TensorBoard and Perfetto.
+    """
+    arguments = dict(options)
+    if not arguments:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        arguments = {"activities": activities, "record_shapes": True}
+    if "on_trace_ready" not in arguments:
+        folder = os.path.join(tempfile.gettempdir(), "pytorch_profiler", folder_name)
+        arguments["on_trace_ready"] = torch.profiler.tensorboard_trace_handler(folder)
+        logger.info("Profiler traces are written to %s", folder)
+    with torch.profiler.profile(**arguments) as profiler:
+        return work(), profiler
+
+
+@contextlib.contextmanager
+def deprecations_ignored() -> Iterator[None]:
+    """Keeps torch's advice to move on from TorchScript out of the log: the archive is what it is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield

@@ -1,0 +1,6 @@
+"""TorchServe's name for what handlers took from its service."""
+
+from marserve_handlers.errors import PredictionException
+from marserve_handlers.metrics_store import PREDICTION_METRIC, emit_metrics
+
+__all__ = ["PREDICTION_METRIC", "PredictionException", "emit_metrics"]

@@ -1,0 +1,1 @@
+"""TorchServe's name for the built-in handlers."""

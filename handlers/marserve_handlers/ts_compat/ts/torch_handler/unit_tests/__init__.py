@@ -1,0 +1,1 @@
+"""TorchServe's name for what its tests offered to others'."""

@@ -1,0 +1,5 @@
+"""TorchServe's name for `marserve_handlers.vision`."""
+
+from marserve_handlers.vision import VisionHandler
+
+__all__ = ["VisionHandler"]

@@ -1,0 +1,3 @@
+"""The version of TorchServe whose handlers' interface is offered under its import names."""
+
+__version__ = "0.12.0"

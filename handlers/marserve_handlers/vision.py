@@ -1,0 +1,111 @@
+"""`VisionHandler`: what handlers of pictures share, from a batch of rows to one tensor or array."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from marserve_handlers.base import BaseHandler, value_of
+from marserve_handlers.context import Context
+from marserve_handlers.errors import BadPicture, PredictionException
+from marserve_handlers.pictures import FloatArray, PictureTransform, open_picture
+from marserve_handlers.timing import timed
+
+_TRANSFORM_KEYS = ("mode", "resize", "size", "scale", "mean", "std")
+
+
+class VisionHandler(BaseHandler):
+    """A handler whose rows are pictures: bytes of an image file, base64 text of them, or nested lists of numbers.
+
+    `image_processing` turns one Pillow image into what the model takes. Subclasses may set it to any callable, for
+    example torchvision's transforms; where it is ours, `handler` of the model's configuration sets it up.
+    """
+
+    image_processing: Any = PictureTransform()
+
+    def initialize(self, context: Context) -> None:
+        """Load the model and read `handler` of its configuration.
+
+        Without `limit_max_image_pixels` pictures of any size are opened. Raises ValueError for a setting of the
+        transform that cannot be used.
+        """
+        super().initialize(context)
+        if not context.system_properties.get("limit_max_image_pixels", True):
+            Image.MAX_IMAGE_PIXELS = None
+        section = self.model_yaml_config.get("handler")
+        is_ours = isinstance(self.image_processing, PictureTransform)
+        if is_ours and isinstance(section, dict) and any(key in section for key in _TRANSFORM_KEYS):
+            self.image_processing = PictureTransform.from_config(section)
+
+    @timed
+    def preprocess(self, data: list[Any]) -> Any:
+        """B rows in; float32 [B, C, H, W] out, a tensor on the device, or an array for an ONNX model.
+
+        Rows that are nested lists are taken as they are, without any transform. Raises BadPicture for a row that is
+        neither a picture nor numbers, or whose shape is not that of the others.
+        """
+        transform = self.image_processing
+        if isinstance(transform, PictureTransform):
+            batch: Any = _fill_batch([value_of(row) for row in data], transform)
+            if self.takes_arrays:
+                return batch
+            from marserve_handlers.runtimes.tensors import as_tensor
+
+            return as_tensor(batch, self.device)
+        rows = [self._process_row(value_of(row)) for row in data]
+        if self.takes_arrays:
+            return np.stack([np.asarray(row) for row in rows])
+        from marserve_handlers.runtimes.tensors import stack
+
+        return stack(rows, self.device)
+
+    def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> Any:
+        """How much each pixel spoke for class `target`: integrated gradients, nested lists of the input's shape.
+
+        Needs the package captum and a model in torch; answers 501 without.
+        """
+        try:
+            captum = importlib.import_module("captum.attr")
+        except ImportError:
+            raise PredictionException("Explanations of pictures need the package captum on the server.", 501) from None
+        if self.takes_arrays:
+            raise PredictionException("Explanations of pictures need a model in torch; this one is ONNX.", 501)
+        attributions: Any = captum.IntegratedGradients(self.model).attribute(
+            tensor_data, target=int(target), n_steps=15
+        )
+        return attributions.tolist()
+
+    def _process_row(self, value: Any) -> Any:
+        if isinstance(value, (bytes, bytearray, str)):
+            return self.image_processing(open_picture(value))
+        return _numbers(value)
+
+
+def _fill_batch(values: list[Any], transform: PictureTransform) -> FloatArray:
+    """One array [B, C, H, W]; pictures of one known size are written straight into their place."""
+    if transform.size is not None and all(isinstance(value, (bytes, bytearray, str)) for value in values):
+        batch = np.empty((len(values), transform.channels, *transform.size), dtype=np.float32)
+        for place, value in zip(batch, values, strict=True):
+            transform.fill(open_picture(value), place)
+        return batch
+    rows = [
+        transform.to_array(open_picture(value)) if isinstance(value, (bytes, bytearray, str)) else _numbers(value)
+        for value in values
+    ]
+    if any(row.shape != rows[0].shape for row in rows):
+        raise BadPicture("The picture's size is not the one that this model takes.")
+    return np.stack(rows)
+
+
+def _numbers(value: Any) -> FloatArray:
+    if not isinstance(value, list):
+        raise BadPicture("The request holds no picture: send an image file as the body, or as the form field data.")
+    try:
+        return np.asarray(value, dtype=np.float32)
+    except (ValueError, TypeError) as error:
+        raise BadPicture(
+            "The request's lists are no picture: they must hold numbers, in rows of one length."
+        ) from error

@@ -1,0 +1,24 @@
+"""Built-in handlers by the names that manifests use."""
+
+from __future__ import annotations
+
+import pytest
+
+from marserve_handlers.builtin import BUILT_IN, find_built_in
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_built_in_handler_can_be_found(name: str) -> None:
+    """Its class comes back, with the methods that a worker calls."""
+    pytest.importorskip("PIL.Image")
+    found = find_built_in(name)
+
+    assert found is not None
+    assert found.__name__ == BUILT_IN[name][1]
+    assert callable(found().handle)  # type: ignore[attr-defined]
+    assert callable(found().initialize)  # type: ignore[attr-defined]
+
+
+def test_another_name_is_none() -> None:
+    """A handler of the archive's own."""
+    assert find_built_in("my_handler") is None
