@@ -48,9 +48,10 @@ from marserve.messages import Load
 from marserve.pool.launchers import Launchers
 from marserve.pool.options import PoolOptions
 from marserve.pool.supervisor import Pool
+from marserve.registry.calls import RegistryOptions
 from marserve.registry.intake import Intake
-from marserve.registry.models import Registry, RegistryOptions
-from marserve.settings import KEYS, Address, Settings, startup_report
+from marserve.registry.models import Registry
+from marserve.settings import Address, Settings, startup_report
 from marserve.store.local import LocalStore
 from marserve.telemetry.logs import Logs, configure_logs
 from marserve.telemetry.metrics import Metrics, VersionMetrics
@@ -70,9 +71,7 @@ def run(settings: Settings) -> int:
     What kept it from starting is said in one sentence on standard error. Raises BadSettings for logs that cannot be
     written; nothing was started then.
     """
-    logs = configure_logs(
-        folder=settings.log_location, format=settings.log_format, level=settings.log_level
-    )
+    logs = configure_logs(folder=settings.log_location, format=settings.log_format, level=settings.log_level)
     try:
         uvloop.run(Server(settings, logs).serve())
     except CannotStart as error:
@@ -144,7 +143,8 @@ class Server:
             machine = await asyncio.to_thread(describe_machine, os.environ)
         except BadSettings as error:
             raise CannotStart(str(error)) from error
-        for line in startup_report(settings, version=__version__, cores=machine.cores, accelerators=machine.accelerators):
+        report = startup_report(settings, version=__version__, cores=machine.cores, accelerators=machine.accelerators)
+        for line in report:
             log.info("%s", line)
         for warning in settings.warnings:
             log.warning("%s", warning)
@@ -174,7 +174,7 @@ class Server:
             stack.callback(listener.close)
         if not settings.disable_system_metrics:
             self._keep(stack, self._watch_machine(machine, metrics))
-        reading = self._keep(stack, registry.load_at_start(KEYS["load_models"].show(settings.load_models)))
+        reading = self._keep(stack, registry.load_at_start(settings.load_models))
         await asyncio.wait(
             [reading, asyncio.ensure_future(self._stop_asked.wait())],
             timeout=READ_MODELS_FIRST_S,
@@ -204,7 +204,9 @@ class Server:
             pool.on_measured = lambda values: metrics.update_custom(options.model, values)  # type: ignore[method-assign]
             return pool
 
-        intake = Intake(LocalStore(settings.model_store), scratch / "models", archive_limits(settings))
+        intake = Intake(
+            LocalStore(settings.model_store), scratch / "models", archive_limits(settings), settings.trusted_models
+        )
         return Registry(registry_options(settings, machine, devices), intake, make_pool, metrics)
 
     def _bind(self, registry: Registry, metrics: Metrics, connections: ConnectionTable) -> list[Listener]:
@@ -223,7 +225,7 @@ class Server:
         try:
             for names in by_address.values():
                 listener = self._bind_one(names, wanted[names[0]], registry, metrics, connections)
-                listeners.append(listener)  # noqa: PERF401 - what was bound before a failure must be closed
+                listeners.append(listener)
         except BaseException:
             for listener in listeners:
                 listener.close()
@@ -253,7 +255,11 @@ class Server:
             overload_status=settings.unavailable_status,
         )
         config = uvicorn.Config(
-            build_app(routers, title=f"marserve: {' and '.join(names)} API"),
+            build_app(
+                routers,
+                title=f"marserve: {' and '.join(names)} API",
+                overload_status=settings.unavailable_status,
+            ),
             http=connection,
             ws="none",
             lifespan="off",
@@ -374,7 +380,8 @@ def worker_environment(settings: Settings) -> dict[str, str]:
         name: value for name, value in os.environ.items() if hidden is None or hidden.fullmatch(name) is None
     }
     environment["TS_DECODE_INPUT_REQUEST"] = str(settings.decode_input_request).lower()
-    environment["MARSERVE_VERSION"] = __version__
+    # onnxruntime reports its use to its makers as soon as it is imported, unless told not to.
+    environment["ORT_DISABLE_TELEMETRY"] = "1"
     return environment
 
 
@@ -414,5 +421,5 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
         limit_max_image_pixels=settings.limit_max_image_pixels,
         max_answer_bytes=settings.max_response_size,
         gpu_count=devices,
-        models={},
+        models=settings.models,
     )

@@ -41,7 +41,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     make_archive(store / "echo.mar", ECHO)
     make_archive(store / "echo2.mar", ECHO.replace("of %d", "by the second of %d"), name="echo", version="2.0")
     make_archive(
-        store / "batched.mar", ECHO, config="minWorkers: 1\nmaxWorkers: 1\nbatchSize: 16\nmaxBatchDelay: 500\nbatchPolicy: fixed\n"
+        store / "batched.mar",
+        ECHO,
+        config="minWorkers: 1\nmaxWorkers: 1\nbatchSize: 16\nmaxBatchDelay: 500\nbatchPolicy: fixed\n",
     )
     make_archive(store / "twins.mar", ECHO, config="minWorkers: 2\nmaxWorkers: 2\nbatchSize: 4\nmaxBatchDelay: 5\n")
     with Server(folder, store=store, settings={"job_queue_size": "1000"}) as server:

@@ -1,0 +1,128 @@
+"""One listener's FastAPI application, made of finished routers: paths, errors and JSON as the contract has them.
+
+Inference requests do not come here, the connection takes them; everything else does. Request ids, caching and CORS
+headers are the connection's too, so that every answer of a listener has them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote, unquote_to_bytes
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from marserve import __version__
+from marserve.api.errors import error_answer
+from marserve.errors import BadInput, MarserveError, MethodNotAllowed, RouteNotFound
+
+log = logging.getLogger("marserve.api")
+
+# What may stand for itself in a path's segment once it is split: printable ASCII, but not the two that mean something.
+_PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("/", "").replace("%", "")
+
+
+class PrettyJson(JSONResponse):
+    """JSON as TorchServe writes it: indented by two, not escaped, one line end."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+
+
+def build_app(
+    routers: Sequence[APIRouter], *, title: str, docs_url: str | None = None, overload_status: int = 503
+) -> FastAPI:
+    """The application of one listener. Routers that share a path are asked in their order.
+
+    `docs_url` is where a page for people is served, if anywhere; it needs scripts from outside. `overload_status` is
+    for what is refused because the server is full or going.
+    """
+    app = FastAPI(
+        title=title,
+        version=__version__,
+        docs_url=docs_url,
+        redoc_url=None,
+        openapi_url="/openapi.json" if docs_url else None,
+        redirect_slashes=False,
+        default_response_class=PrettyJson,
+    )
+    for router in routers:
+        app.include_router(router)
+
+    async def answer(request: Request, error: Exception) -> Response:
+        return error_response(_translate(error), overload_status)
+
+    for kind in (MarserveError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, answer)
+    app.add_middleware(Border)
+    return app
+
+
+class Border:
+    """What every request passes: its path is split before it is decoded, and what nobody foresaw becomes a 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope = {**scope, "path": split_path(scope.get("raw_path") or quote(scope["path"]).encode())}
+        has_begun = False
+
+        async def note_begin(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note_begin)
+        except ClientDisconnect:
+            # Nobody is left to answer, and nothing went wrong here.
+            return
+        except Exception as error:
+            # A border: a defect of ours in one call must neither end the connection without an answer nor be silent.
+            request_id = scope.get("state", {}).get("request_id", "-")
+            log.exception("Request %s failed: %s %s", request_id, scope["method"], scope["path"])
+            if has_begun:
+                raise
+            await error_response(error)(scope, receive, send)
+
+
+def split_path(raw: bytes) -> str:
+    """The path with its segments decoded, so that equal names compare equal, and then encoded where they would clash.
+
+    A `%2F` stays part of a name instead of making two of it; slashes at the end do not count.
+    """
+    segments = raw.rstrip(b"/").split(b"/")
+    return "/".join(quote(unquote_to_bytes(segment), safe=_PLAIN) for segment in segments) or "/"
+
+
+def error_response(error: Exception, overload_status: int = 503) -> Response:
+    """An error as the contract's error object."""
+    answer = error_answer(error, overload_status=overload_status)
+    return Response(answer.body, status_code=answer.status, headers=dict(answer.headers))
+
+
+def _translate(error: Exception) -> Exception:
+    """What the framework refuses, as an error of ours."""
+    if isinstance(error, RequestValidationError):
+        places = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors())
+        return BadInput(f"The request cannot be used: {places}.")
+    if not isinstance(error, HTTPException):
+        return error
+    if error.status_code == 404:
+        return RouteNotFound()
+    if error.status_code == 405:
+        return MethodNotAllowed()
+    return BadInput(f"The request cannot be used: {error.detail}.")

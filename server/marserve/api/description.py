@@ -1,0 +1,194 @@
+"""The API description: an OpenAPI document of what a listener really serves (contract 1.12).
+
+FastAPI writes the part that it serves; inference requests never reach it, so their part stands here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter
+from fastapi.openapi.utils import get_openapi
+from starlette.requests import Request
+from starlette.responses import Response
+
+from marserve import __version__
+from marserve.api.application import PrettyJson
+from marserve.api.management import Name
+from marserve.api.schemas import ErrorBody
+from marserve.registry.models import Registry
+
+Document = dict[str, Any]
+
+
+def description_router(registry: Registry, *, has_inference: bool = False, has_management: bool = False) -> APIRouter:
+    """`OPTIONS /` and `/api-description`, and what describes one model, for a listener that serves these APIs.
+
+    It must come before the management router: of two routes that take the same path the first one answers.
+    """
+    router = APIRouter(default_response_class=PrettyJson)
+    kept: list[Document] = []
+
+    def document_of(request: Request) -> Document:
+        if not kept:
+            kept.append(_describe_listener(request, has_inference))
+        return kept[0]
+
+    @router.options("/", operation_id="apiDescription", summary="This document")
+    async def describe(request: Request) -> Response:
+        return PrettyJson(document_of(request))
+
+    @router.get("/api-description", operation_id="apiDescriptionPage", summary="This document", deprecated=True)
+    async def describe_anyhow(request: Request) -> Response:
+        return PrettyJson(document_of(request))
+
+    # An empty list of methods is every method.
+    router.add_route("/api-description", describe, methods=[], include_in_schema=False)
+    if has_inference:
+        _add_inference_models(router, registry)
+    if has_management:
+        _add_management_models(router, registry, document_of)
+    return router
+
+
+def _describe_listener(request: Request, has_inference: bool) -> Document:
+    app = request.app
+    document: Document = get_openapi(
+        title=app.title,
+        version=__version__,
+        description="Model serving for PyTorch and ONNX, compatible with TorchServe.",
+        routes=app.routes,
+    )
+    if has_inference:
+        document["paths"] |= _inference_paths()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas.setdefault("ErrorBody", ErrorBody.model_json_schema())
+    return document
+
+
+# ------------------------------------------------------------------------------------------- inference
+
+# Path, operation id, what it does, whether the query is input too.
+_INFERENCE = (
+    ("/predictions/{model_name}", "predictions", "Predict with a model's default version", False),
+    ("/predictions/{model_name}/{model_version}", "version_predictions", "Predict with a version", False),
+    ("/explanations/{model_name}", "explanations", "Explain a prediction of the default version", False),
+    ("/explanations/{model_name}/{model_version}", "version_explanations", "Explain a prediction of a version", False),
+    ("/v1/models/{model_name}:predict", "kserve_v1_predict", "Predict (KServe V1)", False),
+    ("/v1/models/{model_name}:explain", "kserve_v1_explain", "Explain (KServe V1)", False),
+    ("/v2/models/{model_name}/infer", "kserve_v2_infer", "Predict (KServe V2)", False),
+    ("/v2/models/{model_name}/explain", "kserve_v2_explain", "Explain (KServe V2)", False),
+    ("/invocations", "invocations", "Predict (SageMaker)", True),
+    ("/models/{model_name}/invoke", "invoke", "Predict (SageMaker, several models)", True),
+    ("/{model_name}/predict", "legacy_predict", "Predict (older form)", True),
+    ("/{model_name}/{model_version}/predict", "legacy_version_predict", "Predict with a version (older form)", True),
+)
+
+
+def _inference_paths(model: str | None = None) -> Document:
+    """The inference paths; for one model those that name a model, with its name in them."""
+    paths: Document = {}
+    for path, operation, summary, takes_query in _INFERENCE:
+        if model is not None and "{model_name}" not in path:
+            continue
+        named = path if model is None else path.replace("{model_name}", quote(model, safe=""))
+        paths[named] = {"post": _inference_operation(named, operation, summary, takes_query)}
+    return paths
+
+
+def _inference_operation(path: str, operation: str, summary: str, takes_query: bool) -> Document:
+    parameters: list[Document] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in ("model_name", "model_version")
+        if "{" + name + "}" in path
+    ]
+    if path == "/invocations":
+        parameters.append(
+            {
+                "name": "model_name",
+                "in": "query",
+                "description": "the model; may be left out when exactly one was loaded at start",
+                "schema": {"type": "string"},
+            }
+        )
+    about = "Any method will do. The handler gets the body as it is"
+    error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}}
+    return {
+        "operationId": operation,
+        "summary": summary,
+        "description": f"{about}, and the query's parameters beside it." if takes_query else f"{about}.",
+        "parameters": parameters,
+        "requestBody": {
+            "content": {
+                "*/*": {"schema": {"type": "string", "format": "binary"}},
+                "multipart/form-data": {"schema": {"type": "object"}},
+            }
+        },
+        "responses": {
+            "200": {
+                "description": "What the handler answered; it may choose another status and any content type.",
+                "content": {"*/*": {"schema": {}}},
+            },
+            "404": {"description": "No such model or version.", **error},
+            "413": {"description": "The body is too large.", **error},
+            "500": {"description": "The worker died or took too long.", **error},
+            "503": {"description": "No worker, the queue is full, or the handler raised.", **error},
+            "504": {"description": "The deadline passed.", **error},
+            "507": {"description": "Memory ran out.", **error},
+        },
+    }
+
+
+def _add_inference_models(router: APIRouter, registry: Registry) -> None:
+    """`OPTIONS` on every inference route that names a model: the document of that model."""
+
+    async def describe(model_name: Name, model_version: Name | None = None) -> Response:
+        registry.check_exists(model_name, model_version)
+        return PrettyJson(_model_document(f"RESTful API for: {model_name}", _inference_paths(model_name)))
+
+    async def describe_default(model_name: Name) -> Response:
+        return await describe(model_name)
+
+    async def describe_version(model_name: Name, model_version: Name) -> Response:
+        return await describe(model_name, model_version)
+
+    for path, operation, _, _ in _INFERENCE:
+        if "{model_name}" in path:
+            endpoint = describe_version if "{model_version}" in path else describe_default
+            router.add_api_route(
+                path, endpoint, methods=["OPTIONS"], include_in_schema=False, name=f"describe_{operation}"
+            )
+
+
+def _model_document(title: str, paths: Document) -> Document:
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": "1.0.0"},
+        "paths": paths,
+        "components": {"schemas": {"ErrorBody": ErrorBody.model_json_schema()}},
+    }
+
+
+# ------------------------------------------------------------------------------------------- management
+
+
+def _add_management_models(router: APIRouter, registry: Registry, document_of: Any) -> None:
+    """`OPTIONS` on a model's management paths: what may be done with it."""
+
+    async def describe(request: Request, model_name: str, model_version: str | None) -> Response:
+        registry.check_exists(model_name, model_version)
+        whole = document_of(request)
+        paths = {path: item for path, item in whole["paths"].items() if path.startswith("/models/{model_name}")}
+        paths.pop("/models/{model_name}/invoke", None)
+        document = _model_document(f"RESTful Management API for: {model_name}", paths)
+        document["components"] = whole.get("components", {})
+        return PrettyJson(document)
+
+    @router.options("/models/{model_name}", include_in_schema=False)
+    async def describe_model(request: Request, model_name: Name) -> Response:
+        return await describe(request, model_name, None)
+
+    @router.options("/models/{model_name}/{model_version}", include_in_schema=False)
+    async def describe_version(request: Request, model_name: Name, model_version: Name) -> Response:
+        return await describe(request, model_name, model_version)

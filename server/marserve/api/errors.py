@@ -1,0 +1,219 @@
+"""Which status and which `type` word an error has over HTTP. The only file that knows both.
+
+The table holds TorchServe's words where it has words (contract §1.5) and is looked up along the error's bases, so a new
+error needs a line here only if it is to differ from its parent. Refusals of HTTP itself (a request that cannot be read)
+are declared here too: below this floor nobody knows of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import msgspec
+
+from marserve.errors import (
+    ArchiveNotFound,
+    BadArchive,
+    BadInput,
+    BadSettings,
+    BodyTooLarge,
+    CleanUpTimedOut,
+    ClientError,
+    DeadlinePassed,
+    DefaultVersionInUse,
+    DependencyFailed,
+    Draining,
+    HandlerFailed,
+    LoadFailed,
+    MarserveError,
+    MethodNotAllowed,
+    ModelNotFound,
+    NoTicket,
+    OutOfMemory,
+    QueueFull,
+    RouteNotFound,
+    Unavailable,
+    VersionConflict,
+    VersionNotFound,
+)
+
+INTERNAL = "InternalServerException"
+
+
+class HttpRefusal(MarserveError):
+    """The request cannot be taken as HTTP. Its framing may be in doubt, so the connection closes after the answer."""
+
+
+class MalformedRequest(HttpRefusal):
+    """What came is no HTTP/1.1 request, or one that two servers could read in two ways."""
+
+    cause = "malformed"
+
+    def __init__(self, what: str = "") -> None:
+        super().__init__(f"Invalid HTTP message: {what}." if what else "Invalid HTTP message.")
+
+
+class RequestTooSlow(HttpRefusal):
+    """Header or body did not arrive in time."""
+
+    cause = "too_slow"
+
+    def __init__(self, part: str, limit_s: float) -> None:
+        self.limit_s = limit_s
+        super().__init__(f"The request's {part} did not arrive in time; the limit is {limit_s:g} seconds.")
+
+
+class BodyTooSlow(HttpRefusal):
+    """The body arrives at less than the least rate."""
+
+    cause = "too_slow"
+
+    def __init__(self, least_bytes_per_s: int, window_s: float) -> None:
+        super().__init__(
+            f"The request's body arrives too slowly; at least {least_bytes_per_s} bytes a second are expected, "
+            f"measured over {window_s:g} seconds."
+        )
+
+
+class TargetTooLong(HttpRefusal):
+    """The request line is over its limit."""
+
+    cause = "too_large"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"The request line is longer than {limit_bytes} bytes.")
+
+
+class HeadersTooLarge(HttpRefusal):
+    """Too many header bytes, or too many header lines."""
+
+    cause = "too_large"
+
+    def __init__(self, limit: int, unit: str) -> None:
+        super().__init__(f"The request's header has more than {limit} {unit}.")
+
+
+class ExpectationFailed(HttpRefusal):
+    """An `Expect` other than `100-continue`."""
+
+    cause = "malformed"
+
+    def __init__(self) -> None:
+        super().__init__("The only expectation that can be met is 100-continue.")
+
+
+class TooManyConnections(Unavailable):
+    """The server, or the client's address, has as many connections as it may have."""
+
+    cause = "connections"
+    retry_after_s = 1.0
+
+    def __init__(self, scope: str, limit: int) -> None:
+        super().__init__(f"Too many connections: {limit} are open for {scope}. Close some, or try again later.")
+
+
+class ErrorAnswer(NamedTuple):
+    """An error as HTTP: status, the whole body, and the headers that go with it beside the content type."""
+
+    status: int
+    body: bytes
+    headers: list[tuple[str, str]]
+
+
+_TABLE: dict[type[BaseException], tuple[int, str]] = {
+    MalformedRequest: (400, "BadRequestException"),
+    RequestTooSlow: (408, "RequestTimeoutException"),
+    BodyTooSlow: (408, "RequestTimeoutException"),
+    TargetTooLong: (414, "RequestUriTooLongException"),
+    HeadersTooLarge: (431, "RequestHeaderFieldsTooLargeException"),
+    ExpectationFailed: (417, "ExpectationFailedException"),
+    ClientError: (400, "BadRequestException"),
+    BadInput: (400, "BadRequestException"),
+    BodyTooLarge: (413, "RequestEntityTooLargeException"),
+    RouteNotFound: (404, "ResourceNotFoundException"),
+    MethodNotAllowed: (405, "MethodNotAllowedException"),
+    ModelNotFound: (404, "ModelNotFoundException"),
+    VersionNotFound: (404, "ModelVersionNotFoundException"),
+    ArchiveNotFound: (404, "ModelNotFoundException"),
+    VersionConflict: (409, "ConflictStatusException"),
+    DefaultVersionInUse: (403, "InvalidModelVersionException"),
+    Unavailable: (503, "ServiceUnavailableException"),
+    DeadlinePassed: (504, "RequestTimeoutException"),
+    OutOfMemory: (507, INTERNAL),
+    LoadFailed: (500, INTERNAL),
+    CleanUpTimedOut: (408, "RequestTimeoutException"),
+    BadArchive: (400, "InvalidModelException"),
+    DependencyFailed: (400, "ModelException"),
+    BadSettings: (400, "BadRequestException"),
+    MarserveError: (500, INTERNAL),
+}
+
+# Errors that say "full" or "going", and may be answered with another status than 503 by setting.
+_OVERLOAD = (QueueFull, NoTicket, Draining, TooManyConnections)
+
+_encoder = msgspec.json.Encoder()
+
+
+def error_status(error: BaseException, *, overload_status: int = 503) -> int:
+    """The status of an error. What marserve did not raise on purpose is 500.
+
+    `overload_status` replaces 503 where the server is full or going (429, for clients that retry only on that).
+    """
+    if isinstance(error, HandlerFailed):
+        # The author chooses, but not what HTTP gives a meaning of its own; 413 is about the request (contract §1.5).
+        if error.code == 413:
+            return 507
+        return error.code if 200 <= error.code <= 999 else 500
+    if isinstance(error, LoadFailed) and error.out_of_memory:
+        return 507
+    if isinstance(error, _OVERLOAD):
+        return overload_status
+    return _entry(error)[0]
+
+
+def error_type(error: BaseException) -> str:
+    """TorchServe's word for the kind of error."""
+    return _entry(error)[1]
+
+
+def error_message(error: BaseException) -> str:
+    """What a client may read. Of errors that nobody foresaw it says nothing: their text may hold anything."""
+    return error.message if isinstance(error, MarserveError) else "The server failed to handle the request."
+
+
+def error_body(error: BaseException, *, overload_status: int = 503) -> bytes:
+    """The error object, exactly `code`, `type` and `message`, indented by two, with a line end (contract §1.5)."""
+    document = {
+        "code": error_status(error, overload_status=overload_status),
+        "type": error_type(error),
+        "message": error_message(error).encode("utf-8", "replace").decode(),
+    }
+    return msgspec.json.format(_encoder.encode(document), indent=2) + b"\n"
+
+
+def error_headers(error: BaseException) -> list[tuple[str, str]]:
+    """Headers that go with an error beside its content type: `retry-after` (whole seconds), `x-marserve-cause`."""
+    headers = []
+    if isinstance(error, Unavailable) and error.retry_after_s is not None:
+        headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
+    if isinstance(error, MarserveError) and error.cause is not None:
+        headers.append(("x-marserve-cause", error.cause))
+    return headers
+
+
+def error_answer(error: BaseException, *, overload_status: int = 503) -> ErrorAnswer:
+    """Status, body and headers of an error at once; the content type `application/json` is among the headers."""
+    return ErrorAnswer(
+        error_status(error, overload_status=overload_status),
+        error_body(error, overload_status=overload_status),
+        [("content-type", "application/json"), *error_headers(error)],
+    )
+
+
+def _entry(error: BaseException) -> tuple[int, str]:
+    for kind in type(error).__mro__:
+        entry = _TABLE.get(kind)
+        if entry is not None:
+            return entry
+    return 500, INTERNAL

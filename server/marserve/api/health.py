@@ -1,0 +1,78 @@
+"""Health over HTTP: `/ping` by TorchServe's rule, and three probes that tell the truth. Needs no credential.
+
+`/livez`: this process answers. `/readyz`: send requests here. `/startupz`: the models of the start were all tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from marserve.api.application import PrettyJson
+from marserve.api.schemas import Health, Probe
+from marserve.registry.models import Registry
+
+
+def health_router(registry: Registry, *, has_ping: bool = True) -> APIRouter:
+    """The probes, and with `has_ping` (the inference listener) `/ping` too."""
+    router = APIRouter(default_response_class=PrettyJson)
+    if has_ping:
+        _add_ping(router, registry)
+    _add_probes(router, registry)
+    return router
+
+
+def _add_ping(router: APIRouter, registry: Registry) -> None:
+    """Contract 1.6: any method, and anything behind the word."""
+
+    @router.get(
+        "/ping",
+        operation_id="ping",
+        summary="Whether every model's default version has kept its workers",
+        responses={200: {"model": Health}, 500: {"model": Health}},
+    )
+    async def ping(request: Request) -> Response:
+        is_healthy = registry.is_healthy()
+        return PrettyJson({"status": "Healthy" if is_healthy else "Unhealthy"}, status_code=200 if is_healthy else 500)
+
+    # An empty list of methods is every method.
+    router.add_route("/ping", ping, methods=[], include_in_schema=False)
+    router.add_route("/ping/{rest:path}", ping, methods=[], include_in_schema=False)
+
+
+def _add_probes(router: APIRouter, registry: Registry) -> None:
+    @router.get("/livez", operation_id="livez", summary="Whether the server answers", responses={200: {"model": Probe}})
+    async def livez(request: Request) -> Response:
+        return PrettyJson({"status": "alive", "reasons": []})
+
+    @router.get(
+        "/readyz",
+        operation_id="readyz",
+        summary="Whether to send requests here",
+        responses={200: {"model": Probe}, 503: {"model": Probe}},
+    )
+    async def readyz(request: Request) -> Response:
+        readiness = registry.readiness()
+        return _probe(readiness.is_ready, "ready", "not ready", readiness.reasons)
+
+    @router.get(
+        "/startupz",
+        operation_id="startupz",
+        summary="Whether the models of the start were all tried",
+        responses={200: {"model": Probe}, 503: {"model": Probe}},
+    )
+    async def startupz(request: Request) -> Response:
+        readiness = registry.readiness()
+        return _probe(readiness.is_started, "started", "starting", readiness.startup_reasons)
+
+    for path, endpoint in (("/livez", livez), ("/readyz", readyz), ("/startupz", startupz)):
+        router.add_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
+
+
+def _probe(is_well: bool, well: str, not_well: str, reasons: Sequence[str]) -> Response:
+    return PrettyJson(
+        {"status": well if is_well else not_well, "reasons": list(reasons)}, status_code=200 if is_well else 503
+    )

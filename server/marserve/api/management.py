@@ -1,0 +1,306 @@
+"""The management API over HTTP: from paths and parameters to calls of the registry, and its answers back (contract 2).
+
+It decides nothing about models; what may be done to them, and what went wrong, the registry says.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+from fastapi import APIRouter, Path, Query
+from pydantic import AfterValidator, WithJsonSchema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from marserve.api.application import PrettyJson
+from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
+from marserve.api.response_headers import ResponseHeaders
+from marserve.api.schemas import ErrorBody, KServeReady, ModelDescription, ModelList, RegisterBody, StatusMessage
+from marserve.errors import BadInput
+from marserve.messages import Answer
+from marserve.registry.calls import Progress, RegisterParameters
+from marserve.registry.models import Registry
+
+REGISTER_PARAMETERS = (
+    "url",
+    "model_name",
+    "handler",
+    "runtime",
+    "batch_size",
+    "max_batch_delay",
+    "response_timeout",
+    "startup_timeout",
+    "initial_workers",
+    "synchronous",
+    "s3_sse_kms",
+)
+# `timeout` and `number_gpu` stand in TorchServe's documentation and never did anything; its clients still send them.
+SCALE_PARAMETERS = ("min_worker", "max_worker", "synchronous", "model_version", "timeout", "number_gpu")
+
+# What clients send for "not given" where a number must stand.
+_NOT_GIVEN = {
+    "batch_size": (-1,),
+    "max_batch_delay": (-100, -10000),
+    "response_timeout": (-1,),
+    "startup_timeout": (-1,),
+}
+_STATUS: dict[Progress, int] = {"done": 200, "begun": 202, "partial": 206}
+
+# Names arrive with what would be ambiguous in a path still encoded (`application.split_path`).
+Name = Annotated[str, Path(), AfterValidator(lambda word: unquote(word, errors="replace"))]
+
+# Parameters of queries. They come as text and are read by `QueryParameters`; these say what they mean to be.
+Integer = Annotated[str | None, WithJsonSchema({"type": "integer"})]
+Flag = Annotated[str | None, WithJsonSchema({"type": "boolean"})]
+Limit = Annotated[Integer, Query(description="most models in the answer, 1 to 100; 100 if not given")]
+PageToken = Annotated[Integer, Query(description="`nextPageToken` of the page before")]
+Customized = Annotated[Flag, Query(description="ask the handler too, for `customizedMetadata`")]
+MinWorker = Annotated[Integer, Query(description="fewest workers, 0 ends them all; 1 if not given")]
+MaxWorker = Annotated[Integer, Query(description="most workers; `min_worker` if not given")]
+Waiting = Annotated[Flag, Query(description="wait until the workers have loaded the model; true if not given")]
+NotWaiting = Annotated[Flag, Query(description="wait until the workers have loaded the model; false if not given")]
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorBody} for status in statuses}
+
+
+def _said(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": StatusMessage} for status in statuses}
+
+
+def management_router(registry: Registry, *, enable_model_api: bool) -> APIRouter:
+    """The routes of the management listener. Without `enable_model_api` none that registers or unregisters."""
+    router = APIRouter(default_response_class=PrettyJson)
+    _add_models(router, registry)
+    _add_scale(router, registry)
+    if enable_model_api:
+        _add_register(router, registry)
+        _add_unregister(router, registry)
+    return router
+
+
+def _add_models(router: APIRouter, registry: Registry) -> None:
+    """What is there: list, describe, KServe's question."""
+
+    @router.get("/models", operation_id="listModels", summary="List models", responses={200: {"model": ModelList}})
+    async def list_models(
+        request: Request,
+        limit: Limit = None,
+        next_page_token: PageToken = None,
+    ) -> Response:
+        query = QueryParameters(request.query_params, ("limit", "next_page_token"))
+        page = registry.list_models(query.integer("limit"), query.integer("next_page_token"))
+        token = {} if page.next_offset is None else {"nextPageToken": str(page.next_offset)}
+        return PrettyJson({**token, "models": [{"modelName": name, "modelUrl": url} for name, url in page.models]})
+
+    @router.get(
+        "/models/{model_name}",
+        operation_id="describeModel",
+        summary="Describe a model's default version",
+        responses={200: {"model": list[ModelDescription]}, **_errors(404, 500, 503)},
+    )
+    async def describe(model_name: Name, customized: Customized = None) -> Response:
+        return await _describe(registry, model_name, None, customized)
+
+    @router.get(
+        "/models/{model_name}/{model_version}",
+        operation_id="version_describeModel",
+        summary="Describe a version, or `all`",
+        responses={200: {"model": list[ModelDescription]}, **_errors(404, 500, 503)},
+    )
+    async def describe_version(model_name: Name, model_version: Name, customized: Customized = None) -> Response:
+        if model_version == "all":
+            return PrettyJson(registry.describe_all(model_name))
+        return await _describe(registry, model_name, model_version, customized)
+
+    @router.get(
+        "/v1/models/{model_name}",
+        operation_id="kserveReady",
+        summary="Whether a model can answer (KServe V1)",
+        responses={200: {"model": KServeReady}, **_errors(404)},
+    )
+    async def is_ready(model_name: Name) -> Response:
+        return PrettyJson({"name": model_name, "ready": registry.is_model_ready(model_name)})
+
+
+async def _describe(registry: Registry, model: str, version: str | None, customized: str | None) -> Response:
+    if (customized or "").lower() != "true":
+        return PrettyJson([registry.describe(model, version)])
+    described, answer = await registry.describe_customized(model, version)
+    return _dress(PrettyJson([described]), answer)
+
+
+_FRAMING = frozenset(("content-length", "transfer-encoding", "connection", "keep-alive", "trailer", "upgrade"))
+
+
+def _dress(response: Response, answer: Answer) -> Response:
+    """Give the response the status and the headers that the handler set. Raises HandlerFailed for illegal ones."""
+    ResponseHeaders().head(answer.status, answer.reason, answer.headers, keep_alive=True)
+    response.status_code = answer.status
+    for name, value in answer.headers:
+        if name.lower() not in _FRAMING:
+            response.headers[name] = value
+    return response
+
+
+def _add_scale(router: APIRouter, registry: Registry) -> None:
+    """What may always be changed: the number of workers and the default version."""
+
+    async def scale(request: Request, model: str, version: str | None) -> Response:
+        query = QueryParameters(request.query_params, SCALE_PARAMETERS)
+        minimum = query.integer("min_worker")
+        minimum = 1 if minimum is None else minimum
+        maximum = query.integer("max_worker")
+        scaled = await registry.scale(
+            model,
+            version or query.text("model_version") or None,
+            min_workers=minimum,
+            max_workers=minimum if maximum is None else maximum,
+            synchronous=query.flag("synchronous", False),
+        )
+        return PrettyJson({"status": scaled.message}, status_code=_STATUS[scaled.progress])
+
+    answers = {**_said(200, 202, 206), **_errors(400, 404, 500, 503, 507)}
+
+    @router.put(
+        "/models/{model_name}",
+        operation_id="setAutoScale",
+        summary="Scale a model's default version",
+        responses=answers,
+    )
+    async def scale_default(
+        request: Request,
+        model_name: Name,
+        min_worker: MinWorker = None,
+        max_worker: MaxWorker = None,
+        synchronous: NotWaiting = None,
+        model_version: Annotated[str | None, Query(description="another version than the default one")] = None,
+    ) -> Response:
+        return await scale(request, model_name, None)
+
+    @router.put(
+        "/models/{model_name}/{model_version}",
+        operation_id="version_setAutoScale",
+        summary="Scale a version",
+        responses=answers,
+    )
+    async def scale_version(
+        request: Request,
+        model_name: Name,
+        model_version: Name,
+        min_worker: MinWorker = None,
+        max_worker: MaxWorker = None,
+        synchronous: NotWaiting = None,
+    ) -> Response:
+        return await scale(request, model_name, model_version)
+
+    @router.put(
+        "/models/{model_name}/{model_version}/set-default",
+        operation_id="setDefault",
+        summary="Let a version answer requests that name none",
+        responses={200: {"model": StatusMessage}, **_errors(404)},
+    )
+    async def set_default(model_name: Name, model_version: Name) -> Response:
+        registry.set_default(model_name, model_version)
+        told = f'Default version successfully updated for model "{model_name}" to "{model_version}"'
+        return PrettyJson({"status": told})
+
+
+def _add_register(router: APIRouter, registry: Registry) -> None:
+    @router.post(
+        "/models",
+        operation_id="registerModel",
+        summary="Register an archive as a version of a model",
+        responses={**_said(200, 202, 206), **_errors(400, 404, 409, 500, 503, 507)},
+        openapi_extra={
+            "requestBody": {
+                "description": "the parameters as JSON, in place of the query",
+                "content": {"application/json": {"schema": RegisterBody.model_json_schema()}},
+            }
+        },
+    )
+    async def register(
+        request: Request,
+        url: Annotated[str | None, Query(description="the archive's name in the model store")] = None,
+        model_name: Annotated[str | None, Query(description="in place of the manifest's name")] = None,
+        handler: Annotated[str | None, Query(description="in place of the manifest's handler")] = None,
+        runtime: Annotated[str | None, Query(description="`python` or `python3`")] = None,
+        batch_size: Annotated[Integer, Query(description="most requests in a batch")] = None,
+        max_batch_delay: Annotated[Integer, Query(description="longest wait for a batch, milliseconds")] = None,
+        response_timeout: Annotated[Integer, Query(description="longest time for a batch, seconds")] = None,
+        startup_timeout: Annotated[Integer, Query(description="longest time to load the model, seconds")] = None,
+        initial_workers: Annotated[Integer, Query(description="workers to start with")] = None,
+        synchronous: Waiting = None,
+        s3_sse_kms: Annotated[Flag, Query(description="known for compatibility; not used")] = None,
+    ) -> Response:
+        registered = await registry.register(read_registration(await _parameters(request)))
+        return PrettyJson({"status": registered.message}, status_code=_STATUS[registered.progress])
+
+
+async def _parameters(request: Request) -> Parameters:
+    """The registration's parameters: from the body if that is JSON, and then from nowhere else."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
+        return JsonParameters(await request.body(), REGISTER_PARAMETERS)
+    return QueryParameters(request.query_params, REGISTER_PARAMETERS)
+
+
+def read_registration(parameters: Parameters) -> RegisterParameters:
+    """What a registration asks for, in seconds. Raises BadInput where the URL, or a value in JSON, cannot be used."""
+    url = parameters.text("url")
+    if url is None:
+        raise BadInput("Parameter url is required.")
+    numbers = {name: _given(parameters, name) for name in _NOT_GIVEN}
+    workers = parameters.integer("initial_workers")
+    if workers is not None and workers < 0:
+        parameters.warnings.append(f"initial_workers is {workers}, which counts as 0")
+        workers = 0
+    if parameters.flag("s3_sse_kms", False):
+        parameters.warnings.append("s3_sse_kms is not used: archives are taken from the model store only")
+    delay_ms = numbers["max_batch_delay"]
+    synchronous = parameters.flag("synchronous", True)
+    return RegisterParameters(
+        url=url,
+        model_name=parameters.text("model_name") or None,
+        handler=parameters.text("handler") or None,
+        runtime=parameters.text("runtime"),
+        batch_size=numbers["batch_size"],
+        max_batch_delay_s=None if delay_ms is None else delay_ms / 1000,
+        response_timeout_s=numbers["response_timeout"],
+        startup_timeout_s=numbers["startup_timeout"],
+        initial_workers=workers,
+        synchronous=synchronous,
+        warnings=tuple(parameters.warnings),
+    )
+
+
+def _given(parameters: Parameters, name: str) -> int | None:
+    number = parameters.integer(name)
+    return None if number in _NOT_GIVEN[name] else number
+
+
+def _add_unregister(router: APIRouter, registry: Registry) -> None:
+    answers = {**_said(200), **_errors(403, 404, 408)}
+
+    async def unregister(model: str, version: str | None) -> Response:
+        await registry.unregister(model, version)
+        return PrettyJson({"status": f'Model "{model}" unregistered'})
+
+    @router.delete(
+        "/models/{model_name}",
+        operation_id="unregisterModel",
+        summary="Unregister a model's only version",
+        responses=answers,
+    )
+    async def unregister_default(model_name: Name) -> Response:
+        return await unregister(model_name, None)
+
+    @router.delete(
+        "/models/{model_name}/{model_version}",
+        operation_id="version_unregisterModel",
+        summary="Unregister a version",
+        responses=answers,
+    )
+    async def unregister_version(model_name: Name, model_version: Name) -> Response:
+        return await unregister(model_name, model_version)

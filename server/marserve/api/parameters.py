@@ -1,0 +1,120 @@
+"""Reads the parameters of management calls the way TorchServe's clients send them.
+
+In a query nothing has a type: an integer that does not parse counts as not given, and only the word `true` is true
+(contract 2.1). JSON has types, so there a value of the wrong one is an error. What counts as not given, or is not
+known, is told in `warnings`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from marserve.errors import BadInput
+
+# TorchServe's integers have 32 bits; a longer one does not parse.
+_INTEGER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII).fullmatch
+_LARGEST = 2**31 - 1
+
+
+class QueryParameters:
+    """Parameters from a query string, last one wins. `known` are the names that mean something."""
+
+    def __init__(self, values: Mapping[str, str], known: Collection[str]) -> None:
+        self._values = values
+        self.warnings = _unknown(values, known)
+
+    def text(self, name: str) -> str | None:
+        """The value, None where there is none."""
+        return self._values.get(name)
+
+    def integer(self, name: str) -> int | None:
+        """The value as a whole number, None where there is none or it does not parse."""
+        word = self._values.get(name)
+        if word is None:
+            return None
+        if _INTEGER(word) and -_LARGEST - 1 <= (number := int(word)) <= _LARGEST:
+            return number
+        self.warnings.append(f"{name} is {_shown(word)}, which is no whole number; it counts as not given")
+        return None
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True for the word `true` in any case, `default` where nothing is given, False for anything else."""
+        word = self._values.get(name)
+        if word is None:
+            return default
+        if word.lower() not in ("true", "false"):
+            self.warnings.append(f"{name} is {_shown(word)}, which counts as false; say true or false")
+        return word.lower() == "true"
+
+
+class JsonParameters:
+    """Parameters from a JSON object. null is not given. Raises BadInput for values of another type."""
+
+    def __init__(self, body: bytes, known: Collection[str]) -> None:
+        """Read the object in `body`. Raises BadInput when there is none."""
+        try:
+            values = json.loads(body) if body.strip() else None
+        except (ValueError, RecursionError):
+            raise BadInput("The body is not valid JSON.") from None
+        if not isinstance(values, dict):
+            raise BadInput("The body must be a JSON object that holds the parameters.")
+        self._values: dict[str, Any] = values
+        self.warnings = _unknown(values, known)
+
+    def text(self, name: str) -> str | None:
+        """The value as text; a number counts as its digits."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool | list | dict):
+            raise BadInput(f"{name} must be text.")
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            raise BadInput(f"{name} holds half of a surrogate pair, which is no text.") from None
+        return str(value)
+
+    def integer(self, name: str) -> int | None:
+        """The value as a whole number; `"3"` and `3.0` are 3."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if isinstance(value, str) and _INTEGER(value):
+            value = int(value)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not -_LARGEST - 1 <= value <= _LARGEST:
+            raise BadInput(f"{name} must be a whole number of at most {_LARGEST}.")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """The value as true or false; the words `"true"` and `"false"` will do."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        if not isinstance(value, bool):
+            raise BadInput(f"{name} must be true or false.")
+        return value
+
+
+Parameters = QueryParameters | JsonParameters
+
+
+def _unknown(values: Collection[str], known: Collection[str]) -> list[str]:
+    warnings = []
+    for name in values:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            warnings.append(f"parameter {_shown(name)} is not known and not used{hint}")
+    return warnings[:20]
+
+
+def _shown(word: str) -> str:
+    return repr(word if len(word) <= 60 else word[:57] + "...")

@@ -1,0 +1,155 @@
+"""The shapes of what the management, health and metrics listeners answer, as the API description shows them.
+
+They describe; nothing is validated with them on the way out. A test plays real answers against them, so they are true.
+Members that a shape calls optional are left out of an answer, never null.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Shape(BaseModel):
+    """Base: what is not listed does not occur."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class StatusMessage(Shape):
+    """What was done, in a sentence."""
+
+    status: str
+
+
+class ErrorBody(Shape):
+    """Why a request was not done. The request's id is in the header `x-request-id`."""
+
+    code: Annotated[int, Field(description="the HTTP status once more")]
+    type: Annotated[
+        str, Field(description="the kind of error, in TorchServe's words", examples=["ModelNotFoundException"])
+    ]
+    message: str
+
+
+class ListedModel(Shape):
+    """A model in the list."""
+
+    modelName: str
+    modelUrl: Annotated[str, Field(description="what its default version was registered with")]
+
+
+class ModelList(Shape):
+    """One page of the models, by name."""
+
+    nextPageToken: Annotated[str | None, Field(description="`next_page_token` of the next page, if one follows")] = None
+    models: list[ListedModel]
+
+
+class Death(Shape):
+    """The end of a worker that was not asked for."""
+
+    cause: Annotated[str, Field(examples=["killed", "out_of_memory", "response_timeout", "load_failed"])]
+    at: Annotated[str, Field(description="UTC")]
+    detail: str
+
+
+class Worker(Shape):
+    """One worker of a version."""
+
+    id: str
+    startTime: Annotated[str, Field(description="when this worker's slot was made, UTC")]
+    status: Literal["READY", "LOADING", "UNLOADING"]
+    memoryUsage: Annotated[int, Field(description="resident bytes")]
+    pid: Annotated[int, Field(description="-1 while it is not known")]
+    gpu: bool
+    gpuUsage: str
+    restarts: int
+    gpuId: int | None = None
+    lastDeath: Death | None = None
+
+
+class JobQueueStatus(Shape):
+    """The queue of a version."""
+
+    remainingCapacity: int
+    pendingRequests: int
+
+
+class ModelDescription(Shape):
+    """One version of a model: the values it runs with, and its workers."""
+
+    modelName: str
+    modelVersion: str
+    modelUrl: Annotated[str, Field(description="what it was registered with")]
+    runtime: Literal["python", "python3"]
+    minWorkers: int
+    maxWorkers: int
+    batchSize: int
+    maxBatchDelay: Annotated[int, Field(description="milliseconds")]
+    responseTimeout: Annotated[float, Field(description="seconds")]
+    startupTimeout: Annotated[float, Field(description="seconds")]
+    maxRetryTimeoutInSec: Annotated[float, Field(description="seconds")]
+    clientTimeoutInMills: Annotated[int, Field(description="milliseconds; 0 for no limit")]
+    parallelType: Literal["", "pp", "tp", "pptp", "custom"]
+    parallelLevel: int
+    deviceType: Literal["cpu", "gpu"]
+    deviceIds: list[int] | None = None
+    continuousBatching: bool
+    useJobTicket: bool
+    useVenv: bool
+    stateful: bool
+    sequenceMaxIdleMSec: int
+    sequenceTimeoutMSec: int
+    maxNumSequence: int
+    maxSequenceJobQueueSize: int
+    loadedAtStartup: bool
+    workers: list[Worker]
+    jobQueueStatus: JobQueueStatus
+    isDefault: bool
+    state: Annotated[
+        Literal["ready", "loading", "failed", "idle"], Field(description="`failed`: given up until scaled or probed")
+    ]
+    runningRequests: Annotated[int, Field(description="requests that workers have now")]
+    warnings: Annotated[list[str] | None, Field(description="what was asked for and is not used, and why")] = None
+    lastDeath: Death | None = None
+    customizedMetadata: Annotated[
+        dict[str, Any] | None, Field(description="what the handler says of itself (`customized=true`)")
+    ] = None
+
+
+class KServeReady(Shape):
+    """Whether a model can answer, as KServe asks."""
+
+    name: str
+    ready: bool
+
+
+class Health(Shape):
+    """What `/ping` says."""
+
+    status: Literal["Healthy", "Unhealthy"]
+
+
+class Probe(Shape):
+    """What a probe says. `reasons` is empty when all is well."""
+
+    status: str
+    reasons: list[str]
+
+
+class RegisterBody(BaseModel):
+    """A registration as JSON: the same parameters as in the query, which then does not count."""
+
+    url: Annotated[str, Field(description="the archive's name in the model store", examples=["digits.mar"])]
+    model_name: str | None = None
+    handler: str | None = None
+    runtime: Literal["python", "python3"] | None = None
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    max_batch_delay: Annotated[int, Field(ge=0, description="milliseconds")] | None = None
+    response_timeout: Annotated[int, Field(ge=1, description="seconds")] | None = None
+    startup_timeout: Annotated[int, Field(ge=1, description="seconds")] | None = None
+    initial_workers: Annotated[int, Field(ge=0)] | None = None
+    synchronous: Annotated[bool, Field(description="wait until the workers have loaded the model")] = True
+    s3_sse_kms: bool = False

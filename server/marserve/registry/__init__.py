@@ -1,0 +1,1 @@
+"""Which models there are: their versions, their archives, and which version answers a request."""

@@ -1,0 +1,108 @@
+"""What goes into the registry and what comes out: settings, registrations, and the sentences of its answers.
+
+Plain data; every surface (REST, later gRPC) makes and reads these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from marserve.settings.values import Models
+
+Progress = Literal["done", "begun", "partial"]
+# A slip of the finger must not start a hundred thousand processes.
+MOST_WORKERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryOptions:
+    """The server's settings that concern models; times in seconds.
+
+    `workers_by_api` and `workers_at_startup` are what a version gets that nobody named a number for. `models` is the
+    setting of that name: model to version to values.
+    """
+
+    workers_by_api: int = 0
+    workers_at_startup: int = 1
+    response_timeout_s: float = 120.0
+    startup_timeout_s: float = 120.0
+    unregister_timeout_s: float = 120.0
+    queue_size: int = 100
+    default_handler: str | None = None
+    envelope: str | None = None
+    decode_input: bool = True
+    limit_max_image_pixels: bool = True
+    max_answer_bytes: int = 6_553_500
+    threads: int = 0
+    gpu_count: int = 0
+    models: Models = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterParameters:
+    """What a registration may say; None is not given. Times in seconds.
+
+    `warnings` are sentences about what the surface took for not given; they are logged and shown by describe.
+    """
+
+    url: str
+    model_name: str | None = None
+    handler: str | None = None
+    runtime: str | None = None
+    batch_size: int | None = None
+    max_batch_delay_s: float | None = None
+    response_timeout_s: float | None = None
+    startup_timeout_s: float | None = None
+    initial_workers: int | None = None
+    synchronous: bool = True
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A version that is now registered. `progress` is `done`, `begun` (nobody waits for it) or `partial`."""
+
+    model: str
+    version: str
+    workers: int
+    progress: Progress
+
+    @property
+    def message(self) -> str:
+        """The sentence that the client gets."""
+        if self.progress != "done":
+            return _PROGRESS[self.progress]
+        told = f'Model "{self.model}" Version: {self.version} registered with {self.workers} initial workers'
+        if self.workers:
+            return told
+        return told + ". Use scale workers API to add workers for the model."
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A version that was told how many workers to have. `version` is None where the client named none."""
+
+    model: str
+    version: str | None
+    workers: int
+    progress: Progress
+
+    @property
+    def message(self) -> str:
+        """The sentence that the client gets."""
+        if self.progress != "done":
+            return _PROGRESS[self.progress]
+        named = "" if self.version is None else f", version: {self.version}"
+        return f"Workers scaled to {self.workers} for model: {self.model}{named}"
+
+
+_PROGRESS = {"begun": "Processing worker updates...", "partial": "Workers scaling in progress..."}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPage:
+    """One page of the models' list: (name, url of the default version), and where the next page begins, if any does."""
+
+    models: list[tuple[str, str]]
+    next_offset: int | None

@@ -1,0 +1,138 @@
+"""What a version says of itself: the members of TorchServe's describe answer, in its order, and ours behind them. Pure.
+
+Times are written in UTC. Members without a value are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from marserve.archive.model_config import ModelConfig
+from marserve.pool.options import PoolOptions
+from marserve.registry.ports import DeathLike, PoolLike, WorkerLike
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What does not change while a version is registered. `url` is the word it was registered with."""
+
+    url: str
+    runtime: str
+    options: PoolOptions
+    config: ModelConfig
+    is_at_startup: bool
+    warnings: tuple[str, ...] = ()
+
+
+def describe_version(
+    facts: Facts, pool: PoolLike, *, min_workers: int, max_workers: int, is_default: bool
+) -> dict[str, Any]:
+    """One element of the describe answer."""
+    options, config = facts.options, facts.config
+    described: dict[str, Any] = {
+        "modelName": options.model,
+        "modelVersion": options.version,
+        "modelUrl": facts.url,
+        "runtime": facts.runtime,
+        "minWorkers": min_workers,
+        "maxWorkers": max_workers,
+        "batchSize": options.batch_size,
+        "maxBatchDelay": _milliseconds(options.max_batch_delay_s),
+        "responseTimeout": _whole(options.response_timeout_s),
+        "startupTimeout": _whole(options.startup_timeout_s),
+        "maxRetryTimeoutInSec": _whole(options.max_retry_timeout_s),
+        "clientTimeoutInMills": _milliseconds(options.client_timeout_s or 0.0),
+        "parallelType": config.parallel_type or "",
+        "parallelLevel": config.parallel_level,
+        "deviceType": "gpu" if options.gpu_ids else "cpu",
+    }
+    if config.device_ids and options.gpu_ids == tuple(config.device_ids):
+        described["deviceIds"] = list(config.device_ids)
+    has_sequences = config.sequence_max_idle_s > 0
+    described |= {
+        "continuousBatching": config.continuous_batching,
+        "useJobTicket": options.use_job_ticket,
+        "useVenv": config.use_venv,
+        "stateful": config.sequence_batching,
+        "sequenceMaxIdleMSec": _milliseconds(config.sequence_max_idle_s),
+        "sequenceTimeoutMSec": _milliseconds(config.sequence_timeout_s),
+        "maxNumSequence": config.max_num_sequence if has_sequences else 0,
+        "maxSequenceJobQueueSize": config.max_sequence_job_queue_size if has_sequences else 0,
+        "loadedAtStartup": facts.is_at_startup,
+        "workers": [_describe_worker(worker) for worker in pool.workers()],
+        "jobQueueStatus": {
+            "remainingCapacity": max(0, options.queue_size - pool.queued),
+            "pendingRequests": pool.queued,
+        },
+        "isDefault": is_default,
+        "state": _state(pool, min_workers),
+        "runningRequests": pool.running,
+    }
+    warnings = [*facts.warnings, *pool.warnings]
+    if warnings:
+        described["warnings"] = warnings
+    if pool.last_death is not None:
+        described["lastDeath"] = _describe_death(pool.last_death)
+    return described
+
+
+def _state(pool: PoolLike, min_workers: int) -> str:
+    """`ready`, `loading`, `failed` (given up until scaled or probed), or `idle` where no worker is wanted."""
+    if pool.ready_workers and pool.ready_workers >= min_workers:
+        return "ready"
+    if not min_workers:
+        return "idle"
+    return "loading" if pool.is_healthy else "failed"
+
+
+def _describe_worker(worker: WorkerLike) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "id": worker.id,
+        "startTime": _utc(worker.started_at),
+        "status": worker.status,
+        "memoryUsage": worker.memory_bytes,
+        "pid": worker.pid,
+        "gpu": worker.gpu_id is not None,
+        "gpuUsage": "N/A" if worker.gpu_id is None else "failed to obtained gpu usage",
+        "restarts": worker.restarts,
+    }
+    if worker.gpu_id is not None:
+        described["gpuId"] = worker.gpu_id
+    if worker.last_death is not None:
+        described["lastDeath"] = _describe_death(worker.last_death)
+    return described
+
+
+def _describe_death(death: DeathLike) -> dict[str, str]:
+    return {"cause": str(death.cause), "at": _utc(death.at), "detail": death.detail}
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _whole(seconds: float) -> int | float:
+    """Whole seconds as a whole number, as clients expect it."""
+    return int(seconds) if seconds == int(seconds) else seconds
+
+
+def page_of(
+    names: Sequence[tuple[str, str]], *, limit: int | None, offset: int | None
+) -> tuple[list[tuple[str, str]], int | None]:
+    """One page of (name, url) pairs in order of name, and where the next begins, None if nothing follows.
+
+    `limit` outside 1 to 100, or none, is 100; an `offset` below 0, or none, is 0.
+    """
+    size = limit if limit is not None and 1 <= limit <= 100 else 100
+    begin = max(0, offset or 0)
+    ordered = sorted(names)
+    page = ordered[begin : begin + size]
+    following = begin + size
+    return page, following if following < len(ordered) else None

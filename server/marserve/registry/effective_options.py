@@ -1,0 +1,154 @@
+"""Which value wins: registration, archive, `models` setting or default. Pure; knows no files and no HTTP.
+
+Highest first (the contract's table of registration, in the form that its recorded answers leave):
+
+    batch size, batch delay          request, archive, `models`, 1 and 0.1 s
+    response and start-up time-out   archive (only what it sets), request, `models`, configured default
+    workers                          archive (a pair with minWorkers > 0 and maxWorkers >= minWorkers), at start-up then
+                                     `models`, by API then the request; then the configured default
+    runtime                          `models`, request, manifest
+    the rest                         archive, default
+
+What is set to a value that cannot be meant counts as not set, and a sentence about it goes to the version's warnings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from marserve.archive.model_config import ModelConfig
+from marserve.pool.options import PoolOptions
+from marserve.settings import ModelDefaults
+
+RUNTIMES = ("python", "python3")
+DEFAULT_BATCH_SIZE = 1
+DEFAULT_BATCH_DELAY_S = 0.1
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOptions:
+    """What a registration asks for, None where it says nothing. Times in seconds."""
+
+    workers: int | None = None
+    batch_size: int | None = None
+    max_batch_delay_s: float | None = None
+    response_timeout_s: float | None = None
+    startup_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OptionDefaults:
+    """The server's own values, in seconds. `workers` is how many a version gets that nobody named a number for."""
+
+    workers: int = 0
+    response_timeout_s: float = 120.0
+    startup_timeout_s: float = 120.0
+    queue_size: int = 100
+
+
+def effective_options(
+    model: str,
+    version: str,
+    *,
+    requested: RequestedOptions,
+    archive: ModelConfig,
+    configured: ModelDefaults,
+    defaults: OptionDefaults,
+    at_startup: bool,
+    gpu_count: int,
+) -> tuple[PoolOptions, list[str]]:
+    """The options that a version's pool runs with, and sentences about what was not used.
+
+    `configured` is the version's entry of the `models` setting; its workers count only at start-up. `gpu_count` is
+    how many accelerators the server may use.
+    """
+    warnings: list[str] = []
+    minimum, maximum = _workers(requested, archive, configured, defaults.workers, at_startup, warnings)
+    options = PoolOptions(
+        model=model,
+        version=version,
+        min_workers=minimum,
+        max_workers=maximum,
+        batch_size=_first(requested.batch_size, archive.batch_size, configured.batch_size, DEFAULT_BATCH_SIZE),
+        max_batch_delay_s=_first(
+            requested.max_batch_delay_s, archive.max_batch_delay_s, configured.max_batch_delay_s, DEFAULT_BATCH_DELAY_S
+        ),
+        batch_policy=archive.batch_policy,
+        response_timeout_s=_first(
+            archive.response_timeout_s,
+            requested.response_timeout_s,
+            configured.response_timeout_s,
+            defaults.response_timeout_s,
+        ),
+        startup_timeout_s=_first(
+            archive.startup_timeout_s,
+            requested.startup_timeout_s,
+            configured.startup_timeout_s,
+            defaults.startup_timeout_s,
+        ),
+        client_timeout_s=archive.client_timeout_s or None,
+        queue_size=archive.job_queue_size or defaults.queue_size,
+        use_job_ticket=archive.use_job_ticket,
+        max_retry_timeout_s=archive.max_retry_timeout_s,
+        retry_failed_every_s=archive.retry_failed_every_s,
+        retry_on_worker_death=archive.retry_on_worker_death,
+        batch_isolation=archive.batch_isolation,
+        worker_start=archive.worker_start,
+        gpu_ids=_gpu_ids(archive, gpu_count, warnings),
+    )
+    return options, warnings
+
+
+def effective_runtime(requested: str | None, configured: ModelDefaults, manifest: str | None) -> str:
+    """The name of the runtime; a version whose manifest names none runs in `python`.
+
+    A word of the `models` setting that is no runtime counts as not given.
+    """
+    named = configured.runtime_type if configured.runtime_type in RUNTIMES else None
+    return named or requested or manifest or "python"
+
+
+def _workers(
+    requested: RequestedOptions,
+    archive: ModelConfig,
+    configured: ModelDefaults,
+    default: int,
+    at_startup: bool,
+    warnings: list[str],
+) -> tuple[int, int]:
+    if archive.min_workers and archive.max_workers and archive.max_workers >= archive.min_workers:
+        return archive.min_workers, archive.max_workers
+    if archive.min_workers or archive.max_workers:
+        warnings.append(
+            f"minWorkers {archive.min_workers or 0} and maxWorkers {archive.max_workers or 0} of the model's "
+            "configuration are not used: both are needed, and maxWorkers must not be below minWorkers"
+        )
+    if not at_startup:
+        workers = _first(requested.workers, default)
+        return workers, workers
+    minimum = _first(configured.min_workers, default)
+    maximum = _first(configured.max_workers, minimum if configured.min_workers is not None else default)
+    return minimum, max(minimum, maximum)
+
+
+def _gpu_ids(archive: ModelConfig, gpu_count: int, warnings: list[str]) -> tuple[int, ...]:
+    if archive.device_type == "gpu" and not gpu_count:
+        warnings.append("deviceType gpu of the model's configuration is not used: the server has no accelerator")
+    if not gpu_count or archive.device_type == "cpu":
+        return ()
+    if archive.device_ids:
+        if all(0 <= device < gpu_count for device in archive.device_ids):
+            return tuple(archive.device_ids)
+        warnings.append(
+            f"deviceIds {list(archive.device_ids)} of the model's configuration are not used: the server has devices "
+            f"0 to {gpu_count - 1}"
+        )
+    return tuple(range(gpu_count))
+
+
+def _first(*values: Value | None) -> Value:
+    """The first that is not None; the last one never is."""
+    return next(value for value in values if value is not None)

@@ -1,0 +1,56 @@
+"""Says whether a handler can be found at all, before a worker is started for it. Runs none of the archive's code.
+
+A handler that is found here may still fail to load: functions, classes and syntax are the worker's to judge.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+
+# What comes with marserve; the server may not import `marserve_handlers`, so a test holds the two lists together.
+BUILT_IN_HANDLERS = ("base_handler", "image_classifier")
+LONGEST_NAME = 200  # characters; file systems hold 255 bytes
+
+
+def find_defect(handler: str | None, model_dir: Path, *, installs_requirements: bool) -> str | None:
+    """Why no worker can ever import `handler` (`image_classifier`, `h.py`, `h:entry`), or None where one may.
+
+    Looked for as a worker does: in the archive's folder, among installed modules, among the built-in handlers.
+    With `installs_requirements` an unknown module may still come with the model's own packages.
+    """
+    if not handler:
+        return "no handler is named: the manifest has none, and neither has the registration"
+    module = module_of(handler)
+    top = module.partition(".")[0]
+    if not top or len(module) > LONGEST_NAME:
+        return f"handler {handler[:LONGEST_NAME]!r} names no module"
+    if _is_in_folder(model_dir, top) or installs_requirements or _is_installed(top) or module in BUILT_IN_HANDLERS:
+        return None
+    return f"handler {handler!r} was found neither in the archive nor among the installed or built-in handlers"
+
+
+def module_of(handler: str) -> str:
+    """The module part of a handler: what stands before the first `:`, without folders and a last `.py`."""
+    return PurePosixPath(handler.partition(":")[0].strip()).name.removesuffix(".py")
+
+
+def _is_in_folder(folder: Path, module: str) -> bool:
+    return (
+        (folder / f"{module}.py").is_file()
+        or (folder / module).is_dir()
+        or any(folder.glob(f"{_literal(module)}.*.so"))
+        or (folder / f"{module}.so").is_file()
+        or (folder / f"{module}.pyc").is_file()
+    )
+
+
+def _literal(name: str) -> str:
+    return "".join(f"[{character}]" if character in "*?[" else character for character in name)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError, OSError):
+        return False

@@ -1,0 +1,491 @@
+"""Every registered model: its versions, which one is the default, and what may be done to them.
+
+Names and versions change only between two awaits, so no request and no other call ever sees half a change. A version
+that goes is taken off the list first and then drained: what it had accepted is answered, what comes later is not found.
+
+It knows no HTTP; it gives and raises plain data and typed errors. Processes belong to the pools, files to the intake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+from marserve.errors import (
+    BadInput,
+    CleanUpTimedOut,
+    DefaultVersionInUse,
+    Draining,
+    LoadFailed,
+    MarserveError,
+    ModelNotFound,
+    NoWorker,
+    VersionConflict,
+    VersionNotFound,
+)
+from marserve.messages import Answer, Receiver, Request
+from marserve.registry.calls import (
+    MOST_WORKERS,
+    ModelPage,
+    Registered,
+    RegisterParameters,
+    RegistryOptions,
+    Scaled,
+)
+from marserve.registry.customized import ask_for_metadata, read_metadata
+from marserve.registry.describe import describe_version, page_of
+from marserve.registry.intake import Intake, Unpacked
+from marserve.registry.plan import Plan, check_parameters, make_plan
+from marserve.registry.ports import JobLike, MetricsBook, PoolFactory, PoolLike
+from marserve.registry.readiness import Readiness, Standing, judge
+from marserve.registry.startup import models_to_load
+from marserve.registry.traffic import choose_version
+from marserve.settings import ModelToLoad
+from marserve.settings.values import LoadModels
+
+log = logging.getLogger("marserve.registry")
+
+PARALLEL_INTAKES = 2
+# How often a drain looks whether something still runs; pools do not tell when they fall silent.
+DRAIN_LOOK_S = 0.02
+# What ending workers may take beyond the time that they are given to drain: SIGTERM, SIGKILL, reaping.
+KILL_GRACE_S = 15.0
+STOP_LIMIT_S = 60.0
+
+Result = TypeVar("Result")
+
+
+class _Version:
+    """One registered version and what belongs to it.
+
+    `is_settled`: its first load has ended, well or badly.
+    """
+
+    __slots__ = ("facts", "is_settled", "max_workers", "min_workers", "pool", "unpacked")
+
+    def __init__(self, plan: Plan, pool: PoolLike) -> None:
+        self.facts = plan.facts
+        self.unpacked = plan.unpacked
+        self.pool = pool
+        self.min_workers = plan.facts.options.min_workers
+        self.max_workers = plan.facts.options.max_workers
+        self.is_settled = not self.min_workers
+
+    @property
+    def model(self) -> str:
+        return self.facts.options.model
+
+    @property
+    def name(self) -> str:
+        return self.facts.options.version
+
+
+class _Model:
+    """The versions of one name, oldest first; `default` is always one of them."""
+
+    __slots__ = ("default", "versions")
+
+    def __init__(self, version: _Version) -> None:
+        self.versions = {version.name: version}
+        self.default = version.name
+
+
+class Registry:
+    """All models of a server. Every method is called on the event loop.
+
+    What changes something runs to its end even when the caller is cancelled: a client that hangs up in the middle of
+    a registration leaves nothing half done.
+    """
+
+    def __init__(self, options: RegistryOptions, intake: Intake, make_pool: PoolFactory, metrics: MetricsBook) -> None:
+        self._options = options
+        self._intake = intake
+        self._make_pool = make_pool
+        self._metrics = metrics
+        self._models: dict[str, _Model] = {}
+        self._leaving: set[_Version] = set()
+        self._changes: set[asyncio.Task[Any]] = set()
+        self._intakes = asyncio.Semaphore(PARALLEL_INTAKES)
+        self._is_leaving = False
+        self._is_draining = False
+        self._has_tried_startup = False
+        self._startup_failures: list[str] = []
+        self._startup_models: list[str] = []
+
+    # ------------------------------------------------------------------------------------------- requests
+
+    def submit(self, model: str, version: str | None, request: Request, receiver: Receiver) -> JobLike:
+        """Hand a request to the version it names, or to the default one.
+
+        Raises Draining, ModelNotFound, VersionNotFound, and what the pool raises: NoWorker, QueueFull, NoTicket,
+        FingerprintRefused.
+        """
+        if self._is_draining:
+            raise Draining
+        entry = self._models.get(model)
+        if entry is None:
+            raise ModelNotFound(model)
+        pool = choose_version(model, entry.versions, entry.default, version).pool
+        try:
+            return pool.submit(request, receiver)
+        except NoWorker as error:
+            if version is None:
+                raise
+            # The contract's text names the version where the client did; the pool cannot know that.
+            raise type(error)(model, version, retry_after_s=error.retry_after_s) from None
+
+    @property
+    def only_startup_model(self) -> str | None:
+        """The model that was loaded at start, if it is exactly one: `/invocations` may leave its name out."""
+        return self._startup_models[0] if len(self._startup_models) == 1 else None
+
+    def check_exists(self, model: str, version: str | None = None) -> None:
+        """Return if the version is registered (any, where none is named).
+
+        Raises ModelNotFound or VersionNotFound.
+        """
+        self._find(model, version)
+
+    # ------------------------------------------------------------------------------------------- register
+
+    async def register(self, parameters: RegisterParameters) -> Registered:
+        """Take an archive in and make it a version; the first version of a name is its default.
+
+        Raises BadInput, ArchiveNotFound, BadArchive, VersionConflict, Draining, and LoadFailed when it was to wait for
+        workers and one could not load the model. After any error nothing of the registration is left.
+        """
+        return await self._carry_through(self._register(parameters))
+
+    async def _register(self, parameters: RegisterParameters) -> Registered:
+        check_parameters(parameters)
+        unpacked = await self._take_in(parameters.url)
+        version = await self._admit(parameters, unpacked)
+        workers = version.min_workers
+        if not workers:
+            return Registered(version.model, version.name, 0, "done")
+        if not parameters.synchronous:
+            self._follow(self._settle(version))
+            return Registered(version.model, version.name, workers, "begun")
+        try:
+            is_ready = await self._wait_until_ready(version)
+        except LoadFailed as error:
+            log.error("Model %s version %s failed to load: %s", version.model, version.name, error.reason or error)
+            if self._is_listed(version):
+                self._remove(version)
+                await self._retire(version, drain_s=0.0)
+            raise
+        return Registered(version.model, version.name, workers, "done" if is_ready else "partial")
+
+    async def _take_in(self, url: str) -> Unpacked:
+        async with self._intakes:
+            if self._is_draining:
+                raise Draining
+            return await asyncio.to_thread(self._intake.take_in, url)
+
+    async def _admit(
+        self, parameters: RegisterParameters, unpacked: Unpacked, *, is_at_startup: bool = False
+    ) -> _Version:
+        """Make the unpacked archive a version, or delete it and raise."""
+        try:
+            plan = await asyncio.to_thread(make_plan, parameters, unpacked, self._options, is_at_startup=is_at_startup)
+            return self._publish(plan)
+        except BaseException:
+            await asyncio.to_thread(unpacked.discard)
+            raise
+
+    def _publish(self, plan: Plan) -> _Version:
+        """Put a version on the list and begin to start its workers. Nothing is awaited between check and deed."""
+        if self._is_draining:
+            raise Draining
+        model, name = plan.facts.options.model, plan.facts.options.version
+        entry = self._models.get(model)
+        if entry is not None and name in entry.versions:
+            raise VersionConflict(model, name)
+        pool = self._make_pool(plan.facts.options, plan.load)
+        version = _Version(plan, pool)
+        pool.start()
+        self._metrics.register(pool.metrics)
+        if entry is None:
+            self._models[model] = _Model(version)
+        else:
+            entry.versions[name] = version
+        for warning in plan.facts.warnings:
+            log.warning("Model %s version %s: %s", model, name, warning)
+        return version
+
+    # ------------------------------------------------------------------------------------------- start-up
+
+    async def load_at_start(self, load_models: LoadModels) -> None:
+        """Load what the setting `load_models` names. Returns when all were tried.
+
+        Workers are begun, not waited for. A model that cannot be loaded is logged and left out.
+        """
+        await self._carry_through(self._load_at_start(load_models))
+
+    async def _load_at_start(self, load_models: LoadModels) -> None:
+        if load_models:
+            names = await asyncio.to_thread(self._intake.store.names)
+            models = models_to_load(load_models, names)
+            # Read side by side, published in the order of the setting: it decides which version is the default.
+            takes = [(model, asyncio.create_task(self._take_in(model.url))) for model in models]
+            for model, take in takes:
+                await self._load_one_at_start(model, take)
+        self._has_tried_startup = True
+
+    async def _load_one_at_start(self, model: ModelToLoad, take: asyncio.Task[Unpacked]) -> None:
+        parameters = RegisterParameters(url=model.url, model_name=model.name, synchronous=False)
+        try:
+            version = await self._admit(parameters, await take, is_at_startup=True)
+        except Exception as error:
+            # A border: whatever is wrong with one archive must not keep the server from starting with the others.
+            is_known = isinstance(error, MarserveError)
+            sentence = str(error) if is_known else "an unexpected error; the log says more"
+            log.error("Failed to load model: %s (%s)", model.url, sentence, exc_info=None if is_known else error)
+            self._startup_failures.append(f"{model.url} was not loaded: {sentence}")
+            return
+        if version.model not in self._startup_models:
+            self._startup_models.append(version.model)
+        if not version.is_settled:
+            self._follow(self._settle(version))
+
+    # ------------------------------------------------------------------------------------------- scale
+
+    async def scale(
+        self, model: str, version: str | None, *, min_workers: int, max_workers: int, synchronous: bool
+    ) -> Scaled:
+        """Have between `min_workers` and `max_workers` workers of a version; dead ones start again.
+
+        0 as the least number ends them all. Raises BadInput, ModelNotFound, VersionNotFound, Draining, and LoadFailed
+        when it was to wait and a worker could not load the model; the version stays registered then.
+        """
+        if min_workers < 0 or max_workers > MOST_WORKERS:
+            raise BadInput(f"min_worker and max_worker must be between 0 and {MOST_WORKERS}.")
+        if max_workers < min_workers:
+            raise BadInput("max_worker cannot be less than min_worker.")
+        if self._is_draining:
+            raise Draining
+        chosen = self._find(model, version)
+        chosen.min_workers, chosen.max_workers = min_workers, max_workers
+        chosen.pool.scale(min_workers, max_workers if min_workers else 0)
+        if not synchronous:
+            self._follow(self._settle(chosen))
+            return Scaled(model, version, min_workers, "begun")
+        try:
+            is_ready = await self._carry_through(self._wait_until_ready(chosen))
+        except LoadFailed as error:
+            log.error("Model %s version %s failed to load: %s", model, chosen.name, error.reason or error)
+            raise LoadFailed(model, version, out_of_memory=error.out_of_memory, reason=error.reason) from error
+        return Scaled(model, version, min_workers, "done" if is_ready else "partial")
+
+    # ------------------------------------------------------------------------------------------- describe, list
+
+    def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
+        """What a version says of itself. Raises ModelNotFound or VersionNotFound."""
+        return self._describe(self._find(model, version))
+
+    def describe_all(self, model: str) -> list[dict[str, Any]]:
+        """What each version of a model says of itself, oldest first. Raises ModelNotFound."""
+        return [self._describe(version) for version in self._entry(model).versions.values()]
+
+    async def describe_customized(self, model: str, version: str | None = None) -> tuple[dict[str, Any], Answer]:
+        """As `describe`, with what the handler says in `customizedMetadata`; and the handler's whole answer.
+
+        Raises ModelNotFound, VersionNotFound, NoDescribeWorker, HandlerFailed and what else befalls a request.
+        """
+        chosen = self._find(model, version)
+        answer = await ask_for_metadata(chosen.pool, model, chosen.facts.options.response_timeout_s)
+        described = self._describe(chosen)
+        metadata = read_metadata(answer.body)
+        if metadata is not None:
+            described["customizedMetadata"] = metadata
+        return described, answer
+
+    def _describe(self, version: _Version) -> dict[str, Any]:
+        entry = self._models.get(version.model)
+        return describe_version(
+            version.facts,
+            version.pool,
+            min_workers=version.min_workers,
+            max_workers=version.max_workers,
+            is_default=entry is not None and entry.default == version.name,
+        )
+
+    def list_models(self, limit: int | None = None, offset: int | None = None) -> ModelPage:
+        """One page of the models in order of their names."""
+        names = [(name, entry.versions[entry.default].facts.url) for name, entry in self._models.items()]
+        return ModelPage(*page_of(names, limit=limit, offset=offset))
+
+    # ------------------------------------------------------------------------------------------- unregister, default
+
+    async def unregister(self, model: str, version: str | None = None) -> None:
+        """Take a version off the list, answer what it had accepted, end its workers, delete its folder.
+
+        Raises ModelNotFound, VersionNotFound, DefaultVersionInUse, and CleanUpTimedOut when ending its workers takes
+        too long; that then goes on behind the caller's back.
+        """
+        entry = self._entry(model)
+        chosen = self._find(model, version)
+        if chosen.name == entry.default and len(entry.versions) > 1:
+            raise DefaultVersionInUse(model)
+        self._remove(chosen)
+        await self._carry_through(self._retire(chosen, drain_s=self._options.unregister_timeout_s))
+
+    def set_default(self, model: str, version: str) -> None:
+        """Let `version` answer requests that name none, from now on. Raises ModelNotFound or VersionNotFound."""
+        entry = self._entry(model)
+        if version not in entry.versions:
+            raise VersionNotFound(model, version, f"Model version {version} does not exist for model {model}")
+        entry.default = version
+
+    # ------------------------------------------------------------------------------------------- health
+
+    def is_healthy(self) -> bool:
+        """The contract's rule for `/ping`: no default version has given up more workers than it can spare."""
+        return all(version.pool.is_healthy for version in self._defaults())
+
+    def is_model_ready(self, model: str) -> bool:
+        """Whether the default version has as many workers loaded as it should have, and at least one.
+
+        Raises ModelNotFound.
+        """
+        chosen = self._find(model, None)
+        return chosen.pool.ready_workers >= max(1, chosen.min_workers)
+
+    def readiness(self) -> Readiness:
+        """Whether to send requests here, and why not."""
+        standings = [
+            Standing(
+                version.model,
+                version.name,
+                version.min_workers,
+                version.pool.ready_workers,
+                version.facts.is_at_startup,
+                version.is_settled,
+            )
+            for version in self._defaults()
+        ]
+        return judge(
+            standings,
+            is_draining=self._is_leaving,
+            has_tried_startup=self._has_tried_startup,
+            startup_failures=self._startup_failures,
+        )
+
+    # ------------------------------------------------------------------------------------------- the end
+
+    def begin_drain(self) -> None:
+        """Say that the server is leaving: readiness falls from now on, requests are still taken."""
+        self._is_leaving = True
+
+    def refuse_new(self) -> None:
+        """Take no more requests and registrations from now on; what was accepted goes on."""
+        self._is_leaving = self._is_draining = True
+
+    async def drain(self, deadline_s: float) -> int:
+        """Wait until nothing is queued or running, for at most `deadline_s`; returns how many requests are left."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + deadline_s
+        while (outstanding := self._outstanding()) and loop.time() < end:
+            await asyncio.sleep(min(DRAIN_LOOK_S, max(0.0, end - loop.time())))
+        return outstanding
+
+    def _outstanding(self) -> int:
+        pools = [version.pool for version in (*self._all(), *self._leaving)]
+        return sum(pool.queued + pool.running for pool in pools)
+
+    async def stop(self) -> None:
+        """End every version and delete every folder. Order: nothing new, all pools, changes under way, the folder."""
+        self.refuse_new()
+        for version in list(self._all()):
+            self._remove(version)
+        for version in self._leaving:
+            # Those that are leaving already are hurried along.
+            self._follow(self._end(version, drain_s=0.0))
+        loop = asyncio.get_running_loop()
+        end = loop.time() + STOP_LIMIT_S
+        while self._changes and loop.time() < end:
+            await asyncio.wait(self._changes, timeout=end - loop.time())
+        for change in self._changes:
+            log.error("A change of the models did not end in %s s and is given up: %s", STOP_LIMIT_S, change)
+            change.cancel()
+        await asyncio.to_thread(self._intake.clear)
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _entry(self, model: str) -> _Model:
+        entry = self._models.get(model)
+        if entry is None:
+            raise ModelNotFound(model)
+        return entry
+
+    def _find(self, model: str, version: str | None) -> _Version:
+        entry = self._entry(model)
+        return choose_version(model, entry.versions, entry.default, version)
+
+    def _all(self) -> Iterator[_Version]:
+        return (version for entry in self._models.values() for version in entry.versions.values())
+
+    def _defaults(self) -> Iterator[_Version]:
+        return (entry.versions[entry.default] for entry in self._models.values())
+
+    def _is_listed(self, version: _Version) -> bool:
+        entry = self._models.get(version.model)
+        return entry is not None and entry.versions.get(version.name) is version
+
+    def _remove(self, version: _Version) -> None:
+        """Take a listed version off the list; if it was the default, the oldest that is left becomes it."""
+        entry = self._models[version.model]
+        del entry.versions[version.name]
+        if not entry.versions:
+            del self._models[version.model]
+        elif entry.default == version.name:
+            entry.default = next(iter(entry.versions))
+        self._metrics.remove(version.pool.metrics)
+        self._leaving.add(version)
+
+    async def _retire(self, version: _Version, *, drain_s: float) -> None:
+        """End a removed version. Raises CleanUpTimedOut when that takes too long; it goes on by itself then."""
+        ending = self._follow(self._end(version, drain_s=drain_s))
+        done, _ = await asyncio.wait({ending}, timeout=drain_s + KILL_GRACE_S)
+        if not done:
+            raise CleanUpTimedOut(version.model)
+        ending.result()
+
+    async def _end(self, version: _Version, *, drain_s: float) -> None:
+        try:
+            await version.pool.stop(drain_s)
+        finally:
+            self._leaving.discard(version)
+            await asyncio.to_thread(version.unpacked.discard)
+
+    async def _wait_until_ready(self, version: _Version) -> bool:
+        try:
+            return await version.pool.wait_until_ready()
+        finally:
+            version.is_settled = True
+
+    async def _settle(self, version: _Version) -> None:
+        """Wait for a load that nobody else waits for, and log how it failed."""
+        try:
+            await self._wait_until_ready(version)
+        except LoadFailed as error:
+            log.error("Model %s version %s failed to load: %s", version.model, version.name, error.reason or error)
+
+    def _follow(self, change: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Run a change as a task of the registry's own; `stop` waits for it, and a failure is logged here."""
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._changes.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, MarserveError):
+            log.error("A change of the models failed", exc_info=error)
+
+    async def _carry_through(self, change: Coroutine[Any, Any, Result]) -> Result:
+        """Await a change that goes on even when the caller is cancelled."""
+        return await asyncio.shield(self._follow(change))

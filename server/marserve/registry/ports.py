@@ -1,0 +1,138 @@
+"""What the registry needs of a pool and of the metrics, no more; `Pool` and `Metrics` have it, and so have the fakes.
+
+A version's pool is made by a factory that the server hands over, so nothing here starts a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from marserve.messages import Load, Receiver, Request
+from marserve.pool.options import PoolOptions
+from marserve.telemetry.metrics import VersionMetrics
+
+
+class JobLike(Protocol):
+    """An accepted request."""
+
+    def cancel(self) -> None:
+        """The client has gone. May be called at any time, any number of times."""
+
+
+class DeathLike(Protocol):
+    """Why and when a worker ended; `at` in seconds since the epoch, UTC."""
+
+    @property
+    def cause(self) -> str:
+        """The class of cause."""
+
+    @property
+    def at(self) -> float:
+        """When."""
+
+    @property
+    def detail(self) -> str:
+        """What is known of it."""
+
+
+class WorkerLike(Protocol):
+    """One worker slot as it stands now. `started_at` in seconds since the epoch, UTC; `pid` -1 while unknown."""
+
+    @property
+    def id(self) -> str:
+        """The worker's number."""
+
+    @property
+    def started_at(self) -> float:
+        """When its slot was made."""
+
+    @property
+    def status(self) -> str:
+        """READY, LOADING or UNLOADING."""
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+
+    @property
+    def gpu_id(self) -> int | None:
+        """Its accelerator, None on the CPU."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its resident memory."""
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+
+    @property
+    def last_death(self) -> DeathLike | None:
+        """The latest end that nobody asked for."""
+
+
+class PoolLike(Protocol):
+    """The workers of one model version."""
+
+    @property
+    def metrics(self) -> VersionMetrics:
+        """Its counts."""
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+
+    @property
+    def running(self) -> int:
+        """Requests that workers have."""
+
+    @property
+    def ready_workers(self) -> int:
+        """Workers that have loaded the model."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it has not given up more slots than it can spare (contract 1.6)."""
+
+    @property
+    def last_death(self) -> DeathLike | None:
+        """The latest end that nobody asked for."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Sentences for describe."""
+
+    def start(self) -> None:
+        """Begin to start the workers; returns at once."""
+
+    def submit(self, request: Request, receiver: Receiver) -> JobLike:
+        """Take a request. Raises NoWorker, QueueFull, NoTicket, Draining, FingerprintRefused."""
+
+    def scale(self, minimum: int, maximum: int) -> None:
+        """Begin to have `minimum` to `maximum` workers; dead slots start again; returns at once."""
+
+    async def wait_until_ready(self) -> bool:
+        """True once the least number is loaded, False when that is not to be expected soon.
+
+        Raises LoadFailed when a worker could not load the model.
+        """
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Answer what was accepted, for at most `drain_s`; then end the workers and free everything."""
+
+    def workers(self) -> Sequence[WorkerLike]:
+        """Every worker slot, in the order they were made."""
+
+
+class MetricsBook(Protocol):
+    """Where the numbers of a version are rendered from."""
+
+    def register(self, version_metrics: VersionMetrics) -> None:
+        """Render these from now on."""
+
+    def remove(self, version_metrics: VersionMetrics) -> None:
+        """Render them no more."""
+
+
+PoolFactory = Callable[[PoolOptions, Load], PoolLike]

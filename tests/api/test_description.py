@@ -1,0 +1,175 @@
+"""Tests for the API description: it is valid, and it says what the listeners do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.api.application import build_app
+from marserve.api.description import description_router
+from marserve.api.inference import read_route
+from marserve.api.metrics import metrics_router
+from marserve.registry.calls import RegisterParameters
+from marserve.telemetry.metrics import Metrics
+from support.management_house import House, client_of
+
+pytestmark = pytest.mark.anyio
+
+
+async def ask(app: Any, method: str = "OPTIONS", path: str = "/") -> dict[str, Any]:
+    """The description that a listener gives."""
+    async with client_of(app) as client:
+        response = await client.request(method, path)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    document: dict[str, Any] = response.json()
+    return document
+
+
+def check_references(document: dict[str, Any]) -> None:
+    """Every `$ref` leads somewhere, every operation has a name of its own, every path names its parameters."""
+    names: list[str] = []
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            names.append(operation["operationId"])
+            named = {each["name"] for each in operation.get("parameters", []) if each["in"] == "path"}
+            assert named == {part.partition("}")[0] for part in path.split("{")[1:]}
+    assert len(names) == len(set(names))
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            if isinstance(value.get("$ref"), str):
+                place: Any = document
+                for step in value["$ref"].removeprefix("#/").split("/"):
+                    place = place[step]
+            for inner in value.values():
+                walk(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                walk(inner)
+
+    walk(document)
+
+
+@pytest.mark.parametrize("inference", [True, False])
+@pytest.mark.parametrize("management", [True, False])
+async def test_each_listener_describes_what_it_serves(tmp_path: Path, inference: bool, management: bool) -> None:
+    """In OpenAPI 3, and in itself consistent."""
+    house = House(tmp_path)
+
+    document = await ask(house.application(management=management, inference=inference))
+
+    assert document["openapi"].startswith("3.")
+    check_references(document)
+    assert ("/predictions/{model_name}" in document["paths"]) is inference
+    assert ("/ping" in document["paths"]) is inference
+    assert ("/models/{model_name}/{model_version}/set-default" in document["paths"]) is management
+
+
+async def test_the_description_is_at_both_places_for_any_method(tmp_path: Path) -> None:
+    """`OPTIONS /` and `/api-description`."""
+    app = House(tmp_path).application()
+    document = await ask(app)
+
+    for method in ("GET", "POST", "OPTIONS", "DELETE"):
+        assert await ask(app, method, "/api-description") == document
+
+
+async def test_the_metrics_listener_is_described(tmp_path: Path) -> None:
+    """With its one filter."""
+    routers = [description_router(House(tmp_path).registry), metrics_router(Metrics("host"))]
+
+    document = await ask(build_app(routers, title="metrics"))
+
+    check_references(document)
+    [filter_] = document["paths"]["/metrics"]["get"]["parameters"]
+    assert filter_["name"] == "name[]"
+
+
+async def test_parameters_have_their_true_types(tmp_path: Path) -> None:
+    """Though words are accepted where the contract wants it."""
+    document = await ask(House(tmp_path).application())
+
+    parameters = {each["name"]: each for each in document["paths"]["/models"]["post"]["parameters"]}
+    assert parameters["batch_size"]["schema"]["type"] == "integer"
+    assert parameters["synchronous"]["schema"]["type"] == "boolean"
+    body = document["paths"]["/models"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(body["properties"]) == set(parameters)
+
+
+async def test_every_described_inference_path_is_a_route(tmp_path: Path) -> None:
+    """The connection serves it."""
+    document = await ask(House(tmp_path).application(management=False, inference=True))
+
+    paths = [path for path, item in document["paths"].items() if "post" in item]
+    assert len(paths) == 12
+    for path in paths:
+        assert read_route(path.replace("{", "").replace("}", "").encode()) is not None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/predictions/m", "/predictions/m/1.0", "/explanations/m", "/explanations/m/1.0", "/v1/models/m:predict"),
+        *("/v1/models/m:explain", "/v2/models/m/infer", "/v2/models/m/explain", "/models/m/invoke", "/m/predict"),
+        *("/m/1.0/predict", "/predictions/m/"),
+    ],
+)
+@pytest.mark.parametrize("management", [True, False])
+async def test_options_on_an_inference_route_describes_its_model(tmp_path: Path, path: str, management: bool) -> None:
+    """On a shared listener too."""
+    house = House(tmp_path)
+    await house.registry.register(RegisterParameters(house.put()))
+    app = house.application(management=management, inference=True)
+
+    document = await ask(app, path=path)
+
+    assert document["info"]["title"] == "RESTful API for: m"
+    assert "/predictions/m" in document["paths"]
+    check_references(document)
+    async with client_of(app) as client:
+        unknown = await client.options(
+            path.replace("m", "nobody", 1) if path == "/m/predict" else "/predictions/nobody"
+        )
+    assert unknown.json()["message"] == "Model not found: nobody"
+    await house.registry.stop()
+
+
+async def test_options_on_a_model_s_management_path_describes_what_can_be_done(tmp_path: Path) -> None:
+    """For a model that is there."""
+    house = House(tmp_path)
+    await house.registry.register(RegisterParameters(house.put()))
+    app = house.application(inference=True)
+
+    for path in ("/models/m", "/models/m/1.0"):
+        document = await ask(app, path=path)
+        check_references(document)
+        assert document["info"]["title"] == "RESTful Management API for: m"
+        assert set(document["paths"]) == {
+            "/models/{model_name}",
+            "/models/{model_name}/{model_version}",
+            "/models/{model_name}/{model_version}/set-default",
+        }
+    async with client_of(app) as client:
+        for path in ("/models/nobody", "/models/m/7"):
+            assert (await client.options(path)).status_code == 404
+    await house.registry.stop()
+
+
+@pytest.mark.parametrize("name", ["a/b", "a{b}c", "ü %"])
+async def test_a_model_s_odd_name_stays_a_name_in_its_description(tmp_path: Path, name: str) -> None:
+    """Escaped as it must be sent."""
+    house = House(tmp_path)
+    await house.registry.register(RegisterParameters(house.put(), model_name=name))
+    escaped = "".join(f"%{byte:02X}" for byte in name.encode())
+
+    document = await ask(house.application(management=False, inference=True), path=f"/predictions/{escaped}")
+
+    check_references(document)
+    [path] = [path for path in document["paths"] if path.startswith("/predictions") and "{model_version}" not in path]
+    route = read_route(path.encode())
+    assert route is not None
+    assert route.model == name
+    await house.registry.stop()

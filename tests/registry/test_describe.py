@@ -1,0 +1,152 @@
+"""Tests for what a version says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from marserve.archive.model_config import ModelConfig
+from marserve.messages import Load
+from marserve.pool.options import PoolOptions
+from marserve.registry.describe import Facts, describe_version
+from support.fake_pool import Behaviour, FakeDeath, FakePool, FakeWorker
+
+pytestmark = pytest.mark.anyio
+
+LOAD = Load("m", "1.0", "", "echo.py", None, None, 1)
+
+# Contract 2.5, in its order.
+MEMBERS = [
+    "modelName",
+    "modelVersion",
+    "modelUrl",
+    "runtime",
+    "minWorkers",
+    "maxWorkers",
+    "batchSize",
+    "maxBatchDelay",
+    "responseTimeout",
+    "startupTimeout",
+    "maxRetryTimeoutInSec",
+    "clientTimeoutInMills",
+    "parallelType",
+    "parallelLevel",
+    "deviceType",
+    "continuousBatching",
+    "useJobTicket",
+    "useVenv",
+    "stateful",
+    "sequenceMaxIdleMSec",
+    "sequenceTimeoutMSec",
+    "maxNumSequence",
+    "maxSequenceJobQueueSize",
+    "loadedAtStartup",
+    "workers",
+    "jobQueueStatus",
+]
+
+
+def describe(options: PoolOptions, config: ModelConfig | None = None, **changes: Any) -> dict[str, Any]:
+    """The description of a version with these options; `changes` are set on its pool."""
+    pool = FakePool(options, LOAD, Behaviour())
+    pool.start()
+    for name, value in changes.items():
+        setattr(pool, name, value)
+    facts = Facts("m.mar", "python", options, config or ModelConfig(), is_at_startup=False)
+    return describe_version(
+        facts, pool, min_workers=options.min_workers, max_workers=options.max_workers, is_default=True
+    )
+
+
+async def test_torchserve_s_members_come_first_in_its_order() -> None:
+    """And have its units."""
+    described = describe(PoolOptions("m", "1.0", 1, 2, batch_size=4, max_batch_delay_s=0.077, client_timeout_s=0.25))
+
+    assert list(described)[: len(MEMBERS)] == MEMBERS
+    assert (described["maxBatchDelay"], described["clientTimeoutInMills"]) == (77, 250)
+    assert (described["responseTimeout"], type(described["responseTimeout"])) == (120, int)
+
+
+async def test_a_worker_is_described_in_utc() -> None:
+    """TorchServe writes local time and calls it UTC (contract, Q16)."""
+    workers = [FakeWorker("9000", gpu_id=1, restarts=2, last_death=FakeDeath())]
+
+    described = describe(PoolOptions("m", "1.0", 1, 1, gpu_ids=(0, 1)), _workers=workers)
+
+    assert described["workers"] == [
+        {
+            "id": "9000",
+            "startTime": "2023-11-14T22:13:20.250Z",
+            "status": "READY",
+            "memoryUsage": 50_000_000,
+            "pid": 4711,
+            "gpu": True,
+            "gpuUsage": "failed to obtained gpu usage",
+            "restarts": 2,
+            "gpuId": 1,
+            "lastDeath": {"cause": "killed", "at": "2023-11-14T22:13:20.000Z", "detail": "killed by SIGKILL"},
+        }
+    ]
+    assert described["deviceType"] == "gpu"
+
+
+async def test_members_without_a_value_are_left_out() -> None:
+    """Never null."""
+    described = describe(PoolOptions("m", "1.0", 1, 1))
+
+    assert not {"deviceIds", "warnings", "lastDeath", "customizedMetadata"} & set(described)
+    assert None not in described.values()
+    assert described["workers"][0]["gpuUsage"] == "N/A"
+
+
+async def test_device_ids_are_shown_only_where_they_are_used() -> None:
+    """A list that the server cannot use is not."""
+    config = ModelConfig(device_ids=(1,))
+
+    assert describe(PoolOptions("m", "1.0", 0, 0, gpu_ids=(1,)), config)["deviceIds"] == [1]
+    assert "deviceIds" not in describe(PoolOptions("m", "1.0", 0, 0, gpu_ids=(0, 1)), config)
+
+
+async def test_figures_of_sequences_are_shown_only_with_an_idle_limit() -> None:
+    """Contract 2.5: 0 otherwise."""
+    with_limit = ModelConfig(sequence_batching=True, sequence_max_idle_s=3.0, max_num_sequence=2)
+    options = PoolOptions("m", "1.0", 0, 0)
+
+    described = describe(options, with_limit)
+
+    assert (described["stateful"], described["sequenceMaxIdleMSec"]) == (True, 3000)
+    assert (described["maxNumSequence"], described["maxSequenceJobQueueSize"]) == (2, 1)
+    assert describe(options)["maxNumSequence"] == 0
+
+
+async def test_the_queue_is_described_as_it_stands() -> None:
+    """Room left is never negative."""
+    options = PoolOptions("m", "1.0", 1, 1, queue_size=2)
+
+    described = describe(options, held=[object(), object(), object()])
+
+    assert described["jobQueueStatus"] == {"remainingCapacity": 0, "pendingRequests": 3}
+
+
+@pytest.mark.parametrize(
+    ("least", "changes", "state"),
+    [
+        (1, {}, "ready"),
+        (0, {}, "idle"),
+        (1, {"_workers": [FakeWorker("1", "LOADING")]}, "loading"),
+        (2, {"_workers": [FakeWorker("1")]}, "loading"),
+        (1, {"_workers": [FakeWorker("1", "LOADING")], "is_healthy": False}, "failed"),
+    ],
+)
+async def test_a_version_says_how_it_stands(least: int, changes: dict[str, Any], state: str) -> None:
+    """In one word."""
+    assert describe(PoolOptions("m", "1.0", least, 2), **changes)["state"] == state
+
+
+async def test_warnings_of_the_pool_and_its_last_death_are_told() -> None:
+    """Behind those of the registration."""
+    described = describe(PoolOptions("m", "1.0", 1, 1), warnings=["forking was refused"], last_death=FakeDeath("exit"))
+
+    assert described["warnings"] == ["forking was refused"]
+    assert described["lastDeath"]["cause"] == "exit"

@@ -1,0 +1,199 @@
+"""Tests for which value wins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from marserve.archive.model_config import ModelConfig
+from marserve.pool.options import PoolOptions
+from marserve.registry.effective_options import (
+    OptionDefaults,
+    RequestedOptions,
+    effective_options,
+    effective_runtime,
+)
+from marserve.settings import ModelDefaults
+
+
+def choose(
+    requested: RequestedOptions | None = None,
+    archive: ModelConfig | None = None,
+    configured: ModelDefaults | None = None,
+    defaults: OptionDefaults | None = None,
+    **rest: Any,
+) -> tuple[PoolOptions, list[str]]:
+    """The effective options of version 1.0 of model m."""
+    return effective_options(
+        "m",
+        "1.0",
+        requested=requested or RequestedOptions(),
+        archive=archive or ModelConfig(),
+        configured=configured or ModelDefaults(),
+        defaults=defaults or OptionDefaults(),
+        at_startup=rest.get("at_startup", False),
+        gpu_count=rest.get("gpu_count", 0),
+    )
+
+
+def test_what_nobody_sets_has_the_contract_s_defaults() -> None:
+    """One request a batch, 100 ms, 120 s, no workers."""
+    options, warnings = choose()
+
+    assert options == PoolOptions("m", "1.0", 0, 0, batch_size=1, max_batch_delay_s=0.1, queue_size=100)
+    assert warnings == []
+
+
+def test_the_request_wins_over_the_archive_over_the_models_setting_for_batches() -> None:
+    """Each source in turn is taken away."""
+    request, archive = RequestedOptions(batch_size=9, max_batch_delay_s=0.011), ModelConfig(batch_size=4)
+    configured = ModelDefaults(batch_size=6, max_batch_delay_s=0.04)
+
+    assert choose(request, archive, configured)[0].batch_size == 9
+    assert choose(None, archive, configured)[0].batch_size == 4
+    assert choose(None, archive, configured)[0].max_batch_delay_s == 0.04
+    assert choose(configured=configured)[0].batch_size == 6
+
+
+def test_a_batch_delay_of_nothing_is_a_value_in_every_source() -> None:
+    """0 is not the same as not given (contract, Q25)."""
+    assert choose(RequestedOptions(max_batch_delay_s=0.0))[0].max_batch_delay_s == 0.0
+    assert choose(archive=ModelConfig(max_batch_delay_s=0.0))[0].max_batch_delay_s == 0.0
+    assert choose(configured=ModelDefaults(max_batch_delay_s=0.0))[0].max_batch_delay_s == 0.0
+
+
+def test_time_outs_that_the_archive_sets_win_and_those_it_does_not_set_do_not_count() -> None:
+    """An archive with a configuration does not pin what it does not mention (contract, Q11)."""
+    request = RequestedOptions(response_timeout_s=13, startup_timeout_s=15)
+    archive = ModelConfig(startup_timeout_s=33)
+
+    options, _ = choose(request, archive, ModelDefaults(response_timeout_s=25), OptionDefaults(response_timeout_s=41))
+
+    assert (options.response_timeout_s, options.startup_timeout_s) == (13, 33)
+
+
+def test_the_models_setting_wins_over_the_configured_default_time_out() -> None:
+    """And the configured default over the built-in one."""
+    defaults = OptionDefaults(response_timeout_s=41, startup_timeout_s=42)
+
+    options, _ = choose(configured=ModelDefaults(response_timeout_s=25), defaults=defaults)
+
+    assert (options.response_timeout_s, options.startup_timeout_s) == (25, 42)
+
+
+@pytest.mark.parametrize(
+    ("archive", "expected"),
+    [
+        (ModelConfig(min_workers=1, max_workers=2), (1, 2)),
+        (ModelConfig(min_workers=3, max_workers=2), (5, 5)),
+        (ModelConfig(min_workers=3), (5, 5)),
+        (ModelConfig(max_workers=3), (5, 5)),
+    ],
+)
+def test_only_a_whole_pair_of_worker_numbers_in_the_archive_counts(
+    archive: ModelConfig, expected: tuple[int, int]
+) -> None:
+    """Half a pair, or one that contradicts itself, is told of and not used."""
+    options, warnings = choose(RequestedOptions(workers=5), archive)
+
+    assert (options.min_workers, options.max_workers) == expected
+    assert bool(warnings) == (expected == (5, 5))
+
+
+def test_the_models_setting_has_workers_only_at_start_up() -> None:
+    """A registration by API does not see them (contract 2.1)."""
+    configured = ModelDefaults(min_workers=2, max_workers=3)
+
+    by_api, _ = choose(configured=configured, defaults=OptionDefaults(workers=1))
+    at_start, _ = choose(configured=configured, defaults=OptionDefaults(workers=1), at_startup=True)
+
+    assert (by_api.min_workers, by_api.max_workers) == (1, 1)
+    assert (at_start.min_workers, at_start.max_workers) == (2, 3)
+
+
+def test_the_most_workers_are_never_fewer_than_the_fewest() -> None:
+    """A `models` entry that names only one of the two still gives a usable pair."""
+    lonely_least, _ = choose(configured=ModelDefaults(min_workers=4), at_startup=True)
+    lonely_most, _ = choose(
+        configured=ModelDefaults(max_workers=1), defaults=OptionDefaults(workers=2), at_startup=True
+    )
+
+    assert (lonely_least.min_workers, lonely_least.max_workers) == (4, 4)
+    assert (lonely_most.min_workers, lonely_most.max_workers) == (2, 2)
+
+
+def test_a_model_uses_all_accelerators_unless_it_says_otherwise() -> None:
+    """Device ids that the server has narrow the choice."""
+    assert choose(gpu_count=2)[0].gpu_ids == (0, 1)
+    assert choose(archive=ModelConfig(device_ids=(1,)), gpu_count=2)[0].gpu_ids == (1,)
+    assert choose(archive=ModelConfig(device_type="cpu"), gpu_count=2)[0].gpu_ids == ()
+
+
+def test_one_wrong_device_id_spoils_the_whole_list() -> None:
+    """So says the contract (7.1); we tell of it."""
+    options, warnings = choose(archive=ModelConfig(device_ids=(0, 7)), gpu_count=2)
+
+    assert options.gpu_ids == (0, 1)
+    assert "deviceIds [0, 7]" in warnings[0]
+
+
+def test_a_gpu_model_on_a_machine_without_one_runs_on_the_cpu() -> None:
+    """And describe says so."""
+    options, warnings = choose(archive=ModelConfig(device_type="gpu"))
+
+    assert options.gpu_ids == ()
+    assert "no accelerator" in warnings[0]
+
+
+def test_the_rest_comes_from_the_archive_alone() -> None:
+    """Queue, tickets, client time-out, retries and our own keys."""
+    archive = ModelConfig(
+        job_queue_size=3,
+        use_job_ticket=True,
+        client_timeout_s=0.25,
+        max_retry_timeout_s=1.0,
+        retry_on_worker_death=False,
+        batch_isolation=False,
+        worker_start="fresh",
+        batch_policy="fixed",
+    )
+
+    options, _ = choose(archive=archive)
+
+    assert options == PoolOptions(
+        "m",
+        "1.0",
+        0,
+        0,
+        batch_policy="fixed",
+        client_timeout_s=0.25,
+        queue_size=3,
+        use_job_ticket=True,
+        max_retry_timeout_s=1.0,
+        retry_on_worker_death=False,
+        batch_isolation=False,
+        worker_start="fresh",
+    )
+
+
+def test_a_client_time_out_of_nothing_is_none() -> None:
+    """0 means that clients wait for ever (contract 7.1)."""
+    assert choose(archive=ModelConfig(client_timeout_s=0.0))[0].client_timeout_s is None
+
+
+@pytest.mark.parametrize(
+    ("requested", "configured", "manifest", "runtime"),
+    [
+        ("python", "python3", "python", "python3"),
+        ("python3", None, "python", "python3"),
+        (None, None, "python3", "python3"),
+        (None, None, None, "python"),
+        (None, "ruby", "python3", "python3"),
+    ],
+)
+def test_the_models_setting_wins_over_request_and_manifest_for_the_runtime(
+    requested: str | None, configured: str | None, manifest: str | None, runtime: str
+) -> None:
+    """The order of contract 2.1."""
+    assert effective_runtime(requested, ModelDefaults(runtime_type=configured), manifest) == runtime

@@ -1,0 +1,82 @@
+"""Tests for whether a handler can be found at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from marserve.registry.handler_check import BUILT_IN_HANDLERS, find_defect, module_of
+from marserve_handlers.builtin import BUILT_IN
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An unpacked archive with one handler of each kind of file."""
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "compiled.cpython-311-x86_64-linux-gnu.so").touch()
+    (tmp_path / "my-handler.py").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        *("mine", "mine.py", "mine:entry", "mine.py:entry", "/elsewhere/mine.py", "package", "package.inner:f"),
+        *("compiled", "my-handler.py", "json", "image_classifier", "base_handler"),
+    ],
+)
+def test_a_handler_that_a_worker_could_import_has_no_defect(folder: Path, handler: str) -> None:
+    """From the archive, from what is installed, or built in."""
+    assert find_defect(handler, folder, installs_requirements=False) is None
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        *(
+            "no_such_module",
+            "gone.py",
+            "mine2",
+            ":entry",
+            ".py",
+            "../mine2.py",
+            "x" * 3000,
+            "a\0b",
+            "*",
+            "[",
+            "..",
+            ".",
+        ),
+        *("no_such_package.module", "é", " ", "__main__2", "\n"),
+    ],
+)
+def test_a_handler_that_is_nowhere_is_a_defect_and_never_an_accident(folder: Path, handler: str) -> None:
+    """Odd words do not raise."""
+    defect = find_defect(handler, folder, installs_requirements=False)
+
+    assert defect is not None
+    assert "handler" in defect
+
+
+@pytest.mark.parametrize("handler", [None, ""])
+def test_no_handler_is_a_defect(folder: Path, handler: str | None) -> None:
+    """The sentence says where it could have been named."""
+    assert "no handler is named" in str(find_defect(handler, folder, installs_requirements=True))
+
+
+def test_an_unknown_module_may_come_with_the_model_s_own_packages(folder: Path) -> None:
+    """They are installed for the worker only."""
+    assert find_defect("no_such_module", folder, installs_requirements=True) is None
+
+
+def test_a_module_name_loses_folders_and_its_ending() -> None:
+    """As in a worker."""
+    assert module_of("a/b/h.py:entry") == "h"
+
+
+def test_the_built_in_handlers_are_those_of_the_worker() -> None:
+    """The server may not import the worker's side, so the names stand twice."""
+    assert set(BUILT_IN_HANDLERS) == set(BUILT_IN)

@@ -1,0 +1,148 @@
+"""Tests for taking archives in."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from marserve.archive.reader import Limits
+from marserve.errors import ArchiveNotFound, BadArchive, MarserveError, OutOfMemory, UnsafeArchive
+from marserve.registry import intake as intake_module
+from marserve.registry.intake import Intake
+from marserve.store.local import LocalStore
+from support.echo_archives import manifest, write_mar
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """An empty model store."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def intake(store: Path, tmp_path: Path) -> Intake:
+    """An intake of the store; its scratch folder is not there yet."""
+    return Intake(LocalStore(store), tmp_path / "scratch" / "models", Limits())
+
+
+def test_an_archive_gets_a_private_folder_of_its_own(intake: Intake, store: Path) -> None:
+    """Its name is 32 hex digits, and two takings share nothing."""
+    write_mar(store / "m.mar", config="batchSize: 3\n")
+
+    first, second = intake.take_in("m.mar"), intake.take_in("m.mar")
+
+    assert first.folder != second.folder
+    assert len(first.folder.name) == 32
+    assert (first.folder / "echo.py").is_file()
+    assert (first.manifest.model_name, first.config.batch_size) == ("m", 3)
+
+
+def test_a_discarded_folder_is_gone_and_the_empty_scratch_folder_with_it(intake: Intake, store: Path) -> None:
+    """Nothing is left behind by a server that ended; discarding twice is no error."""
+    write_mar(store / "m.mar")
+    unpacked = intake.take_in("m.mar")
+
+    unpacked.discard()
+    unpacked.discard()
+    intake.clear()
+
+    assert not intake.scratch.exists()
+
+
+def test_a_scratch_folder_that_is_in_use_stays(intake: Intake, store: Path) -> None:
+    """Another server's archives may be in it."""
+    write_mar(store / "m.mar")
+    intake.take_in("m.mar")
+
+    intake.clear()
+
+    assert intake.scratch.is_dir()
+
+
+def test_a_folder_of_the_store_is_served_in_place_and_never_deleted(intake: Intake, store: Path) -> None:
+    """The "no-archive" format."""
+    folder = store / "plain"
+    (folder / "MAR-INF").mkdir(parents=True)
+    (folder / "MAR-INF" / "MANIFEST.json").write_text('{"model": {"modelName": "plain"}}')
+    (folder / "echo.py").touch()
+
+    unpacked = intake.take_in("plain")
+    unpacked.discard()
+
+    assert unpacked.folder == folder.resolve()
+    assert folder.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "error"),
+    [
+        ("gone.mar", None, ArchiveNotFound),
+        ("noise.mar", b"no archive at all", BadArchive),
+        ("bad.mar", "manifest", BadArchive),
+        ("pickle.mar", "pickle", UnsafeArchive),
+    ],
+)
+def test_an_archive_that_cannot_be_taken_in_leaves_nothing(
+    intake: Intake, store: Path, name: str, body: bytes | str | None, error: type[MarserveError]
+) -> None:
+    """Not found, no archive, a broken manifest, a pickle that calls."""
+    if body == "manifest":
+        write_mar(store / name, {}, **{"MAR-INF/MANIFEST__json": b"{"})
+    elif body == "pickle":
+        write_mar(store / name, manifest(), weights__pt=b"cos\nsystem\n(S'true'\ntR.")
+    elif isinstance(body, bytes):
+        (store / name).write_bytes(body)
+
+    with pytest.raises(error):
+        intake.take_in(name)
+
+    assert not intake.scratch.exists() or not list(intake.scratch.iterdir())
+
+
+@pytest.mark.parametrize("trust", ["name", "digest"])
+def test_what_the_operator_trusts_is_taken_in_and_told(store: Path, tmp_path: Path, trust: str) -> None:
+    """By the archive's name in the store, or by its digest; what was found goes to the version's warnings."""
+    path = write_mar(store / "m.mar", manifest(), weights__pt=b"cos\nsystem\n(S'true'\ntR.")
+    word = "m.mar" if trust == "name" else hashlib.sha256(path.read_bytes()).hexdigest()
+
+    unpacked = Intake(LocalStore(store), tmp_path / "scratch", Limits(), [word]).take_in("m.mar")
+
+    assert "weights.pt" in unpacked.warnings[0]
+
+
+def test_trust_in_one_archive_is_no_trust_in_another(store: Path, tmp_path: Path) -> None:
+    """Nor in a file of another content."""
+    write_mar(store / "m.mar", manifest(), weights__pt=b"cos\nsystem\n(S'true'\ntR.")
+
+    with pytest.raises(UnsafeArchive):
+        Intake(LocalStore(store), tmp_path / "scratch", Limits(), ["other.mar", "0" * 64]).take_in("m.mar")
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "sentence"),
+    [
+        (errno.ENOSPC, OutOfMemory, "No space is left to save model: m.mar"),
+        (errno.EIO, MarserveError, "Failed to save model: m.mar"),
+    ],
+)
+def test_a_disk_that_fails_is_told_without_a_path(
+    intake: Intake, store: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[MarserveError], sentence: str
+) -> None:
+    """A full disk is told apart, for it may pass."""
+    write_mar(store / "m.mar")
+
+    def fail(*_: object) -> None:
+        raise OSError(number, "on purpose", "/secret/place")
+
+    monkeypatch.setattr(intake_module, "unpack", fail)
+
+    with pytest.raises(error) as raised:
+        intake.take_in("m.mar")
+
+    assert type(raised.value) is error
+    assert raised.value.message == sentence

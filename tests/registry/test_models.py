@@ -1,0 +1,870 @@
+"""Tests for the registry: names, versions, and what may be done to them, over pools without processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.errors import (
+    BadArchive,
+    BadInput,
+    CleanUpTimedOut,
+    DefaultVersionInUse,
+    Draining,
+    HandlerFailed,
+    LoadFailed,
+    MarserveError,
+    ModelNotFound,
+    NoDescribeWorker,
+    NoWorker,
+    QueueFull,
+    VersionConflict,
+    VersionNotFound,
+)
+from marserve.messages import Answer, Part, Request
+from marserve.registry import models as models_module
+from marserve.registry.calls import Registered, RegisterParameters, Scaled
+from marserve.settings import ModelDefaults, ModelToLoad
+from support.echo_archives import manifest, write_mar
+from support.fake_pool import Behaviour, FakeDeath
+from support.management_house import House as ManagementHouse
+
+pytestmark = pytest.mark.anyio
+
+
+class Told:
+    """A receiver that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.errors: list[MarserveError] = []
+
+    def on_answer(self, answer: Answer) -> None:
+        """The answer."""
+        self.answers.append(answer)
+
+    def on_piece(self, piece: Answer, last: bool) -> None:
+        """A piece."""
+        self.answers.append(piece)
+
+    def on_error(self, error: MarserveError) -> None:
+        """An error."""
+        self.errors.append(error)
+
+
+class House(ManagementHouse):
+    """The house with short ways to register and to ask."""
+
+    async def add(self, name: str = "m", version: str = "1.0", *, workers: int = 1, **parameters: Any) -> Registered:
+        """Register a version of a model, waiting for its workers."""
+        archive = self.put(name, version)
+        return await self.registry.register(RegisterParameters(archive, initial_workers=workers, **parameters))
+
+    def send(self, model: str = "m", version: str | None = None) -> Told:
+        """Send a request and give its receiver."""
+        told = Told()
+        self.registry.submit(model, version, Request("id", [Part("body", b"x")]), told)
+        return told
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    """A registry whose time-outs are short; after the test it is stopped and nothing of it is left."""
+    house = House(tmp_path, unregister_timeout_s=0.2)
+    yield house
+    for pool in house.pools.made:
+        pool.behaviour.never_stops = False
+    await house.registry.stop()
+    assert house.folders() == []
+    assert house.metrics.shown == []
+
+
+# ------------------------------------------------------------------------------------------- register
+
+
+async def test_a_version_without_workers_is_registered_and_says_so(house: House) -> None:
+    """The sentence is the contract's."""
+    registered = await house.add(workers=0)
+
+    assert registered.message == (
+        'Model "m" Version: 1.0 registered with 0 initial workers. Use scale workers API to add workers for the model.'
+    )
+    assert house.pools.of("m").is_started
+
+
+async def test_a_registration_waits_for_its_workers(house: House) -> None:
+    """It returns when they have loaded the model, not before."""
+    house.pools.behaviours["m"] = Behaviour(load="wait")
+    registration = asyncio.create_task(house.add(workers=2))
+    while not house.pools.made:
+        await asyncio.sleep(0.001)
+    assert not registration.done()
+
+    house.pools.of("m").finish_load()
+
+    assert (await registration).message == 'Model "m" Version: 1.0 registered with 2 initial workers'
+
+
+async def test_a_registration_that_need_not_wait_does_not(house: House) -> None:
+    """The version is listed meanwhile."""
+    house.pools.behaviours["m"] = Behaviour(load="wait")
+
+    registered = await house.add(synchronous=False)
+
+    assert (registered.progress, registered.message) == ("begun", "Processing worker updates...")
+    assert house.registry.describe("m")["state"] == "loading"
+
+
+async def test_workers_that_do_not_become_ready_are_told_as_partial(house: House) -> None:
+    """For example because the pool was scaled meanwhile."""
+    house.pools.behaviours["m"] = Behaviour(load="wait")
+    registration = asyncio.create_task(house.add())
+    while not house.pools.made:
+        await asyncio.sleep(0.001)
+
+    await house.registry.unregister("m")
+
+    assert (await registration).message == "Workers scaling in progress..."
+
+
+@pytest.mark.parametrize(("load", "out_of_memory"), [("fail", False), ("memory", True)])
+async def test_a_version_whose_workers_cannot_load_is_gone_again(house: House, load: str, out_of_memory: bool) -> None:
+    """Nothing of it is left: no name, no folder, no pool, no metrics."""
+    house.pools.behaviours["m"] = Behaviour(load=load)
+
+    with pytest.raises(LoadFailed) as raised:
+        await house.add()
+
+    assert raised.value.message == "Failed to start workers for model m version: 1.0"
+    assert raised.value.out_of_memory is out_of_memory
+    assert house.pools.of("m").is_stopped
+    assert (house.folders(), house.metrics.shown) == ([], [])
+    with pytest.raises(ModelNotFound):
+        house.registry.describe("m")
+
+
+async def test_a_new_version_that_cannot_load_leaves_the_old_one_serving(house: House) -> None:
+    """The default stays, and its requests are answered throughout."""
+    await house.add()
+    house.pools.behaviours["m"].load = "fail"
+
+    with pytest.raises(LoadFailed):
+        await house.add(version="2.0")
+
+    assert house.send().answers == [Answer(b"m 1.0")]
+    assert [version["modelVersion"] for version in house.registry.describe_all("m")] == ["1.0"]
+
+
+async def test_a_version_whose_load_fails_behind_the_back_stays_and_says_why(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for it, so the log and describe tell."""
+    house.pools.behaviours["m"] = Behaviour(load="wait")
+    await house.add(synchronous=False)
+    pool = house.pools.of("m")
+
+    with caplog.at_level(logging.ERROR, "marserve.registry"):
+        pool.last_death = FakeDeath("load_failed", detail="ValueError: no weights")
+        pool.is_healthy = False
+        pool.finish_load("fail")
+        await asyncio.sleep(0.01)
+
+    described = house.registry.describe("m")
+    assert described["state"] == "failed"
+    assert described["lastDeath"]["detail"] == "ValueError: no weights"
+    assert "failed to load: the handler raised" in caplog.text
+
+
+async def test_the_first_version_is_the_default_and_later_ones_are_not(house: House) -> None:
+    """Until somebody says otherwise."""
+    await house.add(version="2.0")
+    await house.add(version="1.0")
+
+    assert house.send().answers == [Answer(b"m 2.0")]
+
+
+async def test_a_version_is_registered_once(house: House) -> None:
+    """Whatever archive it comes from; the second leaves no folder."""
+    await house.add(workers=0)
+    write_mar(house.store / "other.mar", manifest("other"))
+
+    with pytest.raises(VersionConflict) as raised:
+        await house.registry.register(RegisterParameters("other.mar", model_name="m"))
+
+    assert raised.value.message == "Model version 1.0 is already registered for model m"
+    assert len(house.folders()) == 1
+
+
+async def test_of_registrations_of_one_version_at_the_same_time_exactly_one_wins(house: House) -> None:
+    """The others conflict, and leave nothing."""
+    write_mar(house.store / "m.mar")
+    calls = [house.registry.register(RegisterParameters("m.mar", initial_workers=1)) for _ in range(5)]
+
+    results = await asyncio.gather(*calls, return_exceptions=True)
+
+    assert sum(isinstance(result, Registered) for result in results) == 1
+    assert sum(isinstance(result, VersionConflict) for result in results) == 4
+    assert (len(house.folders()), len(house.pools.made)) == (1, 1)
+
+
+async def test_a_caller_that_hangs_up_leaves_nothing_half_done(house: House) -> None:
+    """The registration goes on to its end without it."""
+    house.pools.behaviours["m"] = Behaviour(load="wait")
+    registration = asyncio.create_task(house.add())
+    while not house.pools.made:
+        await asyncio.sleep(0.001)
+
+    registration.cancel()
+    await asyncio.wait([registration])
+    house.pools.of("m").finish_load("fail")
+    while house.folders():
+        await asyncio.sleep(0.001)
+
+    with pytest.raises(ModelNotFound):
+        house.registry.describe("m")
+
+
+async def test_names_and_handler_of_the_registration_win(house: House) -> None:
+    """Over the manifest's; the manifest that the handler sees stays as it is."""
+    write_mar(house.store / "m.mar", manifest("m", None, handler="gone.py"))
+
+    await house.registry.register(RegisterParameters("m.mar", model_name="n", handler="echo.py", initial_workers=1))
+
+    load = house.pools.of("n").load
+    assert (load.model, load.version, load.handler) == ("n", "1.0", "echo.py")
+    assert load.manifest is not None
+    assert load.manifest["model"]["modelName"] == "m"
+
+
+async def test_a_worker_is_told_all_that_it_needs(tmp_path: Path) -> None:
+    """Folder, manifest, configuration and the server's settings travel in one message."""
+    house = House(tmp_path, decode_input=False, max_answer_bytes=7, threads=3, envelope="json", gpu_count=2)
+    write_mar(house.store / "m.mar", config="batchSize: 4\nmine: {a: [1]}\n")
+
+    await house.registry.register(RegisterParameters("m.mar"))
+
+    load = house.pools.of("m").load
+    assert Path(load.model_dir).parent == house.scratch
+    assert load.import_paths == [load.model_dir]
+    assert load.model_config == {"batchSize": 4, "mine": {"a": [1]}}
+    assert (load.batch_size, load.decode_input, load.max_answer_bytes, load.threads) == (4, False, 7, 3)
+    assert (load.envelope, load.device_type) == ("json", "gpu")
+    assert house.pools.of("m").options.gpu_ids == (0, 1)
+    await house.registry.stop()
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({}, "Model name is not defined."),
+        ({"runtime": "python"}, "Model name is not defined."),
+        ({"runtime": "python", "model": None}, "Missing Model entry in manifest file."),
+        (manifest(None), "Model name is not defined."),
+        ({**manifest(), "runtime": "ruby"}, "Runtime is not defined or invalid."),
+        ({**manifest(), "runtime": "LSP"}, "Runtime is not defined or invalid."),
+    ],
+)
+async def test_an_archive_that_says_too_little_is_refused(house: House, document: dict[str, Any], message: str) -> None:
+    """In the contract's words, and without a folder left."""
+    write_mar(house.store / "m.mar", document)
+
+    with pytest.raises(BadArchive) as raised:
+        await house.registry.register(RegisterParameters("m.mar"))
+
+    assert raised.value.message == message
+    assert house.folders() == []
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"runtime": "ruby"}, "Invalid RuntimeType value: ruby"),
+        ({"runtime": "Python"}, "Invalid RuntimeType value: Python"),
+        ({"runtime": "LSP"}, "LSP"),
+        ({"batch_size": 0}, "batch_size must be 1 or more."),
+        ({"max_batch_delay_s": -0.001}, "max_batch_delay must be 0 or more."),
+        ({"response_timeout_s": 0}, "response_timeout must be 1 or more."),
+        ({"startup_timeout_s": -5}, "startup_timeout must be 1 or more."),
+        ({"initial_workers": -1}, "initial_workers must be 0 or more."),
+        ({"initial_workers": 10**6}, "initial_workers must be 4096 or less."),
+    ],
+)
+async def test_values_that_cannot_be_meant_are_refused(house: House, values: dict[str, Any], word: str) -> None:
+    """Before anything is unpacked."""
+    with pytest.raises(BadInput) as raised:
+        await house.registry.register(RegisterParameters("m.mar", **values))
+
+    assert word in raised.value.message
+
+
+async def test_a_handler_that_is_nowhere_is_found_before_a_worker_starts(house: House) -> None:
+    """As a failed load where the caller waits for workers, else as a bad archive; nothing is registered."""
+    write_mar(house.store / "m.mar", manifest(handler="gone.py"))
+
+    with pytest.raises(LoadFailed) as load_failed:
+        await house.registry.register(RegisterParameters("m.mar", initial_workers=1))
+    with pytest.raises(BadArchive):
+        await house.registry.register(RegisterParameters("m.mar"))
+    with pytest.raises(BadArchive):
+        await house.registry.register(RegisterParameters("m.mar", initial_workers=1, synchronous=False))
+
+    assert load_failed.value.message == "Failed to start workers for model m version: 1.0"
+    assert "gone.py" in load_failed.value.reason
+    assert (house.pools.made, house.folders()) == ([], [])
+
+
+async def test_an_archive_without_a_handler_gets_the_server_s_default_one(tmp_path: Path) -> None:
+    """The setting `default_service_handler`."""
+    house = House(tmp_path, default_handler="echo.py")
+    write_mar(house.store / "m.mar", manifest(handler=None))
+
+    await house.registry.register(RegisterParameters("m.mar"))
+
+    assert house.pools.of("m").load.handler == "echo.py"
+    await house.registry.stop()
+
+
+async def test_what_was_not_used_is_logged_once_and_shown(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    """From the registration and from the archive."""
+    write_mar(house.store / "m.mar", config="batchSize: many\n")
+
+    await house.registry.register(RegisterParameters("m.mar", warnings=("colour is not known",)))
+
+    warnings = house.registry.describe("m")["warnings"]
+    assert warnings[0] == "colour is not known"
+    assert "batchSize" in warnings[1]
+    assert caplog.text.count("colour is not known") == 1
+
+
+# ------------------------------------------------------------------------------------------- requests
+
+
+async def test_a_request_goes_to_the_version_it_names(house: House) -> None:
+    """Others go to the default one."""
+    await house.add()
+    await house.add(version="2.0")
+
+    assert house.send(version="2.0").answers == [Answer(b"m 2.0")]
+    assert house.send().answers == [Answer(b"m 1.0")]
+
+
+async def test_a_request_for_what_is_not_there_is_refused(house: House) -> None:
+    """Model and version are told apart."""
+    await house.add()
+
+    with pytest.raises(ModelNotFound):
+        house.send("nobody")
+    with pytest.raises(VersionNotFound):
+        house.send("m", "9.9")
+
+
+async def test_a_refusal_names_the_version_only_where_the_client_did(house: House) -> None:
+    """The pool does not know; its kind of refusal and its advice are kept."""
+    await house.add(workers=0)
+    await house.add("full")
+    full = house.pools.of("full")
+    full.behaviour.holds = True
+    for _ in range(100):
+        house.send("full")
+
+    with pytest.raises(NoWorker, match=r'^Model "m" has no worker'):
+        house.send()
+    with pytest.raises(NoWorker, match=r'^Model "m" Version 1\.0 has no worker'):
+        house.send(version="1.0")
+    with pytest.raises(QueueFull) as raised:
+        house.send("full", "1.0")
+    assert raised.value.retry_after_s == 2.0
+
+
+# ------------------------------------------------------------------------------------------- scale
+
+
+async def test_a_version_is_scaled_and_the_answer_says_which(house: House) -> None:
+    """Named or not, waited for or not."""
+    await house.add(workers=0)
+    scale = house.registry.scale
+
+    waited = await scale("m", None, min_workers=2, max_workers=3, synchronous=True)
+    named = await scale("m", "1.0", min_workers=1, max_workers=1, synchronous=True)
+    begun = await scale("m", None, min_workers=1, max_workers=1, synchronous=False)
+
+    assert waited.message == "Workers scaled to 2 for model: m"
+    assert named.message == "Workers scaled to 1 for model: m, version: 1.0"
+    assert begun == Scaled("m", None, 1, "begun")
+    assert house.pools.of("m").scaled == [(2, 3), (1, 1), (1, 1)]
+    assert [house.registry.describe("m")[key] for key in ("minWorkers", "maxWorkers")] == [1, 1]
+
+
+async def test_scaling_to_none_ends_all_workers_whatever_the_most_may_be(house: House) -> None:
+    """Nobody is lost from the books (contract, Q14)."""
+    await house.add(workers=2)
+
+    await house.registry.scale("m", None, min_workers=0, max_workers=3, synchronous=True)
+
+    assert house.pools.of("m").scaled == [(0, 0)]
+    assert house.registry.describe("m")["workers"] == []
+
+
+async def test_scaling_to_the_same_number_reaches_the_pool(house: House) -> None:
+    """There it starts dead workers again (contract, Q15)."""
+    await house.add(workers=1)
+
+    await house.registry.scale("m", None, min_workers=1, max_workers=1, synchronous=False)
+
+    assert house.pools.of("m").scaled == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "message"),
+    [
+        (3, 1, "max_worker cannot be less than min_worker."),
+        (-1, 1, "min_worker and max_worker must be between 0 and 4096."),
+        (1, 10**9, "min_worker and max_worker must be between 0 and 4096."),
+    ],
+)
+async def test_numbers_of_workers_that_cannot_be_meant_are_refused(
+    house: House, least: int, most: int, message: str
+) -> None:
+    """And nothing changes."""
+    await house.add(workers=0)
+
+    with pytest.raises(BadInput) as raised:
+        await house.registry.scale("m", None, min_workers=least, max_workers=most, synchronous=True)
+
+    assert raised.value.message == message
+    assert house.pools.of("m").scaled == []
+
+
+@pytest.mark.parametrize(("named", "word"), [(None, "null"), ("1.0", "1.0")])
+async def test_scaling_a_version_that_cannot_load_fails_and_keeps_it(
+    house: House, named: str | None, word: str
+) -> None:
+    """The contract writes `null` where no version was named."""
+    await house.add(workers=0)
+    house.pools.of("m").behaviour.load = "memory"
+
+    with pytest.raises(LoadFailed) as raised:
+        await house.registry.scale("m", named, min_workers=1, max_workers=1, synchronous=True)
+
+    assert raised.value.message == f"Failed to start workers for model m version: {word}"
+    assert raised.value.out_of_memory
+    assert house.registry.describe("m")["modelName"] == "m"
+
+
+# ------------------------------------------------------------------------------------------- describe, list
+
+
+async def test_describe_customized_carries_what_the_handler_says(house: House) -> None:
+    """The request is of its own kind and carries the header that handlers look for."""
+    house.pools.behaviours["m"] = Behaviour(metadata=b'{"inputs": ["pixels"]}', headers=[("x-mine", "1")])
+    await house.add()
+
+    described, answer = await house.registry.describe_customized("m")
+
+    assert described["customizedMetadata"] == {"inputs": ["pixels"]}
+    assert answer.headers == [("x-mine", "1")]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [(b"null", None), (b"[1]", {}), (b"no json", {}), (b'"text"', {}), (b'{"a": NaN}', {}), (b"[" * 100_000, {})],
+)
+async def test_only_an_object_is_metadata(house: House, body: bytes, expected: dict[str, Any] | None) -> None:
+    """null is none at all, anything else an empty object."""
+    house.pools.behaviours["m"] = Behaviour(metadata=body)
+    await house.add()
+
+    described, _ = await house.registry.describe_customized("m")
+
+    assert described.get("customizedMetadata") == expected
+
+
+async def test_describe_customized_needs_a_worker(house: House) -> None:
+    """Its refusal speaks of describing."""
+    await house.add(workers=0)
+
+    with pytest.raises(NoDescribeWorker) as raised:
+        await house.registry.describe_customized("m")
+
+    assert raised.value.message == (
+        'Model "m" has no worker to serve describe request. Please use scale workers API to add workers.'
+    )
+
+
+async def test_describe_customized_does_not_wait_for_ever(house: House) -> None:
+    """After the response time-out the request is taken back."""
+    house.pools.behaviours["m"] = Behaviour(metadata=None)
+    write_mar(house.store / "m.mar")
+    await house.registry.register(RegisterParameters("m.mar", initial_workers=1, response_timeout_s=1))
+
+    with pytest.raises(HandlerFailed) as raised:
+        await house.registry.describe_customized("m")
+
+    assert raised.value.code == 500
+    assert house.pools.of("m").held == []
+
+
+async def test_the_list_names_default_versions_and_pages_end_where_models_do(house: House) -> None:
+    """A token is there only if something follows (contract, Q17)."""
+    for name in "cab":
+        await house.add(name, workers=0)
+    await house.add("a", "2.0", workers=0)
+    house.registry.set_default("a", "2.0")
+
+    first = house.registry.list_models(limit=2)
+    last = house.registry.list_models(limit=2, offset=first.next_offset)
+    exact = house.registry.list_models(limit=3)
+
+    assert first.models == [("a", "a-2.0.mar"), ("b", "b-1.0.mar")]
+    assert (last.models, last.next_offset) == ([("c", "c-1.0.mar")], None)
+    assert exact.next_offset is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "offset", "count"), [(0, None, 3), (-1, -5, 3), (101, 0, 3), (None, 10**30, 0), (1, 2, 1)]
+)
+async def test_odd_limits_and_offsets_have_a_meaning(
+    house: House, limit: int | None, offset: int | None, count: int
+) -> None:
+    """0 is the default too, so that nobody pages for ever."""
+    for name in "abc":
+        await house.add(name, workers=0)
+
+    assert len(house.registry.list_models(limit, offset).models) == count
+
+
+# ------------------------------------------------------------------------------------------- unregister, default
+
+
+async def test_an_unregistered_version_answers_what_it_had_accepted(house: House) -> None:
+    """What comes later is not found; afterwards its folder is gone."""
+    house.pools.behaviours["m"] = Behaviour(holds=True)
+    await house.add()
+    told = house.send()
+
+    unregistering = asyncio.create_task(house.registry.unregister("m"))
+    await asyncio.sleep(0.005)
+    with pytest.raises(ModelNotFound):
+        house.send()
+    assert not unregistering.done()
+    house.pools.of("m").held[0].answer(Answer(b"late"))
+    await unregistering
+
+    assert told.answers == [Answer(b"late")]
+    assert house.folders() == []
+
+
+async def test_the_same_version_can_be_registered_while_the_old_one_drains(house: House) -> None:
+    """They share nothing."""
+    house.pools.behaviours["m"] = Behaviour(holds=True)
+    await house.add()
+    told = house.send()
+    unregistering = asyncio.create_task(house.registry.unregister("m"))
+    await asyncio.sleep(0.005)
+
+    await house.add()
+    house.pools.made[0].held[0].answer(Answer(b"old"))
+    await unregistering
+
+    assert told.answers == [Answer(b"old")]
+    assert len(house.folders()) == 1
+    assert house.registry.describe("m")["modelName"] == "m"
+
+
+async def test_the_default_version_cannot_go_while_others_exist(house: House) -> None:
+    """Named or unnamed; as the last one it can."""
+    await house.add()
+    await house.add(version="2.0")
+
+    for version in ("1.0", None):
+        with pytest.raises(DefaultVersionInUse, match="Cannot remove default version for model m"):
+            await house.registry.unregister("m", version)
+    await house.registry.unregister("m", "2.0")
+    await house.registry.unregister("m")
+
+    assert house.registry.list_models().models == []
+
+
+async def test_unregistering_what_is_not_there_is_refused(house: House) -> None:
+    """Model and version are told apart."""
+    await house.add(workers=0)
+
+    with pytest.raises(ModelNotFound):
+        await house.registry.unregister("nobody")
+    with pytest.raises(VersionNotFound):
+        await house.registry.unregister("m", "7")
+
+
+async def test_a_version_whose_workers_will_not_end_is_told_of_and_gone_all_the_same(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is free at once."""
+    monkeypatch.setattr(models_module, "KILL_GRACE_S", 0.01)
+    house.pools.behaviours["m"] = Behaviour(never_stops=True)
+    await house.add()
+
+    with pytest.raises(CleanUpTimedOut, match="Timed out while cleaning resources: m"):
+        await house.registry.unregister("m")
+
+    with pytest.raises(ModelNotFound):
+        house.registry.describe("m")
+    monkeypatch.setattr(models_module, "STOP_LIMIT_S", 0.05)
+    await house.registry.stop()
+
+
+async def test_a_new_default_answers_from_the_next_request_on(house: House) -> None:
+    """And what it replaced still answers by name."""
+    await house.add()
+    await house.add(version="2.0")
+
+    house.registry.set_default("m", "2.0")
+
+    assert house.send().answers == [Answer(b"m 2.0")]
+    assert house.send(version="1.0").answers == [Answer(b"m 1.0")]
+    assert [version["isDefault"] for version in house.registry.describe_all("m")] == [False, True]
+
+
+async def test_a_default_that_is_not_there_is_refused(house: House) -> None:
+    """The text has no colon here."""
+    await house.add(workers=0)
+
+    with pytest.raises(ModelNotFound):
+        house.registry.set_default("nobody", "1.0")
+    with pytest.raises(VersionNotFound) as raised:
+        house.registry.set_default("m", "5.5")
+    assert raised.value.message == "Model version 5.5 does not exist for model m"
+
+
+async def test_when_a_default_version_fails_to_load_the_oldest_other_becomes_it(house: House) -> None:
+    """Registered while the first one was still loading."""
+    house.pools.behaviours["m"] = Behaviour(load="wait")
+    first = asyncio.create_task(house.add())
+    while not house.pools.made:
+        await asyncio.sleep(0.001)
+    await house.add(version="2.0", workers=0)
+
+    house.pools.of("m").finish_load("fail")
+    with pytest.raises(LoadFailed):
+        await first
+
+    assert house.registry.describe("m")["modelVersion"] == "2.0"
+
+
+# ------------------------------------------------------------------------------------------- start-up
+
+
+async def test_models_of_the_start_are_loaded_in_the_order_of_the_setting(tmp_path: Path) -> None:
+    """They get the configured number of workers, and the first version of a name is its default."""
+    house = House(tmp_path, workers_at_startup=3)
+    write_mar(house.store / "b.mar", manifest("b", "2.0"))
+    write_mar(house.store / "a.mar", manifest("b", "1.0"))
+
+    await house.registry.load_at_start((ModelToLoad("b.mar"), ModelToLoad("a.mar")))
+
+    described = house.registry.describe("b")
+    assert (described["modelVersion"], described["minWorkers"], described["loadedAtStartup"]) == ("2.0", 3, True)
+    assert house.registry.only_startup_model == "b"
+    await house.registry.stop()
+
+
+async def test_all_loads_what_the_store_holds_and_a_bad_one_is_left_out(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server starts with the others and tells why one is missing."""
+    write_mar(house.store / "a.mar", manifest("a"))
+    (house.store / "bad.mar").write_bytes(b"noise")
+    write_mar(house.store / "nameless file.mar", manifest(None))
+
+    await house.registry.load_at_start("all")
+    await asyncio.sleep(0.005)
+
+    assert [name for name, _ in house.registry.list_models().models] == ["a", "nameless_file"]
+    assert "Failed to load model: bad.mar" in caplog.text
+    readiness = house.registry.readiness()
+    assert (readiness.is_ready, readiness.is_started) == (True, True)
+    assert "bad.mar was not loaded" in readiness.startup_reasons[0]
+    assert house.registry.only_startup_model is None
+
+
+async def test_the_models_setting_configures_models_of_the_start(tmp_path: Path) -> None:
+    """It configures and does not load."""
+    values = ModelDefaults(1, 2, 6, 0.04, 25)
+    house = House(tmp_path, models={"m": {"1.0": values}, "other": {"1.0": values}})
+    write_mar(house.store / "m.mar")
+
+    await house.registry.load_at_start((ModelToLoad("m.mar"),))
+
+    described = house.registry.describe("m")
+    keys = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout")
+    assert [described[key] for key in keys] == [1, 2, 6, 40, 25]
+    assert len(house.registry.list_models().models) == 1
+    await house.registry.stop()
+
+
+async def test_a_server_has_started_when_its_models_have(house: House) -> None:
+    """Not when they were only found."""
+    house.pools.behaviours["m"] = Behaviour(load="wait")
+    write_mar(house.store / "m.mar")
+    assert not house.registry.readiness().is_started
+
+    await house.registry.load_at_start((ModelToLoad("m.mar"),))
+    before = house.registry.readiness()
+    house.pools.of("m").finish_load()
+    await asyncio.sleep(0.005)
+    after = house.registry.readiness()
+
+    assert (before.is_started, before.is_ready) == (False, False)
+    assert (after.is_started, after.is_ready) == (True, True)
+
+
+# ------------------------------------------------------------------------------------------- health and the end
+
+
+async def test_only_default_versions_count_for_health(house: House) -> None:
+    """The contract's rule for /ping."""
+    await house.add()
+    await house.add(version="2.0")
+    assert house.registry.is_healthy()
+
+    house.pools.of("m", "2.0").is_healthy = False
+    assert house.registry.is_healthy()
+
+    house.pools.of("m").is_healthy = False
+    assert not house.registry.is_healthy()
+
+
+async def test_a_model_is_ready_with_its_least_number_of_workers_and_never_without_one(house: House) -> None:
+    """KServe's question."""
+    await house.add(workers=0)
+    assert not house.registry.is_model_ready("m")
+
+    await house.registry.scale("m", None, min_workers=2, max_workers=2, synchronous=True)
+    assert house.registry.is_model_ready("m")
+
+    with pytest.raises(ModelNotFound):
+        house.registry.is_model_ready("nobody")
+
+
+async def test_a_draining_registry_answers_what_it_has_and_takes_nothing_new(house: House) -> None:
+    """`drain` returns when all is answered."""
+    house.pools.behaviours["m"] = Behaviour(holds=True)
+    await house.add()
+    told = house.send()
+
+    house.registry.refuse_new()
+    draining = asyncio.create_task(house.registry.drain(5.0))
+    await asyncio.sleep(0.005)
+    for refused in (house.send, lambda: house.send(version="1.0")):
+        with pytest.raises(Draining):
+            refused()
+    with pytest.raises(Draining):
+        await house.add("n")
+    with pytest.raises(Draining):
+        await house.registry.scale("m", None, min_workers=1, max_workers=1, synchronous=True)
+    house.pools.of("m").held[0].answer(Answer(b"done"))
+
+    assert await draining == 0
+    assert told.answers == [Answer(b"done")]
+    assert not house.registry.readiness().is_ready
+
+
+async def test_a_server_that_is_about_to_drain_is_not_ready_and_still_answers(house: House) -> None:
+    """Requests that are on their way already must not be refused."""
+    await house.add()
+    await house.registry.load_at_start(())
+
+    house.registry.begin_drain()
+
+    assert not house.registry.readiness().is_ready
+    assert house.send().answers == [Answer(b"m 1.0")]
+
+
+async def test_a_drain_that_takes_too_long_says_how_many_are_given_up(house: House) -> None:
+    """Versions that are leaving count too."""
+    house.pools.behaviours["m"] = Behaviour(holds=True)
+    house.pools.behaviours["n"] = Behaviour(holds=True)
+    await house.add()
+    await house.add("n")
+    house.send(), house.send("n")
+    unregistering = asyncio.create_task(house.registry.unregister("n"))
+    await asyncio.sleep(0.005)
+
+    assert await house.registry.drain(0.03) == 2
+    await unregistering
+
+
+async def test_stopping_ends_a_registration_that_waits(house: House) -> None:
+    """Nobody hangs, and nothing is left."""
+    house.pools.behaviours["m"] = Behaviour(load="wait")
+    registration = asyncio.create_task(house.add())
+    while not house.pools.made:
+        await asyncio.sleep(0.001)
+
+    await house.registry.stop()
+
+    assert (await registration).progress == "partial"
+    assert not house.scratch.exists()
+
+
+async def test_stopping_hurries_a_version_that_is_leaving(tmp_path: Path) -> None:
+    """Its requests are given up then."""
+    house = House(tmp_path, unregister_timeout_s=60.0)
+    house.pools.behaviours["m"] = Behaviour(holds=True)
+    await house.add()
+    told = house.send()
+    unregistering = asyncio.create_task(house.registry.unregister("m"))
+    await asyncio.sleep(0.005)
+
+    await house.registry.stop()
+    await unregistering
+
+    assert len(told.errors) == 1
+    assert house.folders() == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_is_done_at_once_the_end_is_the_sum_of_what_was_accepted(house: House, seed: int) -> None:
+    """Random registrations, removals, scalings and defaults side by side: typed errors only, and true books."""
+    dice = random.Random(seed)
+    for name in "ab":
+        for version in ("1.0", "2.0", "3.0"):
+            write_mar(house.store / f"{name}{version}.mar", manifest(name, version))
+    expected: set[tuple[str, str]] = set()
+
+    async def act() -> None:
+        for _ in range(25):
+            name, version = dice.choice("ab"), dice.choice(("1.0", "2.0", "3.0"))
+            parameters = RegisterParameters(f"{name}{version}.mar", initial_workers=dice.randrange(3))
+            try:
+                match dice.randrange(5):
+                    case 0 | 1:
+                        await house.registry.register(parameters)
+                        expected.add((name, version))
+                    case 2:
+                        await house.registry.unregister(name, version)
+                    case 3:
+                        await house.registry.scale(name, None, min_workers=1, max_workers=2, synchronous=True)
+                    case _:
+                        house.registry.set_default(name, version)
+            except MarserveError:
+                continue
+
+    await asyncio.gather(*(act() for _ in range(6)))
+
+    listed = {
+        (name, described["modelVersion"])
+        for name, _ in house.registry.list_models().models
+        for described in house.registry.describe_all(name)
+    }
+    living = {(pool.options.model, pool.options.version) for pool in house.pools.made if not pool.is_stopped}
+    assert listed == living
+    assert listed <= expected
+    assert len(house.folders()) == len(listed) == len(house.metrics.shown)
+    for name, _ in house.registry.list_models().models:
+        assert sum(described["isDefault"] for described in house.registry.describe_all(name)) == 1

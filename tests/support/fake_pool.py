@@ -1,0 +1,228 @@
+"""A pool without processes: it loads as a test says, holds requests until told, and remembers what was done to it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from marserve.errors import Draining, LoadFailed, MarserveError, NoWorker, QueueFull
+from marserve.messages import Answer, Load, Receiver, Request
+from marserve.pool.options import PoolOptions
+from marserve.telemetry.metrics import VersionMetrics
+
+
+@dataclass(frozen=True)
+class FakeDeath:
+    """The end of a worker."""
+
+    cause: str = "killed"
+    at: float = 1_700_000_000.0
+    detail: str = "killed by SIGKILL"
+
+
+@dataclass(frozen=True)
+class FakeWorker:
+    """One worker slot."""
+
+    id: str
+    status: str = "READY"
+    started_at: float = 1_700_000_000.25
+    pid: int = 4711
+    gpu_id: int | None = None
+    memory_bytes: int = 50_000_000
+    restarts: int = 0
+    last_death: FakeDeath | None = None
+
+
+@dataclass
+class FakeJob:
+    """A request that the pool has."""
+
+    pool: FakePool
+    request: Request
+    receiver: Receiver
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        """The client has gone."""
+        self.is_cancelled = True
+        if self in self.pool.held:
+            self.pool.held.remove(self)
+
+    def answer(self, answer: Answer) -> None:
+        """End it."""
+        self.cancel()
+        self.receiver.on_answer(answer)
+
+    def fail(self, error: MarserveError) -> None:
+        """End it with an error."""
+        self.cancel()
+        self.receiver.on_error(error)
+
+
+@dataclass
+class Behaviour:
+    """How pools of one model behave.
+
+    `load`: `ok`, `fail`, `memory`, or `wait` for `FakePool.finish_load`. With `holds` requests wait for the test.
+    `metadata` is the body that a describe request gets; None holds it too.
+    """
+
+    load: str = "ok"
+    holds: bool = False
+    metadata: bytes | None = b"null"
+    never_stops: bool = False
+    headers: list[tuple[str, str]] = field(default_factory=list)
+
+
+class FakePool:
+    """Has every member of a pool that the registry uses. Workers are loaded as soon as they are asked for."""
+
+    _ids = itertools.count(9000)
+
+    def __init__(self, options: PoolOptions, load: Load, behaviour: Behaviour) -> None:
+        self.options = options
+        self.load = load
+        self.behaviour = behaviour
+        self.metrics = VersionMetrics(options.model, options.version)
+        self.held: list[FakeJob] = []
+        self.scaled: list[tuple[int, int]] = []
+        self.stops: list[float] = []
+        self.is_started = False
+        self.is_stopped = False
+        self.is_healthy = True
+        self.last_death: FakeDeath | None = None
+        self.warnings: Sequence[str] = []
+        self._workers: list[FakeWorker] = []
+        self._minimum = options.min_workers
+        self._load_ended = asyncio.Event()
+
+    @property
+    def queued(self) -> int:
+        """What it holds."""
+        return len(self.held)
+
+    @property
+    def running(self) -> int:
+        """Nothing: what is held is queued."""
+        return 0
+
+    @property
+    def ready_workers(self) -> int:
+        """Loaded workers."""
+        return sum(worker.status == "READY" for worker in self._workers)
+
+    def workers(self) -> list[FakeWorker]:
+        """The slots."""
+        return list(self._workers)
+
+    def start(self) -> None:
+        """Have the workers that the options ask for."""
+        self.is_started = True
+        self._have(self.options.min_workers)
+
+    def scale(self, minimum: int, maximum: int) -> None:
+        """Have between `minimum` and `maximum` workers."""
+        self.scaled.append((minimum, maximum))
+        self._minimum = minimum
+        self._load_ended.clear()
+        self._have(min(max(minimum, len(self._workers)), maximum))
+
+    def _have(self, count: int) -> None:
+        status = "READY" if self.behaviour.load == "ok" else "LOADING"
+        del self._workers[count:]
+        while len(self._workers) < count:
+            self._workers.append(FakeWorker(str(next(self._ids)), status))
+        if self.behaviour.load != "wait":
+            self._load_ended.set()
+
+    def finish_load(self, how: str = "ok") -> None:
+        """End a load that waits, well (`ok`) or badly (`fail`, `memory`)."""
+        self.behaviour.load = how
+        count, self._workers = len(self._workers), []
+        self._have(count)
+
+    async def wait_until_ready(self) -> bool:
+        """As the pool: True, or LoadFailed; False when it was stopped meanwhile."""
+        await self._load_ended.wait()
+        if self.is_stopped:
+            return False
+        if self._minimum and self.behaviour.load in ("fail", "memory"):
+            raise LoadFailed(
+                self.options.model,
+                self.options.version,
+                out_of_memory=self.behaviour.load == "memory",
+                reason="the handler raised",
+            )
+        return True
+
+    def submit(self, request: Request, receiver: Receiver) -> FakeJob:
+        """Answer at once with `model version`, or hold the request."""
+        if self.is_stopped:
+            raise Draining
+        if not self._workers:
+            raise NoWorker(self.options.model)
+        if len(self.held) >= self.options.queue_size:
+            raise QueueFull(self.options.model, retry_after_s=2.0)
+        self.metrics.requests += 1
+        job = FakeJob(self, request, receiver)
+        body = self.behaviour.metadata if request.is_describe else b"%s %s" % self._names()
+        if body is None or (self.behaviour.holds and not request.is_describe):
+            self.held.append(job)
+        else:
+            receiver.on_answer(Answer(body, headers=self.behaviour.headers))
+        return job
+
+    def _names(self) -> tuple[bytes, bytes]:
+        return self.options.model.encode(), self.options.version.encode()
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Wait for what is held, at most `drain_s`, then be gone."""
+        self.stops.append(drain_s)
+        if self.behaviour.never_stops:
+            await asyncio.Event().wait()
+        end = asyncio.get_running_loop().time() + drain_s
+        while self.held and asyncio.get_running_loop().time() < end and len(self.stops) == 1:
+            await asyncio.sleep(0.001)
+        for job in list(self.held):
+            job.fail(Draining())
+        self.is_stopped = True
+        self._workers.clear()
+        self._load_ended.set()
+
+
+class FakePools:
+    """A pool factory that keeps what it made, oldest first, and how each model's pools behave."""
+
+    def __init__(self) -> None:
+        self.made: list[FakePool] = []
+        self.behaviours: dict[str, Behaviour] = {}
+
+    def __call__(self, options: PoolOptions, load: Load) -> FakePool:
+        """Make a pool."""
+        pool = FakePool(options, load, self.behaviours.setdefault(options.model, Behaviour()))
+        self.made.append(pool)
+        return pool
+
+    def of(self, model: str, version: str = "1.0") -> FakePool:
+        """The newest pool of a version."""
+        return next(
+            pool for pool in reversed(self.made) if (pool.options.model, pool.options.version) == (model, version)
+        )
+
+
+class FakeMetrics:
+    """Remembers which versions are rendered."""
+
+    def __init__(self) -> None:
+        self.shown: list[VersionMetrics] = []
+
+    def register(self, version_metrics: VersionMetrics) -> None:
+        """Render these from now on."""
+        self.shown.append(version_metrics)
+
+    def remove(self, version_metrics: VersionMetrics) -> None:
+        """Render them no more."""
+        self.shown.remove(version_metrics)
