@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -18,6 +19,7 @@ import shutil
 import signal
 import socket
 import ssl
+import struct
 import sys
 import tempfile
 from collections.abc import Coroutine
@@ -59,6 +61,9 @@ from marserve.telemetry.metrics import Metrics, VersionMetrics
 log = logging.getLogger("marserve.app")
 
 BACKLOG = 2048
+# Linux: a socket filter of one instruction, "return 0 bytes", drops what arrives (linux/filter.h, asm/socket.h).
+SO_ATTACH_FILTER, BPF_RET = 26, 0x06
+ACCEPT_REST_S = 0.02
 # Connections are accepted at the latest this long after the start, though models of the start are still being read.
 READ_MODELS_FIRST_S = 1.0
 # After the drain, how long connections may take to send their last answers out.
@@ -113,6 +118,19 @@ class Listener:
             self.server = await loop.create_unix_server(protocol, sock=self.sock, ssl=tls, backlog=BACKLOG)
         else:
             self.server = await loop.create_server(protocol, sock=self.sock, ssl=tls, backlog=BACKLOG)
+
+    async def turn_away(self) -> None:
+        """Let no new connection in, and take in those that the system has accepted on our behalf.
+
+        Closing a listening socket resets connections that wait on it, requests and all. So new ones are first dropped
+        unseen (a client tries again within a second, and is refused by then), where the system can do that.
+        """
+        if sys.platform == "linux":
+            drop_everything = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RET, 0, 0, 0))
+            program = struct.pack("HL", 1, ctypes.addressof(drop_everything))
+            with contextlib.suppress(OSError):
+                self.sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+        await asyncio.sleep(ACCEPT_REST_S)
 
     def close(self) -> None:
         """Listen no more."""
@@ -324,6 +342,7 @@ class Server:
         given_up = await self._unless_hurried(registry.drain(settings.drain_timeout))
         if given_up:
             log.warning("%d requests were given up: they were not answered within drain_timeout", given_up)
+        await asyncio.gather(*(listener.turn_away() for listener in listeners))
         for listener in listeners:
             listener.close()
             for connection in list(listener.state.connections):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from support.server import Server, make_archive, poll
 
 ECHO = """
@@ -35,6 +36,7 @@ class Echo:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for the whole file, with the archives in its store."""
     folder = tmp_path_factory.mktemp("serving")
     store = folder / "store"
     store.mkdir()

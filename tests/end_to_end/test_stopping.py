@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
 from support.server import Server, make_archive, poll
 
 QUICK = """
@@ -43,11 +44,18 @@ class Slow:
 
 
 def make_store(folder: Path, **handlers: str) -> Path:
+    """A store with an archive for each handler's source."""
     store = folder / "store"
     store.mkdir()
     for name, source in handlers.items():
         make_archive(store / f"{name}.mar", source)
     return store
+
+
+def ask_in_vain(server: Server) -> None:
+    """Send a request that takes 30 s to a server that will not live so long."""
+    with pytest.raises(httpx.TransportError):
+        server.predict("slow", b"30")
 
 
 def test_sigterm_under_load_loses_no_request(tmp_path: Path) -> None:
@@ -160,7 +168,8 @@ def test_kill_9_on_the_server_takes_its_workers_along(tmp_path: Path) -> None:
     server.start()
     try:
         server.register("slow.mar", initial_workers=2).raise_for_status()
-        threading.Thread(target=lambda: pytest.raises(httpx.TransportError, server.predict, "slow", b"30")).start()
+        asked = threading.Thread(target=ask_in_vain, args=(server,))
+        asked.start()
         for _ in poll(5, "the request runs"):
             if server.describe("slow")["runningRequests"]:
                 break
@@ -173,6 +182,7 @@ def test_kill_9_on_the_server_takes_its_workers_along(tmp_path: Path) -> None:
 
         _, alive = psutil.wait_procs(family, timeout=2)
         assert not alive
+        asked.join()
     finally:
         server.stop(check=False)
         server.client.close()
