@@ -37,7 +37,13 @@ def free_ports(count: int) -> list[int]:
 
 
 def make_archive(
-    path: Path, handler: str, *, name: str | None = None, version: str = "1.0", config: str | None = None, **files: bytes
+    path: Path,
+    handler: str,
+    *,
+    name: str | None = None,
+    version: str = "1.0",
+    config: str | None = None,
+    **files: bytes,
 ) -> Path:
     """A `.mar` with one handler module `handler.py` holding this source, a YAML configuration, and further files."""
     model: dict[str, Any] = {"modelName": name or path.stem, "modelVersion": version, "handler": "handler.py"}

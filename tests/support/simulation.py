@@ -1,12 +1,14 @@
 """A world without processes: a clock that jumps, workers that are numbers, and everything that can go wrong, by seed.
 
 It drives the real `Dispatcher` through its real interface. Each request carries its own number as its body; a worker
-echoes it, so that an answer that went to the wrong client shows.
+echoes it, so that an answer that went to the wrong client shows. Some worlds have a clock that rings late, as real ones
+do; some are scaled to nothing for a while; some clients send another request, or give up others, while they are told.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,21 +48,30 @@ class Client:
     ends: list[object] = field(default_factory=list)
     told_when_gone: bool = False
     killed: int = 0
-    ran: int = 0
+    pieces: list[bytes] = field(default_factory=list)
+    ended_at: float = 0.0
+    when_told: Callable[[], float] = lambda: 0.0
 
     def on_answer(self, answer: Answer) -> None:
+        """The whole answer."""
         self._told(answer)
 
     def on_piece(self, piece: Answer, last: bool) -> None:
+        """A piece of a stream."""
         if last:
             self._told(piece)
+        else:
+            self.told_when_gone = self.told_when_gone or self.is_gone
+            self.pieces.append(piece.body)
 
     def on_error(self, error: MarserveError) -> None:
+        """An error."""
         self._told(error)
 
     def _told(self, what: object) -> None:
         self.told_when_gone = self.told_when_gone or self.is_gone
         self.ends.append(what)
+        self.ended_at = self.when_told()
 
 
 @dataclass
@@ -106,6 +117,9 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._run_s = dice.choice([0.0005, 0.01, 0.2])
+        self._late_s = dice.choice([0.0, 0.03, 0.5])
+        self._streams = dice.random() < 0.3
+        self.was_empty_of_workers = False
 
     # ---------------------------------------------------------------------------------------------- the story
 
@@ -122,6 +136,8 @@ class World:
             self.at(dice.random() * span, self.kill_some_worker)
         for _ in range(dice.randint(0, 3)):
             self.at(dice.random() * span, self.swap_some_worker)
+        if dice.random() < 0.15:
+            self.at(dice.random() * span, self.scale_to_nothing)
         steps = 0
         while self._events or self.dispatcher.next_wake() is not None:
             steps += 1
@@ -129,6 +145,8 @@ class World:
                 self.problems.append("the world does not come to rest")
                 return
             wake = self.dispatcher.next_wake()
+            if wake is not None:
+                wake += dice.random() * self._late_s
             if self._events and (wake is None or self._events[0][0] <= wake):
                 self.now, _, event = heapq.heappop(self._events)
                 event()
@@ -139,22 +157,26 @@ class World:
         self.check()
 
     def at(self, when: float, event: Callable[[], None]) -> None:
+        """Have `event` happen at `when`."""
         heapq.heappush(self._events, (when, next(self._order), event))
 
     def after(self, seconds: float, event: Callable[[], None]) -> None:
+        """Have `event` happen that many seconds from now."""
         self.at(self.now + seconds, event)
 
     # ---------------------------------------------------------------------------------------------- clients
 
     def send_request(self) -> None:
+        """A client sends a request of some kind, perhaps with a deadline, and perhaps leaves later."""
         dice = self.dice
         number = len(self.clients)
         kind = dice.choices(["good", "bad", "poison", "hang"], [80, 6, 3, 1])[0]
         deadline = self.now + dice.random() * 0.5 if dice.random() < 0.2 else None
-        client = Client(b"%d" % number, kind, deadline)
+        client = Client(b"%d" % number, kind, deadline, when_told=lambda: self.be_told(client))
         self.clients.append(client)
         self.by_request[str(number)] = client
-        request = Request(str(number), [Part("body", client.nonce)], deadline=deadline, is_describe=dice.random() < 0.03)
+        is_describe = dice.random() < 0.03
+        request = Request(str(number), [Part("body", client.nonce)], deadline=deadline, is_describe=is_describe)
         try:
             client.job = self.dispatcher.submit(request, client, self.now)
         except (NoWorker, QueueFull, NoTicket, FingerprintRefused) as error:
@@ -168,26 +190,40 @@ class World:
             self.after(dice.random() * 0.3, lambda: self.hang_up(client))
 
     def hang_up(self, client: Client) -> None:
-        assert client.job is not None
+        """A client leaves; some surfaces say so twice."""
+        if client.job is None:  # it was told something before `submit` came back
+            return
         if not client.ends:
             client.is_gone = True
         client.job.cancel()
         if self.dice.random() < 0.3:
             client.job.cancel()
 
+    def be_told(self, client: Client) -> float:
+        """A client hears its end, and may do something at once. Returns when that was."""
+        if self.dice.random() < 0.05 and len(self.clients) < 300:
+            self.send_request()
+        if self.dice.random() < 0.05:
+            self.hang_up(self.dice.choice(self.clients))
+        return self.now
+
     # ---------------------------------------------------------------------------------------------- workers
 
     def start_worker(self) -> None:
+        """A worker has loaded the model, unless it is no longer wanted."""
         worker = FakeWorker(f"w{next(self.worker_numbers)}")
-        self.workers[worker.key] = worker
-        self.dispatcher.open_lane(worker.key, self.now)
+        if self.dispatcher.living_slots > 0:
+            self.workers[worker.key] = worker
+            self.dispatcher.open_lane(worker.key, self.now)
 
     def kill_some_worker(self) -> None:
+        """A worker is killed, whatever it does."""
         alive = [worker for worker in self.workers.values() if not worker.is_dead]
         if alive:
             self.bury(self.dice.choice(alive), may_retry=True, cause="killed")
 
     def swap_some_worker(self) -> None:
+        """A worker is retired and another comes in its place."""
         alive = [key for key, worker in self.workers.items() if not worker.is_dead and key not in self.closing]
         if alive:
             key = self.dice.choice(alive)
@@ -195,6 +231,24 @@ class World:
             if self.dispatcher.close_lane(key):
                 self.workers[key].is_dead = True
             self.after(0.01, self.start_worker)
+
+    def scale_to_nothing(self) -> None:
+        """All workers are told to go when they are done; later there is one again, or not."""
+        self.was_empty_of_workers = True
+        self.dispatcher.living_slots = 0
+        for key, worker in self.workers.items():
+            if not worker.is_dead:
+                self.closing.add(key)
+                if self.dispatcher.close_lane(key):
+                    worker.is_dead = True
+        self.dispatcher.fail_stranded(self.now)
+        if self.dice.random() < 0.5:
+            self.after(self.dice.random() * 0.2, self.scale_up_again)
+
+    def scale_up_again(self) -> None:
+        """There is a worker again."""
+        self.dispatcher.living_slots = self.slots
+        self.start_worker()
 
     def send(self, key: str, flight: Flight) -> None:
         """The dispatcher sends a flight."""
@@ -223,7 +277,13 @@ class World:
         """A closed worker has nothing left."""
         self.workers[key].is_dead = True
 
+    def all_ended(self) -> None:
+        """A cancel left nothing behind."""
+        if not self.dispatcher.is_empty:
+            self.problems.append("said to be empty, and is not")
+
     def begin(self, worker: FakeWorker) -> None:
+        """A worker begins its oldest flight, and what comes of it depends on who is in it."""
         if worker.is_dead:
             return
         if not worker.flights:
@@ -232,9 +292,10 @@ class World:
         flight = worker.flights[0]
         worker.begun = flight.number
         clients = [self.by_request[job.request.id] for job in flight.jobs]
-        live = [c for c, job in zip(clients, flight.jobs, strict=True) if job.deadline is None or job.deadline > self.now]
-        for client in live:
-            client.ran += 1
+        deadlines = [math.inf if job.deadline is None else job.deadline for job in flight.jobs]
+        live = [client for client, deadline in zip(clients, deadlines, strict=True) if deadline > self.now]
+        if any(client.pieces for client in live):
+            self.problems.append("run again after bytes of an answer had gone out")
         kinds = {client.kind for client in live}
         run_s = self._run_s * (0.5 + self.dice.random())
         if "poison" in kinds:
@@ -246,9 +307,21 @@ class World:
         elif "bad" in kinds:
             self.after(run_s, lambda: self.raise_batch(worker, flight, run_s))
         else:
+            if self._streams and self.dice.random() < 0.5:
+                self.after(run_s * self.dice.random(), lambda: self.send_piece(worker, flight, live))
             self.after(run_s, lambda: self.answer(worker, flight, live, run_s))
 
+    def send_piece(self, worker: FakeWorker, flight: Flight, live: list[Client]) -> None:
+        """A worker sends a piece of a stream for each item."""
+        if worker.is_dead:
+            return
+        clients = [self.by_request[job.request.id] for job in flight.jobs]
+        results = [ECHO if client in live else Result(504, "", [], "expired") for client in clients]
+        bodies = [client.nonce for client in clients]
+        self.dispatcher.piece(worker.key, flight.number, results, bodies, self.now)
+
     def answer(self, worker: FakeWorker, flight: Flight, live: list[Client], run_s: float) -> None:
+        """A worker answers a flight."""
         clients = [self.by_request[job.request.id] for job in flight.jobs]
         results = [ECHO if client in live else Result(504, "", [], "expired") for client in clients]
         bodies = [client.nonce for client in clients]
@@ -264,6 +337,7 @@ class World:
         self.begin(worker)
 
     def raise_batch(self, worker: FakeWorker, flight: Flight, run_s: float) -> None:
+        """A worker's handler raises for a flight."""
         if worker.is_dead:
             return
         worker.flights.pop(0)
@@ -272,6 +346,7 @@ class World:
         self.begin(worker)
 
     def bury(self, worker: FakeWorker, *, may_retry: bool, cause: str) -> None:
+        """A worker is gone."""
         if worker.is_dead:
             return
         worker.is_dead = True
@@ -305,16 +380,21 @@ class World:
         assert client.job is not None
         deaths = client.job.deaths
         if isinstance(end, Answer):
-            if end.body != client.nonce:
+            if {end.body, *client.pieces} != {client.nonce}:
                 say(f"{number}: was given the answer of {end.body!r}")
+            if client.job.deadline is not None and client.ended_at >= client.job.deadline:
+                say(f"{number}: answered after its deadline")
             if client.kind != "good":
                 say(f"{number}: a {client.kind} request was answered")
         elif isinstance(end, HandlerFailed):
-            if client.kind != "bad" and self.options.batch_isolation:
+            if client.kind != "bad" and self.options.batch_isolation and not client.pieces:
                 say(f"{number}: a {client.kind} request failed for another's fault")
         elif isinstance(end, WorkerDied):
             allowed = deaths >= 2 or not self.options.retry_on_worker_death or end.cause == "response_timeout"
-            if not allowed:
+            if not allowed and not client.pieces:
                 say(f"{number}: failed after {deaths} deaths")
-        elif not (isinstance(end, DeadlinePassed) and client.job.deadline is not None):
+        elif isinstance(end, DeadlinePassed):
+            if client.job.deadline is None or client.ended_at < client.job.deadline:
+                say(f"{number}: past a deadline that had not come")
+        elif not (isinstance(end, NoWorker) and self.was_empty_of_workers):
             say(f"{number}: ended with {end!r}")

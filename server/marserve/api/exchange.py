@@ -1,0 +1,183 @@
+"""One inference request and its answer on one connection: the data plane's receiver, and the bytes that go out.
+
+It knows the connection it belongs to, and when its own life is over; reading requests is the connection's.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from marserve.api.errors import error_answer
+from marserve.api.inference import Job
+from marserve.api.request_head import Head
+from marserve.api.response_headers import phrase_of
+from marserve.errors import Draining, HandlerFailed, MarserveError
+from marserve.messages import Answer
+
+if TYPE_CHECKING:
+    from marserve.api.http_connection import HttpConnection
+
+log = logging.getLogger("marserve.api")
+
+# Statuses whose answers have no body, and no length.
+BODILESS: Final = (204, 304)
+# One write copies head and body together; above this two writes are cheaper than the copy.
+ONE_WRITE_BYTES: Final = 64 * 1024
+
+
+class Exchange:
+    """One inference request and its answer. `id` is the request's; `refusal`: what to answer instead of running it."""
+
+    __slots__ = ("began", "body", "connection", "head", "id", "is_bodiless", "is_streaming", "job", "keep", "refusal")
+
+    def __init__(self, connection: HttpConnection, head: Head, body: bytes) -> None:
+        # None once the exchange is over: whatever comes then is nobody's.
+        self.connection: HttpConnection | None = connection
+        self.head = head
+        self.body = body
+        self.id = connection.listener.next_id()
+        self.began = monotonic()
+        self.job: Job | None = None
+        self.refusal: BaseException | None = None
+        self.is_streaming = False
+        self.is_bodiless = False
+        self.keep = False
+
+    def start(self) -> None:
+        """It is this request's turn: submit it, or say why not."""
+        connection, head = self.connection, self.head
+        assert connection is not None
+        connection.active = self
+        body, self.body = self.body, b""
+        if self.refusal is not None:
+            self.on_error(self.refusal)
+            return
+        surface = connection.listener.surface
+        assert surface is not None
+        assert head.route is not None
+        try:
+            job = surface.predict(head.route, self.id, head.headers, head.content_type, body, self)
+        except MarserveError as error:
+            self.on_error(error)
+        except Exception as error:
+            log.exception("Request %s could not be submitted", self.id)
+            self.on_error(error)
+        else:
+            if self.connection is not None:
+                self.job = job
+
+    def abandon(self) -> None:
+        """The client has gone: nobody waits for the answer."""
+        self.connection = None
+        job, self.job = self.job, None
+        if job is not None:
+            job.cancel()
+
+    def on_answer(self, answer: Answer) -> None:
+        """Write the whole answer."""
+        connection = self.connection
+        if connection is None:
+            return
+        head = self.head
+        status = answer.status
+        if head.is_plain and connection.keep_open and status == 200 and not answer.headers and not answer.reason:
+            body = answer.body
+            start = connection.listener.response_headers.plain % (self.id.encode(), len(body))
+            self._send(connection, start, body, 200, True)
+            return
+        try:
+            self._answer(connection, status, answer.reason, answer.headers, answer.body)
+        except HandlerFailed as error:
+            self.on_error(error)
+
+    def on_piece(self, piece: Answer, last: bool) -> None:
+        """Write one piece of a stream; the head goes out with the first (contract §1.8)."""
+        connection = self.connection
+        if connection is None:
+            return
+        if not self.is_streaming:
+            if last:
+                self.on_answer(piece)
+                return
+            try:
+                self._begin_stream(connection, piece)
+            except HandlerFailed as error:
+                if self.job is not None:
+                    self.job.cancel()
+                self.on_error(error)
+                return
+        body = piece.body
+        if body and not self.is_bodiless:
+            connection.stream(body if self.head.is_http10 else b"%x\r\n%b\r\n" % (len(body), body))
+            if connection.unsent > connection.listener.limits.stream_buffer_bytes:
+                connection.listener.metrics.count_refused("slow_reader")
+                self.abandon()
+                connection.transport.abort()
+                return
+        if last:
+            if not self.is_bodiless and not self.head.is_http10:
+                connection.stream(b"0\r\n\r\n")
+            self._end(connection, monotonic(), self.keep and connection.keep_open)
+
+    def on_error(self, error: BaseException) -> None:
+        """Write an error object; where a stream has begun, break it off so that it cannot pass for a whole one."""
+        connection = self.connection
+        if connection is None:
+            return
+        if self.is_streaming:
+            self.connection = self.job = None
+            connection.active = None
+            if self.head.is_http10:
+                connection.transport.abort()
+            else:
+                connection.transport.close()
+            return
+        if isinstance(error, Draining):  # the client should look elsewhere for its next request too
+            connection.keep_open = False
+        status, body, headers = error_answer(error, overload_status=connection.listener.overload_status)
+        self._answer(connection, status, phrase_of(status), headers, body)
+
+    def _answer(
+        self, connection: HttpConnection, status: int, reason: str, headers: list[tuple[str, str]], body: bytes
+    ) -> None:
+        """Write an answer of any kind. Raises HandlerFailed, with nothing written, when its head is no legal HTTP."""
+        keep = self.head.keep_alive and connection.keep_open and self.refusal is None
+        start = connection.listener.response_headers.head(status, reason, headers, keep_alive=keep)
+        if status in BODILESS:
+            start += b"x-request-id: %b\r\n\r\n" % self.id.encode()
+            body = b""
+        else:
+            start += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (self.id.encode(), len(body))
+            if self.head.is_head:
+                body = b""
+        self._send(connection, start, body, status, keep)
+
+    def _begin_stream(self, connection: HttpConnection, piece: Answer) -> None:
+        head = self.head
+        self.is_bodiless = head.is_head or piece.status in BODILESS
+        self.keep = head.keep_alive and connection.keep_open and (self.is_bodiless or not head.is_http10)
+        start = connection.listener.response_headers.head(
+            piece.status, piece.reason, piece.headers, keep_alive=self.keep
+        )
+        framing = b"" if head.is_http10 or piece.status in BODILESS else b"transfer-encoding: chunked\r\n"
+        connection.stream(start + b"x-request-id: %b\r\n%b\r\n" % (self.id.encode(), framing))
+        self.is_streaming = True
+        # Counted and logged at its first piece, as TorchServe does.
+        connection.listener.record(connection.peer, head.line, piece.status, self.began, monotonic())
+
+    def _send(self, connection: HttpConnection, start: bytes, body: bytes, status: int, keep: bool) -> None:
+        transport = connection.transport
+        if len(body) <= ONE_WRITE_BYTES:
+            transport.write(start + body)
+        else:
+            transport.write(start)
+            transport.write(body)
+        now = monotonic()
+        connection.listener.record(connection.peer, self.head.line, status, self.began, now)
+        self._end(connection, now, keep)
+
+    def _end(self, connection: HttpConnection, now: float, keep: bool) -> None:
+        self.connection = self.job = None
+        connection.finish(now, keep, is_refusal=self.refusal is not None)

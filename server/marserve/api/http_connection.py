@@ -1,0 +1,577 @@
+"""One HTTP/1.1 connection: its limits, and the short way from its parser to the data plane and back (DESIGN §2).
+
+A subclass of uvicorn's protocol class keeps uvicorn's life cycle and TLS. Requests for inference routes are taken here:
+bytes in, one `Request` out; an `Answer` in, one write out; no ASGI scope and no task. Everything else goes on as ASGI.
+
+Requests of one connection are answered one after the other, in the order they came: `active` is the one being answered
+(an `Exchange` of ours, or uvicorn's cycle), the rest are `waiting`, and when many are, reading pauses.
+
+    phase IDLE   between two requests
+          HEAD   a request has begun, its header is not complete
+          BODY   the header is complete, the body is not
+          DEAF   what comes is thrown away: the connection will close after what it still has to answer
+
+A header that was seen before, byte for byte, and accepted, is not parsed again: a client repeats its own, and the
+parser would say the same of it. That holds for whole requests in one read, with a length, on inference routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from time import monotonic
+from typing import Any, ClassVar, Final
+
+import httptools
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from marserve.api.asgi_run import AsgiRun
+from marserve.api.connections import ConnectionTable
+from marserve.api.errors import BodyTooSlow, HeadersTooLarge, MalformedRequest, RequestTooSlow, TargetTooLong
+from marserve.api.exchange import Exchange
+from marserve.api.inference import InferenceSurface
+from marserve.api.listener import AccessLog, HttpMetrics, Listener
+from marserve.api.request_head import UNKNOWN_LENGTH, Head, Headers, HttpLimits, header_bytes, read_head, strip_upgrade
+from marserve.api.response_headers import ResponseHeaders
+from marserve.errors import BodyTooLarge, MarserveError
+
+log = logging.getLogger("marserve.api")
+
+IDLE: Final = 0
+HEAD: Final = 1
+BODY: Final = 2
+DEAF: Final = 3
+
+END_OF_HEAD: Final = b"\r\n\r\n"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+# Where header lines go that nobody wants: it keeps nothing.
+DROPPED: Final[deque[tuple[bytes, bytes]]] = deque(maxlen=0)
+
+# Pieces of a body below this size are gathered, so that a body of crumbs does not cost many times its bytes.
+CRUMB_BYTES: Final = 1024
+# Requests that may wait on a connection, and bytes that one of them may hold, before it is read from no more.
+READ_AHEAD: Final = 8
+READ_AHEAD_BYTES: Final = 64 * 1024
+# What the frame of one chunk may take on the wire: sixteen digits and two line ends, and a little more.
+CHUNK_FRAME_BYTES: Final = 24
+
+
+def bind_connection(
+    surface: InferenceSurface | None,
+    limits: HttpLimits,
+    access_log: AccessLog,
+    metrics: HttpMetrics,
+    connections: ConnectionTable,
+    *,
+    response_headers: ResponseHeaders | None = None,
+    overload_status: int = 503,
+) -> type[HttpConnection]:
+    """Make the protocol class of one listener, for uvicorn's `Config(http=…)`.
+
+    `surface` is None on a listener without inference routes. Whoever made `connections` starts and stops it. Uvicorn's
+    own access log, `Date` and `Server` headers are best switched off beside it.
+    """
+    shared = Listener(
+        surface, limits, access_log, metrics, connections, response_headers or ResponseHeaders(), overload_status
+    )
+
+    class BoundConnection(HttpConnection):
+        listener = shared
+
+    return BoundConnection
+
+
+class HttpConnection(HttpToolsProtocol):
+    """One connection of the listener that `bind_connection` gave it."""
+
+    listener: ClassVar[Listener]
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        # uvicorn lets data follow a request that asked to close; nothing of ours would read it.
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=False)
+        self.phase = IDLE
+        self.active: Exchange | RequestResponseCycle | None = None
+        self.waiting: deque[Exchange | tuple[RequestResponseCycle, AsgiRun]] = deque()
+        self.keep_open = True
+        self.peer = "/"
+        self.owes_continue = False
+        self._is_advancing = False
+        # The request being read.
+        self.head: Head | None = None
+        self.begun = 0  # requests whose first byte came with the present read
+        self.read_bytes = 0
+        self.partial_bytes = 0
+        self.lines: deque[tuple[bytes, bytes]] = DROPPED
+        self.body: bytes = b""
+        self.pieces: list[bytes | bytearray] | None = None
+        self.body_bytes = 0
+        self.chunks = 0
+        self.framed_bytes = 0
+        self.replay: tuple[bytes, bytes, Headers] | None = None
+        # Since when, in monotonic seconds; 0: not so.
+        self.idle_since = monotonic()
+        self.head_since = 0.0
+        self.body_since = 0.0
+        self.body_mark_at = 0.0
+        self.body_mark_bytes = 0
+        self.unsent_since = 0.0
+        self.streamed_bytes = 0  # of streams: what was written in all, so that what the client took can be told
+        self.taken_bytes = 0
+        self.has_spoken = False
+
+    # ------------------------------------------------------------------------------------------- the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection in, or say that there are too many."""
+        super().connection_made(transport)
+        if self.client is not None:
+            self.peer = f"/{self.client[0]}:{self.client[1]}"
+        try:
+            self.listener.connections.admit(self, self.client[0] if self.client is not None else None)
+        except MarserveError as error:
+            self._refuse(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone, or was closed: nobody waits for what is still under way."""
+        self.listener.connections.leave(self, self.client[0] if self.client is not None else None)
+        self.phase = DEAF
+        active, self.active = self.active, None
+        if isinstance(active, Exchange):
+            active.abandon()
+        elif active is not None:
+            active.disconnected = True
+            active.message_event.set()
+        self.waiting.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sent; a whole request with a known header goes past the parser."""
+        phase = self.phase
+        if phase == IDLE:
+            if self.active is None:
+                end = data.find(END_OF_HEAD) + 4
+                head = self.listener.heads.get(data[:end])
+                if head is not None and len(data) - end == head.body_bytes:
+                    self.has_spoken = True
+                    Exchange(self, head, data[end:]).start()
+                    return
+        elif phase == DEAF:
+            return
+        self.begun = 0
+        self.read_bytes = len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._on_upgrade(data, upgrade.args[0])
+            return
+        except httptools.HttpParserError as error:
+            if self.phase != DEAF:
+                self._on_parser_error(error)
+            return
+        after = self.phase
+        if after == IDLE:
+            if phase == IDLE and self.begun == 1:
+                self._learn_head(data)
+        elif after == HEAD:
+            self._on_partial_head(phase)
+        elif after == BODY:
+            self._on_partial_body(phase)
+
+    def eof_received(self) -> None:
+        """A client that closes its half has gone, as for TorchServe: the transport closes, and what runs is dropped."""
+
+    def shutdown(self) -> None:
+        """The server is going: answer what is under way, say `connection: close`, and close.
+
+        An idle connection is listened to a little longer, for the request that the client may just be sending.
+        """
+        self.keep_open = False
+        if self.is_busy:
+            if isinstance(self.active, RequestResponseCycle):
+                self.active.keep_alive = False
+        else:
+            self.loop.call_later(self.listener.limits.drain_idle_s, self.close_if_idle)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being read, waits, or is being answered."""
+        return self.active is not None or bool(self.waiting) or self.phase in (HEAD, BODY)
+
+    def close_if_idle(self) -> None:
+        """Close unless a request is under way."""
+        if not self.is_busy and self.transport is not None:
+            self.transport.close()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the client to take them."""
+        return self.transport.get_write_buffer_size()
+
+    def stream(self, data: bytes) -> None:
+        """Write a piece of an answer that has more."""
+        self.streamed_bytes += len(data)
+        self.transport.write(data)
+
+    # ------------------------------------------------------------------------------------------- limits of time
+
+    def check(self, now: float) -> None:
+        """Look at every limit of time. Called about once a second."""
+        transport = self.transport
+        if self._is_stalled(now):
+            transport.abort()
+            return
+        if transport.is_closing():
+            return
+        phase = self.phase
+        limits = self.listener.limits
+        if phase == IDLE:
+            if self.active is None and not self.waiting:
+                limit = limits.keep_alive_s if self.has_spoken else limits.header_timeout_s
+                if now - self.idle_since >= limit:
+                    transport.close()
+        elif phase == HEAD:
+            if now - self.head_since >= limits.header_timeout_s:
+                self._refuse(RequestTooSlow("header", limits.header_timeout_s))
+        elif phase == BODY:
+            self._check_body(now, limits)
+
+    def _is_stalled(self, now: float) -> bool:
+        """Whether the client has taken nothing of what waits for it for too long."""
+        unsent = self.unsent
+        taken = self.streamed_bytes - unsent
+        if not unsent or not self.unsent_since or taken > self.taken_bytes:
+            self.unsent_since = now
+        self.taken_bytes = taken
+        return unsent > 0 and now - self.unsent_since >= self.listener.limits.stall_timeout_s
+
+    def _check_body(self, now: float, limits: HttpLimits) -> None:
+        if self.flow.read_paused or self.owes_continue:  # it is us who keep the client waiting
+            self.body_since = self.body_mark_at = now
+            self.body_mark_bytes = self.body_bytes
+        elif not self.body_bytes:
+            if now - self.body_since >= limits.body_timeout_s:
+                self._refuse(RequestTooSlow("body", limits.body_timeout_s))
+        elif now - self.body_mark_at >= limits.body_window_s:
+            if self.body_bytes - self.body_mark_bytes < limits.body_bytes_per_s * (now - self.body_mark_at):
+                self._refuse(BodyTooSlow(limits.body_bytes_per_s, limits.body_window_s))
+                return
+            self.body_mark_at = now
+            self.body_mark_bytes = self.body_bytes
+
+    # ------------------------------------------------------------------------------------------- parser callbacks
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        self.phase = HEAD
+        self.has_spoken = True
+        self.begun += 1
+        self.url = b""
+        # One line over the limit tells as much as a million.
+        self.lines = deque(maxlen=self.listener.limits.header_lines + 1)
+
+    def on_url(self, url: bytes) -> None:
+        """The target, or a piece of it."""
+        self.url = self.url + url if self.url else url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header line, as the client wrote it."""
+        self.lines.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Check the header; know the route. Raises what refuses the request, which `data_received` answers."""
+        lines = list(self.lines)
+        # Lines that follow a chunked body are dropped: they must not become headers of anything.
+        self.lines = DROPPED
+        listener = self.listener
+        limits = listener.limits
+        if self.read_bytes > limits.header_bytes or self.head_since:
+            self.head_since = 0.0
+            if header_bytes(lines) > limits.header_bytes:
+                raise HeadersTooLarge(limits.header_bytes, "bytes")
+        parser = self.parser
+        head = self.head = read_head(
+            parser.get_method(),
+            self.url,
+            parser.get_http_version(),
+            parser.should_keep_alive(),
+            lines,
+            limits,
+            listener.match,
+        )
+        self.phase = BODY
+        self.body = b""
+        self.pieces = None
+        self.body_bytes = 0
+        self.body_since = 0.0
+        self.chunks = 0
+        if parser.should_upgrade():
+            self.replay = (head.method, self.url, lines)
+        elif head.route is None:
+            self._begin_asgi(head)
+        elif head.expects_continue:
+            if self.active is None:
+                self.transport.write(CONTINUE)
+            else:
+                self.owes_continue = True
+
+    def on_chunk_header(self) -> None:
+        """One more chunk, or the empty last one."""
+        self.chunks += 1
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        received = self.body_bytes + len(body)
+        self.body_bytes = received
+        head = self.head
+        assert head is not None
+        limits = self.listener.limits
+        if received > limits.body_bytes:
+            raise BodyTooLarge(limits.body_bytes)
+        if self.chunks > limits.body_chunks:
+            raise MalformedRequest(f"the body comes in more than {limits.body_chunks} chunks")
+        if head.route is None:
+            super().on_body(body)
+        elif received == len(body):
+            self.body = body
+        else:
+            pieces = self.pieces
+            if pieces is None:
+                pieces = self.pieces = [self.body]
+            if len(body) >= CRUMB_BYTES:
+                pieces.append(body)
+            elif isinstance(pieces[-1], bytearray):
+                pieces[-1] += body
+            else:
+                pieces.append(bytearray(body))
+
+    def on_message_complete(self) -> None:
+        """The request is whole: ours is submitted now, or when its turn comes."""
+        if self.replay is not None:
+            return
+        head = self.head
+        assert head is not None
+        self.phase = IDLE if head.keep_alive else DEAF
+        if head.route is None:
+            super().on_message_complete()
+            return
+        body = self.body if self.pieces is None else b"".join(self.pieces)
+        self.body, self.pieces = b"", None
+        exchange = Exchange(self, head, body)
+        if self.active is None:
+            exchange.start()
+        else:
+            self._enqueue(exchange)
+
+    # ------------------------------------------------------------------------------------------- reading, step by step
+
+    def _learn_head(self, data: bytes) -> None:
+        """Remember the header of the one request that `data` was, if the same bytes will mean the same again."""
+        head = self.head
+        assert head is not None
+        end = len(data) - head.body_bytes
+        if head.is_repeatable and data.find(END_OF_HEAD) == end - 4 and data.startswith(head.method):
+            self.listener.remember(data[:end], head)
+
+    def _on_partial_head(self, phase_before: int) -> None:
+        """A read ended inside a header: count its bytes, for the parser keeps what is not complete to itself."""
+        limits = self.listener.limits
+        if not self.head_since:
+            self.head_since = monotonic()
+            # Of a read that held the end of another request it is not known how much was header.
+            self.partial_bytes = self.read_bytes if phase_before == IDLE and self.begun == 1 else 0
+        else:
+            self.partial_bytes += self.read_bytes
+        if len(self.url) > limits.request_line_bytes:
+            self._refuse(TargetTooLong(limits.request_line_bytes))
+        elif len(self.lines) > limits.header_lines:
+            self._refuse(HeadersTooLarge(limits.header_lines, "lines"))
+        elif self.partial_bytes > limits.header_bytes + limits.request_line_bytes:
+            self._refuse(HeadersTooLarge(limits.header_bytes, "bytes"))
+
+    def _on_partial_body(self, phase_before: int) -> None:
+        """A read ended inside a body: start its clock, and see that a chunked one is more body than frame."""
+        if not self.body_since:
+            self.body_since = self.body_mark_at = monotonic()
+            self.body_mark_bytes = self.body_bytes
+            self.framed_bytes = self.body_bytes
+        elif phase_before == BODY:
+            self.framed_bytes += self.read_bytes
+        head = self.head
+        assert head is not None
+        if head.body_bytes == UNKNOWN_LENGTH:
+            # Chunk extensions and trailers are read and dropped; without a bound they need never end.
+            spare = self.listener.limits.header_bytes + CHUNK_FRAME_BYTES * self.chunks
+            if self.framed_bytes - self.body_bytes > spare:
+                self._refuse(HeadersTooLarge(self.listener.limits.header_bytes, "bytes"))
+
+    def _on_parser_error(self, error: httptools.HttpParserError) -> None:
+        """The parser, or one of our callbacks inside it, gave the request up."""
+        cause = error.__context__
+        if isinstance(error, httptools.HttpParserCallbackError) and cause is not None:
+            if isinstance(cause, MarserveError):
+                self._refuse(cause)
+                return
+            if not isinstance(cause, httptools.HttpParserError):
+                log.error("A request could not be read", exc_info=cause)
+                self._refuse(cause)
+                return
+        self._refuse(MalformedRequest())
+
+    def _on_upgrade(self, data: bytes, offset: int) -> None:
+        """The client offered another protocol, and the parser stopped there; but we go on in HTTP/1.1.
+
+        Java's client does so with every first request. The header is read once more without the offer, then the body.
+        """
+        assert self.replay is not None
+        (method, target, lines), self.replay = self.replay, None
+        self.parser = httptools.HttpRequestParser(self)
+        self.phase = IDLE
+        head = b"".join([b"%b: %b\r\n" % line for line in strip_upgrade(lines)])
+        self.data_received(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, target, head, data[offset:]))
+
+    def _refuse(self, error: BaseException) -> None:
+        """Answer the request being read with an error, in its turn, and close; nothing more is read."""
+        cycle = self._drop_cycle()
+        phase, self.phase = self.phase, DEAF
+        self.replay = None
+        cause = "too_large" if isinstance(error, BodyTooLarge) else getattr(error, "cause", None)
+        self.listener.metrics.count_refused(cause or "unreadable")
+        if cycle is not None and cycle.response_started:
+            # The application has answered, or begun to, without having read everything; no second answer may follow.
+            if cycle.response_complete:
+                self._close_gently()
+            else:
+                self.transport.abort()
+            return
+        if phase == BODY and self.head is not None:
+            head = self.head
+        elif phase == HEAD and self.url:
+            head = Head(self.parser.get_method(), self.url, "1.1", False, [])
+        else:
+            head = Head(b"-", b"-", "1.1", False, [])
+        exchange = Exchange(self, head, b"")
+        exchange.refusal = error
+        if self.active is None:
+            exchange.start()
+        else:
+            self.waiting.append(exchange)
+
+    def _drop_cycle(self) -> RequestResponseCycle | None:
+        """The ASGI cycle of the request being read, told that its client has gone; None if it has none."""
+        if self.phase != BODY or self.head is None or self.head.route is not None or self.cycle is None:
+            return None
+        cycle = self.cycle
+        cycle.disconnected = not cycle.response_complete
+        cycle.message_event.set()
+        if cycle is self.active:
+            self.active = None
+        elif self.waiting and isinstance(self.waiting[-1], tuple) and self.waiting[-1][0] is cycle:
+            self.waiting.pop()
+        return cycle
+
+    # ------------------------------------------------------------------------------------------- one after the other
+
+    def finish(self, now: float, keep: bool, *, is_refusal: bool) -> None:
+        """The active exchange has been answered at `now`; `keep` says whether the connection stays."""
+        self.active = None
+        self.idle_since = now
+        if not keep:
+            if is_refusal or not self.keep_open:
+                self._close_gently()
+            else:
+                self.waiting.clear()
+                self.phase = DEAF
+                self.transport.close()
+        elif self.waiting or self.flow.read_paused or self.owes_continue:
+            self._advance()
+
+    def on_response_complete(self) -> None:
+        """uvicorn's cycle has been answered."""
+        self.server_state.total_requests += 1
+        self.active = None
+        self.idle_since = monotonic()
+        if not self.transport.is_closing():
+            self._advance()
+
+    def _advance(self) -> None:
+        """Start what waits, until something is active again. What is answered at once comes back here: no recursion."""
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        try:
+            while self.waiting and self.active is None:
+                waiting = self.waiting.popleft()
+                if isinstance(waiting, Exchange):
+                    waiting.start()
+                else:
+                    self._run_asgi(*waiting)
+        finally:
+            self._is_advancing = False
+        if not self.waiting:
+            self.flow.resume_reading()
+            if self.active is None and self.owes_continue:
+                self.owes_continue = False
+                if self.phase == BODY:
+                    self.transport.write(CONTINUE)
+
+    def _enqueue(self, waiting: Exchange | tuple[RequestResponseCycle, AsgiRun]) -> None:
+        """Let a request wait for those before it. Raises MalformedRequest where too many wait already."""
+        if len(self.waiting) >= self.listener.limits.pipelined_requests:
+            raise MalformedRequest(f"more than {self.listener.limits.pipelined_requests} requests were sent ahead")
+        self.waiting.append(waiting)
+        # Not at the first: while nothing is read, it is not seen that a client has gone either.
+        if len(self.waiting) >= READ_AHEAD or (isinstance(waiting, Exchange) and len(waiting.body) > READ_AHEAD_BYTES):
+            self.flow.pause_reading()
+
+    def _begin_asgi(self, head: Head) -> None:
+        """Hand the request on as ASGI; its body follows through `on_body`."""
+        url = self.url
+        super().on_message_begin()  # makes the scope
+        self.url = url
+        self.headers.extend([(name.lower(), value) for name, value in head.lines])
+        self.expect_100_continue = head.expects_continue
+        # uvicorn would put the request behind a cycle that is not complete; `_start_asgi_task` sees to the order.
+        self.cycle = None  # type: ignore[assignment]
+        super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Called by uvicorn for a request whose header is complete."""
+        assert self.head is not None
+        run = AsgiRun(self.listener, cycle, app, self.peer, self.head.line)
+        if self.active is None:
+            self._run_asgi(cycle, run)
+        else:
+            self._enqueue((cycle, run))
+
+    def _run_asgi(self, cycle: RequestResponseCycle, run: AsgiRun) -> None:
+        self.active = cycle
+        if not self.keep_open:
+            cycle.keep_alive = False
+        super()._start_asgi_task(cycle, run)
+
+    def _close_gently(self) -> None:
+        """Close once the client has had time to read the answer.
+
+        Closing at once while it still sends would reset the connection, and the answer be lost with it (RFC 9112 §9.6).
+        """
+        self.phase = DEAF
+        self.waiting.clear()
+        transport = self.transport
+        if transport.is_closing():
+            return
+        if transport.can_write_eof():
+            transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(self.listener.limits.linger_s, transport.close)

@@ -1,0 +1,101 @@
+"""What the connections of one listening address share: limits, the surface, where answers are counted and logged.
+
+No sockets here. Nothing of it is global: a server makes one for each listener.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+from uuid import uuid4
+
+from marserve.api.connections import ConnectionTable
+from marserve.api.inference import InferenceSurface
+from marserve.api.request_head import Head, HttpLimits
+from marserve.api.response_headers import ResponseHeaders
+
+MAX_KNOWN_HEADS: Final = 1024
+MAX_KNOWN_HEAD_BYTES: Final = 2048
+
+
+class AccessLog(Protocol):
+    """Takes a line for each request."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody reads: if not, the line need not be made."""
+
+    def write(self, line: str) -> None:
+        """Take one line; never blocks."""
+
+
+class HttpMetrics(Protocol):
+    """Counts answers by the first digit of their status, and what was refused by its cause."""
+
+    responses: list[int]
+
+    def count_refused(self, cause: str) -> None:
+        """Count a request or connection that was refused before it reached a version."""
+
+
+class Listener:
+    """What the connections of one listening address share."""
+
+    __slots__ = (
+        "access_log",
+        "connections",
+        "heads",
+        "id_prefix",
+        "last_id",
+        "limits",
+        "match",
+        "metrics",
+        "overload_status",
+        "response_headers",
+        "surface",
+    )
+
+    def __init__(
+        self,
+        surface: InferenceSurface | None,
+        limits: HttpLimits,
+        access_log: AccessLog,
+        metrics: HttpMetrics,
+        connections: ConnectionTable,
+        response_headers: ResponseHeaders,
+        overload_status: int,
+    ) -> None:
+        self.surface = surface
+        self.match = surface.match if surface is not None else _match_nothing
+        self.limits = limits
+        self.access_log: AccessLog | None = access_log if access_log.is_on else None
+        self.metrics = metrics
+        self.connections = connections
+        self.response_headers = response_headers
+        self.overload_status = overload_status
+        self.heads: dict[bytes, Head] = {}
+        # A request id has a UUID's shape: random up to its last group, which counts.
+        self.id_prefix = str(uuid4())[:24]
+        self.last_id = 0
+
+    def next_id(self) -> str:
+        """A request id: unique, and as long and as shaped as a UUID."""
+        self.last_id += 1
+        return f"{self.id_prefix}{self.last_id & 0xFFFF_FFFF_FFFF:012x}"
+
+    def remember(self, head_bytes: bytes, head: Head) -> None:
+        """Keep an accepted header, so that the same bytes need not be parsed again."""
+        if len(head_bytes) > MAX_KNOWN_HEAD_BYTES:
+            return
+        if len(self.heads) >= MAX_KNOWN_HEADS:
+            self.heads.clear()
+        self.heads[head_bytes] = head
+
+    def record(self, peer: str, line: str, status: int, began: float, now: float) -> None:
+        """Count an answer that begins now, and log its request."""
+        self.metrics.responses[status // 100] += 1
+        if self.access_log is not None:
+            self.access_log.write(f'{peer} "{line}" {status} {int((now - began) * 1000)}')
+
+
+def _match_nothing(target: bytes) -> None:
+    """A listener without inference: every request is ASGI."""

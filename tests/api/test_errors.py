@@ -1,0 +1,125 @@
+"""Which status, type word, message and headers each error has over HTTP."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from marserve import errors
+from marserve.api.errors import (
+    BodyTooSlow,
+    ExpectationFailed,
+    HeadersTooLarge,
+    HttpRefusal,
+    MalformedRequest,
+    RequestTooSlow,
+    TargetTooLong,
+    TooManyConnections,
+    error_answer,
+    error_body,
+    error_headers,
+    error_status,
+)
+
+TABLE = [
+    (errors.BadInput("what"), 400, "BadRequestException"),
+    (errors.BodyTooLarge(10), 413, "RequestEntityTooLargeException"),
+    (errors.RouteNotFound(), 404, "ResourceNotFoundException"),
+    (errors.MethodNotAllowed(), 405, "MethodNotAllowedException"),
+    (errors.ModelNotFound("m"), 404, "ModelNotFoundException"),
+    (errors.VersionNotFound("m", "1"), 404, "ModelVersionNotFoundException"),
+    (errors.ArchiveNotFound("empty url"), 404, "ModelNotFoundException"),
+    (errors.VersionConflict("m", "1"), 409, "ConflictStatusException"),
+    (errors.DefaultVersionInUse("m"), 403, "InvalidModelVersionException"),
+    (errors.NoWorker("m"), 503, "ServiceUnavailableException"),
+    (errors.QueueFull("m"), 503, "ServiceUnavailableException"),
+    (errors.NoTicket("m"), 503, "ServiceUnavailableException"),
+    (errors.Draining(), 503, "ServiceUnavailableException"),
+    (errors.FingerprintRefused("m", 60), 503, "ServiceUnavailableException"),
+    (errors.DeadlinePassed("queue"), 504, "RequestTimeoutException"),
+    (errors.WorkerDied("crash"), 500, "InternalServerException"),
+    (errors.OutOfMemory(), 507, "InternalServerException"),
+    (errors.HandlerFailed(), 503, "InternalServerException"),
+    (errors.HandlerFailed("custom failure", 513), 513, "InternalServerException"),
+    (errors.HandlerFailed("too large", 413), 507, "InternalServerException"),
+    (errors.HandlerFailed("no status", 7), 500, "InternalServerException"),
+    (errors.LoadFailed("m", "1"), 500, "InternalServerException"),
+    (errors.LoadFailed("m", "1", out_of_memory=True), 507, "InternalServerException"),
+    (errors.CleanUpTimedOut("m"), 408, "RequestTimeoutException"),
+    (errors.BadArchive("Model name is not defined."), 400, "InvalidModelException"),
+    (errors.UnsafeArchive("../x", "outside"), 400, "InvalidModelException"),
+    (errors.DependencyFailed("Custom pip package installation failed for model m"), 400, "ModelException"),
+    (errors.BadFrame("short"), 500, "InternalServerException"),
+    (MalformedRequest(), 400, "BadRequestException"),
+    (RequestTooSlow("header", 10), 408, "RequestTimeoutException"),
+    (BodyTooSlow(1024, 10), 408, "RequestTimeoutException"),
+    (TargetTooLong(8192), 414, "RequestUriTooLongException"),
+    (HeadersTooLarge(100, "lines"), 431, "RequestHeaderFieldsTooLargeException"),
+    (ExpectationFailed(), 417, "ExpectationFailedException"),
+    (TooManyConnections("the server", 8), 503, "ServiceUnavailableException"),
+    (RuntimeError("secret"), 500, "InternalServerException"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "word"), TABLE, ids=lambda value: type(value).__name__)
+def test_an_error_has_the_contracts_status_and_word(error: Exception, status: int, word: str) -> None:
+    """The body says the same as the status line, and has three members."""
+    answer = error_answer(error)
+
+    document = json.loads(answer.body)
+    assert list(document) == ["code", "type", "message"]
+    assert (answer.status, document["code"], document["type"]) == (status, status, word)
+    assert ("content-type", "application/json") in answer.headers
+
+
+def test_every_error_that_has_a_status_says_something() -> None:
+    """No message is empty."""
+    assert all(json.loads(error_body(error))["message"] for error, _, _ in TABLE)
+
+
+def test_the_body_is_laid_out_as_torchserve_lays_it_out() -> None:
+    """Two spaces, one line end, nothing escaped that need not be."""
+    body = error_body(errors.HandlerFailed('grüß "<&>"', 422))
+
+    assert body == (
+        '{\n  "code": 422,\n  "type": "InternalServerException",\n  "message": "grüß \\"<&>\\""\n}\n'.encode()
+    )
+
+
+def test_a_message_that_is_no_unicode_is_still_json() -> None:
+    """A lone surrogate becomes a question mark."""
+    assert json.loads(error_body(errors.HandlerFailed("a\ud800b")))["message"] == "a?b"
+
+
+def test_what_nobody_foresaw_says_nothing() -> None:
+    """Its text may hold paths, names, anything (RELIABILITY A9)."""
+    assert b"secret" not in error_body(RuntimeError("secret"))
+
+
+def test_retry_after_is_whole_seconds_and_never_zero() -> None:
+    """Where it is known when trying again may pay."""
+    assert ("retry-after", "3") in error_headers(errors.QueueFull("m", retry_after_s=2.1))
+    assert ("retry-after", "1") in error_headers(errors.QueueFull("m", retry_after_s=0.0))
+    assert error_headers(errors.NoWorker("m")) == [("x-marserve-cause", "no_worker")]
+
+
+def test_being_full_may_be_429_by_setting() -> None:
+    """What is full or going, and nothing else."""
+    assert error_status(errors.QueueFull("m"), overload_status=429) == 429
+    assert error_status(errors.NoTicket("m"), overload_status=429) == 429
+    assert error_status(errors.Draining(), overload_status=429) == 429
+    assert error_status(errors.NoWorker("m"), overload_status=429) == 503
+    assert error_status(errors.HandlerFailed(), overload_status=429) == 503
+    assert b'"code": 429' in error_body(errors.QueueFull("m"), overload_status=429)
+
+
+@pytest.mark.parametrize("root", [errors.ClientError, errors.Unavailable, errors.BadArchive, HttpRefusal])
+def test_nothing_that_the_client_can_mend_is_a_500(root: type[errors.MarserveError]) -> None:
+    """Also errors that are added below these later."""
+    tree = [*root.__subclasses__()]
+    for kind in tree:
+        tree.extend(kind.__subclasses__())
+
+    statuses = {error_status(kind.__new__(kind)) for kind in tree}
+    assert not statuses & {500, 501, 502, 504, 507}

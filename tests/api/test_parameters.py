@@ -1,0 +1,161 @@
+"""Tests for reading the parameters of management calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from marserve.api.management import REGISTER_PARAMETERS, read_registration
+from marserve.api.parameters import JsonParameters, QueryParameters
+from marserve.errors import BadInput
+from marserve.registry.calls import RegisterParameters
+
+KNOWN = ("number", "flag", "word")
+
+
+def from_json(**values: Any) -> JsonParameters:
+    """Parameters of a JSON body."""
+    return JsonParameters(json.dumps(values).encode(), KNOWN)
+
+
+@pytest.mark.parametrize(("word", "number"), [("5", 5), ("-2", -2), ("+7", 7), ("007", 7), ("2147483647", 2**31 - 1)])
+def test_an_integer_in_a_query_is_read(word: str, number: int) -> None:
+    """Within 32 bits."""
+    query = QueryParameters({"number": word}, KNOWN)
+
+    assert query.integer("number") == number
+    assert query.warnings == []
+
+
+@pytest.mark.parametrize("word", ["", "x", "1.5", "1e3", " 1", "1 ", "2147483648", "9" * 5000, "١٢", "0x10"])
+def test_an_integer_in_a_query_that_does_not_parse_counts_as_not_given(word: str) -> None:
+    """And the word is told, cut where it is long."""
+    query = QueryParameters({"number": word}, KNOWN)
+
+    assert query.integer("number") is None
+    assert len(query.warnings) == 1
+    assert len(query.warnings[0]) < 200
+
+
+@pytest.mark.parametrize(
+    ("word", "expected", "told"),
+    [(None, True, 0), ("true", True, 0), ("TRUE", True, 0), ("false", False, 0), ("yes", False, 1), ("", False, 1)],
+)
+def test_only_the_word_true_is_true_in_a_query(word: str | None, expected: bool, told: int) -> None:
+    """In any case; without a word the default counts."""
+    query = QueryParameters({} if word is None else {"flag": word}, KNOWN)
+
+    assert query.flag("flag", True) is expected
+    assert len(query.warnings) == told
+
+
+def test_unknown_parameters_are_told_with_the_nearest_known_name() -> None:
+    """They do no harm, however many there are."""
+    many = {f"x{number}": "1" for number in range(1000)}
+
+    query = QueryParameters({"nunber": "1", **many}, KNOWN)
+
+    assert query.warnings[0] == "parameter 'nunber' is not known and not used; did you mean number?"
+    assert len(query.warnings) == 20
+
+
+@pytest.mark.parametrize(("value", "number"), [(3, 3), (3.0, 3), ("3", 3), (None, None)])
+def test_a_number_in_json_is_read(value: object, number: int | None) -> None:
+    """null is not given."""
+    assert from_json(number=value).integer("number") == number
+
+
+@pytest.mark.parametrize("value", ["many", 1.5, True, [1], {}, 2**31, "", float("inf")])
+def test_a_number_in_json_of_the_wrong_type_is_an_error(value: object) -> None:
+    """JSON says what it means."""
+    with pytest.raises(BadInput, match="number must be a whole number"):
+        from_json(number=value).integer("number")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(True, True), (False, False), ("true", True), ("False", False), (None, True)]
+)
+def test_a_flag_in_json_is_read(value: object, expected: bool) -> None:
+    """Words will do."""
+    assert from_json(flag=value).flag("flag", True) is expected
+
+
+@pytest.mark.parametrize("value", ["yes", 1, 0, [True]])
+def test_a_flag_in_json_of_the_wrong_type_is_an_error(value: object) -> None:
+    """1 is no flag."""
+    with pytest.raises(BadInput, match="flag must be true or false"):
+        from_json(flag=value).flag("flag", True)
+
+
+@pytest.mark.parametrize(("value", "text"), [("a", "a"), (3, "3"), (None, None), ("", "")])
+def test_text_in_json_is_read(value: object, text: str | None) -> None:
+    """A number is its digits, as TorchServe reads it."""
+    assert from_json(word=value).text("word") == text
+
+
+@pytest.mark.parametrize("value", [True, [], {}, "\ud800"])
+def test_text_in_json_of_the_wrong_type_is_an_error(value: object) -> None:
+    """Half of a surrogate pair could not be answered with."""
+    with pytest.raises(BadInput):
+        from_json(word=value).text("word")
+
+
+@pytest.mark.parametrize("body", [b"", b"  ", b"{", b"[]", b'"x"', b"null", b"\xff", b"[" * 100_000, b"9" * 5000])
+def test_a_body_that_is_no_json_object_is_an_error(body: bytes) -> None:
+    """Whatever is wrong with it."""
+    with pytest.raises(BadInput):
+        JsonParameters(body, KNOWN)
+
+
+def test_a_registration_is_read_in_seconds() -> None:
+    """From a query as from JSON."""
+    values = {
+        "url": "m.mar",
+        "model_name": "n",
+        "handler": "h.py",
+        "runtime": "python",
+        "batch_size": "5",
+        "max_batch_delay": "77",
+        "response_timeout": "44",
+        "startup_timeout": "55",
+        "initial_workers": "2",
+        "synchronous": "false",
+    }
+    expected = RegisterParameters("m.mar", "n", "h.py", "python", 5, 0.077, 44, 55, 2, False)
+
+    assert read_registration(QueryParameters(values, REGISTER_PARAMETERS)) == expected
+    assert read_registration(JsonParameters(json.dumps(values).encode(), REGISTER_PARAMETERS)) == expected
+
+
+def test_what_clients_send_for_not_given_is_not_given() -> None:
+    """TorchServe's own words for it, in query and JSON; a delay of 0 is a delay."""
+    words = {"batch_size": "-1", "max_batch_delay": "-100", "response_timeout": "-1", "startup_timeout": "-1"}
+    assert read_registration(QueryParameters({"url": "u", **words}, REGISTER_PARAMETERS)) == RegisterParameters("u")
+
+    body = b'{"url": "u", "max_batch_delay": -10000}'
+    assert read_registration(JsonParameters(body, REGISTER_PARAMETERS)) == RegisterParameters("u")
+
+    zero = QueryParameters({"url": "u", "max_batch_delay": "0"}, REGISTER_PARAMETERS)
+    assert read_registration(zero).max_batch_delay_s == 0.0
+
+
+def test_odd_values_that_torchserve_takes_are_taken_and_told() -> None:
+    """Fewer than no workers are none; empty names are no names."""
+    query = QueryParameters(
+        {"url": "u", "model_name": "", "batch_size": "x", "initial_workers": "-2", "s3_sse_kms": "true"},
+        REGISTER_PARAMETERS,
+    )
+
+    parameters = read_registration(query)
+
+    assert (parameters.model_name, parameters.batch_size, parameters.initial_workers) == (None, None, 0)
+    assert len(parameters.warnings) == 3
+
+
+def test_a_registration_needs_a_url() -> None:
+    """An empty one is the store's to refuse."""
+    with pytest.raises(BadInput, match=r"^Parameter url is required\.$"):
+        read_registration(QueryParameters({}, REGISTER_PARAMETERS))
+    assert read_registration(QueryParameters({"url": ""}, REGISTER_PARAMETERS)).url == ""

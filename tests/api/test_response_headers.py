@@ -1,0 +1,68 @@
+"""Heads of answers: what is in each, what a handler may set, what it may not."""
+
+from __future__ import annotations
+
+import pytest
+
+from marserve.api.response_headers import ResponseHeaders, phrase_of
+from marserve.errors import BadSettings, HandlerFailed
+
+
+def lines(head: bytes) -> list[str]:
+    """A head's lines."""
+    assert head.endswith(b"\r\n")
+    return head.decode("latin-1").split("\r\n")[:-1]
+
+
+def test_a_head_begins_with_status_and_reason() -> None:
+    """An empty reason is an empty reason: its space stays (contract §1.4)."""
+    headers = ResponseHeaders()
+
+    assert lines(headers.head(200, "", [], keep_alive=True))[0] == "HTTP/1.1 200 "
+    assert lines(headers.head(418, "Teapot é", [], keep_alive=True))[0] == "HTTP/1.1 418 Teapot é"
+    assert lines(headers.head(200, "a\r\n\u4f60b", [], keep_alive=True))[0] == "HTTP/1.1 200 a b"
+
+
+def test_headers_of_the_handler_keep_name_order_and_repetition() -> None:
+    """Two cookies are two lines."""
+    head = ResponseHeaders().head(200, "", [("Set-Cookie", "a"), ("X-B", " c\t"), ("Set-Cookie", "b")], keep_alive=True)
+
+    assert lines(head)[1:4] == ["Set-Cookie: a", "X-B: c", "Set-Cookie: b"]
+
+
+def test_the_connections_word_is_the_last() -> None:
+    """`connection` says what will happen, not what the handler wishes."""
+    head = ResponseHeaders().head(200, "", [("Connection", "upgrade")], keep_alive=False)
+
+    assert [line for line in lines(head) if line.lower().startswith("connection")] == ["connection: close"]
+
+
+def test_equal_answers_share_a_head() -> None:
+    """And the number of those kept is bounded."""
+    headers = ResponseHeaders()
+
+    assert headers.head(200, "", [("a", "b")], keep_alive=True) is headers.head(200, "", [("a", "b")], keep_alive=True)
+    for n in range(5000):
+        headers.head(200, "", [("a", str(n))], keep_alive=True)
+    assert len(headers._kept) <= 512
+
+
+def test_a_header_that_is_no_text_is_a_handlers_failure() -> None:
+    """The message names the header, not what it was set to."""
+    with pytest.raises(HandlerFailed, match="X-A") as caught:
+        ResponseHeaders().head(200, "", [("X-A", "secret\r\n")], keep_alive=True)
+
+    assert "secret" not in str(caught.value)
+    assert caught.value.code == 500
+
+
+def test_cors_values_are_checked_at_the_start() -> None:
+    """A setting with a line break is refused where it is set."""
+    with pytest.raises(BadSettings, match="Access-Control"):
+        ResponseHeaders([("Access-Control-Allow-Origin", "a\r\nb")])
+
+
+def test_phrases_are_the_usual_ones() -> None:
+    """And empty for what nobody named."""
+    assert phrase_of(404) == "Not Found"
+    assert phrase_of(799) == ""

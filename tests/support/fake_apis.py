@@ -1,0 +1,116 @@
+"""A stand-in for a running marserve: both its APIs on one port of this machine, answering what a test put there.
+
+Knows no models: each route has a list of answers, of which the last one stays.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request as it arrived."""
+
+    method: str
+    path: str
+    parameters: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class FakeApis:
+    """The server's address, what it is to answer, and what it was asked."""
+
+    url: str = ""
+    asked: list[Asked] = field(default_factory=list)
+    _answers: dict[str, list[tuple[int, bytes, str]]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, route: str, document: Any, status: int = 200, content_type: str = "application/json") -> None:
+        """Answer `METHOD /path` with this from now on, after answers put there before were each given once."""
+        body = document if isinstance(document, bytes) else json.dumps(document).encode()
+        self._answers.setdefault(route, []).append((status, body, content_type))
+
+    def orders(self, method: str) -> list[Asked]:
+        """The requests of this method, in order."""
+        return [asked for asked in self.asked if asked.method == method]
+
+    def take(self, asked: Asked) -> tuple[int, bytes, str]:
+        """The next answer for this request."""
+        with self._lock:
+            self.asked.append(asked)
+            answers = self._answers.get(f"{asked.method} {asked.path}")
+            if not answers:
+                error = {"code": 404, "type": "ModelNotFoundException", "message": f"Model not found: {asked.path}"}
+                return 404, json.dumps(error).encode(), "application/json"
+            return answers.pop(0) if len(answers) > 1 else answers[0]
+
+
+@contextmanager
+def fake_apis() -> Iterator[FakeApis]:
+    """A server that runs while the block does."""
+    apis = FakeApis()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _serve(self) -> None:
+            parts = urlsplit(self.path)
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            asked = Asked(self.command, parts.path, dict(parse_qsl(parts.query)), headers, body)
+            status, answer, content_type = apis.take(asked)
+            self.send_response(status)
+            self.send_header("content-type", content_type)
+            self.send_header("content-length", str(len(answer)))
+            self.send_header("x-request-id", "6f1c-42")
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_POST = do_PUT = do_DELETE = _serve
+
+        def log_message(self, format: str, *values: object) -> None:
+            """Tests print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    apis.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield apis
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def description(model: str = "digits", version: str = "1.0", **changes: Any) -> dict[str, Any]:
+    """One version as describe tells it: one worker wanted, one ready, unless `changes` says otherwise."""
+    return {
+        "modelName": model,
+        "modelVersion": version,
+        "modelUrl": f"{model}.mar",
+        "minWorkers": 1,
+        "maxWorkers": 1,
+        "batchSize": 1,
+        "workers": [worker()],
+        "jobQueueStatus": {"remainingCapacity": 100, "pendingRequests": 0},
+        "isDefault": True,
+        "state": "ready",
+        **changes,
+    }
+
+
+def worker(status: str = "READY", **changes: Any) -> dict[str, Any]:
+    """One worker as describe tells it."""
+    return {"id": "9000", "status": status, "pid": 4711, "memoryUsage": 2**20, "gpu": False, "restarts": 0, **changes}

@@ -1,0 +1,59 @@
+"""What the system says of processes and descriptors: who lives, who was left behind, what is open."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable
+
+import psutil
+
+
+def living(pids: Iterable[int]) -> set[int]:
+    """Those of these processes that exist. A zombie counts: nobody has reaped it."""
+    return {pid for pid in pids if psutil.pid_exists(pid)}
+
+
+def descendants(pid: int | None = None) -> set[int]:
+    """All processes below this one (or below us), zombies included."""
+    return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+
+
+def group_of(group: int) -> set[int]:
+    """All processes of this process group."""
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group:
+                found.add(process.pid)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def open_descriptors() -> dict[int, str]:
+    """Our open descriptors and what they point at."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the listing's own
+            continue
+    return found
+
+
+async def until(holds: Callable[[], object], what: str, *, timeout_s: float = 10.0) -> None:
+    """Wait until the system's tables say so; they tell nobody of themselves. Fails with `what` after the limit."""
+    end = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what}"
+        await asyncio.sleep(0.002)
+
+
+def until_blocking(holds: Callable[[], object], what: str, *, timeout_s: float = 10.0) -> None:
+    """As `until`, for tests without an event loop."""
+    end = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.002)

@@ -1,0 +1,144 @@
+"""A real pool of real workers for a test, and the proof that nothing of it is left afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+import marserve
+import marserve_handlers
+from marserve.errors import MarserveError
+from marserve.messages import Answer, Load, Part, Request
+from marserve.pool.launchers import Launchers
+from marserve.pool.options import PoolOptions
+from marserve.pool.output import WorkerOutput
+from marserve.pool.queue import Job
+from marserve.pool.supervisor import Pool
+from marserve.telemetry.metrics import VersionMetrics
+from support.model_folders import OBEDIENT, write_model
+from support.processes import descendants, living, open_descriptors, until
+from support.receivers import Waiting
+from support.worker_logs import KeptLines
+
+
+class Sent(Waiting):
+    """A request that was sent, and what came of it."""
+
+    job: Job
+
+
+def worker_environment(**more: str) -> Mapping[str, str]:
+    """What workers inherit in tests: ours, and the way to this checkout's packages."""
+    packages = [str(Path(package.__path__[0]).parent) for package in (marserve, marserve_handlers)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(packages), **more}
+
+
+class RunningPool:
+    """A pool in a folder of its own. Use it as an async context manager; its end stops it and looks at what is left.
+
+    `source` is the handler (the obedient one unless given), `load` holds fields of `Load`, the rest is `PoolOptions`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        source: str | Path = OBEDIENT,
+        *,
+        start: str = "auto",
+        workers: int = 1,
+        load: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.folder = folder / "model"
+        self.log = KeptLines()
+        self.options = PoolOptions("m", "1.0", workers, workers, worker_start=start, **options)  # type: ignore[arg-type]
+        order = msgspec.structs.replace(
+            write_model(self.folder, source), batch_size=self.options.batch_size, **(load or {})
+        )
+        self.load: Load = order
+        self.metrics = VersionMetrics("m", "1.0")
+        self._environment = environment or worker_environment()
+        self._ids = itertools.count()
+        self._seen: set[int] = set()
+
+    async def __aenter__(self) -> RunningPool:
+        self._children_before = descendants()
+        await self._make_a_pipe()
+        self._descriptors_before = open_descriptors()
+        self.launchers = Launchers(self._environment, self.log)
+        self.pool = Pool(self.options, self.load, self.launchers, self.metrics, self.log)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.look()
+        await self.pool.stop()
+        await self.launchers.close()
+        if error is not None:
+            return
+        assert self.pool.dispatcher.is_empty
+        await until(lambda: descendants() <= self._children_before, f"no processes left, but {descendants()}")
+        await until(lambda: not living(self._seen), f"no workers left, but {living(self._seen)}")
+        await until(lambda: not self.left_open(), f"no descriptors left, but {self.left_open()}")
+
+    async def _make_a_pipe(self) -> None:
+        """And close it: from its first stream on libuv holds a spare descriptor, which is nobody's leak."""
+        output = WorkerOutput("m", "1.0", "none", self.log)
+        for descriptor in await output.open():
+            os.close(descriptor)
+        await output.drained(5.0)
+
+    def left_open(self) -> dict[int, str]:
+        """Descriptors that are open and were not before."""
+        before = self._descriptors_before
+        return {number: what for number, what in open_descriptors().items() if before.get(number) != what}
+
+    def look(self) -> set[int]:
+        """Take down who is there below us; they must all be gone at the end."""
+        self._seen |= descendants() - self._children_before
+        return set(self._seen)
+
+    async def start(self) -> RunningPool:
+        """Start the workers and wait for them."""
+        self.pool.start()
+        await self.pool.wait_until_ready()
+        return self
+
+    def send(self, body: bytes, *, deadline: float | None = None, parts: list[Part] | None = None) -> Sent:
+        """Send a request."""
+        sent = Sent()
+        request = Request(f"r{next(self._ids)}", parts or [Part("body", body)], deadline=deadline)
+        sent.job = self.pool.submit(request, sent)
+        return sent
+
+    async def ask(self, body: bytes, *, timeout_s: float = 10.0) -> Answer | MarserveError:
+        """Send a request and wait for its end."""
+        return await self.send(body).told(timeout_s)
+
+    async def ask_body(self, body: bytes) -> bytes:
+        """Send a request and wait for its answer's body."""
+        told = await self.ask(body)
+        assert isinstance(told, Answer), told
+        return told.body
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' process ids."""
+        return [view.pid for view in self.pool.workers() if view.pid > 0]
+
+    def calls(self) -> list[str]:
+        """What reached the obedient handler: one line a batch."""
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def file(self, name: str) -> Path:
+        """A file in the model's folder."""
+        return self.folder / name
