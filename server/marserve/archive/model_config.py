@@ -1,0 +1,344 @@
+"""Reads the model's configuration (`model-config.yaml`): the keys of contract 7.1 and ours. Knows no server's defaults.
+
+Each key is declared once, in `KEYS`: its name in the file, its attribute, its type, its unit and its rule. As the
+contract wants, a value that cannot be used is left out and the model still loads; unlike TorchServe, a sentence about
+it goes to `ModelConfig.warnings`. YAML that tries to build objects, or that expands beyond bounds, is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from marserve.archive.manifest import Manifest
+from marserve.errors import BadArchive
+
+_MAX_BYTES = 1 << 18
+_MAX_DEPTH = 64
+_MAX_NODES = 50_000  # with every alias counted as what it stands for
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What the model's configuration sets; None (or the contract's default) for what it does not. Times in seconds.
+
+    `document` is the whole file, for handlers (`context.model_yaml_config`), None when there is none or it is no
+    YAML. `max_batch_delay_s` 0.0 is a delay of none, which TorchServe could not express.
+    """
+
+    min_workers: int | None = None
+    max_workers: int | None = None
+    batch_size: int | None = None
+    max_batch_delay_s: float | None = None
+    batch_policy: Literal["idle", "fixed"] = "idle"
+    batch_isolation: bool = True
+    response_timeout_s: float | None = None
+    startup_timeout_s: float | None = None
+    client_timeout_s: float | None = None
+    max_retry_timeout_s: float = 300.0
+    retry_failed_every_s: float = 300.0
+    retry_on_worker_death: bool = True
+    worker_start: Literal["auto", "fork", "fresh"] = "auto"
+    device_type: Literal["cpu", "gpu"] | None = None
+    device_ids: tuple[int, ...] | None = None
+    parallel_type: Literal["pp", "tp", "pptp", "custom"] | None = None
+    parallel_level: int = 0
+    torchrun: dict[str, Any] | None = None
+    job_queue_size: int | None = None
+    use_job_ticket: bool = False
+    continuous_batching: bool = False
+    sequence_batching: bool = False
+    sequence_max_idle_s: float = 0.0
+    sequence_timeout_s: float = 0.0
+    max_sequence_job_queue_size: int = 1
+    max_num_sequence: int = 1
+    async_communication: bool = False
+    use_venv: bool = False
+    document: dict[str, Any] | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+class _Unusable(Exception):
+    """The value of one key cannot be used; the text says what it must be. Caught here, key by key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of the file: its name there, the attribute it sets, how a value is read, one sentence for the docs."""
+
+    name: str
+    attribute: str
+    read: Callable[[object], object]
+    help: str
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 1 << 31:
+        raise _Unusable("a whole number")
+    return value
+
+
+def _raised_to(least: int) -> Callable[[object], int]:
+    """A whole number; a smaller one becomes `least`."""
+    return lambda value: max(least, _integer(value))
+
+
+def _at_least(least: int) -> Callable[[object], int]:
+    """A whole number; a smaller one counts as absent."""
+
+    def read(value: object) -> int:
+        number = _integer(value)
+        if number < least:
+            raise _Unusable(f"a whole number of {least} or more")
+        return number
+
+    return read
+
+
+def _seconds(read: Callable[[object], int], per_second: int = 1) -> Callable[[object], float]:
+    """The same value in seconds as a float."""
+    return lambda value: read(value) / per_second
+
+
+def _number_of_seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise _Unusable("a number of seconds above 0")
+    return float(value)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _Unusable("true or false")
+    return value
+
+
+def _word(*words: str) -> Callable[[object], object]:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value.lower() not in words:
+            raise _Unusable(f"one of {', '.join(words)}")
+        return value.lower()
+
+    return read
+
+
+def _device_ids(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+        raise _Unusable("a list of device numbers of 0 or more")
+    return tuple(value)
+
+
+def _map(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _Unusable("a map")
+    return value
+
+
+KEYS: tuple[Key, ...] = (
+    Key("minWorkers", "min_workers", _raised_to(1), "Fewest workers; counts only together with maxWorkers."),
+    Key("maxWorkers", "max_workers", _at_least(0), "Most workers; counts only when it is not below minWorkers."),
+    Key("batchSize", "batch_size", _raised_to(1), "Most requests in one batch."),
+    Key("maxBatchDelay", "max_batch_delay_s", _seconds(_at_least(0), 1000), "Longest wait for a batch, milliseconds."),
+    Key("batchPolicy", "batch_policy", _word("idle", "fixed"), "Whether an idle worker ends the wait for a batch."),
+    Key("batchIsolation", "batch_isolation", _flag, "Whether a batch that raises is split to find the guilty item."),
+    Key("responseTimeout", "response_timeout_s", _seconds(_at_least(1)), "Longest time for one batch, seconds."),
+    Key("startupTimeout", "startup_timeout_s", _seconds(_at_least(1)), "Longest time to load the model, seconds."),
+    Key(
+        "clientTimeoutInMills", "client_timeout_s", _seconds(_raised_to(0), 1000), "How long clients wait, ms; 0: ever."
+    ),
+    Key(
+        "maxRetryTimeoutInSec",
+        "max_retry_timeout_s",
+        _seconds(_raised_to(0)),
+        "How long failing workers are started again, seconds.",
+    ),
+    Key("retryFailedEvery", "retry_failed_every_s", _number_of_seconds, "Pause between probes of a failed version, s."),
+    Key("retryOnWorkerDeath", "retry_on_worker_death", _flag, "Whether requests of a dead worker are run once more."),
+    Key("workerStart", "worker_start", _word("auto", "fork", "fresh"), "How workers start."),
+    Key("deviceType", "device_type", _word("cpu", "gpu"), "Where workers compute."),
+    Key("deviceIds", "device_ids", _device_ids, "Which accelerators are used."),
+    Key("parallelType", "parallel_type", _word("pp", "tp", "pptp", "custom"), "How one model spans several devices."),
+    Key("parallelLevel", "parallel_level", _at_least(0), "How many processes make up one worker."),
+    Key("torchrun", "torchrun", _map, "How torchrun starts a worker of several processes."),
+    Key("jobQueueSize", "job_queue_size", _at_least(0), "Most waiting requests; 0: the server's job_queue_size."),
+    Key("useJobTicket", "use_job_ticket", _flag, "Whether requests are refused unless a worker is idle."),
+    Key("continuousBatching", "continuous_batching", _flag, "Whether requests join a running batch."),
+    Key("sequenceBatching", "sequence_batching", _flag, "Whether requests of one sequence keep their worker."),
+    Key("sequenceMaxIdleMSec", "sequence_max_idle_s", _seconds(_at_least(0), 1000), "When an idle sequence ends, ms."),
+    Key(
+        "sequenceTimeoutMSec",
+        "sequence_timeout_s",
+        _seconds(_at_least(0), 1000),
+        "When any sequence ends, ms; 0: never.",
+    ),
+    Key(
+        "maxSequenceJobQueueSize",
+        "max_sequence_job_queue_size",
+        _raised_to(1),
+        "Most waiting requests of one sequence.",
+    ),
+    Key("maxNumSequence", "max_num_sequence", _raised_to(1), "Most sequences at a time."),
+    Key("asyncCommunication", "async_communication", _flag, "Whether the handler answers out of order."),
+    Key("useVenv", "use_venv", _flag, "Whether the model's requirements get an environment of their own."),
+)
+
+_HANDLER_KEYS = ("handler", "pt2", "micro_batching", "pippy", "deepspeed", "dali")
+
+
+def read_model_config(folder: Path, manifest: Manifest) -> ModelConfig:
+    """Read the configuration that `manifest` names from the unpacked archive at `folder`.
+
+    No name gives an empty `ModelConfig`; a file that is missing, or no YAML, the same with a warning (contract 7).
+    Raises BadArchive for YAML with application tags, alias bombs, over 256 KiB or nested more than 64 deep, and for
+    a file name that leads outside of the archive.
+    """
+    name = manifest.config_file
+    if name is None:
+        return ModelConfig()
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise BadArchive(f"configFile is {name!r}; it must name a file inside of the archive.")
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return ModelConfig(warnings=[f"the archive has no {name}, which its manifest names as configFile"])
+    return parse_model_config(data, name)
+
+
+def parse_model_config(data: bytes, name: str = "model-config.yaml") -> ModelConfig:
+    """The configuration in the YAML text `data`; `name` stands in warnings.
+
+    Raises BadArchive as `read_model_config` does.
+    """
+    if len(data) > _MAX_BYTES:
+        raise BadArchive(f"{name} has more than {_MAX_BYTES} bytes.")
+    warnings: list[str] = []
+    try:
+        document = _load_yaml(data, name, warnings)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark is not None else ""
+        return ModelConfig(warnings=[f"{name} is not used: it is no YAML{where}"])
+    except (UnicodeError, ValueError, OverflowError):
+        return ModelConfig(warnings=[f"{name} is not used: it is no YAML"])
+    if document is None:
+        return ModelConfig(document={})
+    if not isinstance(document, dict):
+        return ModelConfig(warnings=[f"{name} is not used: it must hold keys and values"])
+    values = _read_keys(document, warnings)
+    _apply_torchrun(document, values)
+    return ModelConfig(**values, document=document, warnings=warnings)
+
+
+def _read_keys(document: dict[Any, Any], warnings: list[str]) -> dict[str, Any]:
+    known = {key.name: key for key in KEYS}
+    plain = {_fold(name): name for name in known}
+    values: dict[str, Any] = {}
+    for name, value in document.items():
+        key = known.get(name)
+        if key is None:
+            near = difflib.get_close_matches(_fold(name), plain, n=1, cutoff=0.85)
+            if near and name not in _HANDLER_KEYS:
+                warnings.append(f"{name} is no key of the server; did you mean {plain[near[0]]}?")
+            continue
+        try:
+            values[key.attribute] = key.read(value)
+        except _Unusable as error:
+            warnings.append(f"{name} is {_show(value)}, which is not used: it must be {error}")
+    return values
+
+
+def _fold(name: object) -> str:
+    """A key as it looks to somebody who does not remember how it is spelt."""
+    return str(name).replace("_", "").replace("-", "").lower()
+
+
+def _apply_torchrun(document: dict[Any, Any], values: dict[str, Any]) -> None:
+    """`nproc-per-node` sets the parallel level; of it and `parallelLevel` the later one in the file wins (7.1)."""
+    torchrun = values.get("torchrun")
+    if torchrun is None:
+        return
+    names = list(document)
+    is_later = "parallelLevel" not in names or names.index("torchrun") > names.index("parallelLevel")
+    processes = torchrun.get("nproc-per-node", 1)
+    if is_later and type(processes) is int and processes > 0:
+        values["parallel_level"] = processes
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _load_yaml(data: bytes, name: str, warnings: list[str]) -> Any:
+    loader = _BoundedLoader(data, name, warnings)
+    try:
+        return loader.get_single_data()
+    except RecursionError:
+        raise BadArchive(f"{name} is nested too deeply.") from None
+    finally:
+        loader.dispose()
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """PyYAML's safe loader in Python (its C twin recurses on the C stack), with bounds on depth and on expansion."""
+
+    def __init__(self, data: bytes, name: str, warnings: list[str]) -> None:
+        super().__init__(data)
+        self._name, self._warnings = name, warnings
+        self._depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise BadArchive(f"{self._name} is nested more than {_MAX_DEPTH} deep.")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        if node is not None:
+            self._judge(node)
+        return node
+
+    def _judge(self, root: yaml.Node) -> None:
+        """Refuse application tags, loops and bombs; note keys that stand twice. Each node is visited once."""
+        sizes: dict[int, int] = {}
+        open_nodes: set[int] = set()
+
+        def measure(node: yaml.Node) -> int:
+            if id(node) in sizes:
+                return sizes[id(node)]
+            if id(node) in open_nodes:
+                raise BadArchive(f"{self._name} holds an anchor that contains itself.")
+            if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
+                line = node.start_mark.line + 1 if node.start_mark is not None else 0
+                raise BadArchive(f"{self._name} holds the tag {node.tag!r} in line {line}; objects are not built.")
+            open_nodes.add(id(node))
+            total = 1
+            if isinstance(node, yaml.MappingNode):
+                self._note_repeated_keys(node)
+                total += sum(measure(key) + measure(value) for key, value in node.value)
+            elif isinstance(node, yaml.SequenceNode):
+                total += sum(measure(item) for item in node.value)
+            open_nodes.discard(id(node))
+            if total > _MAX_NODES:
+                raise BadArchive(f"{self._name} expands to more than {_MAX_NODES} values.")
+            sizes[id(node)] = total
+            return total
+
+        measure(root)
+
+    def _note_repeated_keys(self, node: yaml.MappingNode) -> None:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    self._warnings.append(f"{key.value} stands in {self._name} more than once; the last one counts")
+                seen.add(key.value)

@@ -1,0 +1,403 @@
+"""Checks every pickle of an unpacked archive against what may be in it, before anything opens one.
+
+Knows where torch keeps pickles and who reads them; what a pickle does, `pickle_program` finds out without doing it.
+
+    TorchScript's own (`data.pkl`, `constants.pkl`, … of a zip file with `constants.pkl`): only torch's C++ reader
+        opens them; `__torch__.*`, `torch.jit._pickle.*`, and the list below
+    everything else (`.pt`, `.pth`, `.bin`, `.pkl`, `.pt2` weights, constants, inputs, …): Python unpickles them;
+        only the list below, which is what torch's `weights_only` loading allows
+
+A pickle is found by its content; names only say that a file must be one. So a handler's own `vocabulary.pkl` of plain
+dicts, lists, numbers and texts passes, one that holds objects of classes is refused. Whether an archive is trusted all
+the same is the operator's word (`trusted_models`), never the archive's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from marserve.archive import zip_records
+from marserve.archive.pickle_program import Outcome, Refused, Span, run
+from marserve.archive.zip_records import Entry, ZipRecords
+from marserve.errors import BadArchive, UnsafeArchive
+
+_STORAGES = "BFloat16 Bool Byte Char ComplexDouble ComplexFloat Double Float Half Int Long Short"
+_SPARSE = "BFloat16 Byte Char Double Float Half Int Long Short"
+_TENSORS = "BFloat16 Bool Byte Char Double Float Half Int Long Short"
+_TYPES = """
+    bfloat16 bits16 bits1x8 bits2x4 bits4x2 bits8 bool complex128 complex32 complex64 float16 float32
+    float4_e2m1fn_x2 float64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu int1 int16 int2
+    int3 int32 int4 int5 int6 int64 int7 int8 per_channel_affine per_channel_affine_float_qparams
+    per_channel_symmetric per_tensor_affine per_tensor_symmetric qint32 qint8 quint2x4 quint4x2 quint8 uint1 uint16
+    uint2 uint3 uint32 uint4 uint5 uint6 uint64 uint7 uint8 Size Tensor device
+"""
+_REBUILDERS = """
+    device_tensor_from_cpu_tensor device_tensor_from_numpy meta_tensor_no_storage nested_tensor parameter
+    parameter_with_state qtensor sparse_tensor tensor tensor_v2 tensor_v3 wrapper_subclass
+"""
+
+#: What `torch.load(weights_only=True)` of torch 2.13 allows without being told more; a test compares them.
+PYTHON_GLOBALS = frozenset(
+    [
+        "_codecs.encode",
+        "builtins.bytearray",
+        "builtins.complex",
+        "builtins.set",
+        "collections.Counter",
+        "collections.OrderedDict",
+        "torch._tensor._rebuild_from_type_v2",
+        "torch.nn.parameter.Parameter",
+        "torch.serialization._get_layout",
+        "torch.storage.TypedStorage",
+        "torch.storage.UntypedStorage",
+    ]
+    + [f"torch.{name}" for name in _TYPES.split()]
+    + [f"torch._utils._rebuild_{name}" for name in _REBUILDERS.split()]
+    + [f"torch.{place}{name}Storage" for place in ("", "cuda.") for name in _STORAGES.split()]
+    + [f"torch.{name}Storage" for name in ("QInt32", "QInt8", "QUInt2x4", "QUInt4x2", "QUInt8")]
+    + [f"torch.{place}{name}Tensor" for place in ("", "cuda.") for name in _TENSORS.split()]
+    + [f"torch.{place}sparse.{name}Tensor" for place in ("", "cuda.") for name in _SPARSE.split()]
+)
+
+_SCRIPT_GLOBAL = re.compile(r"^(__torch__|torch\.jit\._pickle)\.\w[\w.]*$")
+
+# Files that must be what torch or pickle opens, by their name's end.
+_DECLARED = re.compile(
+    r"(\.(pt|pth|pt2|ptl|pkl|pickle|ckpt|joblib|dill|th|pyt|torch)|(^|/)\.metadata)(\.(gz|bz2|xz|zst|lz4|zip))?$"
+)
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"7z\xbc\xaf\x27\x1c")
+_ZLIB = (b"x\x01", b"x^", b"x\x9c", b"x\xda")
+_TAR_MAGIC = (257, b"ustar")
+_PROTO = 0x80
+_NEWEST_PROTOCOL = 5
+
+_MAX_NESTING = 4
+_MAX_ENTRIES = 200_000
+_MAX_DIRECTORY_BYTES = 32 << 20
+_MAX_INFLATED_BYTES = 2 << 30
+_PEEK_BYTES = 1 << 20
+_GUESSED_OPERATIONS = 1_000_000
+_ENOUGH_OPERATIONS = 8  # after so many, what began like a pickle is one and not tensor data that looks so
+_MAX_FILES = 100_000
+
+_NEXT_STEP = (
+    "Save it in a safe form (state dict, safetensors, JSON), or list the model in trusted_models if you trust "
+    "where it comes from."
+)
+
+
+def check_folder(folder: Path, *, trusted: bool = False) -> list[str]:
+    """Check every pickle in the unpacked archive at `folder`; blocks.
+
+    Raises UnsafeArchive for the first that holds what it must not, cannot be read to its end, or cannot be looked
+    into; the error names the member, inside of other files as `sample.pt!data.pkl`, and the global or opcode. With
+    `trusted` (the operator's word) nothing is raised: the sentences are returned, to be logged.
+    """
+    return check_files(_list_files(folder), trusted=trusted)
+
+
+def check_files(files: Iterable[tuple[str, Path]], *, trusted: bool = False) -> list[str]:
+    """Check files like `check_folder` does, given as pairs of the member's name and where it lies."""
+    checker = _Checker()
+    findings: list[str] = []
+    for name, path in files:
+        try:
+            with path.open("rb") as file:
+                checker.check(_Subject(name, Span(file, 0, os.fstat(file.fileno()).st_size)))
+        except UnsafeArchive as error:
+            if not trusted:
+                raise
+            findings.append(error.message)
+    return findings
+
+
+def _list_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Regular files below `folder`, in order, links to folders followed once (a store's folders may hold them)."""
+    seen: set[Path] = set()
+    count = 0
+    waiting = [folder]
+    while waiting:
+        current = waiting.pop()
+        real = current.resolve()
+        if real in seen:
+            continue
+        seen.add(real)
+        for path in sorted(current.iterdir()):
+            if path.is_dir():
+                waiting.append(path)
+            elif path.is_file():
+                count += 1
+                if count > _MAX_FILES:
+                    raise BadArchive(f"the folder holds more than {_MAX_FILES} files")
+                yield path.relative_to(folder).as_posix(), path
+
+
+class _Reader(Enum):
+    """Who opens a pickle."""
+
+    PYTHON = "python"
+    SCRIPT = "torch's C++ reader"
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """One file, or one member inside of a file, to look at. `depth` counts the files around it."""
+
+    name: str
+    span: Span
+    reader: _Reader = _Reader.PYTHON
+    depth: int = 0
+
+    @property
+    def is_declared(self) -> bool:
+        return _DECLARED.search(self.name.lower().rpartition("!")[2]) is not None or self.reader is _Reader.SCRIPT
+
+    def refuse(self, reason: str) -> UnsafeArchive:
+        return UnsafeArchive(self.name, f"{reason}. {_NEXT_STEP}")
+
+
+def _allows_python(name: str) -> bool:
+    return name in PYTHON_GLOBALS
+
+
+def _allows_script(name: str) -> bool:
+    return name in PYTHON_GLOBALS or _SCRIPT_GLOBAL.match(name) is not None
+
+
+class _Checker:
+    """Looks into files; its budgets span one archive, so that many nested files cost no more than one."""
+
+    def __init__(self) -> None:
+        self._entries_left = _MAX_ENTRIES
+        self._inflated_left = _MAX_INFLATED_BYTES
+
+    def check(self, subject: _Subject) -> None:
+        span = subject.span
+        span.seek(0)
+        head = span.read(512)
+        if head[:4] in (zip_records.START, zip_records.EMPTY):
+            self._check_zip(subject)
+            return
+        if self._has_zip_at_end(span):
+            self._check_zip(subject, is_certain=False)
+        if head[:6] == b"\x93NUMPY":
+            self._check_array(subject, head)
+            return
+        if subject.is_declared:
+            if head.startswith(_COMPRESSED) or head[:2] in _ZLIB:
+                raise subject.refuse("it is compressed, so the pickle in it cannot be checked")
+            if head[_TAR_MAGIC[0] :].startswith(_TAR_MAGIC[1]):
+                raise subject.refuse("it is in the tar form of torch before 1.0, whose pickles cannot be checked")
+        self._check_pickles(subject, 0)
+
+    # --------------------------------------------------------------------------------------------------- pickles
+
+    def _check_pickles(self, subject: _Subject, offset: int) -> None:
+        """Check the pickle at `offset` and those right behind it: torch's old form is five in a row, then raw data."""
+        span = subject.span
+        is_first = True
+        while offset < len(span):
+            span.seek(offset)
+            start = span.read(2)
+            is_marked = len(start) == 2 and start[0] == _PROTO and start[1] <= _NEWEST_PROTOCOL
+            must_be = subject.is_declared and is_first
+            span.seek(offset)
+            outcome = self._run(subject, must_call=not (must_be or is_marked))
+            if outcome.failure is not None:
+                if self._is_damaged(outcome, must_be=must_be, is_marked=is_marked, is_first=is_first):
+                    raise subject.refuse(f"it is no pickle that can be read to its end: {outcome.failure}")
+                return
+            offset, is_first = span.tell(), False
+
+    def _run(self, subject: _Subject, *, must_call: bool) -> Outcome:
+        allows = _allows_script if subject.reader is _Reader.SCRIPT else _allows_python
+        try:
+            if must_call:
+                return run(subject.span, allows, must_call=True, max_operations=_GUESSED_OPERATIONS)
+            return run(subject.span, allows)
+        except Refused as refused:
+            raise subject.refuse(str(refused)) from None
+
+    @staticmethod
+    def _is_damaged(outcome: Outcome, *, must_be: bool, is_marked: bool, is_first: bool) -> bool:
+        """Whether a failed program counts as a damaged pickle, and not as data of another kind.
+
+        What fails for want of a value, or at a byte that is no opcode, fails there in every unpickler, and nothing
+        was imported before (that was judged). So text in a file called `.pt` is not our concern: torch says so.
+        """
+        if must_be:
+            return is_marked or not outcome.is_mistaken
+        return is_marked and is_first and outcome.operations >= _ENOUGH_OPERATIONS
+
+    def _check_array(self, subject: _Subject, head: bytes) -> None:
+        """A numpy array of objects is a pickle behind a header."""
+        width = 2 if head[6:7] == b"\x01" else 4
+        length = int.from_bytes(head[8 : 8 + width], "little")
+        subject.span.seek(8 + width)
+        header = subject.span.read(min(length, _PEEK_BYTES))
+        if b"'descr': '|O'" in header or re.search(rb"'[<>|=]?O\d*'", header):
+            self._check_pickles(
+                _Subject(f"{subject.name}!array.pkl", subject.span, depth=subject.depth), 8 + width + length
+            )
+
+    # ------------------------------------------------------------------------------------------------- zip files
+
+    @staticmethod
+    def _has_zip_at_end(span: Span) -> bool:
+        tail = min(len(span), 22 + 0xFFFF)
+        span.seek(len(span) - tail)
+        return zip_records.EMPTY in span.read(tail)
+
+    def _check_zip(self, subject: _Subject, *, is_certain: bool = True) -> None:
+        """Look into a zip file; one that only ends like a zip file (`is_certain` False) may turn out to be none."""
+        file = cast("BinaryIO", _SpanFile(subject.span))
+        try:
+            records = ZipRecords(
+                file,
+                subject.name,
+                max_entries=self._entries_left,
+                max_directory_bytes=_MAX_DIRECTORY_BYTES,
+                prefix=f"{subject.name}!",
+            )
+        except UnsafeArchive:
+            raise
+        except BadArchive as error:
+            if is_certain:
+                raise subject.refuse(f"it begins like a zip file but cannot be looked into ({error})") from None
+            return
+        if subject.depth >= _MAX_NESTING:
+            raise subject.refuse(
+                f"it is a zip file {subject.depth} zip files deep; at most {_MAX_NESTING} are looked into"
+            )
+        self._entries_left -= len(records.entries)
+        layout = _Layout.of(records.entries)
+        self._refuse_twins(subject, layout, records.entries)
+        for entry in records.entries:
+            if not entry.is_folder:
+                self._check_entry(subject, layout, records, entry)
+
+    def _refuse_twins(self, subject: _Subject, layout: _Layout, entries: list[Entry]) -> None:
+        """Refuse names that stand twice: another reader may open the other one. torch's ignores case."""
+        seen: set[str] = set()
+        for entry in entries:
+            name = entry.name.lower() if _DECLARED.search(entry.name.lower()) else entry.name
+            if name in seen:
+                raise UnsafeArchive(f"{subject.name}!{layout.inner(entry)}", "it is in there twice")
+            seen.add(name)
+
+    def _check_entry(self, subject: _Subject, layout: _Layout, records: ZipRecords, entry: Entry) -> None:
+        inner = layout.inner(entry)
+        is_script = subject.reader is _Reader.SCRIPT or layout.is_script
+        reader = (
+            _Reader.SCRIPT
+            if (is_script and layout.is_script_pickle(inner)) or layout.is_script_file(inner)
+            else _Reader.PYTHON
+        )
+        name = f"{subject.name}!{inner}"
+        try:
+            if entry.method == zip_records.STORED:
+                at = records.find_data(entry)
+                span = Span(subject.span.file, subject.span.start + at, subject.span.start + at + entry.size)
+                if entry.size != entry.compressed:
+                    raise BadArchive("its two sizes differ")
+                self.check(_Subject(name, span, reader, subject.depth + 1))
+            else:
+                self._check_inflated(name, reader, subject.depth + 1, records, entry)
+        except UnsafeArchive:
+            raise
+        except BadArchive as error:
+            member = _Subject(name, subject.span, reader)
+            if layout.is_torch or member.is_declared:
+                raise member.refuse(f"it cannot be looked into ({error})") from None
+
+    def _check_inflated(self, name: str, reader: _Reader, depth: int, records: ZipRecords, entry: Entry) -> None:
+        """Inflate a member as far as needed: the first megabyte tells most that is no pickle."""
+        with tempfile.SpooledTemporaryFile(max_size=8 << 20) as spool:
+            file = cast("BinaryIO", spool)
+            size = 0
+            is_peeked = False
+            for chunk in records.read(entry):
+                self._inflated_left -= len(chunk)
+                if self._inflated_left < 0:
+                    raise UnsafeArchive(name, f"what is nested unpacks to more than {_MAX_INFLATED_BYTES} bytes")
+                spool.write(chunk)
+                size += len(chunk)
+                if size >= _PEEK_BYTES and not is_peeked:
+                    is_peeked = True
+                    if self._is_other_data(_Subject(name, Span(file, 0, size), reader, depth)):
+                        return
+                    spool.seek(size)
+            self.check(_Subject(name, Span(file, 0, size), reader, depth))
+
+    def _is_other_data(self, subject: _Subject) -> bool:
+        """Whether the beginning of a member shows that it is no zip file and no pickle."""
+        if subject.is_declared:
+            return False
+        head = subject.span.read(6)
+        if head[:4] in (zip_records.START, zip_records.EMPTY) or head == b"\x93NUMPY" or head[:1] == bytes([_PROTO]):
+            return False
+        subject.span.seek(0)
+        outcome = self._run(subject, must_call=True)
+        return outcome.failure is not None and outcome.is_mistaken
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What kind of zip file it is, by its entries' names: torch's have one folder around all."""
+
+    root: str
+    is_script: bool
+    is_torch: bool
+
+    @classmethod
+    def of(cls, entries: list[Entry]) -> _Layout:
+        if not entries:
+            return cls("", is_script=False, is_torch=False)
+        # As torch does: the folder is the first entry's, and `constants.pkl` in it makes the file TorchScript.
+        root = entries[0].name.partition("/")[0] + "/"
+        names = {entry.name for entry in entries}
+        is_script = f"{root}constants.pkl" in names
+        lower = {name.lower() for name in names}
+        marks = ("data.pkl", "constants.pkl", "archive_format", "models/model.json")
+        is_torch = any(f"{root.lower()}{mark}" in lower for mark in marks)
+        return cls(root if all(name.startswith(root) for name in names) else "", is_script, is_torch)
+
+    def inner(self, entry: Entry) -> str:
+        return entry.name.removeprefix(self.root)
+
+    @staticmethod
+    def is_script_pickle(inner: str) -> bool:
+        """Pickles of a TorchScript file that its C++ reader opens."""
+        return ("/" not in inner and inner.endswith(".pkl")) or (
+            inner.startswith("code/") and inner.endswith(".debug_pkl")
+        )
+
+    @staticmethod
+    def is_script_file(inner: str) -> bool:
+        """C++ objects of an exported program: zip files that torch's C++ reader opens."""
+        return re.match(r"^data/constants/custom_obj_\d+$", inner) is not None
+
+
+class _SpanFile:
+    """A span as the file that `ZipRecords` reads: seek and read."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._at = 0
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset if whence == os.SEEK_SET else len(self._span) + offset
+        return self._at
+
+    def read(self, size: int) -> bytes:
+        self._span.file.seek(self._span.start + self._at)
+        data = self._span.file.read(max(0, min(size, len(self._span) - self._at)))
+        self._at += len(data)
+        return data

@@ -1,0 +1,178 @@
+"""`marserve archive`: makes a model archive and says what went into it."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from marserve.archive.model_config import parse_model_config
+from marserve.archive.pickle_check import check_files
+from marserve.archive.writer import (
+    BUILT_IN_HANDLERS,
+    FORMATS,
+    ArchiveSpec,
+    Packed,
+    Plan,
+    handler_file,
+    plan_archive,
+    write_archive,
+)
+from marserve.cli.output import AsJson, CommandFailed, Output, table
+from marserve.cli.source_date import read_source_date_epoch
+from marserve.errors import BadArchive, CannotArchive
+
+Format = StrEnum("Format", {word.replace("-", "_"): word for word in FORMATS})  # type: ignore[misc]  # from one list
+_TENSOR_HANDLER = "base_handler"
+
+
+def archive(
+    name: Annotated[str, typer.Argument(help="The model's name, also of the archive.")],
+    serialized_file: Annotated[
+        Path | None, typer.Option("--serialized-file", "-s", help="The weights or program: .pt, .pt2, .onnx, ….")
+    ] = None,
+    handler: Annotated[
+        str | None,
+        typer.Option(
+            help="A built-in handler, or the path of a Python file, with :function where one is meant. "
+            f"Default: {_TENSOR_HANDLER} for TorchScript, .pt2 and ONNX files."
+        ),
+    ] = None,
+    version: Annotated[str, typer.Option("--version", "-v", help="The model's version.")] = "1.0",
+    model_file: Annotated[
+        Path | None, typer.Option(help="The Python file with the model's class, for a state dict.")
+    ] = None,
+    extra_files: Annotated[
+        list[str] | None,
+        typer.Option("--extra-file", "-x", help="A file, folder or wildcard; may be given more than once."),
+    ] = None,
+    requirements_file: Annotated[Path | None, typer.Option("--requirements-file", "-r")] = None,
+    config_file: Annotated[Path | None, typer.Option("--config-file", "-c", help="The model's configuration.")] = None,
+    runtime: Annotated[str, typer.Option(help="python, python3 or LSP.")] = "python",
+    export_path: Annotated[Path, typer.Option("--export-path", "-o", help="The folder for the archive.")] = Path("."),
+    archive_format: Annotated[
+        Format,
+        typer.Option("--format", help="A deflated zip file, a stored one, a compressed tar file, or a plain folder."),
+    ] = Format("default"),
+    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite what is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a model archive (.mar). The same files give the same bytes; SOURCE_DATE_EPOCH sets its date."""
+    with Output(as_json) as output:
+        try:
+            spec = ArchiveSpec(
+                name,
+                version,
+                handler or _default_handler(serialized_file),
+                serialized_file,
+                model_file,
+                tuple(extra_files or ()),
+                requirements_file,
+                config_file,
+                runtime,
+            )
+            plan = plan_archive(spec)
+            warnings = [*plan.warnings, *_foresee(plan)]
+            path, packed = _write(output, plan, export_path, archive_format.value, force)
+        except (CannotArchive, BadArchive) as error:
+            raise CommandFailed(error.message) from error
+        size = path.stat().st_size if path.is_file() else sum(member.size_bytes for member in packed)
+        for warning in warnings:
+            output.note(f"Warning: {warning}")
+        output.result(
+            {
+                "path": str(path),
+                "sizeBytes": size,
+                "model": name,
+                "version": version,
+                "handler": spec.handler,
+                "members": [
+                    {
+                        "name": member.name,
+                        "sizeBytes": member.size_bytes,
+                        "sha256": member.sha256,
+                        "leftOut": member.left_out,
+                    }
+                    for member in packed
+                ],
+                "warnings": warnings,
+            },
+            table(
+                ("member", "size", "sha256"),
+                [(member.name, decimal(member.size_bytes), member.sha256[:16] + "…") for member in packed],
+            ),
+            *_say_left_out(packed),
+            f"{path} ({decimal(size)}): model {name}, version {version}, handler {spec.handler}",
+        )
+
+
+def _default_handler(serialized_file: Path | None) -> str:
+    """The handler for files that hold a whole program, tensors in and tensors out; weights alone name none."""
+    if serialized_file is not None and serialized_file.is_file():
+        if serialized_file.suffix in (".onnx", ".pt2"):
+            return _TENSOR_HANDLER
+        with serialized_file.open("rb") as file:
+            # TorchScript: the name of its constants stands in the directory of the zip file, near its end.
+            if file.read(4) == b"PK\x03\x04":
+                file.seek(-min(serialized_file.stat().st_size, 1 << 20), os.SEEK_END)
+                if b"/constants.pkl" in file.read():
+                    return _TENSOR_HANDLER
+    raise CannotArchive(
+        f"Name a handler with --handler: a Python file, or one of {', '.join(BUILT_IN_HANDLERS)}. Only TorchScript, "
+        ".pt2 and ONNX files have a default."
+    )
+
+
+def _foresee(plan: Plan) -> list[str]:
+    """What a server would say of these files: configuration it does not use, pickles it refuses."""
+    warnings: list[str] = []
+    if plan.spec.config_file is not None:
+        data = plan.spec.config_file.read_bytes()
+        warnings += parse_model_config(data, plan.spec.config_file.name).warnings
+    findings = check_files(plan.members.items(), trusted=True)
+    warnings += [f"servers will refuse this archive. {finding}" for finding in findings]
+    if plan.spec.model_file is not None and plan.spec.serialized_file is None:
+        warnings.append(f"there is a model file ({plan.spec.model_file.name}) and no serialized file with its weights")
+    if handler_file(plan.spec.handler, plan.spec.runtime) is None and plan.spec.serialized_file is None:
+        warnings.append(f"the handler {plan.spec.handler} needs a serialized file, and there is none")
+    return warnings
+
+
+def _write(
+    output: Output, plan: Plan, export_path: Path, archive_format: str, force: bool
+) -> tuple[Path, list[Packed]]:
+    packed: list[Packed] = []
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not output.shows_progress,
+    ) as progress:
+        task = progress.add_task(f"Writing {plan.spec.model_name}", total=plan.total_bytes)
+        path = write_archive(
+            plan,
+            export_path,
+            archive_format=archive_format,
+            force=force,
+            source_date_epoch=read_source_date_epoch(),
+            on_member=packed.append,
+            on_bytes=lambda count: progress.advance(task, count),
+        )
+    return path, packed
+
+
+def _say_left_out(packed: list[Packed]) -> list[str]:
+    return [
+        f"{member.name}: {len(member.left_out)} debug records with paths of this machine were left out"
+        for member in packed
+        if member.left_out
+    ]

@@ -1,0 +1,29 @@
+"""Starts a server as a process of its own session, which outlives the command that started it.
+
+Knows how Python is called. Knows nothing of settings, readiness or PID files.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import IO
+
+
+def start_server(
+    module: str,
+    arguments: Sequence[str],
+    word: str,
+    *,
+    stdout: IO[bytes] | int | None = None,
+    stderr: IO[bytes] | int | None = None,
+) -> subprocess.Popen[bytes]:
+    """Run `python -m module arguments…` in a new session; the caller owns the process.
+
+    `word` stands in its command line from its first instant (as an option that Python ignores), so that a PID file is
+    believed before the server has set its own title. Output goes where the caller's goes unless told otherwise.
+    """
+    # -P: a file json.py in the working directory is the user's, and not the standard library's.
+    command = [sys.executable, "-P", "-X", word, "-m", module, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True)

@@ -1,0 +1,121 @@
+"""What a command says, to a person or to a script, and with which status it ends.
+
+Knows Rich, JSON and exit statuses. Knows nothing of servers: commands hand it finished values. Results go to standard
+output, everything else (progress, errors) to standard error, so that a pipe carries results alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Annotated, Any, NamedTuple, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from marserve.errors import BadSettings
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, for scripts.")]
+
+FAILED_STATUS = 1
+CONFIGURATION_STATUS = 2
+
+
+class CommandFailed(Exception):
+    """A command could not do what it was asked: `message` says what happened, `next_step` what may help.
+
+    `detail` goes into the JSON form only (a server's error object, a process id).
+    """
+
+    def __init__(self, message: str, next_step: str | None = None, **detail: Any) -> None:
+        self.message, self.next_step, self.detail = message, next_step, detail
+        super().__init__(message)
+
+
+class Step(NamedTuple):
+    """What a line of progress shows: a text, and how much of how much is done (None: nobody knows)."""
+
+    text: str
+    done: int = 0
+    total: int | None = None
+
+
+class Output:
+    """One command's voice. As a context it turns errors into a sentence and an exit status.
+
+    With `as_json` exactly one JSON document is printed, an object `{"error": {…}}` where the command failed; there is
+    no progress then.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self._results = Console(highlight=False)
+        self._notes = Console(stderr=True, highlight=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, BadSettings):
+            self._fail(error.message, None, {"key": error.key} if error.key else {}, CONFIGURATION_STATUS)
+        if isinstance(error, CommandFailed):
+            self._fail(error.message, error.next_step, error.detail, FAILED_STATUS)
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether somebody watches: a terminal, and no JSON asked for."""
+        return not self.as_json and self._notes.is_terminal
+
+    def progress(self) -> Progress:
+        """A line each with a bar, a text and the time passed; invisible where nobody watches."""
+        return Progress(
+            SpinnerColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=self._notes,
+            transient=True,
+            disable=not self.shows_progress,
+        )
+
+    def note(self, text: str) -> None:
+        """Say something beside the result; silent under `--json`."""
+        if not self.as_json:
+            self._notes.print(text, markup=False, soft_wrap=True)
+
+    def result(self, document: Any, *lines: str | Table) -> None:
+        """The command's result: `document` for scripts, or the lines and tables for a person."""
+        if self.as_json:
+            typer.echo(json.dumps(document, ensure_ascii=False))
+            return
+        for line in lines:
+            if isinstance(line, Table):
+                self._results.print(line)
+            else:
+                self._results.print(line, markup=False, soft_wrap=True)
+
+    def _fail(self, message: str, next_step: str | None, detail: dict[str, Any], status: int) -> None:
+        if self.as_json:
+            hint = {"next_step": next_step} if next_step else {}
+            typer.echo(json.dumps({"error": {"message": message, **hint, **detail}}, ensure_ascii=False))
+        else:
+            self.note(f"marserve: {message}")
+            if next_step:
+                self.note(f"  {next_step}")
+        raise typer.Exit(status) from None
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table without frames: a headline and one line a row; cells are taken literally."""
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        drawn.add_column(column, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(cell) for cell in row))
+    return drawn

@@ -1,0 +1,132 @@
+"""The file that says which process is the running server, and whether that process still is one.
+
+Knows processes by their id and command line. Knows nothing of settings, signals' meaning or HTTP.
+
+A process id alone proves nothing (the kernel hands it out again), so a running server carries a word in its command
+line, `org.pytorch.serve.ModelServer` or `marserve.server`, and an id counts only while that process shows it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import IO
+
+TORCHSERVE_WORD = "org.pytorch.serve.ModelServer"
+MARSERVE_WORD = "marserve.server"
+
+
+class AlreadyRunning(Exception):
+    """The file names a server that runs; `pid` is its process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        super().__init__(f"a server runs already as process {pid}")
+
+
+class PidFile:
+    """One server's file: at most one living process holds it.
+
+    `word` is what the command line of such a process contains.
+    """
+
+    def __init__(self, path: Path, word: str) -> None:
+        self.path = path
+        self.word = word
+
+    def written_pid(self) -> int | None:
+        """The process id in the file, whether it runs or not; None without a file or without a number in it."""
+        try:
+            return int(self.path.read_text("ascii").strip())
+        except (OSError, ValueError):
+            return None
+
+    def running_pid(self) -> int | None:
+        """The process id of the server that holds the file now, None when there is none."""
+        pid = self.written_pid()
+        return pid if pid is not None and self.is_server(pid) else None
+
+    def is_server(self, pid: int) -> bool:
+        """Whether that process runs and is a server of this kind. A zombie has no command line and is none."""
+        return pid > 0 and self.word in _command_line(pid)
+
+    def claim(self, pid: int) -> bool:
+        """Put `pid` into the file; returns True when a dead server's file had to be removed first.
+
+        Raises AlreadyRunning when another server holds the file, OSError when it cannot be written. The file appears
+        with its content or not at all, so that a reader never sees half of it.
+        """
+        removed_orphan = False
+        descriptor, finished = tempfile.mkstemp(prefix=self.path.name, dir=self.path.parent)
+        try:
+            os.write(descriptor, f"{pid}\n".encode("ascii"))
+            os.fchmod(descriptor, 0o644)
+            while True:
+                try:
+                    os.link(finished, self.path)
+                    return removed_orphan
+                except FileExistsError:
+                    if self.running_pid() == pid:
+                        return removed_orphan
+                    removed_orphan |= self.remove_orphan(pid)
+        finally:
+            os.close(descriptor)
+            os.unlink(finished)
+
+    def remove_orphan(self, own_pid: int) -> bool:
+        """Remove the file of a server that is gone; returns whether there was one.
+
+        Raises AlreadyRunning when the file's server runs, unless that is process `own_pid`.
+        """
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return False
+        with file:
+            # Two commands may find the same orphan: the slower must not remove the faster one's new file.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not self._still_names(file):
+                return False
+            running = self.running_pid()
+            if running == own_pid:
+                return False
+            if running is not None:
+                raise AlreadyRunning(running)
+            self.path.unlink(missing_ok=True)
+            return True
+
+    def release(self, pid: int) -> None:
+        """Remove the file if it still names `pid`: a successor's file stays."""
+        if self.written_pid() == pid:
+            self.path.unlink(missing_ok=True)
+
+    def _still_names(self, file: IO[bytes]) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+
+def torchserve_pid_file() -> PidFile:
+    """TorchServe's file: one server per temporary folder."""
+    return PidFile(Path(tempfile.gettempdir()) / ".model_server.pid", TORCHSERVE_WORD)
+
+
+def marserve_pid_file(management_address: str) -> PidFile:
+    """The file of the marserve server with this management address, so that several can run side by side."""
+    place = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in management_address)
+    return PidFile(Path(tempfile.gettempdir()) / f".marserve-{place}.pid", MARSERVE_WORD)
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        if Path("/proc/self").exists():
+            return ""
+    # No /proc (macOS): ask ps.
+    asked = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return asked.stdout

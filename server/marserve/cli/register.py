@@ -1,0 +1,72 @@
+"""`marserve register`: brings an archive into a running server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from marserve.cli.output import AsJson, Output
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
+from marserve.cli.versions import Description, label, progress_of, ready_workers
+from marserve.cli.watch import while_showing
+
+
+def register(
+    url: Annotated[str, typer.Argument(help="The archive: its name in the model store, or an allowed URL.")],
+    name: Annotated[str | None, typer.Option("--name", help="Register under this name, not the archive's.")] = None,
+    workers: Annotated[int, typer.Option("--workers", min=0, help="How many workers to start and wait for.")] = 1,
+    handler: Annotated[str | None, typer.Option("--handler", help="Use this handler, not the archive's.")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Requests a batch, at most.")] = None,
+    max_batch_delay: Annotated[
+        int | None, typer.Option("--max-batch-delay", min=0, help="How long a batch may wait to fill, in ms.")
+    ] = None,
+    response_timeout: Annotated[
+        int | None, typer.Option("--response-timeout", min=1, help="How long a batch may take, in s.")
+    ] = None,
+    startup_timeout: Annotated[
+        int | None, typer.Option("--startup-timeout", min=1, help="How long loading may take, in s.")
+    ] = None,
+    management: ManagementAddress = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Register an archive as a model, or as another version of one, and wait until it is loaded."""
+    given = {
+        "url": url,
+        "model_name": name,
+        "handler": handler,
+        "batch_size": batch_size,
+        "max_batch_delay": max_batch_delay,
+        "response_timeout": response_timeout,
+        "startup_timeout": startup_timeout,
+        "initial_workers": workers,
+    }
+    parameters: dict[str, str | int] = {key: value for key, value in given.items() if value is not None}
+    with Output(as_json) as output, Management(find_address("management", management, config)) as server:
+        before = {label(version) for version in server.describe_all()}
+
+        def appeared() -> list[Description]:
+            return [version for version in server.describe_all() if label(version) not in before]
+
+        answer = while_showing(
+            lambda: server.order("POST", "/models", {**parameters, "synchronous": "true"}, timeout_s=None),
+            lambda: [progress_of(version) for version in appeared()],
+            output,
+            f"Registering {url}",
+        )
+        output.result(
+            {
+                "status": answer["status"],
+                "registered": [
+                    {
+                        "model": version["modelName"],
+                        "version": version["modelVersion"],
+                        "isDefault": version.get("isDefault"),
+                        "readyWorkers": ready_workers(version),
+                    }
+                    for version in appeared()
+                ],
+            },
+            answer["status"],
+        )

@@ -1,0 +1,246 @@
+"""A running server as the commands see it: where it is, and questions and orders by HTTP.
+
+Knows the paths of both APIs and TorchServe's error object. Knows nothing of terminals; all failures are CommandFailed,
+with what was tried and what may help.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import quote, urlsplit
+
+import httpx
+import typer
+
+from marserve.cli.output import CommandFailed
+from marserve.errors import BadSettings
+from marserve.settings import load_settings
+
+ManagementAddress = Annotated[
+    str | None,
+    typer.Option("--management", metavar="URL", help="The server's management address; as configured if not given."),
+]
+InferenceAddress = Annotated[
+    str | None,
+    typer.Option("--inference", metavar="URL", help="The server's inference address; as configured if not given."),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ts-config", "--config", metavar="FILE", help="Settings to use instead of config.properties in this folder."
+    ),
+]
+
+QUICK_S = 10.0
+"""How long an answer that needs no work may take, in seconds."""
+
+
+def find_address(which: Literal["inference", "management"], given: str | None, config: Path | None) -> str:
+    """The address given, else what the settings say as `marserve start` reads them: `http://…`, `https://…`, `unix:/…`.
+
+    Raises BadSettings when it has to be looked up and the settings cannot be read, and when it is no address.
+    """
+    if given is not None:
+        return _checked(given, f"--{which}")
+    flags: dict[str, object] = {} if config is None else {"ts_config": str(config)}
+    settings = load_settings("marserve", flags, os.environ, Path.cwd())
+    return str(settings.inference_address if which == "inference" else settings.management_address)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a health probe says: whether all is well, and the reasons, sentences."""
+
+    is_well: bool
+    reasons: list[str]
+
+
+class Listener:
+    """One address of a server. Close it after use, or use it as a context.
+
+    `transport` replaces the network in tests.
+    """
+
+    def __init__(self, address: str, transport: httpx.BaseTransport | None = None) -> None:
+        self.address = address
+        self._client = _client(address, transport)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def ask(self, method: str, path: str, *, timeout_s: float | None = QUICK_S, **more: Any) -> httpx.Response:
+        """Send one request and return the whole answer, whatever its status; None waits as long as it takes.
+
+        `more` is what httpx's `request` takes. Raises CommandFailed when there is no answer.
+        """
+        try:
+            return self._client.request(method, path, timeout=httpx.Timeout(timeout_s, connect=QUICK_S), **more)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise CommandFailed(
+                f"No server answers at {self.address} ({_reason(error)}).",
+                "Start one with `marserve start`, or say where it is with --management or --inference.",
+            ) from error
+        except httpx.TimeoutException as error:
+            raise CommandFailed(
+                f"The server at {self.address} did not answer {method} {path} within {timeout_s:g} s.",
+                "It may be busy: `marserve status` tells how it is.",
+            ) from error
+        except httpx.HTTPError as error:
+            raise CommandFailed(
+                f"The connection to {self.address} broke during {method} {path} ({_reason(error)}).",
+                "Is it marserve that listens there, and http or https as configured?",
+            ) from error
+
+
+class Inference(Listener):
+    """The inference address of a server."""
+
+    def is_alive(self) -> bool:
+        """Whether a marserve answers there; False when nobody does."""
+        try:
+            return self.ask("GET", "/livez").status_code == 200
+        except CommandFailed:
+            return False
+
+    def readiness(self) -> Probe:
+        """Whether requests should be sent there, and if not, why."""
+        return self._probe("/readyz")
+
+    def startup(self) -> Probe:
+        """Whether the models of the start were all tried, and which of them failed."""
+        return self._probe("/startupz")
+
+    def predict(
+        self, model: str, version: str | None, body: bytes, content_type: str | None, timeout_s: float
+    ) -> httpx.Response:
+        """Send one body to a model and return the whole answer, whatever its status."""
+        path = f"/predictions/{quote(model, safe='')}" + (f"/{quote(version, safe='')}" if version else "")
+        headers = {"content-type": content_type} if content_type else {}
+        return self.ask("POST", path, timeout_s=timeout_s, content=body, headers=headers)
+
+    def _probe(self, path: str) -> Probe:
+        answer = self.ask("GET", path)
+        document = _json(answer)
+        if not isinstance(document, dict) or answer.status_code not in (200, 503):
+            raise refused(answer)
+        return Probe(answer.status_code == 200, [str(reason) for reason in document.get("reasons", [])])
+
+
+class Management(Listener):
+    """The management address of a server."""
+
+    def order(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, str | int | float | bool] | None = None,
+        *,
+        timeout_s: float | None = QUICK_S,
+    ) -> Any:
+        """Send one question or order and return its JSON answer; None waits as long as it takes.
+
+        Raises CommandFailed when nobody answers, or with the server's words when it refuses.
+        """
+        answer = self.ask(method, path, timeout_s=timeout_s, params=parameters)
+        if answer.status_code >= 400:
+            raise refused(answer)
+        return _json(answer)
+
+    def model_names(self) -> Iterator[str]:
+        """The names of all registered models, in order."""
+        token: str | None = None
+        while True:
+            page = self.order("GET", "/models", {"limit": 100, **({"next_page_token": token} if token else {})})
+            for model in page["models"]:
+                yield model["modelName"]
+            token = page.get("nextPageToken")
+            if token is None:
+                return
+
+    def describe(self, model: str, version: str | None = "all") -> list[dict[str, Any]]:
+        """What the server says of all versions of a model, of one, or (None) of the default one."""
+        return list(self.order("GET", model_path(model, version)))
+
+    def describe_all(self) -> list[dict[str, Any]]:
+        """Every version of every model; models that vanish meanwhile are left out."""
+        found: list[dict[str, Any]] = []
+        for name in self.model_names():
+            try:
+                found.extend(self.describe(name))
+            except CommandFailed as failure:
+                if failure.detail.get("code") != 404:
+                    raise
+        return found
+
+
+def model_path(model: str, version: str | None = None) -> str:
+    """The management path of a model, or of one of its versions."""
+    return f"/models/{quote(model, safe='')}" + (f"/{quote(version, safe='')}" if version else "")
+
+
+def refused(answer: httpx.Response, next_step: str | None = None) -> CommandFailed:
+    """A server's refusal in its own words, where it gave some, with the request id under which its log says more."""
+    document = _json(answer)
+    said = document if isinstance(document, dict) else {}
+    request_id = answer.headers.get("x-request-id")
+    facts = {"code": answer.status_code, "type": said.get("type"), "request_id": request_id}
+    if next_step is None and request_id:
+        next_step = f"The server's log says more under request {request_id}."
+    return CommandFailed(
+        str(said.get("message") or f"{answer.request.method} {answer.request.url.path} got {answer.status_code}."),
+        next_step,
+        **{key: value for key, value in facts.items() if value is not None},
+    )
+
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError:
+        return None
+
+
+def _reason(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__
+
+
+def _checked(address: str, flag: str) -> str:
+    parts = urlsplit(address)
+    if (parts.scheme in ("http", "https") and parts.hostname) or (parts.scheme == "unix" and parts.path):
+        return address.rstrip("/")
+    raise BadSettings(
+        f"{address!r} is no address; it must look like http://127.0.0.1:8081 or unix:/run/marserve.sock", source=flag
+    )
+
+
+def _client(address: str, transport: httpx.BaseTransport | None) -> httpx.Client:
+    parts = urlsplit(address)
+    if parts.scheme == "unix":
+        return httpx.Client(base_url="http://localhost", transport=transport or httpx.HTTPTransport(uds=parts.path))
+    # A server that listens on every address is called by the nearest.
+    base = address.replace("//0.0.0.0", "//127.0.0.1", 1).replace("//[::]", "//[::1]", 1)
+    # A proxy of the environment leads to the world, not to this machine.
+    is_local = _is_loopback(urlsplit(base).hostname or "")
+    return httpx.Client(base_url=base, transport=transport, trust_env=not is_local)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

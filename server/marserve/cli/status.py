@@ -1,0 +1,50 @@
+"""`marserve status`: whether a server runs, is ready, and how its models are."""
+
+from __future__ import annotations
+
+import typer
+
+from marserve.cli.output import AsJson, Output, table
+from marserve.cli.pid_file import marserve_pid_file
+from marserve.cli.remote import ConfigFile, Inference, InferenceAddress, Management, ManagementAddress, find_address
+from marserve.cli.versions import versions_table
+
+
+def status(
+    management: ManagementAddress = None,
+    inference: InferenceAddress = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how the server is. Ends with status 0 when it is ready, 1 when it is not or does not answer."""
+    with (
+        Output(as_json) as output,
+        Inference(find_address("inference", inference, config)) as front,
+        Management(find_address("management", management, config)) as back,
+    ):
+        readiness = front.readiness()
+        versions = back.describe_all()
+        pid = marserve_pid_file(back.address).running_pid()
+        facts = [
+            ("state", "ready" if readiness.is_well else "not ready"),
+            *(("because", reason) for reason in readiness.reasons),
+            ("inference", front.address),
+            ("management", back.address),
+            ("process", str(pid) if pid else "not started by `marserve start` here"),
+        ]
+        document = {
+            "ready": readiness.is_well,
+            "reasons": readiness.reasons,
+            "inference": front.address,
+            "management": back.address,
+            "pid": pid,
+            "models": versions,
+        }
+        output.result(
+            document,
+            table(("server", ""), facts),
+            "",
+            versions_table(versions) if versions else "No model is registered.",
+        )
+        if not readiness.is_well:
+            raise typer.Exit(1)

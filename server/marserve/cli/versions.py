@@ -1,0 +1,100 @@
+"""Model versions as a person reads them: rows of a table and lines of progress, from what describe says. Pure.
+
+Knows the members of the describe answer. Knows no HTTP and no terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.table import Table
+
+from marserve.cli.output import Step, table
+
+Description = dict[str, Any]
+"""One element of a describe answer."""
+
+
+def label(version: Description) -> str:
+    """Model and version as the commands write them: `digits/1.0`."""
+    return f"{version['modelName']}/{version['modelVersion']}"
+
+
+def ready_workers(version: Description) -> int:
+    """How many workers have loaded the model."""
+    return sum(worker["status"] == "READY" for worker in version["workers"])
+
+
+def is_ready(version: Description) -> bool:
+    """Whether all workers that the version must have are loaded."""
+    return ready_workers(version) >= int(version["minWorkers"])
+
+
+def has_failed(version: Description) -> bool:
+    """Whether waiting has no point: the server gave the version up, or its workers died and none has loaded it.
+
+    (The server goes on trying for a while in the second case, and a model that loads at the second try is rare.)
+    """
+    return version.get("state") == "failed" or (ready_workers(version) == 0 and "lastDeath" in version)
+
+
+def progress_of(version: Description) -> Step:
+    """`digits/1.0: 1 of 2 workers ready`, with the cause of the last death while some are missing."""
+    ready, wanted = ready_workers(version), int(version["minWorkers"])
+    text = f"{label(version)}: {ready} of {wanted} workers ready"
+    death = last_death(version)
+    if death and not is_ready(version):
+        text += f" (last worker died: {death})"
+    return Step(text, min(ready, wanted), wanted)
+
+
+def last_death(version: Description) -> str:
+    """Why a worker of the version last died, in one line; empty when none did."""
+    death = version.get("lastDeath")
+    if not death:
+        return ""
+    detail = str(death.get("detail") or "").strip().splitlines()
+    return f"{death['cause']}: {detail[-1].strip()}" if detail else str(death["cause"])
+
+
+def versions_table(versions: Iterable[Description]) -> Table:
+    """One row a version; a star marks the version that answers when none is asked for."""
+    rows = [
+        (
+            version["modelName"],
+            f"{version['modelVersion']}{' *' if version.get('isDefault') else ''}",
+            str(version.get("state", "ready" if is_ready(version) else "loading")),
+            _worker_counts(version),
+            str(version["batchSize"]),
+            str(version["jobQueueStatus"]["pendingRequests"]),
+            version["modelUrl"],
+            last_death(version) or "-",
+        )
+        for version in versions
+    ]
+    return table(("model", "version", "state", "workers", "batch", "queued", "archive", "last death"), rows)
+
+
+def workers_table(versions: Iterable[Description]) -> Table:
+    """One row a worker of these versions."""
+    rows = [
+        (
+            label(version),
+            str(worker["id"]),
+            worker["status"],
+            str(worker["pid"]),
+            f"{worker['memoryUsage'] / 2**20:.0f} MiB" if worker["memoryUsage"] else "-",
+            str(worker["gpuId"]) if worker.get("gpu") and "gpuId" in worker else "-",
+            str(worker.get("restarts", 0)),
+            last_death(worker) or "-",
+        )
+        for version in versions
+        for worker in version["workers"]
+    ]
+    return table(("version", "worker", "status", "pid", "memory", "gpu", "restarts", "last death"), rows)
+
+
+def _worker_counts(version: Description) -> str:
+    low, high = version["minWorkers"], version["maxWorkers"]
+    return f"{ready_workers(version)} of {low}" + (f" to {high}" if high > low else "")

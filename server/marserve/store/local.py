@@ -1,0 +1,90 @@
+"""Finds archives in the model store, a folder. Knows no network and does not open archives beyond their first bytes.
+
+A registration's `url` that is no address names an entry of the store by its last path component (contract 2.2); there
+is no way to a file elsewhere. Who may write to the store decides what is in it, links included.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from marserve.errors import ArchiveNotFound
+
+_ADDRESS = re.compile(r"^(https?|file)://", re.IGNORECASE)
+_ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
+_ARCHIVE_ENDINGS = (".mar", ".model", ".tar.gz", ".tgz")
+
+Kind = Literal["zip", "tar", "folder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An archive of the store. `kind` is by its content; what is no zip file is left to the reader of tar files.
+
+    A `folder` is served in place: `path` is where its manifest is looked for. `name` is the entry of the store.
+    """
+
+    path: Path
+    kind: Kind
+    name: str
+
+
+class LocalStore:
+    """The model store at `root`, or none at all (None): then nothing is found."""
+
+    def __init__(self, root: Path | None) -> None:
+        self.root = root
+
+    def find(self, url: str) -> Found:
+        """Find what `url` names: an archive's file, or a folder.
+
+        A folder whose only entry is a folder means that inner one. Raises ArchiveNotFound, in TorchServe's words, for
+        an empty `url`, one with `..`, an address (those are for `allowed_urls`), and what the store does not hold.
+        """
+        if not url:
+            raise ArchiveNotFound("empty url")
+        if ".." in url:
+            raise ArchiveNotFound(f"Relative path is not allowed in url: {url}")
+        if self.root is None:
+            raise ArchiveNotFound("Model store has not been configured.")
+        if _ADDRESS.match(url):
+            raise ArchiveNotFound(f"Given URL {url} does not match any allowed URL(s)")
+        name = re.split(r"[/\\]", url.rstrip("/"))[-1]
+        path = self.root / name
+        try:
+            if name not in ("", ".") and path.is_file():
+                return Found(path, _kind_of(path), name)
+            if name not in ("", ".") and path.is_dir():
+                return Found(_inner_folder(path), "folder", name)
+        except (OSError, ValueError):  # a name too long, or with a NUL, or a file that may not be read
+            raise ArchiveNotFound(f"Model not found at: {url}") from None
+        raise ArchiveNotFound(f"Model not found at: {url}")
+
+    def names(self) -> list[str]:
+        """What `load_models=all` loads, in order: folders and archives (contract 6.4), nothing hidden.
+
+        Empty when there is no store.
+        """
+        if self.root is None or not self.root.is_dir():
+            return []
+        return sorted(
+            path.name
+            for path in self.root.iterdir()
+            if not path.name.startswith(".")
+            and (path.is_dir() or (path.is_file() and path.name.lower().endswith(_ARCHIVE_ENDINGS)))
+        )
+
+
+def _kind_of(path: Path) -> Kind:
+    with path.open("rb") as file:
+        return "zip" if file.read(4) in _ZIP_STARTS else "tar"
+
+
+def _inner_folder(folder: Path) -> Path:
+    entries = list(folder.iterdir())
+    if len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink():
+        return entries[0]
+    return folder

@@ -1,0 +1,50 @@
+"""`marserve` as a whole: which commands there are, and how they take what they cannot use."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from support.command_line import marserve
+
+COMMANDS = ("start", "stop", "status", "archive", "register", "models", "scale", "infer", "version")
+
+
+def test_help_lists_every_command() -> None:
+    """In the order in which they are needed."""
+    ran = marserve("--help")
+
+    assert ran.status == 0
+    listed = re.findall(r"^[^\w-]*([a-z]+)  ", ran.out, re.MULTILINE)
+    assert listed == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_and_speaks_json(command: str) -> None:
+    """`--help` is there, and `--json` for scripts."""
+    ran = marserve(command, "--help")
+
+    assert ran.status == 0
+    assert "--json" in ran.out
+
+
+@pytest.mark.parametrize(
+    "words", [["frobnicate"], ["models", "--frobnicate"], ["scale", "digits"], ["scale", "m", "x"]]
+)
+def test_a_usage_error_is_status_2(words: list[str]) -> None:
+    """As for wrong settings: the caller has to change what it says."""
+    ran = marserve(*words)
+
+    assert ran.status == 2
+    assert ran.out == ""
+
+
+def test_the_module_is_the_command() -> None:
+    """`python -m marserve.cli` starts it where no script is installed."""
+    ran = subprocess.run([sys.executable, "-m", "marserve.cli", "version"], capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0
+    assert "marserve" in ran.stdout

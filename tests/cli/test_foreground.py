@@ -1,0 +1,109 @@
+"""A server in this process: title, PID file, exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from marserve.cli.foreground import serve
+from marserve.cli.pid_file import AlreadyRunning, PidFile
+from marserve.settings import Settings, load_settings
+from support.bystander import bystander
+
+WORD = "marserve.test.server"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Any settings: nothing is served with them here."""
+    return load_settings("marserve", {}, {}, tmp_path)
+
+
+@pytest.fixture
+def titles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The titles that the process would have been given."""
+    given: list[str] = []
+    monkeypatch.setattr("setproctitle.setproctitle", given.append)
+    return given
+
+
+@pytest.fixture
+def running() -> Iterator[int]:
+    """The process id of another server."""
+    with bystander(WORD) as pid:
+        yield pid
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_servers_status_is_returned_and_its_file_is_there_while_it_runs(
+    status: int, settings: Settings, titles: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The title is exactly the word: SageMaker's toolkit compares whole arguments."""
+    pid_file = PidFile(tmp_path / "server.pid", WORD)
+    seen: list[tuple[int | None, list[str]]] = []
+
+    def run(given: Settings) -> int:
+        assert given is settings
+        seen.append((pid_file.written_pid(), list(titles)))
+        return status
+
+    monkeypatch.setattr("marserve.app.run", run)
+
+    assert serve(settings, pid_file) == status
+    assert seen == [(os.getpid(), [WORD])]
+    assert not pid_file.path.exists()
+
+
+def test_a_server_that_breaks_takes_its_file_with_it(
+    settings: Settings, titles: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start need not remove an orphan."""
+    pid_file = PidFile(tmp_path / "server.pid", WORD)
+
+    def run(given: Settings) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("marserve.app.run", run)
+
+    with pytest.raises(ZeroDivisionError):
+        serve(settings, pid_file)
+    assert not pid_file.path.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_server_listens_ends_it_well(
+    number: signal.Signals, settings: Settings, titles: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop that follows a start at once: status 0, no file, and this process's own handlers are back."""
+    pid_file = PidFile(tmp_path / "server.pid", WORD)
+    before = signal.getsignal(number)
+
+    def run(given: Settings) -> int:
+        signal.raise_signal(number)
+        raise AssertionError("went on")
+
+    monkeypatch.setattr("marserve.app.run", run)
+
+    with pytest.raises(SystemExit) as ended:
+        serve(settings, pid_file)
+    assert ended.value.code == 0
+    assert signal.getsignal(number) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_served_beside_a_running_server(
+    settings: Settings, titles: list[str], running: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one keeps its file."""
+    pid_file = PidFile(tmp_path / "server.pid", WORD)
+    pid_file.claim(running)
+    monkeypatch.setattr("marserve.app.run", lambda given: pytest.fail("served"))
+
+    with pytest.raises(AlreadyRunning):
+        serve(settings, pid_file)
+
+    assert pid_file.written_pid() == running

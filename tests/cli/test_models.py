@@ -1,0 +1,66 @@
+"""`marserve models`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.command_line import marserve
+from support.fake_apis import FakeApis, description, fake_apis
+
+
+@pytest.fixture
+def apis() -> Iterator[FakeApis]:
+    """A server with two versions of one model."""
+    with fake_apis() as running:
+        running.answer("GET /models", {"models": [{"modelName": "digits"}]})
+        running.answer("GET /models/digits/all", [description(), description(version="2.0", isDefault=False)])
+        running.answer("GET /models/digits/2.0", [description(version="2.0", isDefault=False)])
+        yield running
+
+
+def test_all_versions_of_all_models_are_listed(apis: FakeApis) -> None:
+    """One row each below the headline."""
+    ran = marserve("models", "--management", apis.url)
+
+    assert ran.status == 0
+    assert [line.split()[:2] for line in ran.out.splitlines()] == [
+        ["model", "version"],
+        ["digits", "1.0"],
+        ["digits", "2.0"],
+    ]
+
+
+def test_one_model_is_shown_with_its_workers(apis: FakeApis) -> None:
+    """The workers' table stands below the versions'."""
+    ran = marserve("models", "digits", "--version", "2.0", "--management", apis.url)
+
+    assert ran.status == 0
+    assert "4711" in ran.out
+    assert "digits/2.0" in ran.out
+
+
+def test_a_script_gets_what_describe_says(apis: FakeApis) -> None:
+    """All members, of all versions."""
+    ran = marserve("models", "--json", "--management", apis.url)
+
+    assert [version["modelVersion"] for version in ran.document] == ["1.0", "2.0"]
+    assert ran.document[0]["workers"][0]["pid"] == 4711
+
+
+def test_a_server_without_models_says_so() -> None:
+    """An empty table would look like a fault."""
+    with fake_apis() as apis:
+        apis.answer("GET /models", {"models": []})
+
+        assert marserve("models", "--management", apis.url).out == "No model is registered.\n"
+        assert marserve("models", "--json", "--management", apis.url).document == []
+
+
+def test_an_unknown_model_is_a_failure(apis: FakeApis) -> None:
+    """Status 1 and the server's words."""
+    ran = marserve("models", "nothing", "--management", apis.url)
+
+    assert ran.status == 1
+    assert "Model not found" in ran.err

@@ -1,0 +1,211 @@
+"""A running server as the commands see it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from marserve.cli.output import CommandFailed
+from marserve.cli.remote import Inference, Listener, Management, Probe, find_address, model_path
+from marserve.errors import BadSettings
+from support.fake_apis import FakeApis, description, fake_apis
+
+
+@pytest.fixture
+def apis() -> Iterator[FakeApis]:
+    """A server that answers what the test says."""
+    with fake_apis() as running:
+        yield running
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address where nothing listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_a_given_address_needs_no_settings() -> None:
+    """And loses its closing stroke."""
+    assert find_address("management", "http://127.0.0.1:9081/", None) == "http://127.0.0.1:9081"
+    assert find_address("inference", "unix:/run/marserve.sock", None) == "unix:/run/marserve.sock"
+
+
+@pytest.mark.parametrize("address", ["localhost:8081", "8081", "ftp://a", "http://", "unix:"])
+def test_what_is_no_address_is_said_to_be_none(address: str) -> None:
+    """The refusal names the flag and shows an address."""
+    with pytest.raises(BadSettings, match="is no address") as refused:
+        find_address("management", address, None)
+
+    assert "--management" in str(refused.value)
+
+
+def test_an_address_that_is_not_given_is_as_configured(tmp_path: Path) -> None:
+    """The commands find the server that `marserve start` would start with the same settings."""
+    file = tmp_path / "mine.properties"
+    file.write_text("inference_address=http://127.0.0.1:9080\nmanagement_address=http://127.0.0.1:9081\n")
+
+    assert find_address("inference", None, file) == "http://127.0.0.1:9080"
+    assert find_address("management", None, file) == "http://127.0.0.1:9081"
+
+
+def test_nobody_there_is_told_with_what_was_tried(nobody: str) -> None:
+    """And how a server is started."""
+    with Management(nobody) as server, pytest.raises(CommandFailed) as failed:
+        server.describe("digits")
+
+    assert nobody in failed.value.message
+    assert "marserve start" in str(failed.value.next_step)
+
+
+def test_somebody_else_who_listens_there_is_told() -> None:
+    """A peer that speaks no HTTP is not waited for."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+        def hang_up() -> None:
+            connection, _ = listening.accept()
+            connection.recv(1)
+            connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with Management(url) as server, pytest.raises(CommandFailed, match="broke") as failed:
+            server.describe("digits")
+        thread.join()
+
+    assert "Is it marserve" in str(failed.value.next_step)
+
+
+def test_an_answer_that_takes_too_long_is_told() -> None:
+    """With the time that was waited."""
+
+    def too_slow(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("slow", request=request)
+
+    slow = Listener("http://127.0.0.1:1", httpx.MockTransport(too_slow))
+    with slow as server, pytest.raises(CommandFailed, match=r"did not answer GET /x within 2\.5 s"):
+        server.ask("GET", "/x", timeout_s=2.5)
+
+
+def test_a_refusal_is_told_in_the_servers_words(apis: FakeApis) -> None:
+    """With status, type and the id under which its log says more."""
+    apis.answer("PUT /models/m", {"code": 400, "type": "BadRequestException", "message": "max_worker is less."}, 400)
+
+    with Management(apis.url) as server, pytest.raises(CommandFailed) as failed:
+        server.order("PUT", "/models/m")
+
+    assert failed.value.message == "max_worker is less."
+    assert failed.value.detail == {"code": 400, "type": "BadRequestException", "request_id": "6f1c-42"}
+    assert "6f1c-42" in str(failed.value.next_step)
+
+
+def test_a_refusal_without_words_is_told_by_its_status(apis: FakeApis) -> None:
+    """A proxy in between answers no JSON."""
+    apis.answer("GET /models", b"<html>", 502, "text/html")
+
+    with Management(apis.url) as server, pytest.raises(CommandFailed, match="GET /models got 502"):
+        list(server.model_names())
+
+
+def test_all_pages_of_models_are_read(apis: FakeApis) -> None:
+    """A token leads from page to page; a page without one is the last."""
+    apis.answer("GET /models", {"nextPageToken": "1", "models": [{"modelName": "a"}]})
+    apis.answer("GET /models", {"models": [{"modelName": "b"}]})
+
+    with Management(apis.url) as server:
+        assert list(server.model_names()) == ["a", "b"]
+
+    assert [asked.parameters.get("next_page_token") for asked in apis.asked] == [None, "1"]
+
+
+def test_a_model_that_vanishes_meanwhile_is_left_out(apis: FakeApis) -> None:
+    """Between list and describe it may have been unregistered."""
+    apis.answer("GET /models", {"models": [{"modelName": "gone"}, {"modelName": "here"}]})
+    apis.answer("GET /models/here/all", [description("here")])
+
+    with Management(apis.url) as server:
+        assert [version["modelName"] for version in server.describe_all()] == ["here"]
+
+
+def test_any_other_refusal_to_describe_is_an_error(apis: FakeApis) -> None:
+    """An incomplete list is never shown as a complete one."""
+    apis.answer("GET /models", {"models": [{"modelName": "m"}]})
+    apis.answer("GET /models/m/all", {"message": "broken"}, 500)
+
+    with Management(apis.url) as server, pytest.raises(CommandFailed, match="broken"):
+        server.describe_all()
+
+
+def test_names_are_quoted_in_paths() -> None:
+    """A name with a stroke or a question mark stays one segment."""
+    assert model_path("a/b?", "1 0") == "/models/a%2Fb%3F/1%200"
+    assert model_path("a") == "/models/a"
+
+
+@pytest.mark.parametrize(
+    ("status", "document", "expected"),
+    [
+        (200, {"status": "ready"}, Probe(True, [])),
+        (503, {"reasons": ["loading"]}, Probe(False, ["loading"])),
+    ],
+)
+def test_a_probe_is_the_status_and_its_reasons(
+    apis: FakeApis, status: int, document: dict[str, object], expected: Probe
+) -> None:
+    """200 is well; 503 says why not."""
+    apis.answer("GET /readyz", document, status)
+    apis.answer("GET /startupz", document, status)
+
+    with Inference(apis.url) as server:
+        assert server.readiness() == server.startup() == expected
+
+
+def test_somebody_without_readiness_is_no_marserve(apis: FakeApis, nobody: str) -> None:
+    """TorchServe answers 404 there, and an absent server nothing."""
+    with Inference(apis.url) as server:
+        assert not server.is_alive()
+        with pytest.raises(CommandFailed):
+            server.readiness()
+    with Inference(nobody) as server:
+        assert not server.is_alive()
+
+
+def test_a_server_on_a_unix_socket_is_reached(tmp_path: Path) -> None:
+    """`unix:/path` is an address like the others."""
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with Inference(f"unix:{path}") as server:
+            assert server.is_alive()
+        thread.join()
+
+
+@pytest.mark.parametrize("everywhere", ["0.0.0.0", "127.0.0.1"])
+def test_a_server_on_every_address_is_called_on_this_machine(
+    apis: FakeApis, everywhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a proxy of the environment is not asked for it."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    apis.answer("GET /livez", {})
+
+    with Inference(apis.url.replace("127.0.0.1", everywhere)) as server:
+        assert server.is_alive()

@@ -1,0 +1,200 @@
+"""`marserve start` and `marserve stop` with real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.command_line import marserve
+from support.server import poll
+from support.workplace import BROKEN, Workplace
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Workplace]:
+    """A folder to start servers in."""
+    with Workplace(tmp_path) as place:
+        yield place
+
+
+def test_a_server_starts_behind_the_command_and_stops_on_demand(place: Workplace) -> None:
+    """`start` ends when the model answers, `stop` when the process is gone; nothing is left of it."""
+    place.add_echo()
+
+    started = place.marserve("start", "--models", "echo.mar", "--json")
+
+    assert started.returncode == 0, started.stderr
+    document = json.loads(started.stdout)
+    assert document["ready"] is True
+    assert document["models"][0]["modelName"] == "echo"
+    assert place.server_pids() == [document["pid"]]
+    assert len(place.pid_files()) == 1
+    assert httpx.post(f"{place.inference}/predictions/echo", content=b"hello").content == b"hello"
+
+    assert place.marserve("status").returncode == 0
+    stopped = place.marserve("stop", "--json")
+
+    assert json.loads(stopped.stdout) == {"stopped": True, "pid": document["pid"], "killed": False}
+    assert place.server_pids() == []
+    assert place.pid_files() == []
+    assert place.marserve("status").returncode == 1
+
+
+def test_every_command_finds_the_server_of_its_folder(place: Workplace) -> None:
+    """Addresses come from the same settings; no flag is needed."""
+    place.add_echo()
+    place.add_echo("second")
+    (place.folder / "body.bin").write_bytes(b"hello")
+    assert place.marserve("start", "--models", "first=echo.mar").returncode == 0
+
+    assert place.marserve("register", "second.mar").returncode == 0
+    assert place.marserve("scale", "second", 2).returncode == 0
+    assert place.marserve("infer", "second", "body.bin").stdout == "hello"
+    listed = json.loads(place.marserve("models", "--json").stdout)
+    again = place.marserve("start")
+    stopped = place.marserve("stop")
+
+    assert [(version["modelName"], len(version["workers"])) for version in listed] == [("first", 1), ("second", 2)]
+    assert again.returncode == 1
+    assert "runs already" in again.stderr
+    assert stopped.returncode == 0
+
+
+def test_a_model_that_cannot_load_fails_the_start_with_its_reason(place: Workplace) -> None:
+    """The server runs all the same, with its other models."""
+    place.add_echo()
+    place.add_echo("broken", handler=BROKEN)
+
+    started = place.marserve("start", "--models", "echo.mar", "--models", "broken.mar", "--json")
+
+    error = json.loads(started.stdout)["error"]
+    assert started.returncode == 1
+    assert "broken/1.0" in error["message"]
+    assert "the weights are torn" in error["message"]
+    assert httpx.post(f"{place.inference}/predictions/echo", content=b"hello").content == b"hello"
+    assert place.marserve("stop").returncode == 0
+
+
+def test_a_missing_archive_fails_the_start_with_its_name(place: Workplace) -> None:
+    """A script must not take such a server for complete."""
+    started = place.marserve("start", "--models", "nothing.mar")
+
+    assert started.returncode == 1
+    assert "nothing.mar" in started.stderr
+    assert place.marserve("stop").returncode == 0
+
+
+def test_a_taken_port_is_said_and_nothing_is_left(place: Workplace) -> None:
+    """The server's own words are repeated by the command that started it."""
+    port = int(place.management.rsplit(":", 1)[1])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        started = place.marserve("start")
+
+    assert started.returncode == 1
+    assert "Failed to bind to address" in started.stderr
+    assert "Traceback" not in started.stderr
+    assert place.server_pids() == []
+    assert place.pid_files() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set", "job_queue_size=many"], "job_queue_size"),
+        (["--set", "no_such_key=1"], "no_such_key"),
+        (["--set", "nothing"], "KEY=VALUE"),
+        (["--config", "gone.properties"], "gone.properties"),
+        (["--model-store", "gone"], "gone"),
+        (["--inference-address", "nowhere"], "nowhere"),
+    ],
+)
+@pytest.mark.parametrize("where", [[], ["--foreground"]])
+def test_wrong_settings_are_status_2(
+    words: list[str], said: str, where: list[str], place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is started; the sentence names what was wrong."""
+    monkeypatch.chdir(place.folder)
+
+    ran = marserve("start", *where, *words)
+
+    assert ran.status == 2
+    assert said in ran.err
+    assert not (place.folder / "logs").exists()
+
+
+def test_a_server_in_front_ends_with_its_signal_and_status_0(place: Workplace) -> None:
+    """As a service manager runs it: SIGTERM drains, and the PID file is gone afterwards."""
+    place.add_echo()
+    environment = os.environ | {"TMPDIR": str(place.temporary), "TEMP": str(place.temporary)}
+    command = [sys.executable, "-m", "marserve.cli", "start", "--foreground", "--models", "echo.mar"]
+    with subprocess.Popen(command, cwd=place.folder, env=environment, stdout=subprocess.DEVNULL) as process:
+        for _ in poll(30, "the server is ready"):
+            if marserve("status", "--inference", place.inference, "--management", place.management).status == 0:
+                break
+        assert place.server_pids() == [process.pid]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+    assert place.pid_files() == []
+
+
+def test_stop_without_a_server_is_fine(place: Workplace) -> None:
+    """What was to be is so."""
+    stopped = place.marserve("stop", "--json")
+
+    assert stopped.returncode == 0
+    assert json.loads(stopped.stdout) == {"stopped": False, "pid": None}
+
+
+def test_a_server_that_somebody_else_started_is_not_stopped(place: Workplace) -> None:
+    """Another temporary folder, another container: its process is not known here."""
+    elsewhere = place.folder / "elsewhere"
+    elsewhere.mkdir()
+    assert place.marserve("start", TMPDIR=str(elsewhere)).returncode == 0
+
+    refused = place.marserve("stop")
+    stopped = place.marserve("stop", TMPDIR=str(elsewhere))
+
+    assert refused.returncode == 1
+    assert "Stop it where it was started" in refused.stderr
+    assert stopped.returncode == 0
+
+
+def test_a_server_that_does_not_end_can_be_killed(place: Workplace) -> None:
+    """Only when that was asked for."""
+    assert place.marserve("start").returncode == 0
+    (pid,) = place.server_pids()
+    os.kill(pid, signal.SIGSTOP)
+
+    patient = place.marserve("stop", "--timeout", 0.2)
+    killed = place.marserve("stop", "--timeout", 0.2, "--kill", "--json")
+
+    assert patient.returncode == 1
+    assert "--kill" in patient.stderr
+    assert json.loads(killed.stdout)["killed"] is True
+    assert place.server_pids() == []
+    for folder in place.temporary.glob("marserve-*"):
+        folder.rmdir()
+
+
+def test_a_wait_that_takes_too_long_leaves_the_server_running(place: Workplace) -> None:
+    """It goes on loading; the command says how to look."""
+    place.add_echo("slow", handler="import time\ntime.sleep(5)\n")
+
+    started = place.marserve("start", "--models", "slow.mar", "--timeout", 0.5)
+
+    assert started.returncode == 1
+    assert "not loaded yet" in started.stderr
+    assert len(place.server_pids()) == 1
+    assert place.marserve("stop").returncode == 0

@@ -1,0 +1,120 @@
+"""Model versions as a person reads them."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from marserve.cli.output import Step
+from marserve.cli.versions import (
+    has_failed,
+    is_ready,
+    label,
+    last_death,
+    progress_of,
+    ready_workers,
+    versions_table,
+    workers_table,
+)
+from support.fake_apis import description, worker
+
+DEATH = {"cause": "killed", "at": "2026-01-31T13:44:53.034Z", "detail": "Traceback:\n  ValueError: no weights\n"}
+
+
+def drawn(table: Table) -> list[list[str]]:
+    """The table's rows, headline first, as words."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return [line.split() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_version_is_named_with_its_model() -> None:
+    """Model, stroke, version."""
+    assert label(description("digits", "2.0")) == "digits/2.0"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "wanted", "expected"),
+    [(["READY"], 1, True), (["READY", "LOADING"], 2, False), ([], 1, False), ([], 0, True)],
+)
+def test_a_version_is_ready_when_all_its_workers_are(statuses: list[str], wanted: int, expected: bool) -> None:
+    """As many loaded workers as it must have at least."""
+    version = description(minWorkers=wanted, workers=[worker(status) for status in statuses])
+
+    assert is_ready(version) is expected
+    assert ready_workers(version) == statuses.count("READY")
+
+
+def test_a_version_has_failed_when_nothing_is_left_to_wait_for() -> None:
+    """The server says so, or all that was seen of it is a death; missing workers alone may still come."""
+    assert has_failed(description(state="failed"))
+    assert has_failed(description(state="loading", workers=[worker("LOADING")], lastDeath=DEATH))
+    assert not has_failed(description(state="loading", workers=[]))
+    assert not has_failed(description(state="loading", minWorkers=2, lastDeath=DEATH))
+
+
+def test_progress_counts_the_workers_that_are_ready() -> None:
+    """Of those that the version must have."""
+    version = description(minWorkers=2, workers=[worker(), worker("LOADING")])
+
+    assert progress_of(version) == Step("digits/1.0: 1 of 2 workers ready", 1, 2)
+
+
+def test_progress_says_why_a_worker_is_missing() -> None:
+    """The last line of a traceback says it; once all are there it no longer matters."""
+    missing = description(workers=[], lastDeath=DEATH)
+    recovered = description(lastDeath=DEATH)
+
+    assert progress_of(missing).text.endswith("0 of 1 workers ready (last worker died: killed: ValueError: no weights)")
+    assert "died" not in progress_of(recovered).text
+
+
+@pytest.mark.parametrize(
+    ("death", "expected"),
+    [
+        (None, ""),
+        ({"cause": "exit", "at": "", "detail": ""}, "exit"),
+        ({"cause": "exit", "at": "", "detail": None}, "exit"),
+        (DEATH, "killed: ValueError: no weights"),
+    ],
+)
+def test_a_death_is_told_in_one_line(death: dict[str, str] | None, expected: str) -> None:
+    """The cause, and the end of the detail where there is any."""
+    assert last_death({"lastDeath": death}) == expected
+
+
+def test_the_table_of_versions_marks_the_default_one() -> None:
+    """One row a version, in the order given."""
+    rows = drawn(
+        versions_table(
+            [description(), description("digits", "2.0", isDefault=False, maxWorkers=3, state="loading", workers=[])]
+        )
+    )
+
+    assert rows[1] == ["digits", "1.0", "*", "ready", "1", "of", "1", "1", "0", "digits.mar", "-"]
+    assert rows[2] == ["digits", "2.0", "loading", "0", "of", "1", "to", "3", "1", "0", "digits.mar", "-"]
+
+
+def test_a_version_without_a_state_is_judged_by_its_workers() -> None:
+    """TorchServe's own answer has no state."""
+    version = description()
+    del version["state"], version["isDefault"]
+
+    assert drawn(versions_table([version]))[1][2] == "ready"
+
+
+def test_the_table_of_workers_has_their_process_memory_and_device() -> None:
+    """One row a worker; what is not known yet is a stroke."""
+    workers = [
+        worker(),
+        worker("LOADING", id="9001", pid=-1, memoryUsage=0, gpu=True, gpuId=3, restarts=2, lastDeath=DEATH),
+    ]
+
+    rows = drawn(workers_table([description(workers=workers)]))
+
+    assert rows[1] == ["digits/1.0", "9000", "READY", "4711", "1", "MiB", "-", "0", "-"]
+    assert rows[2][:7] == ["digits/1.0", "9001", "LOADING", "-1", "-", "3", "2"]
