@@ -1,0 +1,105 @@
+# What one does with this repository. `make help` says what each target is for.
+#
+# Everything is installed into $(VENV), with the versions of constraints.txt; a second run of a target installs nothing.
+
+PYTHON    ?= $(shell command -v python3.11 || command -v python3)
+VENV      ?= .venv
+BIN       := $(VENV)/bin
+JOBS      ?= auto
+SEEDS     ?= 10000
+PYTEST    ?= $(BIN)/python -m pytest
+STAMPS    := $(VENV)/.made
+PIP       := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+PARALLEL  := --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help:  ## say what each target is for
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: serve
+serve: $(STAMPS)/serve  ## start a server with the digits model on http://127.0.0.1:8080; Ctrl-C stops it
+	$(BIN)/marserve start --foreground --ts-config config.properties
+
+.PHONY: test
+test: $(STAMPS)/test  ## run the tests that every change must pass (minutes)
+	$(PYTEST) $(PARALLEL) -m "not long"
+
+.PHONY: test-long
+test-long: $(STAMPS)/test  ## run the long suites: exact time bounds, soak, big models
+	$(PYTEST) -m long --timeout 1800
+
+.PHONY: lint
+lint: $(STAMPS)/lint  ## check style and formatting with ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: format
+format: $(STAMPS)/lint  ## let ruff mend style and formatting
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: types
+types: $(STAMPS)/lint $(STAMPS)/test  ## check types with mypy, strictly
+	$(BIN)/mypy
+
+.PHONY: floors
+floors: $(STAMPS)/lint $(STAMPS)/test  ## check who imports whom, and the house rules of tests/test_house.py
+	$(BIN)/lint-imports
+	$(PYTEST) tests/test_house.py
+
+.PHONY: coverage
+coverage: $(STAMPS)/test  ## run the tests and say which lines they never reach
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -m "not long"
+	$(BIN)/coverage combine
+	$(BIN)/coverage report
+
+.PHONY: simulate
+simulate: $(STAMPS)/test  ## run the simulation of pools with SEEDS seeds (10000)
+	MARSERVE_SIMULATION_SEEDS=$(SEEDS) $(PYTEST) tests/pool/test_simulation.py --timeout 3600
+
+.PHONY: bench
+bench: $(STAMPS)/test  ## measure what docs/benchmarks.md describes, beside others, in one run
+	$(BIN)/python benchmarks/run.py
+
+.PHONY: digits
+digits: $(STAMPS)/test  ## train the digits model again and rebuild model_store/digits.mar
+	$(BIN)/python examples/digits/train.py --store model_store
+
+.PHONY: clean
+clean:  ## remove caches and what was built, but not the environment
+	rm -rf build dist logs htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+.PHONY: clean-all
+clean-all: clean  ## remove the environment, too
+	rm -rf $(VENV)
+
+# ------------------------------------------------------------------------------------------------- the environment
+
+$(STAMPS)/venv: constraints.txt
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "marserve needs Python 3.11 or newer; set PYTHON=...")'
+	@echo "Making an environment in $(VENV) ..."
+	@"$(PYTHON)" -m venv $(VENV)
+	@$(PIP) --upgrade pip hatchling editables
+	@mkdir -p $(STAMPS) && touch $@
+
+# torch by its name first: an index that offers a build for this machine under that version is then followed.
+$(STAMPS)/serve: $(STAMPS)/venv pyproject.toml
+	@echo "Installing marserve and torch ..."
+	@$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	@$(PIP) --no-build-isolation --editable ".[torch]"
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/serve
+	@echo "Installing what the tests need ..."
+	@$(PIP) --no-build-isolation --editable ".[torch,onnx,export,examples]" --group test
+	@touch $@
+
+$(STAMPS)/lint: $(STAMPS)/serve
+	@echo "Installing the checkers ..."
+	@$(PIP) --group lint
+	@touch $@
