@@ -44,6 +44,7 @@ class Request(msgspec.Struct, frozen=True):
     server_headers: list[tuple[str, str]] = []
     deadline: float | None = None
     is_describe: bool = False
+    is_explain: bool = False
     names_version: bool = False
 
 
@@ -102,7 +103,6 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     threads: int = 0
     import_paths: list[str] = []
     environment: dict[str, str] = {}
-    sequence_headers: list[str] = []
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -180,7 +180,7 @@ class Templated(msgspec.Struct, frozen=True, array_like=True, tag="templated"):
 
 
 class Forked(msgspec.Struct, frozen=True, array_like=True, tag="forked"):
-    """From a template: the worker's process id."""
+    """From a template: the process id of the worker that was asked for by this id; 0 if the system would not fork."""
 
     worker_id: str
     pid: int

@@ -33,7 +33,8 @@ HEADER = struct.Struct("<2sHIIQ")
 
 MAX_METADATA_BYTES = 64 * 1024 * 1024
 MAX_BODIES = 1_000_000
-MAX_FRAME_BYTES = 4 * 1024 * 1024 * 1024
+MAX_BODY_BYTES = 2**32 - 1
+MAX_FRAME_BYTES = 1024 * 1024 * 1024 * 1024
 
 # Below this a frame is joined and written in one piece; above, its bodies are written where they lie.
 JOIN_BELOW_BYTES = 64 * 1024
@@ -48,15 +49,18 @@ def encode(message: Any, bodies: Sequence[bytes | bytearray | memoryview] = ()) 
     """Frame one message with its bodies: a list of buffers, to be written in order.
 
     Small frames are one buffer (one write is cheaper than a copy is dear). Raises ValueError for a body of 4 GiB or
-    more, which the format cannot say.
+    more, which the format cannot say, and for more than a peer would take.
     """
     metadata = _encode(message)
     if not bodies:
         return [HEADER.pack(MAGIC, VERSION, len(metadata), 0, 0) + metadata]
     lengths = [len(body) for body in bodies]
     total = sum(lengths)
-    if total >= MAX_FRAME_BYTES:
-        raise ValueError(f"the bodies of one frame hold {total} bytes, the wire carries less than {MAX_FRAME_BYTES}")
+    if max(lengths) > MAX_BODY_BYTES or total > MAX_FRAME_BYTES:
+        raise ValueError(
+            f"a frame's longest body has {max(lengths)} bytes and all of them {total}; the wire carries "
+            f"{MAX_BODY_BYTES} and {MAX_FRAME_BYTES}"
+        )
     head = HEADER.pack(MAGIC, VERSION, len(metadata), len(lengths), total) + struct.pack(f"<{len(lengths)}I", *lengths)
     if total < JOIN_BELOW_BYTES:
         return [b"".join((head, metadata, *bodies))]
@@ -72,7 +76,7 @@ class Decoder(Generic[M, B]):
 
     def __init__(self, types: Any, make: Callable[[memoryview], B], *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._decode = msgspec.msgpack.Decoder(types).decode
-        self._make = make
+        self._make: Callable[[memoryview], B] = make
         self._max_frame_bytes = max_frame_bytes
         self._kept = bytearray()
         self._needed = HEADER.size
@@ -131,7 +135,7 @@ class Decoder(Generic[M, B]):
             raise BadFrame(f"the bodies of a frame add up to {sum(lengths)} bytes, its header says {total}")
         try:
             message: M = self._decode(view[at + HEADER.size + 4 * count : body_at])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadFrame(f"the metadata of a frame is no message: {error}") from error
         bodies = []
         for length in lengths:

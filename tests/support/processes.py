@@ -11,8 +11,16 @@ import psutil
 
 
 def living(pids: Iterable[int]) -> set[int]:
-    """Those of these processes that exist. A zombie counts: nobody has reaped it."""
-    return {pid for pid in pids if psutil.pid_exists(pid)}
+    """Those of these processes that exist. A zombie counts, unless it has become the system's own to reap."""
+    return {pid for pid in pids if _lives(pid)}
+
+
+def _lives(pid: int) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return not (process.status() == psutil.STATUS_ZOMBIE and process.ppid() == 1)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def descendants(pid: int | None = None) -> set[int]:

@@ -103,6 +103,10 @@ class Batcher:
         """Nothing waits: the next job begins a new wait."""
         self._collecting_since = None
 
+    def forget_ended_groups(self) -> None:
+        """Drop groups of which no job waits any more."""
+        self.groups = deque(group for group in self.groups if any(job.state is JobState.GROUPED for job in group))
+
     def pays_ahead(self, now: float) -> bool:
         """Whether a busy worker should be sent a second batch, if one may be."""
         oldest = self.queue.oldest()

@@ -41,6 +41,7 @@ from marserve.telemetry.metrics import VersionMetrics
 REFUSE_FINGERPRINT_S = 60.0
 MAX_REFUSED_FINGERPRINTS = 1000
 MAX_DEATHS = 2
+MIN_DEADLINES_BOUND = 256
 
 
 class Actions(Protocol):
@@ -54,6 +55,9 @@ class Actions(Protocol):
 
     def lane_emptied(self, key: str) -> None:
         """A closed lane has nothing in flight any more: the worker may go."""
+
+    def all_ended(self) -> None:
+        """A client that left took the last job with it: nothing waits and nothing runs."""
 
 
 class Dispatcher:
@@ -75,6 +79,7 @@ class Dispatcher:
         self._lanes: dict[str, WorkerLane] = {}
         self._idle: list[WorkerLane] = []
         self._deadlines: list[tuple[float, int, Job]] = []
+        self._deadlines_bound = MIN_DEADLINES_BOUND
         self._tiebreak = count()
         self._refused: dict[bytes, float] = {}
         self._ahead = 0
@@ -116,12 +121,14 @@ class Dispatcher:
             deadline = latest if deadline is None or latest < deadline else deadline
         job = Job(request, receiver, now, deadline, self)
         if deadline is not None:
-            heapq.heappush(self._deadlines, (deadline, next(self._tiebreak), job))
+            self._watch_deadline(deadline, job)
         self.queue.enqueue(job)
         self.metrics.requests += 1
         if request.names_version:
             self.metrics.named_requests += 1
-        self.pump(now)
+        # While every worker is busy, a job that does not fill a batch changes nothing before its delay is up.
+        if self._idle or waiting + 1 >= options.batch_size:
+            self.pump(now)
         return job
 
     def retry_after_s(self) -> float:
@@ -133,14 +140,21 @@ class Dispatcher:
         return float(min(60, max(1, math.ceil(batches * sum(runs) / len(runs) / len(runs)))))
 
     def _refuse_deadly(self, request: Request, now: float) -> None:
-        fingerprint = fingerprint_of(request)
-        until = self._refused.get(fingerprint)
-        if until is None:
-            return
-        if until <= now:
+        for fingerprint in [key for key, until in self._refused.items() if until <= now]:
             del self._refused[fingerprint]
-            return
-        raise FingerprintRefused(self.options.model, retry_after_s=float(math.ceil(until - now)))
+        if not self._refused:
+            return  # the common case again: bodies need no digest
+        until = self._refused.get(fingerprint_of(request))
+        if until is not None:
+            raise FingerprintRefused(self.options.model, retry_after_s=float(math.ceil(until - now)))
+
+    def _watch_deadline(self, deadline: float, job: Job) -> None:
+        """Remember when to end `job`. Jobs that ended before are forgotten when they have become the most."""
+        if len(self._deadlines) >= self._deadlines_bound:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].state is not JobState.DONE]
+            heapq.heapify(self._deadlines)
+            self._deadlines_bound = max(MIN_DEADLINES_BOUND, 2 * len(self._deadlines))
+        heapq.heappush(self._deadlines, (deadline, next(self._tiebreak), job))
 
     # ------------------------------------------------------------------------------------------- workers
 
@@ -162,6 +176,12 @@ class Dispatcher:
             del self._lanes[key]
             return True
         return False
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait: for the first time, or to be run again."""
+        grouped = sum(job.state is JobState.GROUPED for group in self._batcher.groups for job in group)
+        return len(self.queue) + grouped
 
     @property
     def running(self) -> int:
@@ -266,21 +286,26 @@ class Dispatcher:
                 continue
             if result.error is None:
                 self._answer(job, Answer(body, result.status, result.reason, result.headers), now)
-            elif result.error == "expired":
-                self._fail(job, DeadlinePassed("worker"), now)
-                self.metrics.expired += 1
             else:
-                self._fail(job, _error_of(result.error, result.reason, result.status), now)
+                self._fail_as_told(job, result, now)
 
-    def piece(self, key: str, number: int, results: Sequence[Result], bodies: Sequence[bytes]) -> None:
-        """One piece of a stream for each job of running batch `number`. Raises BadFrame as `finished`."""
+    def piece(self, key: str, number: int, results: Sequence[Result], bodies: Sequence[bytes], now: float) -> None:
+        """One piece of a stream for each job of running batch `number`. Raises BadFrame as `finished`.
+
+        A job whose piece is an error (too large, past its deadline when the batch began) ends here, and alone.
+        """
         flight = self._flight(key, number)
         if not len(results) == len(bodies) == len(flight.jobs):
             raise BadFrame(f"batch {number} has {len(flight.jobs)} items, a piece of it {len(results)}")
-        for job, result, body in zip(flight.jobs, results, bodies, strict=True):
-            if job.state is not JobState.DONE:
+        for index, (job, result, body) in enumerate(zip(flight.jobs, results, bodies, strict=True)):
+            if job.state is JobState.DONE:
+                continue
+            if result.error is None:
                 job.has_sent_pieces = True
                 job.receiver.on_piece(Answer(body, result.status, result.reason, result.headers), False)
+                continue
+            self._actions.mark_cancelled(key, number, index)
+            self._fail_as_told(job, result, now)
 
     def raised(self, key: str, raised: Raised, now: float) -> list[Job]:
         """Batch `raised.number` of worker `key` raised as a whole. It is split in halves while it has mates to save.
@@ -300,6 +325,7 @@ class Dispatcher:
                     self._group(half)
             live = []
         self.pump(now)
+        self.fail_stranded(now)
         for job in live:
             self._fail(job, _error_of(raised.kind, raised.message, raised.code, raised.traceback), now)
         return live
@@ -308,13 +334,16 @@ class Dispatcher:
         """Worker `key` is gone; it had begun batches up to number `begun`.
 
         What it had not begun goes back to the head of the queue. What it had is run once more, each item by itself,
-        where `may_retry`, the model's options and the item's history allow; else it fails with `error`.
+        where `may_retry`, the model's options and the item's history allow; else it fails with `error`. Without
+        `may_retry` the batch that was its turn counts as begun: it is what the worker was ended for.
         """
         lane = self._lanes.pop(key, None)
         if lane is None:
             return
         if not lane.flights:
             self._idle.remove(lane)
+        elif not may_retry:
+            begun = max(begun, lane.flights[0].number)
         self._ahead -= sum(len(flight.jobs) for flight in list(lane.flights)[1:])
         failed: list[Job] = []
         again: list[Job] = []
@@ -340,6 +369,7 @@ class Dispatcher:
             self.metrics.retried += 1
             self._group([job])
         self.pump(now)
+        self.fail_stranded(now)
         for job in failed:
             self._fail(job, error, now)
 
@@ -350,7 +380,9 @@ class Dispatcher:
         return lane.flights[0]
 
     def _land(self, key: str, flight: Flight, handler_s: float, now: float) -> None:
-        """Book the end of a lane's first flight."""
+        """Book the end of a lane's first flight. Raises BadFrame for a time that is none."""
+        if not 0 <= handler_s < math.inf:
+            raise BadFrame(f"batch {flight.number} is said to have taken {handler_s} s")
         lane = self._lanes[key]
         lane.flights.popleft()
         lane.mean_run_s = handler_s if not lane.mean_run_s else 0.8 * lane.mean_run_s + 0.2 * handler_s
@@ -382,9 +414,11 @@ class Dispatcher:
 
     def _refuse(self, request: Request, now: float) -> None:
         """Refuse this body for a while. The table is bounded: the entry that ends soonest makes room."""
+        fingerprint = fingerprint_of(request)
+        self._refused.pop(fingerprint, None)
         if len(self._refused) >= MAX_REFUSED_FINGERPRINTS:
-            del self._refused[min(self._refused, key=self._refused.__getitem__)]
-        self._refused[fingerprint_of(request)] = now + REFUSE_FINGERPRINT_S
+            del self._refused[next(iter(self._refused))]
+        self._refused[fingerprint] = now + REFUSE_FINGERPRINT_S
 
     # ------------------------------------------------------------------------------------------- ends
 
@@ -392,6 +426,14 @@ class Dispatcher:
         """The client of `job` has gone: drop it where it waits, tell the worker where it runs."""
         if self._take_out(job):
             self.metrics.cancelled += 1
+            if self.is_empty:
+                self._actions.all_ended()
+
+    def fail_stranded(self, now: float) -> int:
+        """End everything that waits if no worker is left, or on its way, that could ever take it; returns how many."""
+        if self.living_slots > 0 or not self._batcher.has_work:
+            return 0
+        return self.fail_waiting(Draining() if self.is_draining else NoWorker(self.options.model), now)
 
     def fail_waiting(self, error: MarserveError, now: float) -> int:
         """End everything that waits with `error`; returns how many. What runs goes on."""
@@ -399,6 +441,9 @@ class Dispatcher:
         for group in self._batcher.groups:
             jobs.extend(job for job in group if job.state is JobState.GROUPED)
         self._batcher.groups.clear()
+        self._batcher.rest()
+        for job in jobs:
+            job.state = JobState.GROUPED  # in no queue any more: whoever is told may cancel others of them
         for job in jobs:
             self._fail(job, error, now)
         return len(jobs)
@@ -420,6 +465,10 @@ class Dispatcher:
         job.state = JobState.DONE
         if state is JobState.WAITING:
             self.queue.leave(job)
+            if not len(self.queue):
+                self._batcher.rest()
+        elif state is JobState.GROUPED:
+            self._batcher.forget_ended_groups()
         elif state is JobState.RUNNING and job.flight is not None:
             for key, lane in self._lanes.items():
                 if job.flight in lane.flights:
@@ -440,7 +489,18 @@ class Dispatcher:
         else:
             job.receiver.on_answer(answer)
 
+    def _fail_as_told(self, job: Job, result: Result, now: float) -> None:
+        """End a job with the error that its worker reported for it alone."""
+        if result.error == "expired":
+            self.metrics.expired += 1
+            self._fail(job, DeadlinePassed("worker"), now)
+        else:
+            self._fail(job, _error_of(result.error or "", result.reason, result.status), now)
+
     def _fail(self, job: Job, error: MarserveError, now: float) -> None:
+        """End a job with an error, unless it has ended: by its deadline, or because whoever was told before left."""
+        if job.state is JobState.DONE:
+            return
         job.state = JobState.DONE
         self._tell_error(job, error, now)
 
@@ -471,7 +531,7 @@ def _takes_second(lane: WorkerLane) -> bool:
         lane.is_open
         and 0 < len(lane.flights) < MAX_IN_FLIGHT
         and not lane.flights[0].is_group
-        and lane.mean_run_s < AHEAD_BELOW_S
+        and 0 < lane.mean_run_s < AHEAD_BELOW_S
     )
 
 

@@ -8,6 +8,7 @@ bounded, and the log it goes to never blocks: an author who prints a gigabyte sl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import deque
 from typing import Literal, Protocol
@@ -15,6 +16,7 @@ from typing import Literal, Protocol
 MAX_LINE_BYTES = 8192
 KEPT_LINES = 20
 _MARK = b"\x1e"
+_LEVELS = {name.encode(): name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 
 Stream = Literal["stdout", "stderr"]
 
@@ -41,21 +43,30 @@ class WorkerOutput:
         return list(self._kept)
 
     async def open(self) -> tuple[int, int]:
-        """Make the two pipes and begin to read; the caller gets, and must close, their write ends."""
+        """Make the two pipes and begin to read; the caller gets, and must close, their write ends.
+
+        Raises OSError where the system gives no more descriptors; nothing is open then.
+        """
+        with contextlib.ExitStack() as ends:
+            out = await self._open_one("stdout", ends)
+            err = await self._open_one("stderr", ends)
+            ends.pop_all()
+            return out, err
+
+    async def _open_one(self, stream: Stream, ends: contextlib.ExitStack) -> int:
         loop = asyncio.get_running_loop()
-        ends = []
-        streams: tuple[Stream, Stream] = ("stdout", "stderr")
-        for stream in streams:
-            read_end, write_end = os.pipe2(os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
-            ends.append(write_end)
-            closed: asyncio.Future[None] = loop.create_future()
-            self._closed.append(closed)
-            transport, _ = await loop.connect_read_pipe(
-                lambda stream=stream, closed=closed: _Lines(self, stream, closed),  # type: ignore[misc]
-                os.fdopen(read_end, "rb", buffering=0),
-            )
-            self._transports.append(transport)
-        return ends[0], ends[1]
+        read_end, write_end = os.pipe()
+        ends.callback(os.close, write_end)
+        pipe = os.fdopen(read_end, "rb", buffering=0)
+        closed: asyncio.Future[None] = loop.create_future()
+        try:
+            transport, _ = await loop.connect_read_pipe(lambda: _Lines(self, stream, closed), pipe)
+        except BaseException:
+            pipe.close()
+            raise
+        self._closed.append(closed)
+        self._transports.append(transport)
+        return write_end
 
     async def drained(self, timeout_s: float) -> None:
         """Wait until both pipes are at their end, so that the last lines are in; then close them."""
@@ -67,9 +78,9 @@ class WorkerOutput:
     def take(self, stream: Stream, raw: bytes) -> None:
         """One line without its end."""
         level = "INFO" if stream == "stdout" else "WARNING"
-        if raw.startswith(_MARK):
-            _, marked, raw = raw.split(_MARK, 2) if raw.count(_MARK) >= 2 else (b"", b"", raw)
-            level = marked.decode("ascii", "replace") or level
+        if raw.startswith(_MARK) and raw.count(_MARK) >= 2:
+            _, marked, raw = raw.split(_MARK, 2)
+            level = _LEVELS.get(marked, level)  # an author's own level has no name here
         text = raw.decode("utf-8", "backslashreplace").rstrip("\r")
         self._kept.append(text)
         self._log.line(self._model, self._version, self._worker_id, stream, level, text)

@@ -100,20 +100,24 @@ class JobQueue:
         return line[0] if line else None
 
     def take(self, most: int) -> list[Job]:
-        """Take up to `most` jobs, oldest first. A describe job always comes alone."""
+        """Take up to `most` jobs, oldest first.
+
+        A describe job always comes alone; explanations and predictions do not mix, since a handler looks at the
+        first row only to tell which it is asked for.
+        """
         taken: list[Job] = []
         line = self._line
         while line and len(taken) < most:
             job = line.popleft()
             if job.state is JobState.DONE:
                 continue
-            if job.request.is_describe:
-                if taken:
-                    line.appendleft(job)
-                else:
-                    taken.append(job)
+            request = job.request
+            if taken and (request.is_describe or request.is_explain != taken[0].request.is_explain):
+                line.appendleft(job)
                 break
             taken.append(job)
+            if request.is_describe:
+                break
         self._length -= len(taken)
         return taken
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
+import os
 import socket
 import time
 from dataclasses import dataclass
@@ -35,7 +37,6 @@ log = logging.getLogger("marserve.pool")
 # After its batches are done a worker that is asked to stop has this long before SIGTERM, and again before SIGKILL.
 STOP_GRACE_S = 2.0
 LAST_OUTPUT_S = 0.5
-PAGE_SIZE_BYTES = 4096
 
 Status = Literal["READY", "LOADING", "UNLOADING"]
 
@@ -119,7 +120,11 @@ class Slot:
     async def run(self) -> None:
         """Fill the slot, again and again, until it is retired."""
         while not self.is_retired:
-            death = await self._live_once()
+            try:
+                death = await self._live_once()
+            except Exception as error:  # a slot that stopped trying would leave requests waiting for ever
+                log.exception("%s: its worker could not be looked after", self.name)
+                death = Death(Cause.LOAD_FAILED, f"the worker could not be looked after: {error!r}")
             if self.is_retired:
                 break
             restart = self._policy.ended(time.monotonic())
@@ -133,6 +138,8 @@ class Slot:
                 self._nudged.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._nudged.wait(), restart.delay_s)
+                if self.is_retired:
+                    break
             self.restarts += 1
             self._owner.metrics.worker_restarts += 1
 
@@ -141,7 +148,10 @@ class Slot:
         self._nudged.set()
 
     async def retire(self, *, at_once: bool) -> None:
-        """End the worker and the slot: when its batches are done, or at once. Returns when the process is reaped."""
+        """End the worker and the slot: when its batches are done, or at once. Returns when the process is reaped.
+
+        May be called again, to have `at_once` what was to end in its own time.
+        """
         self.is_retired = True
         self._nudged.set()
         if self._life is not None:
@@ -154,7 +164,8 @@ class Slot:
     @property
     def is_ready(self) -> bool:
         """Whether a worker of this slot has loaded the model and takes batches."""
-        return self._life is not None and self._life.is_ready and not self.is_retired
+        life = self._life
+        return life is not None and life.is_ready and not life.ended.is_set() and not self.is_retired
 
     def view(self) -> WorkerView:
         """What describe says."""
@@ -198,22 +209,30 @@ class Slot:
         except asyncio.CancelledError:
             if not self.is_retired:
                 raise
-        death = await life.finish()
-        del owner.lives[life.key]
-        if not life.is_ready and not self.is_retired:
-            self.load_failures += 1
-        is_wanted = self.is_retired and death.cause is Cause.STOPPED
-        if not is_wanted:
-            owner.metrics.worker_deaths[death.cause.value] += 1
-            self.last_death = DeathView(
-                death.cause.value, time.time(), death.detail, traceback, tuple(life.output.last_lines)
-            )
-            log.warning("%s ended (%s): %s", self.name, death.cause, death.detail)
-            if traceback:
-                log.warning("%s could not load the model:\n%s", self.name, traceback.rstrip())
-        self._life = None
+        try:
+            death = await life.finish()
+            if not life.is_ready and not self.is_retired:
+                self.load_failures += 1
+            is_unasked = not (self.is_retired and death.cause is Cause.STOPPED)
+            if is_unasked:
+                self._record(death, traceback)  # before its clients hear of it, who may ask why
+            life.hand_back(death)
+            await life.output.drained(LAST_OUTPUT_S)
+            if is_unasked and self.last_death is not None:
+                self.last_death = dataclasses.replace(self.last_death, last_lines=tuple(life.output.last_lines))
+        finally:
+            del owner.lives[life.key]
+            self._life = None
+        owner.batch_ended()
         owner.slot_changed()
         return death
+
+    def _record(self, death: Death, traceback: str) -> None:
+        self._owner.metrics.worker_deaths[death.cause.value] += 1
+        self.last_death = DeathView(death.cause.value, time.time(), death.detail, traceback)
+        log.warning("%s ended (%s): %s", self.name, death.cause, death.detail)
+        if traceback:
+            log.warning("%s could not load the model:\n%s", self.name, traceback.rstrip())
 
     def answered(self) -> None:
         """The present worker has answered: its next end begins a new row of failures."""
@@ -234,11 +253,16 @@ class Life:
         self.output = WorkerOutput(owner.options.model, owner.options.version, slot.id, owner.log)
         self._slot = slot
         self._owner = owner
-        self._client = WorkerClient(self)
+        self._client = WorkerClient(
+            self, max_frame_bytes=owner.load.max_answer_bytes * max(1, owner.options.batch_size)
+        )
         self._page: Page | None = None
         self._loaded: asyncio.Future[Loaded | NotLoaded | None] = asyncio.get_running_loop().create_future()
+        self._closed = asyncio.Event()
+        self._hang_up: asyncio.TimerHandle | None = None
         self._has_answered = False
         self._heard_at = 0.0
+        self._awaited_number = 0
         self._may_retry = True
 
     # ------------------------------------------------------------------------------------------- its start
@@ -248,32 +272,45 @@ class Life:
         owner = self._owner
         limit_s = owner.options.startup_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
-                await self._start(gpu_id)
+            async with asyncio.timeout(limit_s) as limit:
+                await self._start(gpu_id, limit)
         except TimeoutError:
             await owner.launcher.give_up_loading()
             raise StartFailed(
                 Death(Cause.STARTUP_TIMEOUT, f"the worker did not load the model within startupTimeout, {limit_s:g} s")
             ) from None
-        except OSError as error:
+        except StartFailed:
+            raise
+        except Exception as error:
+            log.exception("%s could not be started", self._slot.name)
             raise StartFailed(Death(Cause.LOAD_FAILED, f"the worker could not be started: {error}")) from error
         self.is_ready = True
         owner.dispatcher.open_lane(self.key, time.monotonic())
 
-    async def _start(self, gpu_id: int | None) -> None:
+    async def _start(self, gpu_id: int | None, limit: asyncio.Timeout) -> None:
         owner = self._owner
         loop = asyncio.get_running_loop()
-        out, err = await self.output.open()
-        ours, theirs = socket.socketpair()
-        page_descriptor = create_page()
-        ends = WorkerEnds(theirs.detach(), out, err, page_descriptor)
-        try:
+        with contextlib.ExitStack() as ends:  # the worker has copies of its own by the time these are closed
+            out, err = await self.output.open()
+            ends.callback(os.close, out)
+            ends.callback(os.close, err)
+            page_descriptor = create_page()
+            ends.callback(os.close, page_descriptor)
             self._page = Page(page_descriptor)
-            await loop.create_connection(lambda: self._client, sock=ours)
-            launched = await owner.launcher.launch(self._slot.id, ends, owner.threads)
-        finally:
-            ends.close()
+            ours, theirs = socket.socketpair()
+            ends.enter_context(theirs)
+            try:
+                await loop.create_connection(lambda: self._client, sock=ours)
+            except BaseException:
+                ours.close()
+                raise
+            launched = await owner.launcher.launch(
+                self._slot.id, WorkerEnds(theirs.fileno(), out, err, page_descriptor), owner.threads
+            )
         self.process, self.how = launched.process, launched.how
+        self.process.exited.add_done_callback(self._process_ended)
+        # A template may have loaded the model in vain; the worker's own load has the whole limit again.
+        limit.reschedule(loop.time() + owner.options.startup_timeout_s)
         if launched.needs_load:
             self._client.load(msgspec.structs.replace(owner.load, gpu_id=gpu_id, threads=owner.threads))
         loaded = await asyncio.shield(self._loaded)
@@ -284,13 +321,14 @@ class Life:
             raise StartFailed(Death(_cause(loaded.kind), loaded.message), loaded.traceback)
         raise StartFailed(self.known or await self._how_it_ended())
 
+    def _process_ended(self, _: object) -> None:
+        """The process is gone. Its connection ends by itself, unless something it left behind holds that open."""
+        self._hang_up = asyncio.get_running_loop().call_later(LAST_OUTPUT_S, self._client.close)
+
     async def _how_it_ended(self) -> Death:
         """Why a worker that closed its connection did so, with its last words."""
         assert self.process is not None
-        done, _ = await asyncio.wait([self.process.exited], timeout=STOP_GRACE_S)
-        if not done:
-            self.process.signal_group(9)
-        death = classify_exit(await asyncio.shield(self.process.exited), known=self.known)
+        death = classify_exit(await self.process.wait(STOP_GRACE_S), known=self.known)
         await self.output.drained(LAST_OUTPUT_S)
         tail = " | ".join(self.output.last_lines[-3:])
         return Death(death.cause, f"{death.detail}; it said: {tail}" if tail else death.detail)
@@ -318,19 +356,18 @@ class Life:
 
     def on_results(self, message: Results, bodies: list[bytes]) -> None:
         """A batch has ended."""
-        if not self._has_answered:
-            self._has_answered = True
-            self._slot.answered()
-        self._owner.dispatcher.finished(
-            self.key, message.number, message.handler_s, message.results, bodies, time.monotonic()
-        )
+        self._check_ended(message.number)
+        now = self._heard_at = time.monotonic()
+        self._owner.dispatcher.finished(self.key, message.number, message.handler_s, message.results, bodies, now)
+        self._note_answer()
         self._owner.batch_ended()
 
     def on_raised(self, message: Raised) -> None:
         """A batch has raised as a whole."""
-        self._has_answered = True
-        self._slot.answered()
-        failed = self._owner.dispatcher.raised(self.key, message, time.monotonic())
+        self._check_ended(message.number)
+        now = self._heard_at = time.monotonic()
+        failed = self._owner.dispatcher.raised(self.key, message, now)
+        self._note_answer()
         if failed and message.traceback:
             ids = ", ".join(job.request.id for job in failed)
             options = self._owner.options
@@ -340,8 +377,18 @@ class Life:
 
     def on_piece(self, message: Piece, bodies: list[bytes]) -> None:
         """A piece of a stream: the response limit begins anew."""
-        self._heard_at = time.monotonic()
-        self._owner.dispatcher.piece(self.key, message.number, message.results, bodies)
+        now = self._heard_at = time.monotonic()
+        self._owner.dispatcher.piece(self.key, message.number, message.results, bodies, now)
+
+    def _check_ended(self, number: int) -> None:
+        """A batch is answered after it was run: who answers before answers for what he has not seen."""
+        if self._page is None or self._page.finished < number:
+            raise BadFrame(f"batch {number} is answered, though the worker has not ended it")
+
+    def _note_answer(self) -> None:
+        if not self._has_answered:
+            self._has_answered = True
+            self._slot.answered()
 
     def on_metrics(self, message: Metrics) -> None:
         """What the handler measured."""
@@ -353,6 +400,7 @@ class Life:
 
     def on_closed(self) -> None:
         """The connection has ended."""
+        self._closed.set()
         if not self._loaded.done():
             self._loaded.set_result(None)
         self.ended.set()
@@ -360,18 +408,24 @@ class Life:
     def check_time(self, now: float) -> float | None:
         """End the worker if its oldest batch is past the response limit; else when to look again.
 
-        The limit runs from when the worker began the batch, as the page says; a worker that has not even begun the
-        batch it was sent while idle is measured from when that was sent.
+        The limit runs from when the worker began the batch, as the page says, and anew from each piece of a stream; a
+        worker that has not even begun its batch is measured from when it was sent, or the one before was answered. A
+        worker that has ended the batch may need as long again for its answer to be read: it did its part.
         """
         flights = self._owner.dispatcher.flights(self.key)
         if not flights or self._page is None:
             return None
+        flight = flights[0]
         number, began = self._page.running
-        since = began if number == flights[0].number else flights[0].sent_at
+        since = began if number == flight.number and flight.sent_at <= began <= now else flight.sent_at
         limit_s = self._owner.options.response_timeout_s
         due = max(since, self._heard_at) + limit_s
         if now < due:
             return due
+        if self._page.finished >= flight.number > self._awaited_number:
+            self._awaited_number = flight.number
+            self._heard_at = now
+            return now + limit_s
         self._may_retry = False
         self.kill(Death(Cause.RESPONSE_TIMEOUT, f"no answer within responseTimeout, {limit_s:g} s"))
         return None
@@ -380,7 +434,6 @@ class Life:
 
     def retire(self, *, at_once: bool) -> None:
         """End when the batches in flight are done, or at once."""
-        self.known = self.known or Death(Cause.STOPPED, "stopped by the server")
         is_idle = self._owner.dispatcher.close_lane(self.key)
         if at_once or not self.is_ready or is_idle:
             self.stop()
@@ -401,25 +454,29 @@ class Life:
         self._client.close()
 
     async def finish(self) -> Death:
-        """See the process out, hand back what it held, close everything. Returns why it ended."""
-        owner = self._owner
+        """See the process out and stop listening to it. Returns why it ended; `hand_back` must follow."""
         self.ended.set()
         status: int | None = None
         if self.process is not None:
             was_told = self.known is not None and self.known.cause is Cause.STOPPED
-            done, _ = await asyncio.wait([self.process.exited], timeout=STOP_GRACE_S if was_told else LAST_OUTPUT_S)
-            status = self.process.exited.result() if done else await self.process.end(STOP_GRACE_S)
+            await asyncio.wait([self.process.exited], timeout=STOP_GRACE_S if was_told else LAST_OUTPUT_S)
+            status = await self.process.end(STOP_GRACE_S)
+            with contextlib.suppress(TimeoutError):  # what it wrote last is still on its way in
+                await asyncio.wait_for(self._closed.wait(), LAST_OUTPUT_S)
+        if self._hang_up is not None:
+            self._hang_up.cancel()
         self._client.close()
-        death = classify_exit(status, known=self.known)
+        return classify_exit(status, known=self.known)
+
+    def hand_back(self, death: Death) -> None:
+        """Give back what it held, to be run elsewhere or failed."""
         begun = 0
         if self._page is not None:
             begun = max(self._page.running[0], self._page.finished)
             self._page.close()
             self._page = None
-        owner.dispatcher.died(self.key, begun, error_of(death), may_retry=self._may_retry, now=time.monotonic())
-        await self.output.drained(LAST_OUTPUT_S)
-        owner.batch_ended()
-        return death
+        error = error_of(death)
+        self._owner.dispatcher.died(self.key, begun, error, may_retry=self._may_retry, now=time.monotonic())
 
 
 def resident_bytes(pid: int) -> int:
@@ -427,7 +484,7 @@ def resident_bytes(pid: int) -> int:
     if pid <= 0:
         return 0
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_SIZE_BYTES
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
 

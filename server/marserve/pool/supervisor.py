@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 
-from marserve.errors import Draining, LoadFailed, NoWorker
+from marserve.errors import Draining, LoadFailed
 from marserve.messages import Load, Metric, Metrics, Receiver, Request
 from marserve.pool.batcher import Flight
 from marserve.pool.cause_of_death import Cause
@@ -29,6 +30,7 @@ log = logging.getLogger("marserve.pool")
 
 # How finely the response limit is watched.
 MIN_WATCH_S = 0.02
+MIN_WAKE_S = 0.001
 
 
 class Pool:
@@ -47,10 +49,11 @@ class Pool:
         self.lives: dict[str, Life] = {}
         self._launchers = launchers
         self._slots: list[Slot] = []
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], Slot] = {}
         self._minimum, self._maximum = options.min_workers, options.max_workers
         self._waiters: list[asyncio.Future[None]] = []
         self._wake: asyncio.TimerHandle | None = None
+        self._wake_at = math.inf  # monotonic seconds; inf while no timer runs
         self._watch: asyncio.TimerHandle | None = None
         self._is_stopped = False
         metrics.read_gauges = self._gauges
@@ -59,8 +62,10 @@ class Pool:
 
     def submit(self, request: Request, receiver: Receiver) -> Job:
         """Take one request; the receiver hears how it ended. Raises as `Dispatcher.submit`."""
-        job = self.dispatcher.submit(request, receiver, time.monotonic())
-        if job.flight is None or job.deadline is not None:
+        now = time.monotonic()
+        job = self.dispatcher.submit(request, receiver, now)
+        # A timer that is due within the batch delay is due before this job can need one.
+        if job.deadline is not None or (job.flight is None and self._wake_at > now + self.options.max_batch_delay_s):
             self._set_wake()
         return job
 
@@ -73,8 +78,10 @@ class Pool:
     def scale(self, minimum: int, maximum: int) -> None:
         """Fewer workers than `minimum`: start more. More than `maximum`: retire the last ones, when their work is done.
 
-        Slots that gave up are tried again at once. Returns at once; `wait_until_ready` waits.
+        Slots that gave up are tried again at once. Returns at once; `wait_until_ready` waits. A stopped pool stays so.
         """
+        if self._is_stopped:
+            return
         self._minimum, self._maximum = minimum, maximum
         for slot in self._slots:
             if slot.has_given_up:
@@ -134,7 +141,7 @@ class Pool:
     @property
     def queued(self) -> int:
         """Requests that wait."""
-        return len(self.dispatcher.queue)
+        return self.dispatcher.waiting
 
     @property
     def running(self) -> int:
@@ -177,7 +184,7 @@ class Pool:
     async def stop(self, drain_s: float = 0.0) -> None:
         """Drain, then end every worker and the template, and reap them. What is left is refused as Draining.
 
-        Safe to call more than once.
+        Safe to call more than once, and again while it runs: the shorter drain counts.
         """
         left = await self.drain(drain_s) if drain_s > 0 else 0
         self.refuse_new()
@@ -185,7 +192,7 @@ class Pool:
         if left:
             log.warning("%s %s: %d requests given up", self.options.model, self.options.version, left)
         self.dispatcher.fail_waiting(Draining(), time.monotonic())
-        for slot in self._slots:
+        for slot in (*self._slots, *self._leaving.values()):
             self._leave(slot, at_once=True)
         self._slots.clear()
         self.dispatcher.living_slots = 0
@@ -197,6 +204,7 @@ class Pool:
             if handle is not None:
                 handle.cancel()
         self._wake = self._watch = None
+        self._wake_at = math.inf
         self._notify()
 
     # ------------------------------------------------------------------------------------------- dispatcher's actions
@@ -221,14 +229,17 @@ class Pool:
         if life is not None:
             life.stop()
 
+    def all_ended(self) -> None:
+        """The last client left: who waits for the end need not wait any longer."""
+        self._notify()
+
     # ------------------------------------------------------------------------------------------- slots' news
 
     def slot_changed(self) -> None:
         """A slot's state changed."""
-        living = sum(not slot.has_given_up for slot in self._slots)
-        self.dispatcher.living_slots = living
-        if not living and self.dispatcher.queue:
-            self.dispatcher.fail_waiting(NoWorker(self.options.model), time.monotonic())
+        self.dispatcher.living_slots = sum(not slot.has_given_up for slot in self._slots)
+        self.dispatcher.fail_stranded(time.monotonic())
+        self._set_wake()
         self._notify()
 
     def batch_ended(self) -> None:
@@ -239,7 +250,7 @@ class Pool:
             self._notify()
 
     def worker_measured(self, metrics: Metrics) -> None:
-        """Keep what a handler measured until the registry's listener takes it."""
+        """Hand on what a handler measured."""
         self.on_measured(metrics.values)
 
     def on_measured(self, values: list[Metric]) -> None:
@@ -252,16 +263,18 @@ class Pool:
         when = self.dispatcher.next_wake()
         if when is None:
             return
-        loop = asyncio.get_running_loop()
-        at = loop.time() + max(0.0, when - time.monotonic())
         if self._wake is not None:
-            if self._wake.when() <= at + 0.001:
+            if self._wake_at <= when:
                 return
             self._wake.cancel()
-        self._wake = loop.call_at(at, self._woken)
+        # uvloop counts whole milliseconds; less than one would be no timer but a turn of the loop after another.
+        delay_s = max(MIN_WAKE_S, when - time.monotonic())
+        self._wake = asyncio.get_running_loop().call_later(delay_s, self._woken)
+        self._wake_at = when
 
     def _woken(self) -> None:
         self._wake = None
+        self._wake_at = math.inf
         self.dispatcher.pump(time.monotonic())
         self._set_wake()
         if self._waiters:
@@ -283,8 +296,8 @@ class Pool:
     def _leave(self, slot: Slot, *, at_once: bool) -> None:
         """Retire a slot in the background; `wait_until_scaled_down` waits for it."""
         task = asyncio.create_task(slot.retire(at_once=at_once))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._leaving[task] = slot
+        task.add_done_callback(lambda task: self._leaving.pop(task, None))
 
     def _load_failed(self, slot: Slot) -> LoadFailed:
         death = slot.last_death

@@ -54,7 +54,7 @@ def load_model(load: Load) -> LoadedModel:
 
     ModuleNotFoundError: neither the archive nor marserve has the handler; ValueError: the module names none clearly.
     """
-    metrics = MetricsCache(load.model)
+    metrics = MetricsCache(model_name=load.model)
     context = Context(
         load.model,
         load.model_dir,
@@ -66,6 +66,7 @@ def load_model(load: Load) -> LoadedModel:
         metrics=metrics,
         model_yaml_config=load.model_config if load.model_config is not None else {},
     )
+    context.threads = load.threads
     word, _, function_name = load.handler.partition(":")
     found = _import_handler(word)
     if isinstance(found, ModuleType):

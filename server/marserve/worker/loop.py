@@ -44,6 +44,7 @@ from marserve_handlers.errors import (
     CANCELLED,
     EXPIRED,
     HANDLER,
+    MEMORY,
     TOO_LARGE,
     BadResponse,
     describe_failure,
@@ -112,7 +113,10 @@ class WorkerLoop:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             leave(0)
         except SystemExit as error:  # the author's code asked to end; its status is what the server is told
-            leave(error.code if isinstance(error.code, int) else 1)
+            leave(exit_status(error))
+        except BaseException:  # ours to mend; a thread that the author's code left must not keep the process
+            traceback.print_exc()
+            leave(1)
 
     def _load(self, load: Load) -> None:
         began = time.monotonic()
@@ -120,7 +124,9 @@ class WorkerLoop:
             enter_model_folder(load)
             use_threads(load.threads)
             self._model = load_model(load)
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:
             self._connection.send(not_loaded(error))
             leave(1)
         self._ready(time.monotonic() - began)
@@ -154,10 +160,10 @@ class WorkerLoop:
         handler_began = time.monotonic()
         try:
             answered = self._model.handle(rows, context)
-        except Exception as error:
-            told = describe_failure(error)
-            text = "".join(traceback.format_exception(error))
-            failure = Raised(number, time.monotonic() - handler_began, told.kind, told.message, told.code, text)
+        except SystemExit:
+            raise
+        except BaseException as error:  # a cancelled coroutine's, an author's own: all of them are the handler's
+            failure = _raised(number, time.monotonic() - handler_began, error)
         handler_s = time.monotonic() - handler_began
         if failure is None and type(answered) is not list:
             failure = Raised(number, handler_s, HANDLER, "Invalid model predict output", 503, "")
@@ -226,9 +232,12 @@ class WorkerLoop:
                     body, is_json = encode_value(answer)
             except BadResponse as error:
                 results.append(Result(503, str(error), [], BAD_HEADER))
-            except (TypeError, ValueError, RecursionError) as error:
+            except Exception as error:  # the author's own objects are asked to show themselves: anything may come
                 log.warning("an answer of type %s cannot be written: %s", type(answer).__name__, error)
-                results.append(Result(503, "Unsupported model output data type.", [], HANDLER))
+                if is_out_of_memory(error):
+                    results.append(Result(507, "Out of resources", [], MEMORY))
+                else:
+                    results.append(Result(503, "Unsupported model output data type.", [], HANDLER))
             else:
                 if len(body) > most:
                     text = f"The answer has {len(body)} bytes, more than max_response_size, {most}."
@@ -315,8 +324,26 @@ def encode_value(value: Any) -> tuple[bytes, bool]:
     return body, text[:1] in "[{"
 
 
+def _raised(number: int, handler_s: float, error: BaseException) -> Raised:
+    """What an exception of the author's is told as. Asking it for its words may itself run code of his."""
+    try:
+        told = describe_failure(error)
+        text = "".join(traceback.format_exception(error))
+        return Raised(number, handler_s, told.kind, told.message, told.code, text)
+    except Exception:
+        text = f"{type(error).__name__}, which cannot be shown:\n{traceback.format_exc()}"
+        return Raised(number, handler_s, HANDLER, "Prediction failed", 503, text)
+
+
 def not_loaded(error: BaseException) -> NotLoaded:
     """What a failed load is told as; the traceback goes to the author's log by way of the server."""
+    try:
+        return _not_loaded(error)
+    except Exception:  # the author's exception cannot say what it is
+        return NotLoaded("load_failed", type(error).__name__, traceback.format_exc())
+
+
+def _not_loaded(error: BaseException) -> NotLoaded:
     if is_out_of_memory(error):
         kind = "out_of_memory"
     elif isinstance(error, ModuleNotFoundError):
@@ -362,6 +389,13 @@ def use_threads(threads: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(threads)
+
+
+def exit_status(error: SystemExit) -> int:
+    """The status that `sys.exit` was given: none is 0, what is no number is 1."""
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def leave(status: int) -> NoReturn:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import random
 import select
@@ -18,7 +19,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, recv_fds, socket, socketpair
 from typing import NoReturn
@@ -28,14 +29,25 @@ from marserve.errors import BadFrame
 from marserve.messages import Exited, Fork, Forked, Load, Preload, Stop, Templated, ToServer
 from marserve.page import Page
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
-from marserve.worker.loop import Connection, WorkerLoop, configure_output, leave, not_loaded, use_threads
+from marserve.worker.loop import (
+    Connection,
+    WorkerLoop,
+    configure_output,
+    exit_status,
+    leave,
+    not_loaded,
+    use_threads,
+)
 from marserve.worker.parent import die_with_parent
 
 # Modules that are dear to import; a template for models that cannot be forked after loading imports those it saw.
-HEAVY_MODULES = ("torch", "onnxruntime", "transformers", "numpy", "PIL.Image")
+# onnxruntime is none of them: it starts a thread when it is imported (1.31), and then nothing could be forked.
+HEAVY_MODULES = ("torch", "transformers", "numpy", "PIL.Image")
 
 # Descriptors that come with a `Fork`: wire, standard output, standard error, page.
 FORK_DESCRIPTORS = 4
+
+log = logging.getLogger("marserve.worker.template")
 
 
 class Template:
@@ -46,15 +58,15 @@ class Template:
         self._decoder = wire.worker_decoder()
         self._descriptors: list[int] = []
         self._model: LoadedModel | None = None
+        self._known: dict[int, str] = {}
         self._wake_read, self._wake_write = socketpair(AF_UNIX, SOCK_STREAM)
 
     def run(self) -> NoReturn:
         """Serve the server's orders until it is gone or says stop."""
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        known = set(open_descriptors())
+        self._hear_of_children()
+        self._known = open_descriptors()
         while True:
             ready, _, _ = select.select([self._control, self._wake_read], [], [])
             if self._wake_read in ready:
@@ -70,18 +82,25 @@ class Template:
                 except BadFrame:
                     leave(1)
                 for message, _ in messages:
-                    self._obey(message, known)
+                    self._obey(message)
 
-    def _obey(self, message: object, known: set[int]) -> None:
+    def _hear_of_children(self) -> None:
+        """Have the loop woken when a worker ends. Once more after the author's code ran, which may have undone it."""
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def _obey(self, message: object) -> None:
         if isinstance(message, Load):
             began = time.monotonic()
             try:
                 enter_model_folder(message)
                 self._model = load_model(message)
-            except Exception as error:
+            except SystemExit as error:  # the author's code asked to end; its status is what the server is told
+                leave(exit_status(error))
+            except BaseException as error:
                 self._send(not_loaded(error))
                 leave(1)
-            self._report(began, known)
+            self._report(began, [message.model_dir, *message.import_paths])
         elif isinstance(message, Preload):
             began = time.monotonic()
             for name in message.modules:
@@ -89,25 +108,29 @@ class Template:
                     importlib.import_module(name)
                 except ImportError:
                     continue
-            self._report(began, known)
+            self._report(began, [])
         elif isinstance(message, Fork):
             self._fork(message)
         elif isinstance(message, Stop):
             leave(0)
 
-    def _report(self, began: float, known: set[int]) -> None:
+    def _report(self, began: float, own_folders: list[str]) -> None:
+        self._hear_of_children()
         gc.collect()
-        found = refusals(known)
+        found = refusals(self._known)
         gc.freeze()  # what is loaded stays where it is: a collection in a worker must not copy its pages
-        preload = [name for name in HEAVY_MODULES if name in sys.modules]
-        self._send(Templated(time.monotonic() - began, found, preload))
+        self._send(Templated(time.monotonic() - began, found, heavy_modules(own_folders)))
 
     def _fork(self, order: Fork) -> None:
         descriptors, self._descriptors = self._descriptors[:FORK_DESCRIPTORS], self._descriptors[FORK_DESCRIPTORS:]
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no room for another process: those that serve must not end for it
+            log.error("cannot fork a worker: %s", error)
+            pid = -1
         if pid == 0:
             try:
                 self._become_worker(order, descriptors, parent)
@@ -119,7 +142,7 @@ class Template:
                 leave(1)
         for descriptor in descriptors:
             os.close(descriptor)
-        self._send(Forked(order.worker_id, pid))
+        self._send(Forked(order.worker_id, max(pid, 0)))
 
     def _become_worker(self, order: Fork, descriptors: list[int], parent: int) -> NoReturn:
         os.setsid()
@@ -129,6 +152,8 @@ class Template:
         self._control.close()
         self._wake_read.close()
         self._wake_write.close()
+        for descriptor in self._descriptors:  # another worker's, whose order was read together with this one's
+            os.close(descriptor)
         wire_descriptor, out, err, page_descriptor = descriptors
         os.dup2(out, 1)
         os.dup2(err, 2)
@@ -149,7 +174,7 @@ class Template:
             if ended is None:
                 return
             # Before it is reaped its number is nobody else's: what it left in its process group goes with it.
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(ended.si_pid, signal.SIGKILL)
             pid, status = os.waitpid(ended.si_pid, 0)
             self._send(Exited(pid, status))
@@ -165,10 +190,10 @@ class Template:
 # ------------------------------------------------------------------------------------------------ refusals
 
 
-def refusals(known_descriptors: Iterable[int]) -> list[str]:
+def refusals(known_descriptors: Mapping[int, str]) -> list[str]:
     """Why this process must not be forked, one sentence each; empty when it may be.
 
-    `known_descriptors` are those that were open before the model was loaded.
+    `known_descriptors` are those that were open before the model was loaded, and what they pointed at.
     """
     if not Path("/proc/self/task").is_dir():
         return ["this system does not show a process's threads and files, so that forking it cannot be judged"]
@@ -182,13 +207,25 @@ def refusals(known_descriptors: Iterable[int]) -> list[str]:
     if "onnxruntime" in sys.modules and any(type(thing).__name__ == "InferenceSession" for thing in gc.get_objects()):
         found.append("an ONNX Runtime session is open")
     for descriptor, target in sorted(open_descriptors().items()):
-        if descriptor not in set(known_descriptors):
+        if known_descriptors.get(descriptor) != target:
             reason = _unshareable(descriptor, target)
             if reason is not None:
                 found.append(reason)
     children = child_processes()
     if children:
         found.append(f"child processes run: {', '.join(map(str, children))}")
+    return found
+
+
+def heavy_modules(own_folders: Iterable[str]) -> list[str]:
+    """Which of the heavy modules are loaded, but for those that the archive brings itself, from `own_folders`."""
+    folders = tuple(os.path.join(os.path.realpath(folder), "") for folder in own_folders if folder)
+    found = []
+    for name in HEAVY_MODULES:
+        module = sys.modules.get(name)
+        origin = getattr(module, "__file__", None)
+        if origin is not None and not os.path.realpath(origin).startswith(folders):
+            found.append(name)
     return found
 
 
@@ -239,10 +276,12 @@ def _unshareable(descriptor: int, target: str) -> str | None:
         return f"a kernel object was opened (descriptor {descriptor}, {target.removeprefix('anon_inode:')})"
     try:
         flags = _open_flags(descriptor)
-        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        mode = os.fstat(descriptor).st_mode
     except OSError:
         return None
-    if is_file and flags & os.O_ACCMODE != os.O_RDONLY:
+    if stat.S_ISFIFO(mode):
+        return f"a named pipe was opened: {target}"
+    if stat.S_ISREG(mode) and flags & os.O_ACCMODE != os.O_RDONLY:
         return f"a file was opened for writing: {target}"
     return None
 

@@ -74,7 +74,7 @@ class Launchers:
         if task is None:
             task = asyncio.create_task(self._open_import_template(modules))
             self._import_templates[modules] = task
-        return await asyncio.shield(task)
+        return await _share(task)
 
     async def _open_import_template(self, modules: tuple[str, ...]) -> Template | None:
         template = Template("-", "-", self.environment, self.log)
@@ -112,6 +112,9 @@ class Launcher:
 
     async def launch(self, worker_id: str, ends: WorkerEnds, threads: int) -> Launched:
         """Start one worker on these ends. Raises StartFailed; the caller bounds the wait and closes the ends."""
+        if self._start == "fork" and not self._may_load_first:
+            reason = "its workers use devices" if sys.platform == "linux" else "this system does not show what is safe"
+            raise _fork_refused(reason)
         template = await self._model_template()
         if template is not None:
             process = await template.fork(worker_id, ends, threads)
@@ -132,7 +135,7 @@ class Launcher:
         if self._opening is None:
             self._opening = asyncio.create_task(self._open_template())
             self._opening.add_done_callback(self._opened)
-        return await asyncio.shield(self._opening)
+        return await _share(self._opening)
 
     def _opened(self, task: asyncio.Task[Template | None]) -> None:
         self._opening = None
@@ -149,13 +152,7 @@ class Launcher:
         await template.close()
         reasons = "; ".join(ready.refusals)
         if self._start == "fork":
-            raise StartFailed(
-                Death(
-                    Cause.FORK_REFUSED,
-                    f"workerStart is fork, but the loaded model must not be forked: {reasons}. "
-                    "Set workerStart: auto to have each worker load the model for itself.",
-                )
-            )
+            raise _fork_refused(reasons)
         self._may_load_first = False
         self._preload = tuple(ready.preload)
         self.warnings.append(f"Each worker loads the model for itself, forking it is not safe: {reasons}")
@@ -167,7 +164,7 @@ class Launcher:
         opening = self._opening
         if opening is not None:
             opening.cancel()
-            await asyncio.gather(opening, return_exceptions=True)
+            await asyncio.wait([opening])
 
     async def close(self) -> None:
         """End the version's template."""
@@ -175,3 +172,25 @@ class Launcher:
         if self._template is not None:
             await self._template.close()
             self._template = None
+
+
+def _fork_refused(reasons: str) -> StartFailed:
+    return StartFailed(
+        Death(
+            Cause.FORK_REFUSED,
+            f"workerStart is fork, but the loaded model must not be forked: {reasons}. "
+            "Set workerStart: auto to have each worker load the model for itself.",
+        )
+    )
+
+
+async def _share(opening: asyncio.Task[Template | None]) -> Template | None:
+    """Wait for a template that others may wait for too. Raises StartFailed when one of them gave it up."""
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        waiting = asyncio.current_task()
+        if waiting is not None and waiting.cancelling():
+            raise
+        death = Death(Cause.STARTUP_TIMEOUT, "the template took too long to load and was ended")
+        raise StartFailed(death) from None

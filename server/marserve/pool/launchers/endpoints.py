@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class WorkerEnds:
-    """The worker's ends. The launcher hands copies over; `close()` closes the server's, any number of times."""
+    """The worker's ends. A launcher hands copies over; these stay the caller's, who closes them after the launch."""
 
     wire: int
     out: int
     err: int
     page: int
-    is_closed: bool = False
-
-    def close(self) -> None:
-        """Close all four here: the worker has its own by now, or never will."""
-        if not self.is_closed:
-            self.is_closed = True
-            for descriptor in (self.wire, self.out, self.err, self.page):
-                os.close(descriptor)

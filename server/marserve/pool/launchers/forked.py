@@ -7,11 +7,13 @@ carries orders and, as ancillary data, the descriptors of the workers to be fork
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
 import socket
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 from marserve import wire
@@ -46,9 +48,10 @@ class Template:
         self._process: WorkerProcess | None = None
         self._control: socket.socket | None = None
         self._answer: asyncio.Future[Any] | None = None
-        self._forks: dict[str, asyncio.Future[int]] = {}
+        self._forks: dict[str, asyncio.Future[WorkerProcess]] = {}
+        self._fork_numbers = count(1)
         self._children: dict[int, asyncio.Future[int | None]] = {}
-        self._exits_early: dict[int, int] = {}
+        self._unsent = memoryview(b"")
         self.is_open = False
         self.load_s = 0.0
 
@@ -63,35 +66,20 @@ class Template:
         The caller bounds the wait: when cancelled, the process is ended all the same.
         """
         loop = asyncio.get_running_loop()
-        ours, theirs = socket.socketpair()
-        out, err = await self._output.open()
-        try:
-            self._process = spawn(
-                ["template", str(os.getpid()), str(theirs.fileno())],
-                {**self._environment, **SINGLE_THREADED},
-                pass_fds=(theirs.fileno(),),
-                out=out,
-                err=err,
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(out)
-            os.close(err)
-        self._control = ours
+        process = self._process = await self._spawn()
         self._answer = loop.create_future()
-        loop.add_reader(ours.fileno(), self._readable)
-        self._process.exited.add_done_callback(lambda _: self._ended())
+        process.exited.add_done_callback(lambda _: self._ended())
         try:
-            self._send(order)
+            self._unsent = memoryview(b"".join(wire.encode(order)))
+            assert self._control is not None
+            loop.add_reader(self._control.fileno(), self._readable)
+            loop.add_writer(self._control.fileno(), self._writable)
             answer = await self._answer
             if isinstance(answer, Templated):
                 self.is_open = True
                 self.load_s = answer.seconds
                 return answer
-            status = await asyncio.shield(self._process.exited)
+            status = await process.wait(END_GRACE_S)
             await self._output.drained(1.0)
             if isinstance(answer, NotLoaded):
                 raise StartFailed(Death(_cause(answer.kind), answer.message), answer.traceback)
@@ -99,78 +87,109 @@ class Template:
             tail = " | ".join(self._output.last_lines[-3:])
             raise StartFailed(Death(death.cause, f"{death.detail}{': ' + tail if tail else ''}"))
         except BaseException:
+            process.signal_group(signal.SIGKILL)  # first, and without waiting: who cancels us may do so again
             await self.close()
             raise
 
+    async def _spawn(self) -> WorkerProcess:
+        with contextlib.ExitStack() as ends:
+            out, err = await self._output.open()
+            ends.callback(os.close, out)
+            ends.callback(os.close, err)
+            ours, theirs = socket.socketpair()
+            ends.enter_context(theirs)
+            ours.setblocking(False)
+            try:
+                process = spawn(
+                    ["template", str(os.getpid()), str(theirs.fileno())],
+                    {**self._environment, **SINGLE_THREADED},
+                    pass_fds=(theirs.fileno(),),
+                    out=out,
+                    err=err,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._control = ours
+        return process
+
     async def fork(self, worker_id: str, ends: WorkerEnds, threads: int) -> WorkerProcess:
         """Fork a worker on these ends. Raises StartFailed when the template cannot."""
-        loop = asyncio.get_running_loop()
-        if not self.is_open or self._control is None:
+        if not self.is_open:
             raise StartFailed(Death(Cause.KILLED, "the template that workers are forked from is gone"))
-        forked: asyncio.Future[int] = loop.create_future()
-        self._forks[worker_id] = forked
+        forked: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
+        name = f"{worker_id}/{next(self._fork_numbers)}"  # an answer that comes too late must find nobody else waiting
+        self._forks[name] = forked
         try:
-            order = Fork(worker_id, random.SystemRandom().getrandbits(63), threads)
+            order = Fork(name, random.SystemRandom().getrandbits(63), threads)
             self._send(order, (ends.wire, ends.out, ends.err, ends.page))
-            pid = await asyncio.wait_for(forked, FORK_TIMEOUT_S)
-        except (TimeoutError, OSError) as error:
-            raise StartFailed(Death(Cause.STARTUP_TIMEOUT, f"the template did not fork: {error!r}")) from error
+            return await asyncio.wait_for(forked, FORK_TIMEOUT_S)
+        except TimeoutError as error:
+            reason = f"the template did not fork within {FORK_TIMEOUT_S:g} s"
+            raise StartFailed(Death(Cause.STARTUP_TIMEOUT, reason)) from error
+        except OSError as error:
+            raise StartFailed(Death(Cause.KILLED, f"the template cannot be reached: {error}")) from error
         finally:
-            self._forks.pop(worker_id, None)
-        exited: asyncio.Future[int | None] = loop.create_future()
-        if pid in self._exits_early:
-            exited.set_result(self._exits_early.pop(pid))
-        elif not self.is_open:
-            exited.set_result(None)
-        else:
-            self._children[pid] = exited
-        return WorkerProcess(pid, exited)
+            del self._forks[name]
 
     async def close(self) -> None:
         """End the template; workers forked from it end with it."""
         self.is_open = False
         if self._process is not None and not self._process.exited.done():
-            if self._control is not None:
-                try:
-                    self._send(Stop())
-                except OSError:
-                    self._process.signal_group(signal.SIGKILL)
-            done, _ = await asyncio.wait([self._process.exited], timeout=END_GRACE_S)
-            if not done:
+            try:
+                self._send(Stop())
+                await self._process.wait(END_GRACE_S)
+            except OSError:
+                await self._process.wait(0.0)
+            except asyncio.CancelledError:
                 self._process.signal_group(signal.SIGKILL)
-                await asyncio.wait([self._process.exited])
+                raise
         self._drop_control()
         await self._output.drained(1.0)
 
     def _send(self, order: ToWorker, descriptors: tuple[int, ...] = ()) -> None:
-        """Write an order. Blocking, on purpose: orders are small, and a template does nothing but read them."""
-        control = self._control
-        if control is None:
-            raise BrokenPipeError
-        buffers = wire.encode(order)
-        if descriptors:
-            sent = socket.send_fds(control, [buffers[0]], list(descriptors))
-            control.sendall(memoryview(buffers[0])[sent:])
-        else:
-            control.sendall(buffers[0])
+        """Write a short order, without waiting: a template does nothing but read them. Raises OSError if it cannot."""
+        if self._control is None:
+            raise BrokenPipeError("the template is gone")
+        data = b"".join(wire.encode(order))
+        sent = socket.send_fds(self._control, [data], list(descriptors)) if descriptors else self._control.send(data)
+        if sent < len(data):
+            raise BlockingIOError("the template does not read its orders")
 
-    def _readable(self) -> None:
+    def _writable(self) -> None:
+        """Send on what is left of the first order: a long one waits for the new interpreter to read it."""
         assert self._control is not None
         try:
-            data = self._control.recv(65536, socket.MSG_DONTWAIT)
+            self._unsent = self._unsent[self._control.send(self._unsent) :]
         except BlockingIOError:
             return
+        except OSError:  # it has ended already, as its exit will say
+            self._unsent = memoryview(b"")
+        if not self._unsent:
+            asyncio.get_running_loop().remove_writer(self._control.fileno())
+
+    def _readable(self) -> bool:
+        """Take what has come; says whether there may be more at once."""
+        if self._control is None:
+            return False
+        try:
+            data = self._control.recv(65536)
+        except BlockingIOError:
+            return False
         except OSError:
             data = b""
         if not data:
             self._drop_control()
-            return
+            return False
         try:
             for message, _ in self._decoder.feed(data):
                 self._hear(message)
         except BadFrame:
             if self._process is not None:
                 self._process.signal_group(signal.SIGKILL)
+            self._drop_control()
+            return False
+        return True
 
     def _hear(self, message: object) -> None:
         if isinstance(message, Templated | NotLoaded):
@@ -178,20 +197,28 @@ class Template:
                 self._answer.set_result(message)
         elif isinstance(message, Forked):
             waiting = self._forks.get(message.worker_id)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(message.pid)
+            if message.pid <= 0:
+                if waiting is not None and not waiting.done():
+                    waiting.set_exception(StartFailed(Death(Cause.LOAD_FAILED, "the system would not fork a worker")))
+                return
+            exited: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+            self._children[message.pid] = exited
+            if waiting is not None and not waiting.done():  # else its wire is closed by now, and it ends by itself
+                waiting.set_result(WorkerProcess(message.pid, exited))
         elif isinstance(message, Exited):
             child = self._children.pop(message.pid, None)
-            if child is None:
-                self._exits_early[message.pid] = message.status
-            elif not child.done():
+            if child is not None and not child.done():
                 child.set_result(message.status)
 
     def _ended(self) -> None:
         """The template has ended, and with it (by the kernel) every worker it forked."""
         self.is_open = False
+        while self._readable():  # what it said last, a failed load above all
+            pass
         self._drop_control()
-        for child in self._children.values():
+        for pid, child in self._children.items():
+            with contextlib.suppress(OSError):  # what a worker left in its process group has nobody else to end it
+                os.killpg(pid, signal.SIGKILL)
             if not child.done():
                 child.set_result(None)
         self._children.clear()
@@ -203,7 +230,9 @@ class Template:
 
     def _drop_control(self) -> None:
         if self._control is not None:
-            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._control.fileno())
+            loop.remove_writer(self._control.fileno())
             self._control.close()
             self._control = None
 

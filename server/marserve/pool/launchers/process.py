@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+
+log = logging.getLogger("marserve.pool.launchers")
+
+KILL_TIMEOUT_S = 10.0
 
 
 class WorkerProcess:
@@ -28,15 +33,29 @@ class WorkerProcess:
         if self.exited.done():
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:  # forked a moment ago, and not yet the leader of a group
+                os.kill(self.pid, number)
 
     async def end(self, grace_s: float) -> int | None:
         """SIGTERM, after `grace_s` SIGKILL; returns the wait status once the process is reaped."""
         self.signal_group(signal.SIGTERM)
+        return await self.wait(grace_s)
+
+    async def wait(self, grace_s: float) -> int | None:
+        """Wait for the process's end, after `grace_s` seconds by SIGKILL; returns the wait status.
+
+        A process that the kernel itself cannot end (stuck in a driver) is left behind, which the log says.
+        """
         done, _ = await asyncio.wait([self.exited], timeout=grace_s)
         if not done:
             self.signal_group(signal.SIGKILL)
-        return await asyncio.shield(self.exited)
+            done, _ = await asyncio.wait([self.exited], timeout=KILL_TIMEOUT_S)
+        if not done:
+            log.error("process %d does not end, not even by SIGKILL; it is left behind", self.pid)
+            return None
+        return self.exited.result()
 
 
 def spawn(
@@ -69,13 +88,15 @@ def _watch(popen: subprocess.Popen[bytes], exited: asyncio.Future[int | None]) -
         # Before it is reaped its number is nobody else's: what it left in its process group goes with it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(popen.pid, signal.SIGKILL)
-        _, status = os.waitpid(popen.pid, 0)
-        popen.returncode = os.waitstatus_to_exitcode(status)
+        status: int | None = None
+        with contextlib.suppress(ChildProcessError):  # whoever embeds us reaps children of its own accord
+            _, status = os.waitpid(popen.pid, 0)
+        popen.returncode = 0 if status is None else os.waitstatus_to_exitcode(status)
         if not exited.done():
             exited.set_result(status)
 
-    if hasattr(os, "pidfd_open"):
-        descriptor = os.pidfd_open(popen.pid)
+    descriptor = _open_pidfd(popen.pid)
+    if descriptor is not None:
 
         def ended() -> None:
             loop.remove_reader(descriptor)
@@ -86,8 +107,19 @@ def _watch(popen: subprocess.Popen[bytes], exited: asyncio.Future[int | None]) -
         return
 
     def wait() -> None:
-        os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
         with contextlib.suppress(RuntimeError):  # the loop is closed: the server is ending
             loop.call_soon_threadsafe(reap)
 
     threading.Thread(target=wait, name=f"reap-{popen.pid}", daemon=True).start()
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """A descriptor that tells of the process's end; None where the system has none, or none left."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None

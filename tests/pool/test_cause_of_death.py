@@ -1,0 +1,61 @@
+"""Tests for the cause of death: from a wait status and what else is known to a class and a sentence."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from marserve.errors import OutOfMemory, WorkerDied
+from marserve.pool.cause_of_death import Cause, Death, classify_exit, error_of
+
+
+def exited(code: int) -> int:
+    """The wait status of a process that ended by itself."""
+    return code << 8
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "said"),
+    [
+        (exited(0), Cause.EXIT, "exit status 0"),
+        (exited(7), Cause.EXIT, "exit status 7"),
+        (signal.SIGKILL, Cause.KILLED, "SIGKILL"),
+        (signal.SIGSEGV, Cause.SIGNAL, "signal 11 (SIGSEGV)"),
+        (signal.SIGSEGV | 0x80, Cause.SIGNAL, "signal 11 (SIGSEGV)"),
+        (signal.SIGABRT, Cause.SIGNAL, "signal 6 (SIGABRT)"),
+        (40, Cause.SIGNAL, "signal 40"),
+        (None, Cause.KILLED, "could not be read"),
+    ],
+)
+def test_a_wait_status_becomes_a_class_and_a_sentence(status: int | None, cause: Cause, said: str) -> None:
+    """Core dumps, real-time signals and a status that nobody could read included."""
+    death = classify_exit(status)
+
+    assert death.cause is cause
+    assert said in death.detail
+
+
+def test_what_the_server_knew_before_wins() -> None:
+    """A worker killed for its time-out did not just get a SIGKILL."""
+    known = Death(Cause.RESPONSE_TIMEOUT, "no answer within responseTimeout, 2 s")
+
+    assert classify_exit(signal.SIGKILL, known=known) is known
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.OUT_OF_MEMORY])
+def test_a_client_is_told_that_its_worker_died_and_the_class_of_cause(cause: Cause) -> None:
+    """The text is TorchServe's; the reason stays in the log and in describe."""
+    error = error_of(Death(cause, "a secret path"))
+
+    assert isinstance(error, WorkerDied)
+    assert error.message == "Worker died."
+    assert error.cause == cause.value
+
+
+def test_a_worker_that_ran_out_of_memory_is_an_error_of_its_own() -> None:
+    """Surfaces answer 507 for it."""
+    error = error_of(Death(Cause.OUT_OF_MEMORY, ""))
+
+    assert isinstance(error, OutOfMemory)
+    assert error.message == "Worker died."

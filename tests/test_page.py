@@ -1,0 +1,151 @@
+"""Tests for the shared page: what a worker writes the server reads, and the other way round."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from marserve.page import MAX_CANCEL_INDEX, PAGE_BYTES, SLOTS, Page, create_page
+
+
+@pytest.fixture
+def pages() -> Iterator[tuple[Page, Page]]:
+    """The same page, mapped twice: the worker's and the server's."""
+    descriptor = create_page()
+    worker, server = Page(descriptor), Page(descriptor)
+    yield worker, server
+    worker.close()
+    server.close()
+    os.close(descriptor)
+
+
+def test_a_new_page_says_that_nothing_runs(pages: tuple[Page, Page]) -> None:
+    """Zeros."""
+    _, server = pages
+
+    assert server.running == (0, 0.0)
+    assert server.finished == 0
+
+
+def test_the_server_sees_which_batch_runs_and_since_when(pages: tuple[Page, Page]) -> None:
+    """Though the worker is in the middle of a handler that never returns."""
+    worker, server = pages
+
+    worker.begin(7, 123.25)
+
+    assert server.running == (7, 123.25)
+
+
+def test_after_a_batch_nothing_runs_and_one_more_is_finished(pages: tuple[Page, Page]) -> None:
+    """The number of batches finished is the number of the last one."""
+    worker, server = pages
+
+    for number in range(1, 4):
+        worker.begin(number, float(number))
+        worker.finish()
+
+    assert server.running[0] == 0
+    assert server.finished == 3
+
+
+@pytest.mark.parametrize("index", [0, 1, 63, 64, 127, 128, 1000, MAX_CANCEL_INDEX - 1])
+def test_the_worker_sees_which_item_was_cancelled(pages: tuple[Page, Page], index: int) -> None:
+    """That one and no other."""
+    worker, server = pages
+
+    server.cancel(5, index)
+
+    assert worker.has_cancels(5)
+    assert [other for other in range(MAX_CANCEL_INDEX) if worker.is_cancelled(5, other)] == [index]
+
+
+def test_cancels_of_one_batch_add_up(pages: tuple[Page, Page]) -> None:
+    """Clients leave one after the other."""
+    worker, server = pages
+
+    for index in (3, 70, 4):
+        server.cancel(9, index)
+
+    assert [index for index in range(200) if worker.is_cancelled(9, index)] == [3, 4, 70]
+
+
+def test_a_cancel_of_one_batch_says_nothing_of_another(pages: tuple[Page, Page]) -> None:
+    """The next batch's items have the same places."""
+    worker, server = pages
+
+    server.cancel(1, 0)
+
+    for number in (2, 3, 4, 1 + SLOTS, 1 + 2 * SLOTS):
+        assert not worker.has_cancels(number)
+        assert not worker.is_cancelled(number, 0)
+
+
+def test_a_slot_that_is_used_again_has_forgotten(pages: tuple[Page, Page]) -> None:
+    """A worker lives for millions of batches; the page has room for a few."""
+    worker, server = pages
+    server.cancel(1, 0)
+    server.cancel(1, 77)
+
+    server.cancel(1 + SLOTS, 5)
+
+    assert [index for index in range(200) if worker.is_cancelled(1 + SLOTS, index)] == [5]
+    assert not worker.is_cancelled(1, 0)
+
+
+def test_two_batches_in_flight_have_room_for_their_cancels(pages: tuple[Page, Page]) -> None:
+    """One running, one sent ahead."""
+    worker, server = pages
+
+    server.cancel(41, 1)
+    server.cancel(42, 2)
+
+    assert worker.is_cancelled(41, 1)
+    assert worker.is_cancelled(42, 2)
+    assert not worker.is_cancelled(41, 2)
+
+
+def test_items_beyond_the_pages_room_are_not_marked(pages: tuple[Page, Page]) -> None:
+    """They run in vain, and nothing else happens."""
+    worker, server = pages
+
+    server.cancel(1, MAX_CANCEL_INDEX)
+    server.cancel(1, 10**6)
+
+    assert not worker.has_cancels(1)
+    assert not worker.is_cancelled(1, MAX_CANCEL_INDEX)
+
+
+def test_large_numbers_fit(pages: tuple[Page, Page]) -> None:
+    """A worker at a million batches a second would need half a million years to reach the end."""
+    worker, server = pages
+
+    worker.begin(2**64 - 1, 1e300)
+    server.cancel(2**63, 0)
+
+    assert server.running == (2**64 - 1, 1e300)
+    assert worker.is_cancelled(2**63, 0)
+
+
+def test_a_page_is_not_inherited_by_chance() -> None:
+    """It is handed on by name, as every descriptor."""
+    descriptor = create_page()
+
+    try:
+        assert not os.get_inheritable(descriptor)
+        assert os.fstat(descriptor).st_size == PAGE_BYTES
+    finally:
+        os.close(descriptor)
+
+
+def test_closing_leaves_the_descriptor_to_its_owner() -> None:
+    """And needs nothing of the other side."""
+    descriptor = create_page()
+    page = Page(descriptor)
+
+    page.close()
+
+    os.close(descriptor)
+    with pytest.raises(ValueError, match="released"):
+        page.begin(1, 0.0)

@@ -1,0 +1,348 @@
+"""Tests for the wire. Frames are spelled out byte by byte here; the encoder makes none of those that are decoded."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marserve import wire
+from marserve.errors import BadFrame
+from marserve.messages import Batch, Hello, Item, Loaded, Metric, Metrics, Raised, Result, Results, Stop
+
+# What a frame is made of, as docs and the head of `wire.py` say it; changing the format must change these lines.
+HELLO_METADATA = b"\x93\xa5hello\x07\xa43.11"  # ["hello", 7, "3.11"]
+HELLO = (
+    b"mW"
+    b"\x01\x00"  # version
+    b"\x0d\x00\x00\x00"  # bytes of metadata
+    b"\x00\x00\x00\x00"  # number of bodies
+    b"\x00\x00\x00\x00\x00\x00\x00\x00"  # bytes of bodies
+) + HELLO_METADATA
+
+RESULTS_METADATA = (
+    b"\x94\xa7results\x02\xcb\x3f\xe0\x00\x00\x00\x00\x00\x00\x92\x94\xcc\xc8\xa0\x90\xc0\x94\xcc\xc8\xa0\x90\xc0"
+)
+RESULTS = (
+    (
+        b"mW\x01\x00"
+        + bytes([len(RESULTS_METADATA)])
+        + b"\x00\x00\x00"
+        + b"\x02\x00\x00\x00"
+        + b"\x05\x00\x00\x00\x00\x00\x00\x00"
+        + b"\x02\x00\x00\x00"  # first body
+        + b"\x03\x00\x00\x00"  # second body
+    )
+    + RESULTS_METADATA
+    + b"ab"
+    + b"\x00\xff\n"
+)
+RESULTS_MESSAGE = Results(2, 0.5, [Result(200, "", []), Result(200, "", [])])
+
+
+def header(*, magic: bytes = b"mW", version: int = 1, metadata: int = 0, count: int = 0, total: int = 0) -> bytes:
+    """A frame's fixed beginning."""
+    return magic + struct.pack("<HIIQ", version, metadata, count, total)
+
+
+def frame(metadata: bytes, bodies: Sequence[bytes] = ()) -> bytes:
+    """A whole frame around metadata that may be nonsense."""
+    lengths = b"".join(struct.pack("<I", len(body)) for body in bodies)
+    head = header(metadata=len(metadata), count=len(bodies), total=sum(map(len, bodies)))
+    return head + lengths + metadata + b"".join(bodies)
+
+
+def feed_all(data: bytes, *, step: int | None = None) -> list[Any]:
+    """What a fresh decoder makes of these bytes, fed whole or in steps."""
+    decoder = wire.server_decoder()
+    if step is None:
+        return decoder.feed(data)
+    return [message for at in range(0, len(data), step) for message in decoder.feed(data[at : at + step])]
+
+
+# ------------------------------------------------------------------------------------------- whole frames
+
+
+def test_a_frame_without_bodies_is_read() -> None:
+    """Twenty bytes of header, then the message."""
+    assert feed_all(HELLO) == [(Hello(7, "3.11"), [])]
+
+
+def test_a_frame_with_bodies_is_read() -> None:
+    """The bodies are raw, zero bytes and line ends included."""
+    assert feed_all(RESULTS) == [(RESULTS_MESSAGE, [b"ab", b"\x00\xff\n"])]
+
+
+def test_what_the_encoder_writes_is_what_the_format_says() -> None:
+    """Byte by byte."""
+    assert b"".join(wire.encode(Hello(7, "3.11"))) == HELLO
+    assert b"".join(wire.encode(RESULTS_MESSAGE, [b"ab", b"\x00\xff\n"])) == RESULTS
+
+
+def test_an_empty_body_is_a_body() -> None:
+    """Its place among the others counts."""
+    assert feed_all(frame(RESULTS_METADATA, [b"", b"x"])) == [(RESULTS_MESSAGE, [b"", b"x"])]
+
+
+@pytest.mark.parametrize("cut", range(len(RESULTS) + 1))
+def test_a_frame_may_be_cut_anywhere(cut: int) -> None:
+    """Sockets deliver what they like."""
+    decoder = wire.server_decoder()
+
+    first, second = decoder.feed(RESULTS[:cut]), decoder.feed(RESULTS[cut:])
+
+    assert [*first, *second] == [(RESULTS_MESSAGE, [b"ab", b"\x00\xff\n"])]
+    assert decoder.is_between_frames
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 20, 21, 64])
+def test_many_frames_may_come_in_pieces_of_any_size(step: int) -> None:
+    """None is lost, none is doubled, the order is kept."""
+    messages = feed_all((HELLO + RESULTS) * 3, step=step)
+
+    assert [type(message) for message, _ in messages] == [Hello, Results] * 3
+
+
+def test_many_frames_may_come_at_once_with_the_beginning_of_another() -> None:
+    """The rest waits."""
+    decoder = wire.server_decoder()
+
+    messages = decoder.feed(HELLO + RESULTS + HELLO[:5])
+
+    assert len(messages) == 2
+    assert not decoder.is_between_frames
+    assert decoder.feed(HELLO[5:]) == [(Hello(7, "3.11"), [])]
+
+
+def test_nothing_makes_nothing() -> None:
+    """An empty read changes nothing."""
+    decoder = wire.server_decoder()
+
+    assert decoder.feed(b"") == []
+    assert decoder.is_between_frames
+
+
+def test_a_peer_that_closes_within_a_frame_is_seen() -> None:
+    """Whoever reads can tell an orderly end from one in the middle."""
+    decoder = wire.server_decoder()
+
+    decoder.feed(HELLO[:-1])
+
+    assert not decoder.is_between_frames
+
+
+def test_the_worker_is_given_bodies_that_it_may_change() -> None:
+    """Handlers see `bytearray`, as the contract's §1.3 says."""
+    metadata = b"\x93\xa5batch\x01\x91\x95\xa2id\x91\x92\xa4body\xc0\x90\x90\xc0"
+
+    [(message, bodies)] = wire.worker_decoder().feed(frame(metadata, [b"raw"]))
+
+    assert message == Batch(1, [Item("id", [("body", None)], [], [], None)])
+    assert type(bodies[0]) is bytearray
+    assert bodies[0] == b"raw"
+
+
+def test_a_large_frame_is_written_where_its_bodies_lie() -> None:
+    """They are not copied together."""
+    body = bytes(wire.JOIN_BELOW_BYTES)
+
+    buffers = wire.encode(Stop(), [b"small", body])
+
+    assert buffers[2] is body
+    assert len(buffers) == 3
+
+
+# ------------------------------------------------------------------------------------------- what no honest peer sends
+
+
+def test_a_header_alone_is_not_enough() -> None:
+    """Nothing is said before the frame is whole."""
+    assert feed_all(header(metadata=10)) == []
+
+
+@pytest.mark.parametrize("magic", [b"Wm", b"\x00\x00", b"GE", b"mw"])
+def test_a_wrong_beginning_is_refused(magic: bytes) -> None:
+    """Whatever it is, it is not ours."""
+    with pytest.raises(BadFrame, match="begins with"):
+        feed_all(header(magic=magic))
+
+
+@pytest.mark.parametrize("version", [0, 2, 256, 65535])
+def test_a_version_that_we_do_not_know_is_refused(version: int) -> None:
+    """Guessing would be worse."""
+    with pytest.raises(BadFrame, match=f"version {version}"):
+        feed_all(header(version=version))
+
+
+@pytest.mark.parametrize(
+    "announced",
+    [
+        {"metadata": wire.MAX_METADATA_BYTES + 1},
+        {"metadata": 2**32 - 1},
+        {"count": wire.MAX_BODIES + 1},
+        {"count": 2**32 - 1},
+        {"total": 1001},
+        {"total": 2**64 - 1},
+    ],
+    ids=str,
+)
+def test_lengths_over_their_bounds_are_refused_by_the_header_alone(announced: dict[str, int]) -> None:
+    """Before anything is waited for, or kept."""
+    decoder = wire.server_decoder(max_frame_bytes=1000)
+
+    with pytest.raises(BadFrame, match="the bounds are"):
+        decoder.feed(header(**announced))
+
+
+def test_lengths_at_their_bounds_are_waited_for() -> None:
+    """The bound itself is allowed."""
+    decoder = wire.server_decoder(max_frame_bytes=1000)
+
+    assert decoder.feed(header(metadata=wire.MAX_METADATA_BYTES, count=wire.MAX_BODIES, total=1000)) == []
+
+
+@pytest.mark.parametrize("lengths", [(2, 2), (2, 4), (2**32 - 1, 2**32 - 1)])
+def test_lengths_that_do_not_add_up_are_refused(lengths: tuple[int, int]) -> None:
+    """They would shift the bodies, and cross answers."""
+    broken = bytearray(RESULTS)
+    broken[20:28] = struct.pack("<II", *lengths)
+
+    with pytest.raises(BadFrame, match="add up to"):
+        feed_all(bytes(broken))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        b"",
+        b"\xc1",
+        b"\xc0",
+        b"\x90",
+        b"\x91\xa5hullo",
+        b"\x93\xa5hello\x07",  # cut
+        b"\x93\xa5hello\xa3abc\xa43.11",  # a word for a number
+        b"\x93\xa5hello\x07\xa2\xff\xfe",  # no UTF-8
+        b"\x93\xa5hello\x07\xa43.11\xc0",  # something behind it
+        b"\xdd\xff\xff\xff\xff\xa5hello",  # four thousand million elements
+        b"\x94\xa5hello\x07\xa43.11" + b"\x91" * 100_000 + b"\xc0",  # nested deeper than any stack
+        b"\x93\xa5batch\x01\x90",  # a message for workers only
+        b"\x80\x04\x95",  # a pickle
+    ],
+    ids=lambda metadata: metadata[:12].hex() or "empty",
+)
+def test_metadata_that_is_no_message_for_us_is_refused(metadata: bytes) -> None:
+    """As data, with no exception of another kind: the server goes on."""
+    with pytest.raises(BadFrame, match="no message"):
+        feed_all(frame(metadata))
+
+
+def test_frames_before_a_bad_one_do_not_count() -> None:
+    """A peer that went wrong is not to be trusted with what it said in the same breath."""
+    with pytest.raises(BadFrame):
+        feed_all(HELLO + header(magic=b"xx"))
+
+
+@given(st.binary(max_size=200), st.integers(1, 50))
+def test_random_bytes_are_refused_or_waited_for(data: bytes, step: int) -> None:
+    """Nothing else may come of them."""
+    try:
+        messages = feed_all(data, step=step)
+    except BadFrame:
+        return
+
+    assert messages == []
+
+
+@given(st.binary(max_size=100), st.lists(st.binary(max_size=8), max_size=3))
+def test_random_metadata_in_a_sound_frame_is_refused_or_a_message(metadata: bytes, bodies: list[bytes]) -> None:
+    """What a hostile handler with the descriptor could send."""
+    try:
+        messages = feed_all(frame(metadata, bodies))
+    except BadFrame:
+        return
+
+    assert [sent for _, sent in messages] == [bodies]
+
+
+def test_a_body_too_long_for_the_format_cannot_be_sent() -> None:
+    """Its length would not fit: the sender hears of it, not the peer."""
+
+    class Endless(bytes):
+        def __len__(self) -> int:
+            return 2**32
+
+    with pytest.raises(ValueError, match="the wire carries"):
+        wire.encode(Stop(), [Endless()])
+
+
+# ------------------------------------------------------------------------------------------- there and back
+
+TEXT = st.text(max_size=20)
+HEADERS = st.lists(st.tuples(TEXT, TEXT), max_size=3)
+RESULT = st.builds(Result, st.integers(0, 999), TEXT, HEADERS, st.none() | TEXT)
+METRIC = st.builds(
+    Metric, TEXT, st.floats(allow_nan=False), TEXT, TEXT, st.lists(st.tuples(TEXT, TEXT), max_size=2), TEXT
+)
+MESSAGES = st.one_of(
+    st.builds(Hello, st.integers(0, 2**31), TEXT),
+    st.builds(Loaded, st.floats(0, 1e9), st.lists(TEXT, max_size=2)),
+    st.builds(Results, st.integers(0, 2**62), st.floats(0, 1e9), st.lists(RESULT, max_size=4)),
+    st.builds(Raised, st.integers(0, 2**62), st.floats(0, 1e9), TEXT, TEXT, st.integers(0, 999), TEXT),
+    st.builds(Metrics, st.lists(METRIC, max_size=3)),
+)
+
+
+@given(st.lists(st.tuples(MESSAGES, st.lists(st.binary(max_size=50), max_size=4)), max_size=4), st.integers(1, 100))
+def test_what_is_sent_arrives(sent: list[tuple[Any, list[bytes]]], step: int) -> None:
+    """Any messages with any bodies, read in pieces of any size."""
+    data = b"".join(b"".join(wire.encode(message, bodies)) for message, bodies in sent)
+
+    assert feed_all(data, step=step) == sent
+
+
+def test_a_body_of_many_megabytes_arrives_whole() -> None:
+    """Read as a socket gives it, 64 KiB at a time."""
+    body = bytes(range(256)) * 65536
+    data = b"".join(wire.encode(RESULTS_MESSAGE, [body, b"end"]))
+
+    [(message, bodies)] = feed_all(data, step=65536)
+
+    assert message == RESULTS_MESSAGE
+    assert bodies == [body, b"end"]
+
+
+def test_the_decoder_keeps_nothing_of_frames_that_are_done() -> None:
+    """A connection that lives for months must not grow."""
+    decoder = wire.server_decoder()
+
+    for _ in range(1000):
+        decoder.feed(RESULTS[:30])
+        decoder.feed(RESULTS[30:])
+
+    assert decoder.is_between_frames
+    assert len(decoder._kept) == 0
+
+
+def test_headers_that_are_no_utf8_travel() -> None:
+    """A client's header values are bytes, and stay so."""
+    item = Item("id", [("body", None)], [(b"X-Name", b"\xff\xfe")], [], None)
+
+    [(message, _)] = wire.worker_decoder().feed(b"".join(wire.encode(Batch(1, [item]))))
+
+    assert message == Batch(1, [item])
+
+
+def test_every_message_has_a_tag_of_its_own() -> None:
+    """Two alike could not be told apart."""
+    tags = [
+        msgspec.inspect.type_info(kind).tag  # type: ignore[union-attr]
+        for union in (wire.ToServer, wire.ToWorker)
+        for kind in union.__args__
+    ]
+
+    assert len(set(tags)) == len(tags)
