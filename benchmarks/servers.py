@@ -1,0 +1,201 @@
+"""Servers to measure: marserve as its users start it, and the bare ASGI application. Starts, asks, weighs, stops them.
+
+Everything a server writes lies in the folder it is given, and nothing of it runs on once it was stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+import yaml
+from load_generator import CannotMeasure
+
+from marserve.archive.writer import ArchiveSpec, write_archive
+
+HERE = Path(__file__).parent
+HANDLERS = HERE / "handlers"
+START_LIMIT_S = 120.0
+STOP_LIMIT_S = 20.0
+POLL_S = 0.003
+LAST_LINES = 12
+# What would change how marserve, torch or Python run: a benchmark sets what it needs itself.
+LEFT_OUT = ("MARSERVE_", "TS_", "OMP_", "MKL_", "OPENBLAS_", "PYTHON")
+
+
+class Server:
+    """One running server and its processes. A context manager: whoever leaves it leaves nothing behind.
+
+    `start_s` is the time from the start of its process to its first good answer, in seconds.
+    """
+
+    def __init__(self, name: str, command: list[str], port: int, path: str, folder: Path) -> None:
+        self.name, self.port, self.path = name, port, path
+        self._log = folder / "output.log"
+        self.start_s = 0.0
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(LEFT_OUT)}
+        began = time.monotonic()
+        # Appending: `forget_output` may then cut the file short while the server writes.
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self._wait_for_answer(began + START_LIMIT_S)
+            self.start_s = time.monotonic() - began
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def ask(self, body: bytes = b"hello", *, timeout_s: float = 30.0) -> tuple[int, bytes]:
+        """Post one request: status and body of its answer. Raises OSError or HTTPException."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        with contextlib.closing(connection):
+            connection.request("POST", self.path, body, {"Content-Type": "application/octet-stream"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def pss_bytes(self) -> dict[str, int]:
+        """Proportional set size (`smaps_rollup`) of each process of the server, by `name (pid)`."""
+        sizes = {}
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                sizes[f"{process.name()} ({process.pid})"] = int(process.memory_full_info().pss)
+        return sizes
+
+    def forget_output(self) -> None:
+        """Throw away what the server has printed: its access log grows by megabytes a second."""
+        os.truncate(self._log, 0)
+
+    def stop(self) -> None:
+        """SIGTERM; after a limit, and for whatever the server left behind, SIGKILL."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            everything = self._processes()
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                print(f"{self.name} did not stop within {STOP_LIMIT_S:g} s and was killed", file=sys.stderr)
+                self._process.kill()
+            _, left = psutil.wait_procs(everything, timeout=2.0)
+            for process in left:
+                print(f"{self.name} left process {process.pid} behind; it was killed", file=sys.stderr)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self._process.wait()
+
+    def _processes(self) -> list[psutil.Process]:
+        first = psutil.Process(self._process.pid)
+        return [first, *first.children(recursive=True)]
+
+    def _wait_for_answer(self, deadline: float) -> None:
+        """Ask until there is a good answer. Raises CannotMeasure with the server's last words."""
+        seen = "no answer"
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                seen = f"it ended with status {self._process.returncode}"
+                break
+            try:
+                status, body = self.ask()
+            except (OSError, http.client.HTTPException) as error:
+                seen = repr(error)
+            else:
+                if status == 200:
+                    return
+                seen = f"status {status}: {body[:200]!r}"
+            time.sleep(POLL_S)
+        words = "\n".join(self._log.read_text("utf-8", "replace").splitlines()[-LAST_LINES:])
+        raise CannotMeasure(f"{self.name} does not serve ({seen}). It said last:\n{words}")
+
+
+class Marserve(Server):
+    """`marserve start --foreground` with one model, metrics and access log on; the rest as marserve has it."""
+
+    def __init__(self, name: str, archive: Path, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        port, self.management_port, metrics_port = free_ports(3)
+        config = folder / "config.properties"
+        config.write_text(
+            f"inference_address=http://127.0.0.1:{port}\n"
+            f"management_address=http://127.0.0.1:{self.management_port}\n"
+            f"metrics_address=http://127.0.0.1:{metrics_port}\n"
+            f"load_models={archive.name}\n"
+        )
+        command = [sys.executable, "-m", "marserve.cli", "start", "--foreground"]
+        command += ["--model-store", str(archive.parent), "--config", str(config)]
+        self._model = archive.stem
+        super().__init__(name, command, port, f"/predictions/{archive.stem}", folder)
+
+    def worker_pids(self) -> list[int]:
+        """The process ids of the workers that have loaded the model, from describe."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.management_port, timeout=30)
+        with contextlib.closing(connection):
+            connection.request("GET", f"/models/{self._model}")
+            described = json.loads(connection.getresponse().read())
+        return [worker["pid"] for worker in described[0]["workers"] if worker["status"] == "READY"]
+
+    def wait_for_workers(self, count: int) -> None:
+        """Wait until `count` workers have loaded the model. Raises CannotMeasure."""
+        deadline = time.monotonic() + START_LIMIT_S
+        while len(self.worker_pids()) < count:
+            if time.monotonic() > deadline:
+                raise CannotMeasure(f"{self.name} has not brought {count} workers up within {START_LIMIT_S:g} s")
+            time.sleep(0.05)
+
+
+class BareAsgi(Server):
+    """`bare_asgi.py` on uvicorn, as fast as that goes: uvloop, httptools, no access log."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (port,) = free_ports(1)
+        command = [sys.executable, "-m", "uvicorn", "bare_asgi:app", "--app-dir", str(HERE)]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--loop", "uvloop", "--http", "httptools"]
+        command += ["--no-access-log", "--log-level", "warning"]
+        super().__init__("bare ASGI", command, port, "/", folder)
+
+
+def make_archive(
+    store: Path, model: str, handler: str, config: Mapping[str, Any], serialized_file: Path | None = None
+) -> Path:
+    """Write `{model}.mar` into `store`: a handler of `handlers/` with this `model-config.yaml`."""
+    store.mkdir(parents=True, exist_ok=True)
+    config_file = store / f"{model}-config.yaml"
+    config_file.write_text(yaml.safe_dump(dict(config)))
+    spec = ArchiveSpec(model, "1.0", str(HANDLERS / handler), serialized_file=serialized_file, config_file=config_file)
+    archive = write_archive(spec, store, archive_format="zip-store")
+    config_file.unlink()
+    return archive
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
