@@ -7,7 +7,7 @@ aligned 8-byte word, written by one side only, so no lock is needed. Knows no pr
     0     worker     number of the batch being run, 0 between batches
     1     worker     when it began, seconds on the monotonic clock (a double)
     2     worker     batches finished
-    8…    server     4 slots of 17 words: a batch number, then one bit an item (the first 1,024)
+    8…    server     16 slots of 17 words: a batch number, then one bit an item (the first 1,024)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import mmap
 import os
 
 PAGE_BYTES = 4096
-SLOTS, SLOT_WORDS, FIRST_SLOT = 4, 17, 8
+SLOTS, SLOT_WORDS, FIRST_SLOT = 16, 17, 8
 MAX_CANCEL_INDEX = (SLOT_WORDS - 1) * 64
 
 

@@ -26,7 +26,7 @@ from marserve.errors import (
     WorkerDied,
 )
 from marserve.messages import Answer, Part, Raised, Request, Result
-from marserve.pool.batcher import Flight
+from marserve.pool.batcher import MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT, Flight
 from marserve.pool.dispatcher import Dispatcher
 from marserve.pool.options import PoolOptions
 from marserve.pool.queue import Job
@@ -116,7 +116,7 @@ class World:
         self.closing: set[str] = set()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
-        self._run_s = dice.choice([0.0005, 0.01, 0.2])
+        self._run_s = dice.choice([0.0001, 0.0005, 0.01, 0.2])
         self._late_s = dice.choice([0.0, 0.03, 0.5])
         self._streams = dice.random() < 0.3
         self.was_empty_of_workers = False
@@ -255,8 +255,9 @@ class World:
         worker = self.workers[key]
         if worker.is_dead:
             self.problems.append(f"{key} was sent work after its end")
-        if len(worker.flights) >= 2:
-            self.problems.append(f"{key} has more than two flights")
+        flights = worker.flights
+        if len(flights) >= MAX_IN_FLIGHT and len(flights) * len(flights[-1].jobs) >= MAX_JOBS_IN_FLIGHT:
+            self.problems.append(f"{key} has {len(flights)} flights already")
         if flight.is_group and worker.flights:
             self.problems.append("a group was sent ahead")
         if not 1 <= len(flight.jobs) <= self.options.batch_size:

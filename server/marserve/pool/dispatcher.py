@@ -32,7 +32,15 @@ from marserve.errors import (
     Unavailable,
 )
 from marserve.messages import Answer, Raised, Receiver, Request, Result
-from marserve.pool.batcher import AHEAD_BELOW_S, MAX_IN_FLIGHT, Batcher, Flight, WorkerLane
+from marserve.pool.batcher import (
+    AHEAD_BELOW_S,
+    MANY_AHEAD_BELOW_S,
+    MAX_IN_FLIGHT,
+    MAX_JOBS_IN_FLIGHT,
+    Batcher,
+    Flight,
+    WorkerLane,
+)
 from marserve.pool.options import PoolOptions
 from marserve.pool.queue import Job, JobQueue, JobState
 from marserve.telemetry.metrics import VersionMetrics
@@ -210,7 +218,7 @@ class Dispatcher:
                 lane = self._idle[-1]
                 chosen = batcher.next_batch(now, idle=True, ahead=False)
             else:
-                ahead = self._lane_for_second_batch(now)
+                ahead = self._lane_for_batch_ahead(now)
                 if ahead is None:
                     return
                 lane = ahead
@@ -229,18 +237,18 @@ class Dispatcher:
             return self._deadlines[0][0]
         return wake
 
-    def _lane_for_second_batch(self, now: float) -> WorkerLane | None:
-        """The busy worker whose batch began first, of those that may be sent another; None if it would not pay."""
+    def _lane_for_batch_ahead(self, now: float) -> WorkerLane | None:
+        """The least busy of the busy workers that may be sent another batch; None if it would not pay."""
         if not self._batcher.pays_ahead(now):
             return None
         best: WorkerLane | None = None
         for lane in self._lanes.values():
-            if _takes_second(lane) and (best is None or lane.flights[0].sent_at < best.flights[0].sent_at):
+            if _takes_another(lane) and (best is None or _busyness(lane) < _busyness(best)):
                 best = lane
         return best if self.options.batch_policy == "idle" else None
 
     def _may_send_ahead(self) -> bool:
-        return self.options.batch_policy == "idle" and any(_takes_second(lane) for lane in self._lanes.values())
+        return self.options.batch_policy == "idle" and any(_takes_another(lane) for lane in self._lanes.values())
 
     def _dispatch(self, lane: WorkerLane, jobs: list[Job], is_group: bool, now: float) -> None:
         if lane.flights:
@@ -525,14 +533,19 @@ def fingerprint_of(request: Request) -> bytes:
     return digest.digest()
 
 
-def _takes_second(lane: WorkerLane) -> bool:
-    """Whether a lane may be sent a batch ahead: open, one in flight that is no suspect, and known to be quick."""
-    return (
-        lane.is_open
-        and 0 < len(lane.flights) < MAX_IN_FLIGHT
-        and not lane.flights[0].is_group
-        and 0 < lane.mean_run_s < AHEAD_BELOW_S
+def _takes_another(lane: WorkerLane) -> bool:
+    """Whether a lane may be sent a batch ahead: open, busy with no suspect, known to be quick, and with room."""
+    flights = lane.flights
+    if not flights or not lane.is_open or flights[0].is_group or not 0 < lane.mean_run_s < AHEAD_BELOW_S:
+        return False
+    return len(flights) < MAX_IN_FLIGHT or (
+        lane.mean_run_s < MANY_AHEAD_BELOW_S and len(flights) * len(flights[-1].jobs) < MAX_JOBS_IN_FLIGHT
     )
+
+
+def _busyness(lane: WorkerLane) -> tuple[int, float]:
+    """What orders busy lanes: fewer batches in flight first, then whose oldest was sent first."""
+    return len(lane.flights), lane.flights[0].sent_at
 
 
 def _error_of(kind: str, message: str, code: int, traceback: str = "") -> MarserveError:
