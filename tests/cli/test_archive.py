@@ -164,3 +164,40 @@ def test_the_command_of_a_shell_makes_the_same_bytes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "two/m.mar" in done.stdout
     assert (tmp_path / "two" / "m.mar").read_bytes() == (tmp_path / "one" / "m.mar").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--handler", "text_classifier"], "which TorchServe has: name one of base_handler and image_classifier"),
+        (["--handler", "image_clasifier"], "did you mean image_classifier?"),
+        (["--handler", "image_classifier", "-s", "labels.txt"], "must end in .pt, .pt2, .onnx"),
+        (["--handler", "image_classifier", "-s", "state.pth"], "weights alone need --model-file"),
+        (["--handler", "h.py", "-c", "broken.yaml"], "broken.yaml cannot be used: it is no YAML in line 1"),
+        (["--handler", "h.py", "-o", "no/such"], "there is no folder no. Create that first"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
+    """With a sentence and status 1, before anything is written."""
+    (tmp_path / "broken.yaml").write_text("a: [1")
+    (tmp_path / "state.pth").write_bytes(b"")
+
+    result = runner.invoke(app, ["m", *arguments])
+
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert list(tmp_path.rglob("*.mar")) == []
+
+
+def test_numbers_that_count_as_others_are_told(tmp_path: Path) -> None:
+    """The server raises them without a word; the export path's last folder is made."""
+    (tmp_path / "c.yaml").write_text("batchSize: 0\nresponseTimeout: 0\nmaxBatchDelay: 0\n")
+
+    result = runner.invoke(app, ["m", "--handler", "h.py", "-c", "c.yaml", "-o", "new"])
+
+    assert result.exit_code == 0, result.output
+    assert result.stderr.splitlines() == [
+        "Warning: responseTimeout is 0, which is not used: it must be a whole number of 1 or more",
+        "Warning: batchSize is 0, which counts as 1",
+    ]
+    assert (tmp_path / "new" / "m.mar").is_file()

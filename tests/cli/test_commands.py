@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
 from support.command_line import marserve
 
-COMMANDS = ("start", "stop", "status", "archive", "register", "models", "scale", "infer", "version")
+COMMANDS = ("start", "stop", "status", "archive", "register", "models", "set-default", "unregister")
+COMMANDS += ("scale", "tune", "check", "infer", "version")
 
 
 def test_help_lists_every_command() -> None:
@@ -18,7 +20,7 @@ def test_help_lists_every_command() -> None:
     ran = marserve("--help")
 
     assert ran.status == 0
-    listed = re.findall(r"^[^\w-]*([a-z]+)  ", ran.out, re.MULTILINE)
+    listed = re.findall(r"^[^\w-]*([a-z][a-z-]+)  ", ran.out, re.MULTILINE)
     assert listed == list(COMMANDS)
 
 
@@ -48,3 +50,10 @@ def test_the_module_is_the_command() -> None:
 
     assert ran.returncode == 0
     assert "marserve" in ran.stdout
+
+
+def test_the_version_is_told_by_a_flag_too() -> None:
+    """As most programs have it."""
+    ran = marserve("--version")
+
+    assert (ran.status, ran.out) == (0, f"marserve {version('marserve')}\n")

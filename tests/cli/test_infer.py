@@ -87,7 +87,7 @@ def test_a_script_gets_any_answer_as_json(body: bytes, expected: object, picture
 
 
 @pytest.mark.parametrize(
-    ("status", "hint"), [(404, "marserve models`"), (503, "marserve models digits"), (400, "6f1c-42")]
+    ("status", "hint"), [(404, "marserve models`"), (503, "marserve models digits"), (400, "Prediction failed")]
 )
 def test_a_refused_request_is_a_failure_with_a_next_step(status: int, hint: str, picture: Path) -> None:
     """What helps depends on what was wrong."""

@@ -49,6 +49,18 @@ def test_a_script_gets_what_describe_says(apis: FakeApis) -> None:
     assert ran.document[0]["workers"][0]["pid"] == 4711
 
 
+def test_a_version_that_must_not_batch_is_shown_with_the_reason() -> None:
+    """Whoever wonders about its throughput finds it here."""
+    batching = {"certificate": "failed", "policy": "refuse", "largestBatch": 1, "reason": "item 0 was another"}
+    with fake_apis() as apis:
+        apis.answer("GET /models", {"models": [{"modelName": "digits", "modelUrl": "digits.mar"}]})
+        apis.answer("GET /models/digits/all", [description(batching=batching)])
+
+        for arguments in (("models",), ("models", "digits")):
+            ran = marserve(*arguments, "--management", apis.url)
+            assert "digits/1.0: batches of up to 1: item 0 was another" in ran.out
+
+
 def test_a_server_without_models_says_so() -> None:
     """An empty table would look like a fault."""
     with fake_apis() as apis:
@@ -64,3 +76,12 @@ def test_an_unknown_model_is_a_failure(apis: FakeApis) -> None:
 
     assert ran.status == 1
     assert "Model not found" in ran.err
+
+
+def test_a_version_without_a_model_is_a_usage_error(apis: FakeApis) -> None:
+    """Versions of all models at once are nothing that anybody asks for."""
+    ran = marserve("models", "--version", "3", "--management", apis.url)
+
+    assert ran.status == 2
+    assert "needs a model" in ran.err
+    assert apis.asked == []

@@ -7,7 +7,7 @@ import json
 import pytest
 import typer
 
-from marserve.cli.output import CommandFailed, Output, table
+from marserve.cli.output import CommandFailed, Interrupted, Output, table
 from marserve.errors import BadSettings
 
 
@@ -44,12 +44,16 @@ def test_a_note_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(CommandFailed("No server answers.", "Start one.", code=404), 1), (BadSettings("It is 0.", key="workers"), 2)],
+    [
+        (CommandFailed("No server answers.", "Start one.", code=404), 1),
+        (BadSettings("It is 0.", key="workers"), 2),
+        (Interrupted("It goes on as process 7."), 130),
+    ],
 )
 def test_an_error_becomes_a_sentence_and_a_status(
     error: Exception, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """1 for what went wrong, 2 for what was configured wrong; no traceback."""
+    """1 for what went wrong, 2 for what was configured wrong, 130 after Ctrl-C; no traceback."""
     with pytest.raises(typer.Exit) as ended, Output(as_json=False):
         raise error
 
@@ -89,3 +93,41 @@ def test_an_error_that_nobody_foresaw_stays_itself() -> None:
     """A mistake of ours shows its traceback."""
     with pytest.raises(ZeroDivisionError), Output(as_json=False):
         raise ZeroDivisionError
+
+
+def test_a_failure_tells_the_servers_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a line of its own, and for scripts as a fact."""
+    for as_json in (False, True):
+        with pytest.raises(typer.Exit), Output(as_json):
+            raise CommandFailed("It did not load.", reason="SyntaxError [x]")
+
+    told = capsys.readouterr()
+    assert told.err == "marserve: It did not load.\n  Reason: SyntaxError [x]\n"
+    assert json.loads(told.out)["error"]["reason"] == "SyntaxError [x]"
+
+
+def test_a_table_in_a_pipe_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
+    """However long the words are: a script cuts lines, and no name is broken in two."""
+    long = ["name " * 30 + str(row) for row in range(2)]
+
+    Output(as_json=False).result({}, table(("model", "archive"), [(name, name) for name in long]))
+
+    assert capsys.readouterr().out.splitlines()[1:] == [f"{name}  {name}" for name in long]
+
+
+def test_a_table_in_a_narrow_terminal_breaks_between_words_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It grows wider than the terminal where a word needs it."""
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("TERM", raising=False)
+
+    Output(as_json=False).result(
+        {}, table(("model", "archive"), [("a-rather-long-model-name", "first.mar second.mar")])
+    )
+
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["a-rather-long-model-name", "first.mar"],
+        ["second.mar"],
+    ]

@@ -71,3 +71,32 @@ def test_a_refused_archive_is_a_failure() -> None:
     assert ran.status == 1
     assert ran.document["error"]["message"] == "Model not found at: gone.mar"
     assert ran.document["error"]["code"] == 404
+
+
+def test_a_model_that_does_not_load_is_told_with_its_reason() -> None:
+    """One line of it, for a person and for a script."""
+    with fake_apis() as apis:
+        apis.headers["x-marserve-reason"] = "SyntaxError: expected ':' (bad.py, line 1)"
+        apis.answer("GET /models", {"models": []})
+        apis.answer("POST /models", {"code": 500, "message": "Failed to start workers for model bad"}, 500)
+
+        told = marserve("register", "bad.mar", "--management", apis.url)
+        document = marserve("register", "bad.mar", "--json", "--management", apis.url)
+
+    assert told.status == document.status == 1
+    assert "  Reason: SyntaxError: expected ':' (bad.py, line 1)" in told.err.splitlines()
+    assert document.document["error"]["reason"] == "SyntaxError: expected ':' (bad.py, line 1)"
+
+
+def test_a_registration_that_is_not_waited_for_goes_on(apis: FakeApis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends the command, and it says what it does not end."""
+
+    def interrupt(*words: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("marserve.cli.register.while_showing", interrupt)
+
+    ran = marserve("register", "second.mar", "--management", apis.url)
+
+    assert ran.status == 130
+    assert "second.mar goes on in the server" in ran.err

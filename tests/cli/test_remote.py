@@ -97,7 +97,7 @@ def test_an_answer_that_takes_too_long_is_told() -> None:
 
 
 def test_a_refusal_is_told_in_the_servers_words(apis: FakeApis) -> None:
-    """With status, type and the id under which its log says more."""
+    """With status and type; a refusal is in no log, so nobody is sent there."""
     apis.answer("PUT /models/m", {"code": 400, "type": "BadRequestException", "message": "max_worker is less."}, 400)
 
     with Management(apis.url) as server, pytest.raises(CommandFailed) as failed:
@@ -105,7 +105,29 @@ def test_a_refusal_is_told_in_the_servers_words(apis: FakeApis) -> None:
 
     assert failed.value.message == "max_worker is less."
     assert failed.value.detail == {"code": 400, "type": "BadRequestException", "request_id": "6f1c-42"}
+    assert failed.value.next_step is None
+
+
+def test_a_failure_of_the_server_is_told_with_the_id_in_its_log(apis: FakeApis) -> None:
+    """There its traceback stands."""
+    apis.answer("PUT /models/m", {"message": "It broke."}, 500)
+
+    with Management(apis.url) as server, pytest.raises(CommandFailed) as failed:
+        server.order("PUT", "/models/m")
+
     assert "6f1c-42" in str(failed.value.next_step)
+
+
+def test_the_reason_that_the_server_gives_is_kept(apis: FakeApis) -> None:
+    """It is one of the facts for scripts, and the model log has the rest."""
+    apis.headers["x-marserve-reason"] = "SyntaxError: expected ':'"
+    apis.answer("POST /models", {"message": "Failed to start workers"}, 500)
+
+    with Management(apis.url) as server, pytest.raises(CommandFailed) as failed:
+        server.order("POST", "/models")
+
+    assert failed.value.detail["reason"] == "SyntaxError: expected ':'"
+    assert "model log" in str(failed.value.next_step)
 
 
 def test_a_refusal_without_words_is_told_by_its_status(apis: FakeApis) -> None:
@@ -165,8 +187,8 @@ def test_a_probe_is_the_status_and_its_reasons(
     apis.answer("GET /readyz", document, status)
     apis.answer("GET /startupz", document, status)
 
-    with Inference(apis.url) as server:
-        assert server.readiness() == server.startup() == expected
+    with Inference(apis.url) as server, Management(apis.url) as back:
+        assert server.readiness() == server.startup() == back.readiness() == expected
 
 
 def test_somebody_without_readiness_is_no_marserve(apis: FakeApis, nobody: str) -> None:

@@ -59,3 +59,17 @@ def test_a_negative_number_is_a_usage_error(apis: FakeApis) -> None:
     """Nothing is sent; the status is 2."""
     assert marserve("scale", "digits", "--management", apis.url, "--", "-1").status == 2
     assert apis.asked == []
+
+
+def test_a_scaling_that_is_not_waited_for_goes_on(apis: FakeApis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends the command, and it says what it does not end."""
+
+    def interrupt(*words: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("marserve.cli.scale.while_showing", interrupt)
+
+    ran = marserve("scale", "digits", 2, "--management", apis.url)
+
+    assert ran.status == 130
+    assert "digits/1.0 goes on in the server" in ran.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -185,7 +186,7 @@ def test_a_server_that_does_not_end_can_be_killed(place: Workplace) -> None:
     assert json.loads(killed.stdout)["killed"] is True
     assert place.server_pids() == []
     for folder in place.temporary.glob("marserve-*"):
-        folder.rmdir()
+        shutil.rmtree(folder)
 
 
 def test_a_wait_that_takes_too_long_leaves_the_server_running(place: Workplace) -> None:
@@ -197,4 +198,37 @@ def test_a_wait_that_takes_too_long_leaves_the_server_running(place: Workplace) 
     assert started.returncode == 1
     assert "not loaded yet" in started.stderr
     assert len(place.server_pids()) == 1
+    assert place.marserve("stop").returncode == 0
+
+
+def test_what_is_odd_about_the_settings_is_said_by_the_command(place: Workplace) -> None:
+    """And not in the log alone; several archives that fail have a line each."""
+    place.configure(job_queue_siz="3")
+    place.add_echo("broken", handler=BROKEN)
+
+    started = place.marserve("start", "--models", "broken.mar", "--models", "gone.mar", MARSERVE_JOB_QUEUE_SIZ="3")
+    stopped = place.marserve("stop")
+
+    assert "Warning: job_queue_siz is no key that is known" in started.stderr
+    assert "did you mean MARSERVE_JOB_QUEUE_SIZE?" in started.stderr
+    assert [line for line in started.stderr.splitlines() if line.startswith("  broken/1.0")]
+    assert [line for line in started.stderr.splitlines() if line.startswith("  ") and "gone.mar" in line]
+    assert stopped.returncode == 0
+
+
+def test_a_start_that_is_not_waited_for_goes_on(place: Workplace) -> None:
+    """Ctrl-C ends the command, and it says which process goes on."""
+    place.add_echo("slow", handler="import time\ntime.sleep(60)\n")
+    environment = os.environ | {"TMPDIR": str(place.temporary), "TEMP": str(place.temporary)}
+    command = [sys.executable, "-m", "marserve.cli", "start", "--models", "slow.mar"]
+    with (place.folder / "said").open("w") as said:
+        process = subprocess.Popen(command, cwd=place.folder, env=environment, stderr=said)
+    for _ in poll(30, "the server listens"):
+        if marserve("models", "--management", place.management).status == 0:
+            break
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(30) == 130
+    (pid,) = place.server_pids()
+    assert f"The server goes on as process {pid}; `marserve stop` ends it." in (place.folder / "said").read_text()
     assert place.marserve("stop").returncode == 0

@@ -51,3 +51,26 @@ def test_no_server_is_status_1() -> None:
 
     assert ran.status == 1
     assert "http://127.0.0.1:9" in ran.err
+
+
+def test_the_management_address_alone_is_enough(apis: FakeApis) -> None:
+    """Readiness is asked there too, so that two servers are never mixed."""
+    apis.answer("GET /readyz", {"status": "ready"})
+
+    ran = marserve("status", "--json", "--management", apis.url)
+
+    assert ran.status == 0
+    assert ran.document["management"] == apis.url
+    assert ran.document["inference"] is None
+
+
+@pytest.mark.parametrize(("status", "expected"), [(200, 0), (503, 1)])
+def test_the_inference_address_alone_tells_readiness(apis: FakeApis, status: int, expected: int) -> None:
+    """And nothing of another server's models."""
+    apis.answer("GET /readyz", {"reasons": []}, status)
+
+    ran = marserve("status", "--inference", apis.url)
+
+    assert ran.status == expected
+    assert apis.url in ran.out
+    assert [asked.path for asked in apis.asked] == ["/readyz"]

@@ -10,13 +10,16 @@ from rich.table import Table
 
 from marserve.cli.output import Step
 from marserve.cli.versions import (
+    deaths,
     has_failed,
     is_ready,
     label,
     last_death,
+    last_words,
     progress_of,
     ready_workers,
     versions_table,
+    worker_deaths,
     workers_table,
 )
 from support.fake_apis import description, worker
@@ -95,8 +98,8 @@ def test_the_table_of_versions_marks_the_default_one() -> None:
         )
     )
 
-    assert rows[1] == ["digits", "1.0", "*", "ready", "1", "of", "1", "1", "0", "digits.mar", "-"]
-    assert rows[2] == ["digits", "2.0", "loading", "0", "of", "1", "to", "3", "1", "0", "digits.mar", "-"]
+    assert rows[1] == ["digits", "1.0", "*", "ready", "1", "of", "1", "1", "0", "digits.mar"]
+    assert rows[2] == ["digits", "2.0", "loading", "0", "of", "1", "to", "3", "1", "0", "digits.mar"]
 
 
 def test_a_version_without_a_state_is_judged_by_its_workers() -> None:
@@ -116,5 +119,34 @@ def test_the_table_of_workers_has_their_process_memory_and_device() -> None:
 
     rows = drawn(workers_table([description(workers=workers)]))
 
-    assert rows[1] == ["digits/1.0", "9000", "READY", "4711", "1", "MiB", "-", "0", "-"]
+    assert rows[1] == ["digits/1.0", "9000", "READY", "4711", "1", "MiB", "-", "0"]
     assert rows[2][:7] == ["digits/1.0", "9001", "LOADING", "-1", "-", "3", "2"]
+
+
+def test_the_last_words_of_a_version_are_its_traceback_and_its_last_lines() -> None:
+    """Cause and detail alone where nothing more is known, and nothing of a version that lost no worker."""
+    death = DEATH | {"traceback": "Traceback:\n  ValueError: no weights\n", "lastLines": ["loading", "no weights"]}
+
+    assert last_words([description()]) == []
+    assert last_words([description(lastDeath=DEATH)]) == [
+        "",
+        f"digits/1.0: last death at {DEATH['at']}: killed: {DEATH['detail']}",
+    ]
+    assert last_words([description("digits", "2.0", lastDeath=death)]) == [
+        "",
+        f"digits/2.0: last death at {DEATH['at']}: killed: {DEATH['detail']}",
+        "  Traceback:",
+        "    ValueError: no weights",
+        "  it said last:",
+        "    loading",
+        "    no weights",
+    ]
+
+
+def test_a_last_death_has_a_line_below_the_table() -> None:
+    """In a cell it would be broken into pieces."""
+    died = description("m", "2.0", workers=[worker(lastDeath=DEATH)], lastDeath=DEATH)
+
+    assert deaths([description()]) == worker_deaths([description()]) == []
+    assert deaths([description(), died]) == ["", "m/2.0: last worker died: killed: ValueError: no weights"]
+    assert worker_deaths([died]) == ["", "m/2.0, worker 9000: died last: killed: ValueError: no weights"]

@@ -28,10 +28,11 @@ class Asked:
 
 @dataclass
 class FakeApis:
-    """The server's address, what it is to answer, and what it was asked."""
+    """The server's address, what it is to answer (`headers`: with each answer), and what it was asked."""
 
     url: str = ""
     asked: list[Asked] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
     _answers: dict[str, list[tuple[int, bytes, str]]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -73,6 +74,8 @@ def fake_apis() -> Iterator[FakeApis]:
             self.send_header("content-type", content_type)
             self.send_header("content-length", str(len(answer)))
             self.send_header("x-request-id", "6f1c-42")
+            for name, value in apis.headers.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(answer)
 

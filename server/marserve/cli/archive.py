@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from marserve.archive.model_config import parse_model_config
+from marserve.archive.model_config import KEYS, ModelConfig, parse_model_config
 from marserve.archive.pickle_check import check_files
+from marserve.archive.writer import BUILT_IN_HANDLERS as TORCHSERVES_HANDLERS
 from marserve.archive.writer import (
-    BUILT_IN_HANDLERS,
     FORMATS,
     ArchiveSpec,
     Packed,
@@ -27,9 +28,13 @@ from marserve.archive.writer import (
 from marserve.cli.output import AsJson, CommandFailed, Output, table
 from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import BadArchive, CannotArchive
+from marserve.registry.handler_check import BUILT_IN_HANDLERS
 
 Format = StrEnum("Format", {word.replace("-", "_"): word for word in FORMATS})  # type: ignore[misc]  # from one list
 _TENSOR_HANDLER = "base_handler"
+# What the built-in handlers load: by itself, and with a model file.
+_PROGRAMS = (".pt", ".pt2", ".onnx", ".so")
+_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
 def archive(
@@ -40,8 +45,8 @@ def archive(
     handler: Annotated[
         str | None,
         typer.Option(
-            help="A built-in handler, or the path of a Python file, with :function where one is meant. "
-            f"Default: {_TENSOR_HANDLER} for TorchScript, .pt2 and ONNX files."
+            help=f"A built-in handler ({' or '.join(BUILT_IN_HANDLERS)}), or the path of a Python file, with :function "
+            f"where one is meant. Default: {_TENSOR_HANDLER} for TorchScript, .pt2 and ONNX files."
         ),
     ] = None,
     version: Annotated[str, typer.Option("--version", "-v", help="The model's version.")] = "1.0",
@@ -52,7 +57,10 @@ def archive(
         list[str] | None,
         typer.Option("--extra-file", "-x", help="A file, folder or wildcard; may be given more than once."),
     ] = None,
-    requirements_file: Annotated[Path | None, typer.Option("--requirements-file", "-r")] = None,
+    requirements_file: Annotated[
+        Path | None,
+        typer.Option("--requirements-file", "-r", help="The model's own Python requirements, as pip reads them."),
+    ] = None,
     config_file: Annotated[Path | None, typer.Option("--config-file", "-c", help="The model's configuration.")] = None,
     runtime: Annotated[str, typer.Option(help="python, python3 or LSP.")] = "python",
     export_path: Annotated[Path, typer.Option("--export-path", "-o", help="The folder for the archive.")] = Path("."),
@@ -77,7 +85,9 @@ def archive(
                 config_file,
                 runtime,
             )
+            _check_handler(spec)
             plan = plan_archive(spec)
+            _check_export_path(export_path)
             warnings = [*plan.warnings, *_foresee(plan)]
             path, packed = _write(output, plan, export_path, archive_format.value, force)
         except (CannotArchive, BadArchive) as error:
@@ -133,8 +143,7 @@ def _foresee(plan: Plan) -> list[str]:
     """What a server would say of these files: configuration it does not use, pickles it refuses."""
     warnings: list[str] = []
     if plan.spec.config_file is not None:
-        data = plan.spec.config_file.read_bytes()
-        warnings += parse_model_config(data, plan.spec.config_file.name).warnings
+        warnings += _judge_config(plan.spec.config_file)
     findings = check_files(plan.members.items(), trusted=True)
     warnings += [f"servers will refuse this archive. {finding}" for finding in findings]
     if plan.spec.model_file is not None and plan.spec.serialized_file is None:
@@ -142,6 +151,65 @@ def _foresee(plan: Plan) -> list[str]:
     if handler_file(plan.spec.handler, plan.spec.runtime) is None and plan.spec.serialized_file is None:
         warnings.append(f"the handler {plan.spec.handler} needs a serialized file, and there is none")
     return warnings
+
+
+def _check_handler(spec: ArchiveSpec) -> None:
+    """Refuse a handler that marserve has not, and one of its own with a file that it cannot load.
+
+    (`torch-model-archiver` takes the names of all of TorchServe's handlers.) Raises CannotArchive.
+    """
+    if spec.runtime == "LSP":
+        return
+    module = spec.handler.partition(":")[0]
+    ours = " and ".join(BUILT_IN_HANDLERS)
+    if module in BUILT_IN_HANDLERS:
+        endings = _PROGRAMS if spec.model_file is None else _WEIGHTS
+        file = spec.serialized_file
+        if file is not None and file.suffix not in endings:
+            weights = "; weights alone need --model-file" if file.suffix in _WEIGHTS else ""
+            raise CannotArchive(
+                f"{file} is no file that {module} can load: it must end in {', '.join(endings)}{weights}. "
+                "Anything else needs a handler of your own, which opens it."
+            )
+        return
+    path = Path(module if module.endswith(".py") else f"{module}.py")
+    if module in TORCHSERVES_HANDLERS:
+        raise CannotArchive(
+            f"marserve has no handler {module}, which TorchServe has: name one of {ours}, or a file of yours as {path}."
+        )
+    if module and not path.is_file():
+        near = difflib.get_close_matches(module, BUILT_IN_HANDLERS, 1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise CannotArchive(f"Handler file does not exist: {path}. Built-in handlers are {ours}{hint}")
+
+
+def _check_export_path(export_path: Path) -> None:
+    """Refuse a folder whose own folder is missing: more likely a slip than a wish."""
+    if not export_path.absolute().parent.is_dir():
+        raise CannotArchive(
+            f"The export path {export_path} cannot be made: there is no folder {export_path.parent}. Create that first."
+        )
+
+
+def _judge_config(path: Path) -> list[str]:
+    """What a server would not use of the configuration. Raises CannotArchive when it would use none of it."""
+    config = parse_model_config(path.read_bytes(), path.name)
+    if config.document is None:
+        why = "; ".join(config.warnings).removeprefix(f"{path.name} is not used: ")
+        raise CannotArchive(f"{path} cannot be used: {why}.")
+    return [*config.warnings, *_raised(config, config.document)]
+
+
+def _raised(config: ModelConfig, document: dict[str, Any]) -> list[str]:
+    """A sentence for each number that counts as a larger one (contract 7.1: `batchSize: 0` is 1)."""
+    sentences = []
+    for key in KEYS:
+        value, effective = document.get(key.name), getattr(config, key.attribute)
+        if type(value) is not int or value > 0 or not isinstance(effective, int | float):
+            continue
+        if effective > value and not any(warning.startswith(f"{key.name} is ") for warning in config.warnings):
+            sentences.append(f"{key.name} is {value}, which counts as {effective:g}")
+    return sentences
 
 
 def _write(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Annotated
+
 import typer
 
+import marserve
 from marserve.cli.archive import archive
+from marserve.cli.check import check
 from marserve.cli.infer import infer
 from marserve.cli.models import models
 from marserve.cli.register import register
 from marserve.cli.scale import scale
+from marserve.cli.set_default import set_default
 from marserve.cli.start import start
 from marserve.cli.status import status
 from marserve.cli.stop import stop
+from marserve.cli.tune import tune
+from marserve.cli.unregister import unregister
 from marserve.cli.version import version
 
 commands = typer.Typer(
@@ -21,5 +29,37 @@ commands = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (start, stop, status, archive, register, models, scale, infer, version):
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"marserve {marserve.__version__}")
+        raise typer.Exit
+
+
+@commands.callback()
+def _take_flags(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show marserve's version.")
+    ] = False,
+) -> None:
+    pass
+
+
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    start,
+    stop,
+    status,
+    archive,
+    register,
+    models,
+    set_default,
+    unregister,
+    scale,
+    tune,
+    check,
+    infer,
+    version,
+)
+for command in _COMMANDS:
     commands.command()(command)

@@ -8,21 +8,45 @@ import typer
 
 from marserve.cli.output import AsJson, Output
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
-from marserve.cli.versions import versions_table, workers_table
+from marserve.cli.versions import (
+    deaths,
+    failed_certificates,
+    last_words,
+    versions_table,
+    worker_deaths,
+    workers_table,
+)
 
 
 def models(
     model: Annotated[str | None, typer.Argument(help="Show this model alone, with its workers.")] = None,
-    version: Annotated[str, typer.Option("--version", help="Show this version alone.")] = "all",
+    version: Annotated[
+        str | None, typer.Option("--version", help="Show this version of MODEL alone; all if not given.")
+    ] = None,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show registered models, their versions and workers."""
+    if model is None and version is not None:
+        raise typer.BadParameter("it needs a model: marserve models MODEL --version VERSION", param_hint="--version")
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         if model is None:
             described = server.describe_all()
-            output.result(described, versions_table(described) if described else "No model is registered.")
+            output.result(
+                described,
+                versions_table(described) if described else "No model is registered.",
+                *deaths(described),
+                *failed_certificates(described),
+            )
         else:
-            described = server.describe(model, version)
-            output.result(described, versions_table(described), "", workers_table(described))
+            described = server.describe(model, version or "all")
+            output.result(
+                described,
+                versions_table(described),
+                "",
+                workers_table(described),
+                *failed_certificates(described),
+                *worker_deaths(described),
+                *last_words(described),
+            )

@@ -12,7 +12,9 @@ from types import TracebackType
 from typing import Annotated, Any, NamedTuple, Self
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -23,17 +25,28 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, f
 
 FAILED_STATUS = 1
 CONFIGURATION_STATUS = 2
+INTERRUPTED_STATUS = 130
+
+_WIDEST = 100_000
 
 
 class CommandFailed(Exception):
     """A command could not do what it was asked: `message` says what happened, `next_step` what may help.
 
-    `detail` goes into the JSON form only (a server's error object, a process id).
+    `detail` goes into the JSON form (a server's error object, a process id); of it a person is told the `reason`.
     """
+
+    status = FAILED_STATUS
 
     def __init__(self, message: str, next_step: str | None = None, **detail: Any) -> None:
         self.message, self.next_step, self.detail = message, next_step, detail
         super().__init__(message)
+
+
+class Interrupted(CommandFailed):
+    """Ctrl-C ended the command, and what it had begun goes on: `message` says where."""
+
+    status = INTERRUPTED_STATUS
 
 
 class Step(NamedTuple):
@@ -65,7 +78,7 @@ class Output:
         if isinstance(error, BadSettings):
             self._fail(error.message, None, {"key": error.key} if error.key else {}, CONFIGURATION_STATUS)
         if isinstance(error, CommandFailed):
-            self._fail(error.message, error.next_step, error.detail, FAILED_STATUS)
+            self._fail(error.message, error.next_step, error.detail, error.status)
 
     @property
     def shows_progress(self) -> bool:
@@ -96,9 +109,19 @@ class Output:
             return
         for line in lines:
             if isinstance(line, Table):
-                self._results.print(line)
+                self._print_table(line)
             else:
                 self._results.print(line, markup=False, soft_wrap=True)
+
+    def _print_table(self, drawn: Table) -> None:
+        """As wide as its words need: a name broken in two can be neither copied nor found by a script."""
+        console = self._results
+        unbounded = console.options.update(max_width=_WIDEST)
+        needed = Measurement.get(console, unbounded, drawn)
+        console.width = max(console.width, needed.minimum) if console.is_terminal else needed.maximum
+        with console.capture() as captured:
+            console.print(drawn)
+        typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
     def _fail(self, message: str, next_step: str | None, detail: dict[str, Any], status: int) -> None:
         if self.as_json:
@@ -106,6 +129,8 @@ class Output:
             typer.echo(json.dumps({"error": {"message": message, **hint, **detail}}, ensure_ascii=False))
         else:
             self.note(f"marserve: {message}")
+            if detail.get("reason"):
+                self.note(f"  Reason: {detail['reason']}")
             if next_step:
                 self.note(f"  {next_step}")
         raise typer.Exit(status) from None
@@ -114,8 +139,12 @@ class Output:
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A table without frames: a headline and one line a row; cells are taken literally."""
     drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        drawn.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        cells = [column, *(row[number] for row in rows)]
+        is_last = number == len(columns) - 1
+        # In a narrow terminal the last column alone is wrapped, and never inside of a word.
+        words = [word for cell in cells for word in cell.split()] if is_last else cells
+        drawn.add_column(column, no_wrap=not is_last, min_width=max(map(cell_len, words), default=0))
     for row in rows:
         drawn.add_row(*(Text(cell) for cell in row))
     return drawn

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from marserve.cli.output import AsJson, Output
+from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
 from marserve.cli.versions import Description, label, progress_of, ready_workers
 from marserve.cli.watch import while_showing
@@ -49,12 +49,17 @@ def register(
         def appeared() -> list[Description]:
             return [version for version in server.describe_all() if label(version) not in before]
 
-        answer = while_showing(
-            lambda: server.order("POST", "/models", {**parameters, "synchronous": "true"}, timeout_s=None),
-            lambda: [progress_of(version) for version in appeared()],
-            output,
-            f"Registering {url}",
-        )
+        try:
+            answer = while_showing(
+                lambda: server.order("POST", "/models", {**parameters, "synchronous": "true"}, timeout_s=None),
+                lambda: [progress_of(version) for version in appeared()],
+                output,
+                f"Registering {url}",
+            )
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"The registration of {url} goes on in the server; `marserve models` shows how far it is."
+            ) from None
         output.result(
             {
                 "status": answer["status"],

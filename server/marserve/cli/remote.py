@@ -7,7 +7,6 @@ with what was tried and what may help.
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ import httpx
 import typer
 
 from marserve.cli.output import CommandFailed
+from marserve.cli.typed_settings import load_as_typed
 from marserve.errors import BadSettings
-from marserve.settings import load_settings
 
 ManagementAddress = Annotated[
     str | None,
@@ -49,7 +48,7 @@ def find_address(which: Literal["inference", "management"], given: str | None, c
     if given is not None:
         return _checked(given, f"--{which}")
     flags: dict[str, object] = {} if config is None else {"ts_config": str(config)}
-    settings = load_settings("marserve", flags, os.environ, Path.cwd())
+    settings = load_as_typed(flags)
     return str(settings.inference_address if which == "inference" else settings.management_address)
 
 
@@ -66,6 +65,9 @@ class Listener:
 
     `transport` replaces the network in tests.
     """
+
+    flag = "--management or --inference"
+    """The flag with which a command is told the address."""
 
     def __init__(self, address: str, transport: httpx.BaseTransport | None = None) -> None:
         self.address = address
@@ -93,7 +95,7 @@ class Listener:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise CommandFailed(
                 f"No server answers at {self.address} ({_reason(error)}).",
-                "Start one with `marserve start`, or say where it is with --management or --inference.",
+                f"Start one with `marserve start`, or say where it is with {self.flag}.",
             ) from error
         except httpx.TimeoutException as error:
             raise CommandFailed(
@@ -106,9 +108,22 @@ class Listener:
                 "Is it marserve that listens there, and http or https as configured?",
             ) from error
 
+    def readiness(self) -> Probe:
+        """Whether requests should be sent to this server, and if not, why. Both listeners tell."""
+        return self._probe("/readyz")
+
+    def _probe(self, path: str) -> Probe:
+        answer = self.ask("GET", path)
+        document = _json(answer)
+        if not isinstance(document, dict) or answer.status_code not in (200, 503):
+            raise refused(answer)
+        return Probe(answer.status_code == 200, [str(reason) for reason in document.get("reasons", [])])
+
 
 class Inference(Listener):
     """The inference address of a server."""
+
+    flag = "--inference"
 
     def is_alive(self) -> bool:
         """Whether a marserve answers there; False when nobody does."""
@@ -116,10 +131,6 @@ class Inference(Listener):
             return self.ask("GET", "/livez").status_code == 200
         except CommandFailed:
             return False
-
-    def readiness(self) -> Probe:
-        """Whether requests should be sent there, and if not, why."""
-        return self._probe("/readyz")
 
     def startup(self) -> Probe:
         """Whether the models of the start were all tried, and which of them failed."""
@@ -133,16 +144,11 @@ class Inference(Listener):
         headers = {"content-type": content_type} if content_type else {}
         return self.ask("POST", path, timeout_s=timeout_s, content=body, headers=headers)
 
-    def _probe(self, path: str) -> Probe:
-        answer = self.ask("GET", path)
-        document = _json(answer)
-        if not isinstance(document, dict) or answer.status_code not in (200, 503):
-            raise refused(answer)
-        return Probe(answer.status_code == 200, [str(reason) for reason in document.get("reasons", [])])
-
 
 class Management(Listener):
     """The management address of a server."""
+
+    flag = "--management"
 
     def order(
         self,
@@ -194,12 +200,18 @@ def model_path(model: str, version: str | None = None) -> str:
 
 
 def refused(answer: httpx.Response, next_step: str | None = None) -> CommandFailed:
-    """A server's refusal in its own words, where it gave some, with the request id under which its log says more."""
+    """A server's refusal in its own words, where it gave some, with the reason that it gave.
+
+    Only of a failure (5xx) does its log say more under the request id: a refusal (4xx) is in no log.
+    """
     document = _json(answer)
     said = document if isinstance(document, dict) else {}
     request_id = answer.headers.get("x-request-id")
-    facts = {"code": answer.status_code, "type": said.get("type"), "request_id": request_id}
-    if next_step is None and request_id:
+    reason = answer.headers.get("x-marserve-reason")
+    facts = {"code": answer.status_code, "type": said.get("type"), "reason": reason, "request_id": request_id}
+    if next_step is None and reason:
+        next_step = "The server's model log has the whole traceback."
+    elif next_step is None and request_id and answer.status_code >= 500:
         next_step = f"The server's log says more under request {request_id}."
     return CommandFailed(
         str(said.get("message") or f"{answer.request.method} {answer.request.url.path} got {answer.status_code}."),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from marserve.cli.output import AsJson, Output
+from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 from marserve.cli.versions import label, progress_of, ready_workers
 from marserve.cli.watch import while_showing
@@ -32,12 +32,17 @@ def scale(
             "max_worker": workers if maximum is None else maximum,
             "synchronous": "true",
         }
-        answer = while_showing(
-            lambda: server.order("PUT", model_path(model, version), parameters, timeout_s=None),
-            lambda: [progress_of(server.describe(model, version)[0])],
-            output,
-            f"Scaling {label(target)} to {workers} workers",
-        )
+        try:
+            answer = while_showing(
+                lambda: server.order("PUT", model_path(model, version), parameters, timeout_s=None),
+                lambda: [progress_of(server.describe(model, version)[0])],
+                output,
+                f"Scaling {label(target)} to {workers} workers",
+            )
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"The scaling of {label(target)} goes on in the server; `marserve models {model}` shows how far it is."
+            ) from None
         described = server.describe(model, version)[0]
         output.result(
             {

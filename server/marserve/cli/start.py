@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections.abc import Sequence
@@ -13,13 +12,14 @@ import typer
 
 from marserve.cli.background import start_server
 from marserve.cli.foreground import serve
-from marserve.cli.output import AsJson, CommandFailed, Output, Step
+from marserve.cli.output import AsJson, CommandFailed, Interrupted, Output, Step
 from marserve.cli.pid_file import MARSERVE_WORD, AlreadyRunning, PidFile, marserve_pid_file
 from marserve.cli.remote import Inference, Management
+from marserve.cli.typed_settings import FLAGS, load_as_typed
 from marserve.cli.versions import Description, has_failed, is_ready, label, last_death, progress_of, versions_table
 from marserve.cli.watch import LOOK_EVERY_S, Lines
 from marserve.errors import BadSettings
-from marserve.settings import KEYS, Settings, load_settings
+from marserve.settings import KEYS, Settings
 
 CONSOLE_LOG = "console.log"
 """What a server in the background says on standard error, in its log folder: nothing, unless it breaks."""
@@ -32,7 +32,12 @@ def start(
         typer.Option("--ts-config", "--config", metavar="FILE", help="Settings; config.properties here if not given."),
     ] = None,
     model_store: Annotated[
-        Path | None, typer.Option("--model-store", metavar="FOLDER", help=KEYS["model_store"].sentence)
+        Path | None,
+        typer.Option(
+            "--model-store",
+            metavar="FOLDER",
+            help=f"The folder of archives; {KEYS['model_store'].defaults['marserve']} here if not given.",
+        ),
     ] = None,
     models: Annotated[
         list[str] | None,
@@ -70,13 +75,14 @@ def start(
             "management_address": management_address,
             "metrics_address": metrics_address,
         }
-        flags = {key: value for key, value in flags.items() if value is not None} | _pairs(settings or [])
-        loaded = load_settings("marserve", flags, os.environ, Path.cwd())
+        pairs = _pairs(settings or [])
+        flags = {key: value for key, value in flags.items() if value is not None} | pairs
+        loaded = load_as_typed(flags, pairs)
         pid_file = marserve_pid_file(str(loaded.management_address))
         try:
             if foreground:
                 raise typer.Exit(serve(loaded, pid_file))
-            _start_behind(loaded, _as_arguments(flags), pid_file, timeout, output)
+            _start_behind(loaded, _as_arguments(flags, pairs), pid_file, timeout, output)
         except AlreadyRunning as error:
             raise CommandFailed(
                 f"A server runs already at {loaded.management_address}, as process {error.pid}.",
@@ -103,8 +109,16 @@ def _start_behind(
             )
         # Nobody reads its standard output, so it writes files even where a server in front would not.
         logs = settings.log_location or settings.working_directory / "logs"
+        warnings = [*settings.warnings, *settings.notes]
+        for warning in warnings:
+            output.note(f"Warning: {warning}")
         process = _spawn(arguments, logs)
-        versions = _wait_until_settled(process, front, back, time.monotonic() + timeout_s, output, logs)
+        try:
+            versions = _wait_until_settled(process, front, back, time.monotonic() + timeout_s, output, logs)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"The server goes on as process {process.pid}; `marserve stop` ends it.", pid=process.pid
+            ) from None
         failures = [
             f"{label(version)} did not load ({last_death(version) or 'no worker is left'})"
             for version in versions
@@ -116,11 +130,16 @@ def _start_behind(
             "inference": front.address,
             "management": back.address,
             "ready": not failures,
+            "reasons": failures,
+            "warnings": warnings,
             "models": versions,
         }
         if failures:
+            what = (
+                f"{failures[0]}." if len(failures) == 1 else "\n".join([f"{len(failures)} failed:", *_indent(failures)])
+            )
             raise CommandFailed(
-                f"The server runs as process {process.pid}, but {'; '.join(failures)}.",
+                f"The server runs as process {process.pid}, but {what}",
                 f"More stands in {logs}. `marserve stop` ends the server.",
                 **document,
             )
@@ -129,6 +148,10 @@ def _start_behind(
             f"marserve answers at {front.address} (management {back.address}, process {process.pid}).",
             versions_table(versions) if versions else "No model is loaded; `marserve register ARCHIVE` adds one.",
         )
+
+
+def _indent(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
 
 
 def _spawn(arguments: Sequence[str], logs: Path) -> subprocess.Popen[bytes]:
@@ -206,10 +229,14 @@ def _pairs(settings: Sequence[str]) -> dict[str, object]:
     return pairs
 
 
-def _as_arguments(flags: dict[str, object]) -> list[str]:
-    """The arguments that give another `marserve start` the same flags."""
+def _as_arguments(flags: dict[str, object], pairs: dict[str, object]) -> list[str]:
+    """The arguments that give another `marserve start` the same flags; `pairs` are those given with `--set`."""
     arguments = []
     for key, value in flags.items():
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        arguments += ["--ts-config", text] if key == "ts_config" else ["--set", f"{key}={text}"]
+        if key in pairs:
+            arguments += ["--set", f"{key}={value}"]
+            continue
+        flag = "--config" if key == "ts_config" else FLAGS[key]
+        for text in value if isinstance(value, list) else [value]:
+            arguments += [flag, str(text)]
     return arguments

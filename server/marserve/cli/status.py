@@ -7,7 +7,7 @@ import typer
 from marserve.cli.output import AsJson, Output, table
 from marserve.cli.pid_file import marserve_pid_file
 from marserve.cli.remote import ConfigFile, Inference, InferenceAddress, Management, ManagementAddress, find_address
-from marserve.cli.versions import versions_table
+from marserve.cli.versions import deaths, versions_table
 
 
 def status(
@@ -17,25 +17,30 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show how the server is. Ends with status 0 when it is ready, 1 when it is not or does not answer."""
-    with (
-        Output(as_json) as output,
-        Inference(find_address("inference", inference, config)) as front,
-        Management(find_address("management", management, config)) as back,
-    ):
-        readiness = front.readiness()
-        versions = back.describe_all()
+    with Output(as_json) as output:
+        if inference is not None and management is None:
+            # The settings' management address may be another server's.
+            with Inference(find_address("inference", inference, config)) as front:
+                _show_readiness(output, front)
+            return
+        with Management(find_address("management", management, config)) as back:
+            readiness = back.readiness()
+            versions = back.describe_all()
+        front_address = None
+        if inference is not None or management is None:
+            front_address = find_address("inference", inference, config)
         pid = marserve_pid_file(back.address).running_pid()
         facts = [
             ("state", "ready" if readiness.is_well else "not ready"),
             *(("because", reason) for reason in readiness.reasons),
-            ("inference", front.address),
+            *([("inference", front_address)] if front_address else []),
             ("management", back.address),
             ("process", str(pid) if pid else "not started by `marserve start` here"),
         ]
         document = {
             "ready": readiness.is_well,
             "reasons": readiness.reasons,
-            "inference": front.address,
+            "inference": front_address,
             "management": back.address,
             "pid": pid,
             "models": versions,
@@ -45,6 +50,21 @@ def status(
             table(("server", ""), facts),
             "",
             versions_table(versions) if versions else "No model is registered.",
+            *deaths(versions),
         )
         if not readiness.is_well:
             raise typer.Exit(1)
+
+
+def _show_readiness(output: Output, front: Inference) -> None:
+    """What the inference address alone tells: no models."""
+    readiness = front.readiness()
+    facts = [
+        ("state", "ready" if readiness.is_well else "not ready"),
+        *(("because", reason) for reason in readiness.reasons),
+        ("inference", front.address),
+    ]
+    document = {"ready": readiness.is_well, "reasons": readiness.reasons, "inference": front.address}
+    output.result(document, table(("server", ""), facts), "", "Its models are told at --management URL.")
+    if not readiness.is_well:
+        raise typer.Exit(1)

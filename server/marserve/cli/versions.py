@@ -58,6 +58,21 @@ def last_death(version: Description) -> str:
     return f"{death['cause']}: {detail[-1].strip()}" if detail else str(death["cause"])
 
 
+def last_words(versions: Iterable[Description]) -> list[str]:
+    """All that is known of each version's last death: with the traceback, and what was printed last."""
+    lines: list[str] = []
+    for version in versions:
+        death = version.get("lastDeath")
+        if not death:
+            continue
+        lines += ["", f"{label(version)}: last death at {death['at']}: {death['cause']}: {death['detail']}"]
+        if death.get("traceback"):
+            lines += [f"  {line}" for line in str(death["traceback"]).rstrip().splitlines()]
+        if death.get("lastLines"):
+            lines += ["  it said last:", *(f"    {line}" for line in death["lastLines"])]
+    return lines
+
+
 def versions_table(versions: Iterable[Description]) -> Table:
     """One row a version; a star marks the version that answers when none is asked for."""
     rows = [
@@ -69,11 +84,26 @@ def versions_table(versions: Iterable[Description]) -> Table:
             str(version["batchSize"]),
             str(version["jobQueueStatus"]["pendingRequests"]),
             version["modelUrl"],
-            last_death(version) or "-",
         )
         for version in versions
     ]
-    return table(("model", "version", "state", "workers", "batch", "queued", "archive", "last death"), rows)
+    return table(("model", "version", "state", "workers", "batch", "queued", "archive"), rows)
+
+
+def deaths(versions: Iterable[Description]) -> list[str]:
+    """A line for each version that lost a worker: too long for a cell."""
+    lines = [f"{label(version)}: last worker died: {death}" for version in versions if (death := last_death(version))]
+    return ["", *lines] if lines else []
+
+
+def failed_certificates(versions: Iterable[Description]) -> list[str]:
+    """A line for each version whose batches were found not to be answered as single requests."""
+    lines = []
+    for version in versions:
+        batching = version.get("batching") or {}
+        if batching.get("certificate") == "failed":
+            lines.append(f"{label(version)}: batches of up to {batching['largestBatch']}: {batching.get('reason', '')}")
+    return ["", *lines] if lines else []
 
 
 def workers_table(versions: Iterable[Description]) -> Table:
@@ -87,12 +117,22 @@ def workers_table(versions: Iterable[Description]) -> Table:
             f"{worker['memoryUsage'] / 2**20:.0f} MiB" if worker["memoryUsage"] else "-",
             str(worker["gpuId"]) if worker.get("gpu") and "gpuId" in worker else "-",
             str(worker.get("restarts", 0)),
-            last_death(worker) or "-",
         )
         for version in versions
         for worker in version["workers"]
     ]
-    return table(("version", "worker", "status", "pid", "memory", "gpu", "restarts", "last death"), rows)
+    return table(("version", "worker", "status", "pid", "memory", "gpu", "restarts"), rows)
+
+
+def worker_deaths(versions: Iterable[Description]) -> list[str]:
+    """A line for each worker that has died and was started again."""
+    lines = [
+        f"{label(version)}, worker {worker['id']}: died last: {death}"
+        for version in versions
+        for worker in version["workers"]
+        if (death := last_death(worker))
+    ]
+    return ["", *lines] if lines else []
 
 
 def _worker_counts(version: Description) -> str:

@@ -1,0 +1,69 @@
+"""The settings as a command reads them, with flags called in messages as they were typed.
+
+Knows which settings have a flag of their own in `marserve`. Knows nothing of what they mean.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from marserve.errors import BadSettings
+from marserve.settings import Settings, load_settings
+
+FLAGS = {
+    "model_store": "--model-store",
+    "load_models": "--models",
+    "default_workers_per_model": "--workers",
+    "inference_address": "--inference-address",
+    "management_address": "--management-address",
+    "metrics_address": "--metrics-address",
+}
+"""The settings with a flag of their own; all others are given with `--set`."""
+
+# The one flag of `torchserve` that the settings name and `marserve` has not.
+_TOKEN_FLAG, _TOKEN_SETTING = "--disable-token-auth", "--set disable_token_authorization=true"
+
+
+def load_as_typed(flags: Mapping[str, object], set_keys: Collection[str] = ()) -> Settings:
+    """The settings of this folder and environment under these flags; `set_keys` were given with `--set`.
+
+    Raises BadSettings. Its message, and the settings' warnings, name flags that there are.
+    """
+    # The settings call every flag after its key, as TorchServe does.
+    spelled = {
+        _as_settings_say(key): f"--set {key}" if key in set_keys or key not in FLAGS else FLAGS[key]
+        for key in flags
+        if key != "ts_config"
+    }
+    try:
+        settings = load_settings("marserve", flags, os.environ, Path.cwd())
+    except BadSettings as error:
+        if error.key == "ts_config":
+            raise BadSettings(_say_missing_file(flags), key="ts_config") from None
+        source = error.source or ""
+        message = error.message.removesuffix(f" ({source})").replace(_TOKEN_FLAG, _TOKEN_SETTING)
+        raise BadSettings(message, error.key, spelled.get(source, error.source)) from None
+    return replace(settings, warnings=tuple(_respell(warning, spelled) for warning in settings.warnings))
+
+
+def _as_settings_say(key: str) -> str:
+    return "--models" if key == "load_models" else f"--{key.replace('_', '-')}"
+
+
+def _respell(sentence: str, spelled: Mapping[str, str]) -> str:
+    for said, typed in spelled.items():
+        if sentence.endswith(f" ({said})"):
+            return f"{sentence.removesuffix(f'({said})')}({typed})"
+    return sentence
+
+
+def _say_missing_file(flags: Mapping[str, object]) -> str:
+    if flags.get("ts_config"):
+        typed = "--ts-config" if any(word.split("=")[0] == "--ts-config" for word in sys.argv) else "--config"
+        return f"There is no settings file {flags['ts_config']} ({typed})"
+    name = "MARSERVE_CONFIG_FILE" if os.environ.get("MARSERVE_CONFIG_FILE") else "TS_CONFIG_FILE"
+    return f"There is no settings file {os.environ.get(name)} (variable {name})"

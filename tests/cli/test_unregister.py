@@ -1,0 +1,35 @@
+"""`marserve unregister`."""
+
+from __future__ import annotations
+
+from support.command_line import marserve
+from support.fake_apis import fake_apis
+
+
+def test_a_model_is_taken_out_by_its_name() -> None:
+    """The server's words are repeated."""
+    with fake_apis() as apis:
+        apis.answer("DELETE /models/digits", {"status": 'Model "digits" unregistered'})
+
+        ran = marserve("unregister", "digits", "--management", apis.url)
+
+    assert (ran.status, ran.out) == (0, 'Model "digits" unregistered\n')
+
+
+def test_one_version_is_taken_out_alone() -> None:
+    """A script gets what was asked and what was answered."""
+    with fake_apis() as apis:
+        apis.answer("DELETE /models/digits/1.0", {"status": "done"})
+
+        ran = marserve("unregister", "digits", "--version", "1.0", "--json", "--management", apis.url)
+
+    assert ran.document == {"model": "digits", "version": "1.0", "status": "done"}
+
+
+def test_an_unknown_model_is_a_failure() -> None:
+    """Status 1 and the server's words."""
+    with fake_apis() as apis:
+        ran = marserve("unregister", "nothing", "--management", apis.url)
+
+    assert ran.status == 1
+    assert "Model not found" in ran.err
