@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from marserve.page import MAX_CANCEL_INDEX, PAGE_BYTES, SLOTS, Page, create_page
+from marserve.pool.batcher import MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_a_cancel_of_one_batch_says_nothing_of_another(pages: tuple[Page, Page])
 
     server.cancel(1, 0)
 
-    for number in (2, 3, 4, 1 + SLOTS, 1 + 2 * SLOTS):
+    for number in (2, SLOTS, 1 + SLOTS, 1 + 2 * SLOTS):
         assert not worker.has_cancels(number)
         assert not worker.is_cancelled(number, 0)
 
@@ -94,16 +95,16 @@ def test_a_slot_that_is_used_again_has_forgotten(pages: tuple[Page, Page]) -> No
     assert not worker.is_cancelled(1, 0)
 
 
-def test_two_batches_in_flight_have_room_for_their_cancels(pages: tuple[Page, Page]) -> None:
-    """One running, one sent ahead."""
+def test_all_batches_in_flight_have_room_for_their_cancels(pages: tuple[Page, Page]) -> None:
+    """One running, the others sent ahead: as many as a worker is ever given."""
     worker, server = pages
+    numbers = range(41, 41 + max(MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT))
 
-    server.cancel(41, 1)
-    server.cancel(42, 2)
+    for number in numbers:
+        server.cancel(number, number % 7)
 
-    assert worker.is_cancelled(41, 1)
-    assert worker.is_cancelled(42, 2)
-    assert not worker.is_cancelled(41, 2)
+    for number in numbers:
+        assert [index for index in range(64) if worker.is_cancelled(number, index)] == [number % 7]
 
 
 def test_items_beyond_the_pages_room_are_not_marked(pages: tuple[Page, Page]) -> None:

@@ -346,3 +346,30 @@ def test_every_message_has_a_tag_of_its_own() -> None:
     ]
 
     assert len(set(tags)) == len(tags)
+
+
+@pytest.mark.parametrize("step", [1, 7, 4096, 65_536, 1_000_000])
+def test_a_large_frame_is_filled_as_its_bytes_come(step: int) -> None:
+    """However the bytes are cut, bodies keep their order, empty ones too, and what follows the frame is not lost."""
+    bodies = [b"", b"a" * 70_000, b"", b"b" * (3 if step == 1 else 200_000), b""]
+    large = b"".join(wire.encode(Loaded(1.5), bodies))
+    sent = large + b"".join(wire.encode(Loaded(2.5), [b"small"])) + b"".join(wire.encode(Loaded(3.5), bodies))
+    decoder = wire.server_decoder()
+
+    heard = []
+    for at in range(0, len(sent), step):
+        heard += decoder.feed(sent[at : at + step])
+
+    assert [message for message, _ in heard] == [Loaded(1.5), Loaded(2.5), Loaded(3.5)]
+    assert [[bytes(body) for body in got] for _, got in heard] == [bodies, [b"small"], bodies]
+    assert decoder.is_between_frames
+
+
+def test_a_peer_that_closes_in_a_large_frame_is_seen() -> None:
+    """Half a large body is an unfinished frame."""
+    decoder = wire.server_decoder()
+    frame = b"".join(wire.encode(Loaded(1.5), [b"x" * 100_000]))
+
+    assert decoder.feed(frame[:50_000]) == []
+
+    assert not decoder.is_between_frames

@@ -339,8 +339,10 @@ def send_intermediate_predict_response(
     """Send one piece of every response of the batch now; the list that `handle` returns is the last piece.
 
     `ret` is as long as the batch. `req_id_map` is `context.request_ids` and is not looked at: pieces go to the batch
-    that is running. A `code` other than 200 ends the batch with `message`, by raising PredictionException. Raises
-    RuntimeError outside a worker, unless the caller put a callable of its own into `context.send_pieces`.
+    that is running. A `code` other than 200 ends the batch with `message`, by raising PredictionException.
+
+    Waits while a client does not keep up. Raises NobodyWaits when every client of the batch has gone, and RuntimeError
+    outside a worker, unless the caller put a callable of its own into `context.send_pieces`.
     """
     if code != 200:
         raise PredictionException(message, code)

@@ -4,6 +4,7 @@
       BadPicture            a built-in handler was sent what is no picture
     ModelNotLoadable        the archive's model cannot be loaded; names the file and what was expected
     BadResponse             the handler set a status or header that no response can carry
+    NobodyWaits             every client of the batch has gone; raised where the next piece would be sent
 
 Knows no HTTP beyond the numbers an author writes himself, and nothing of the wire. `describe_failure` is the one place
 that turns an exception into kind, message and code; across the process border an error travels as these, never pickled.
@@ -51,6 +52,17 @@ class PredictionException(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} : {self.error_code}"
+
+
+class NobodyWaits(Exception):
+    """Every client of the running batch has gone, or is past its deadline: there is nobody to stream to.
+
+    Raised by `send_intermediate_predict_response`, so that a handler that streams ends by itself; one that has to tidy
+    up may catch it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("every client of this batch has gone")
 
 
 class BadPicture(PredictionException):

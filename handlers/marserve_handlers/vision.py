@@ -49,13 +49,13 @@ class VisionHandler(BaseHandler):
         """
         transform = self.image_processing
         if isinstance(transform, PictureTransform):
-            batch: Any = _fill_batch([value_of(row) for row in data], transform)
+            batch: Any = _fill_batch([_value_of(row) for row in data], transform)
             if self.takes_arrays:
                 return batch
             from marserve_handlers.runtimes.tensors import as_tensor
 
             return as_tensor(batch, self.device)
-        rows = [self._process_row(value_of(row)) for row in data]
+        rows = [self._process_row(_value_of(row)) for row in data]
         if self.takes_arrays:
             return np.stack([np.asarray(row) for row in rows])
         from marserve_handlers.runtimes.tensors import stack
@@ -82,6 +82,18 @@ class VisionHandler(BaseHandler):
         if isinstance(value, (bytes, bytearray, str)):
             return self.image_processing(open_picture(value))
         return _numbers(value)
+
+
+def _value_of(row: Any) -> Any:
+    """As `value_of`, and BadPicture for a form without the field in which a picture is looked for."""
+    if isinstance(row, dict) and not row.keys() & {"data", "body"}:
+        # curl --data-binary calls any file a form unless it is told otherwise.
+        raise BadPicture(
+            "The request holds no picture: its body came as a form (application/x-www-form-urlencoded, as curl "
+            "--data-binary says by itself) without the field data. Send an image file with curl -T FILE, or with a "
+            "Content-Type of its own."
+        )
+    return value_of(row)
 
 
 def _fill_batch(values: list[Any], transform: PictureTransform) -> FloatArray:

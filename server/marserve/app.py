@@ -15,13 +15,11 @@ import ctypes
 import gc
 import logging
 import os
-import shutil
 import signal
 import socket
 import ssl
 import struct
 import sys
-import tempfile
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +31,7 @@ from fastapi import APIRouter
 from uvicorn.server import ServerState
 
 from marserve import __version__
+from marserve.allocator import keep_large_blocks
 from marserve.api.application import build_app
 from marserve.api.connections import ConnectionTable
 from marserve.api.description import description_router
@@ -47,12 +46,14 @@ from marserve.errors import BadSettings
 from marserve.machine.describe import Machine, Meter, describe_machine
 from marserve.machine.devices import Assigner, cap
 from marserve.messages import Load
+from marserve.pool.cgroups import WorkerCgroups
 from marserve.pool.launchers import Launchers
 from marserve.pool.options import PoolOptions
 from marserve.pool.supervisor import Pool
 from marserve.registry.calls import RegistryOptions
 from marserve.registry.intake import Intake
 from marserve.registry.models import Registry
+from marserve.registry.scratch import Scratch, remove_orphans
 from marserve.settings import Address, Settings, startup_report
 from marserve.store.local import LocalStore
 from marserve.telemetry.logs import Logs, configure_logs
@@ -71,21 +72,24 @@ CLOSE_CONNECTIONS_S = 5.0
 
 
 def run(settings: Settings) -> int:
-    """Serve until a signal says stop. Returns the exit status: 0 after an orderly stop, 1 when the start failed.
+    """Serve until a signal says stop. Returns the exit status: 0 after an orderly stop, 1 when the start failed, or a
+    worker crashed whose model's `onCrash` is `fail`.
 
     What kept it from starting is said in one sentence on standard error. Raises BadSettings for logs that cannot be
     written; nothing was started then.
     """
     logs = configure_logs(folder=settings.log_location, format=settings.log_format, level=settings.log_level)
+    server = Server(settings, logs)
+    keep_large_blocks()
     try:
-        uvloop.run(Server(settings, logs).serve())
+        uvloop.run(server.serve())
     except CannotStart as error:
         log.error("%s", error)
         print(f"marserve did not start: {error}", file=sys.stderr)  # noqa: T201 - what the operator reads
         return 1
     finally:
         logs.close()
-    return 0
+    return 1 if server.has_failed else 0
 
 
 class CannotStart(Exception):
@@ -147,6 +151,7 @@ class Server:
     def __init__(self, settings: Settings, logs: Logs) -> None:
         self._settings = settings
         self._logs = logs
+        self.has_failed = False
         self._signals = 0
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -173,8 +178,9 @@ class Server:
 
     async def _serve(self, machine: Machine, stack: contextlib.AsyncExitStack) -> None:
         settings = self._settings
-        scratch = Path(tempfile.mkdtemp(prefix="marserve-", dir=settings.temporary_folder))
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        scratch = Scratch(settings.temporary_folder)
+        stack.callback(scratch.remove)
+        self._keep(stack, asyncio.to_thread(remove_orphans, settings.temporary_folder))
         metrics = Metrics(machine.hostname, self._logs.dropped)
         devices = cap(machine.accelerators, settings.number_of_gpu)
         launchers = Launchers(
@@ -182,9 +188,11 @@ class Server:
             self._logs.workers,
             first_worker_id=settings.initial_worker_port,
             devices=Assigner(devices),
+            cores=machine.cores,
+            cgroups=WorkerCgroups(settings.worker_cgroup) if settings.worker_cgroup is not None else None,
         )
         stack.push_async_callback(launchers.close)
-        registry = self._build_registry(scratch, metrics, launchers, machine, devices)
+        registry = self._build_registry(scratch.path, metrics, launchers, machine, devices)
         stack.push_async_callback(registry.stop)
         connections = ConnectionTable(http_limits(settings))
         listeners = self._bind(registry, metrics, connections)
@@ -220,6 +228,7 @@ class Server:
             version = VersionMetrics(options.model, options.version)
             pool = Pool(options, load, launchers, version, self._logs.workers)
             pool.on_measured = lambda values: metrics.update_custom(options.model, values)  # type: ignore[method-assign]
+            pool.on_failed = self._on_crash  # type: ignore[method-assign]
             return pool
 
         intake = Intake(
@@ -306,7 +315,7 @@ class Server:
             metrics.set_system(await asyncio.to_thread(meter.read))
             await asyncio.sleep(self._settings.metric_time_interval)
 
-    def _keep(self, stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _keep(self, stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something beside the server; it is ended, and awaited, with it. Its failure is logged."""
         task = asyncio.create_task(work)
 
@@ -314,7 +323,7 @@ class Server:
             task.cancel()
             await asyncio.wait([task])
 
-        def report(task: asyncio.Task[None]) -> None:
+        def report(task: asyncio.Task[Any]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
                 log.error("a part of the server failed", exc_info=error)
 
@@ -332,6 +341,13 @@ class Server:
         else:
             log.info("%s again: stopping now", signal.Signals(number).name)
             self._hurry.set()
+
+    def _on_crash(self, why: str) -> None:
+        """A worker of a model with `onCrash: fail` crashed: end as on SIGTERM, with another exit status."""
+        if not self.has_failed:
+            log.error("%s; the model's onCrash is fail: the server ends", why)
+        self.has_failed = True
+        self._stop_asked.set()
 
     async def _drain(self, registry: Registry, connections: ConnectionTable, listeners: list[Listener]) -> None:
         """Answer what was accepted, refuse what comes; a second signal ends the wait."""
@@ -435,10 +451,14 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
         startup_timeout_s=settings.default_startup_timeout,
         unregister_timeout_s=settings.unregister_model_timeout,
         queue_size=settings.job_queue_size,
+        max_worker_memory_bytes=settings.max_worker_memory,
+        readiness_rule=settings.readiness_rule,
         default_handler=settings.default_service_handler,
         decode_input=settings.decode_input_request,
         limit_max_image_pixels=settings.limit_max_image_pixels,
         max_answer_bytes=settings.max_response_size,
+        threads=settings.worker_threads,
+        autoscale=settings.autoscale,
         gpu_count=devices,
         models=settings.models,
     )

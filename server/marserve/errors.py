@@ -10,7 +10,7 @@ MarserveError
   Unavailable                            come back later (`retry_after_s` says when, where it is known)
     NoWorker                             no worker; and with it, for TorchServe's clients
       QueueFull, NoTicket
-    Draining, FingerprintRefused
+    WaitTooLong, Draining, FingerprintRefused
   DeadlinePassed                         nobody waits any more
   ClientGone                             the client hung up; never sent, only counted
   RunFailed                              a worker had the request and could not answer it
@@ -142,6 +142,18 @@ class NoTicket(NoWorker):
     cause = "no_ticket"
 
 
+class WaitTooLong(Unavailable):
+    """The request would wait longer than its deadline allows, so it is refused at once. Times in seconds."""
+
+    cause = "predicted_wait"
+
+    def __init__(self, wait_s: float, left_s: float, *, retry_after_s: float | None = None) -> None:
+        self.wait_s, self.left_s, self.retry_after_s = wait_s, left_s, retry_after_s
+        super().__init__(
+            f"The request would wait about {wait_s:.3g} seconds for its answer, but its deadline is in {left_s:.3g}."
+        )
+
+
 class NoDescribeWorker(NoWorker):
     """The version has no worker that could be asked to describe itself."""
 
@@ -150,6 +162,14 @@ class NoDescribeWorker(NoWorker):
         self.args = (
             f'Model "{model}" has no worker to serve describe request. Please use scale workers API to add workers.',
         )
+
+
+class NoDescribeRoom(NoDescribeWorker):
+    """All workers are busy, and the queue is full or there is none; `cause` is that of the refusal behind it."""
+
+    def __init__(self, model: str, cause: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(model, retry_after_s=retry_after_s)
+        self.cause = cause
 
 
 class Draining(Unavailable):
@@ -226,11 +246,16 @@ class HandlerFailed(RunFailed):
 
 
 class LoadFailed(MarserveError):
-    """No worker of the version could load the model. `reason` is for the log and for describe."""
+    """No worker of the version could load the model. `reason` is for the log and for describe.
 
-    def __init__(self, model: str, version: str | None, *, out_of_memory: bool = False, reason: str = "") -> None:
+    `cause` is a name of `pool.cause_of_death.Cause`.
+    """
+
+    def __init__(
+        self, model: str, version: str | None, *, out_of_memory: bool = False, reason: str = "", cause: str = ""
+    ) -> None:
         self.model, self.version, self.out_of_memory, self.reason = model, version, out_of_memory, reason
-        self.cause = "out_of_memory" if out_of_memory else "load_failed"
+        self.cause = cause or ("out_of_memory" if out_of_memory else "load_failed")
         super().__init__(f"Failed to start workers for model {model} version: {version or 'null'}")
 
 

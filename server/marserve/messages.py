@@ -26,7 +26,7 @@ class Part(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """
 
     name: str
-    body: bytes
+    body: bytes | bytearray
     content_type: str | None = None
 
 
@@ -36,6 +36,7 @@ class Request(msgspec.Struct, frozen=True):
     `headers` are the client's, names in the case they came in. `server_headers` are the server's additions
     (`url_path`, `explain`, `describe`), which win over client headers of that spelling. Of two parts of one name the
     later wins. `deadline` is None where there is none. `names_version`: the client named the version itself.
+    `priority` is 0 (most urgent) to 9, None for the model's own.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Request(msgspec.Struct, frozen=True):
     is_describe: bool = False
     is_explain: bool = False
     names_version: bool = False
+    priority: int | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -55,7 +57,7 @@ class Answer(msgspec.Struct, frozen=True):
     An empty `reason` is an empty reason phrase.
     """
 
-    body: bytes
+    body: bytes | bytearray
     status: int = 200
     reason: str = ""
     headers: list[tuple[str, str]] = []
@@ -77,6 +79,28 @@ class Receiver(Protocol):
         """No answer, or (after a first piece) no rest of it."""
 
 
+# ------------------------------------------------------------------------------------------- samples
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """One sample input of a model: a file of its archive (a path inside it), or, where that is empty, a body."""
+
+    content_type: str | None = None
+    file: str = ""
+    body: bytes = b""
+
+
+class Tolerance(msgspec.Struct, frozen=True, array_like=True):
+    """How far numbers of two answers may be apart and still count as alike; paths in `ignore` are not looked at.
+
+    As `marserve_handlers.batch_check.Tolerance`, which says what a path is.
+    """
+
+    relative: float = 1e-3
+    absolute: float = 1e-5
+    ignore: tuple[str, ...] = ()
+
+
 # ------------------------------------------------------------------------------------------- server to worker
 
 
@@ -85,6 +109,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
 
     `handler` is the manifest's or the registration's word (`image_classifier`, `h.py`, `h:entry`). `threads` is how
     many intra-op threads the worker may use, 0 for all cores. `environment` is added to the worker's.
+    `memory_limit_bytes` is how much the worker may allocate beyond what it was born with, 0 for no limit.
+    `warm_up` are the inputs that each worker runs once before it says that it is ready.
     """
 
     model: str
@@ -103,6 +129,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     threads: int = 0
     import_paths: list[str] = []
     environment: dict[str, str] = {}
+    memory_limit_bytes: int = 0
+    warm_up: list[Sample] = []
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -123,6 +151,22 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
 
     number: int
     items: list[Item]
+
+
+class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
+    """Run these items alone and in batches and say whether the answers are alike. `number` as for a batch.
+
+    Bodies as in `Batch`. With `wanted` they are items of a batch that was answered so (`Result`s, their bodies behind
+    those of the items): each is then run alone and compared with that, and `batch_size` is not used. After `limit_s`
+    seconds no further call of the handler is begun.
+    """
+
+    number: int
+    items: list[Item]
+    batch_size: int
+    tolerance: Tolerance
+    limit_s: float
+    wanted: list[Result] | None = None
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
@@ -154,10 +198,14 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
-    """The model is loaded and the worker waits for batches. `warnings` are sentences for describe."""
+    """The model is loaded and the worker waits for batches. `warnings` are sentences for describe.
+
+    `warm_up_s` is how long the warm-up inputs took, 0 where there are none.
+    """
 
     seconds: float
     warnings: list[str] = []
+    warm_up_s: float = 0.0
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):
@@ -236,6 +284,23 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
     results: list[Result]
 
 
+class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
+    """The end of a `Check`: as `marserve_handlers.batch_check.Verdict`, bounded in size.
+
+    `differences` are (run, item, path, seen, wanted) of the first ones of `found`; `compared` counts compared answers.
+    """
+
+    number: int
+    seconds: float
+    samples: int
+    sizes: list[int]
+    calls: int
+    compared: int
+    found: int
+    differences: list[tuple[str, int, str, str, str]]
+    notes: list[str]
+
+
 class Metric(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One custom metric's value. `kind` is `counter`, `gauge` or `histogram`."""
 
@@ -253,5 +318,5 @@ class Metrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
     values: list[Metric]
 
 
-ToWorker = Load | Batch | Stop | Preload | Fork
-ToServer = Hello | Loaded | NotLoaded | Templated | Forked | Exited | Results | Raised | Piece | Metrics
+ToWorker = Load | Batch | Check | Stop | Preload | Fork
+ToServer = Hello | Loaded | NotLoaded | Templated | Forked | Exited | Results | Raised | Piece | Checked | Metrics

@@ -40,7 +40,7 @@ MAX_FRAME_BYTES = 1024 * 1024 * 1024 * 1024
 JOIN_BELOW_BYTES = 64 * 1024
 
 M = TypeVar("M")
-B = TypeVar("B", bytes, bytearray)
+Body = bytes | bytearray
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -67,46 +67,62 @@ def encode(message: Any, bodies: Sequence[bytes | bytearray | memoryview] = ()) 
     return [head + metadata, *bodies]
 
 
-class Decoder(Generic[M, B]):
+class Decoder(Generic[M]):
     """Fed bytes as they come, gives whole messages with their bodies.
 
     `types` is the union of messages that may come from this peer; `make` turns a memoryview into a body
     (`bytes` or `bytearray`). Bounds are those of this module unless given.
+
+    A frame whose bodies hold `JOIN_BELOW_BYTES` or more is not collected first: its bodies are `bytearray`s of their
+    final length that are filled as the bytes come, so that a large body is held once, and copied once.
     """
 
-    def __init__(self, types: Any, make: Callable[[memoryview], B], *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(
+        self, types: Any, make: Callable[[memoryview], Body], *, max_frame_bytes: int = MAX_FRAME_BYTES
+    ) -> None:
         self._decode = msgspec.msgpack.Decoder(types).decode
-        self._make: Callable[[memoryview], B] = make
-        self._max_frame_bytes = max_frame_bytes
+        self._make: Callable[[memoryview], Body] = make
+        self.max_frame_bytes = max_frame_bytes
         self._kept = bytearray()
         self._needed = HEADER.size
+        self._filling: _Filling[M] | None = None
 
-    def feed(self, data: bytes) -> list[tuple[M, list[B]]]:
+    def feed(self, data: bytes) -> list[tuple[M, list[Body]]]:
         """Take more bytes and return the messages that are now complete, oldest first.
 
         Raises BadFrame; after that the decoder is of no use and the connection must be closed.
         """
+        messages: list[tuple[M, list[Body]]] = []
+        filling = self._filling
+        if filling is not None:
+            used = filling.take(data)
+            if not filling.is_full:
+                return messages
+            self._filling = None
+            messages.append((filling.message, filling.bodies))
+            if used == len(data):
+                return messages
+            data = data[used:]
         if self._kept:
             self._kept += data
             if len(self._kept) < self._needed:
-                return []
+                return messages
             whole: bytes | bytearray = self._kept
         elif len(data) < self._needed:
             self._kept += data
-            return []
+            return messages
         else:
             whole = data
-        messages: list[tuple[M, list[B]]] = []
         at, end = 0, len(whole)
         with memoryview(whole) as view:
-            while end - at >= HEADER.size:
+            while end - at >= self._needed:
                 frame = self._cut(view, at, end)
                 if frame is None:
+                    if self._filling is not None:
+                        at = end
                     break
                 message, bodies, at = frame
                 messages.append((message, bodies))
-            else:
-                self._needed = HEADER.size
             rest = bytes(view[at:]) if whole is not self._kept else None
         if rest is None:
             del self._kept[:at]
@@ -114,22 +130,24 @@ class Decoder(Generic[M, B]):
             self._kept += rest
         return messages
 
-    def _cut(self, view: memoryview, at: int, end: int) -> tuple[M, list[B], int] | None:
+    def _cut(self, view: memoryview, at: int, end: int) -> tuple[M, list[Body], int] | None:
         """One frame that begins at `at`, and where the next begins; None while it is not whole."""
         magic, version, metadata_bytes, count, total = HEADER.unpack_from(view, at)
         if magic != MAGIC:
             raise BadFrame(f"a frame begins with {magic!r}, not {MAGIC!r}")
         if version != VERSION:
             raise BadFrame(f"a frame has version {version}, this side speaks {VERSION}")
-        if metadata_bytes > MAX_METADATA_BYTES or count > MAX_BODIES or total > self._max_frame_bytes:
+        if metadata_bytes > MAX_METADATA_BYTES or count > MAX_BODIES or total > self.max_frame_bytes:
             raise BadFrame(
                 f"a frame announces {metadata_bytes} bytes of metadata and {count} bodies of {total} bytes; the bounds "
-                f"are {MAX_METADATA_BYTES}, {MAX_BODIES} and {self._max_frame_bytes}"
+                f"are {MAX_METADATA_BYTES}, {MAX_BODIES} and {self.max_frame_bytes}"
             )
         body_at = at + HEADER.size + 4 * count + metadata_bytes
-        if end < body_at + total:
-            self._needed = body_at + total - at
+        is_large = total >= JOIN_BELOW_BYTES
+        if end < body_at + (0 if is_large else total):
+            self._needed = body_at + (0 if is_large else total) - at
             return None
+        self._needed = HEADER.size
         lengths = struct.unpack_from(f"<{count}I", view, at + HEADER.size)
         if sum(lengths) != total:
             raise BadFrame(f"the bodies of a frame add up to {sum(lengths)} bytes, its header says {total}")
@@ -137,7 +155,11 @@ class Decoder(Generic[M, B]):
             message: M = self._decode(view[at + HEADER.size + 4 * count : body_at])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadFrame(f"the metadata of a frame is no message: {error}") from error
-        bodies = []
+        if end < body_at + total:
+            self._filling = _Filling(message, lengths)
+            self._filling.take(view[body_at:end])
+            return None
+        bodies: list[Body] = []
         for length in lengths:
             bodies.append(self._make(view[body_at : body_at + length]))
             body_at += length
@@ -146,14 +168,53 @@ class Decoder(Generic[M, B]):
     @property
     def is_between_frames(self) -> bool:
         """Nothing of an unfinished frame is kept: the peer may close here."""
-        return not self._kept
+        return not self._kept and self._filling is None
 
 
-def server_decoder(*, max_frame_bytes: int = MAX_FRAME_BYTES) -> Decoder[ToServer, bytes]:
-    """A decoder for the server's end: messages from a worker or a template, bodies as `bytes`."""
+class _Filling(Generic[M]):
+    """A large frame whose bodies are on their way."""
+
+    def __init__(self, message: M, lengths: Sequence[int]) -> None:
+        self.message = message
+        self.bodies: list[Body] = []
+        self._lengths = lengths
+        self._body = bytearray()
+        self._filled = 0
+        self._open()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every body has all its bytes."""
+        return len(self.bodies) == len(self._lengths)
+
+    def take(self, data: bytes | memoryview) -> int:
+        """Fill in more bytes; returns how many of them belonged to this frame."""
+        at, end = 0, len(data)
+        with memoryview(data) as view:
+            while at < end and not self.is_full:
+                size = min(end - at, len(self._body) - self._filled)
+                self._body[self._filled : self._filled + size] = view[at : at + size]
+                self._filled += size
+                at += size
+                if self._filled == len(self._body):
+                    self.bodies.append(self._body)
+                    self._open()
+        return at
+
+    def _open(self) -> None:
+        """Make room for the next body that has any bytes."""
+        while not self.is_full and not self._lengths[len(self.bodies)]:
+            self.bodies.append(bytearray())
+        if not self.is_full:
+            self._body = bytearray(self._lengths[len(self.bodies)])
+            self._filled = 0
+
+
+def server_decoder(*, max_frame_bytes: int = MAX_FRAME_BYTES) -> Decoder[ToServer]:
+    """A decoder for the server's end: messages from a worker or a template, small bodies as `bytes`."""
     return Decoder(ToServer, bytes, max_frame_bytes=max_frame_bytes)
 
 
-def worker_decoder() -> Decoder[ToWorker, bytearray]:
+def worker_decoder() -> Decoder[ToWorker]:
     """A decoder for the worker's end: messages from the server, bodies as `bytearray` (what handlers are given)."""
     return Decoder(ToWorker, bytearray)

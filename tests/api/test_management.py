@@ -11,7 +11,7 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from marserve.api.schemas import ErrorBody, KServeReady, ModelDescription, ModelList, StatusMessage
+from marserve.api.schemas import CheckReport, ErrorBody, KServeReady, ModelDescription, ModelList, StatusMessage
 from support.fake_pool import Behaviour, FakeDeath
 from support.management_house import House, client_of
 
@@ -489,3 +489,86 @@ async def test_what_nobody_foresaw_is_a_500_without_a_word_of_it(
     assert error(response)[:2] == (500, "InternalServerException")
     assert "secret" not in response.text
     assert "a secret path" in caplog.text
+
+
+async def test_batch_size_and_delay_are_changed_without_a_restart(house: House, client: httpx.AsyncClient) -> None:
+    """Alone, or together with the number of workers; describe shows them."""
+    await client.post("/models", params={"url": house.put(), "initial_workers": 1})
+
+    alone = await client.put("/models/m", params={"batch_size": 8, "max_batch_delay": 20})
+    one = await client.put("/models/m/1.0", params={"max_batch_delay": 0})
+    both = await client.put("/models/m", params={"batch_size": 4, "min_worker": 2, "synchronous": "true"})
+
+    assert status(alone) == (200, 'Model "m" Version: 1.0 forms batches of up to 8, delay 20 ms')
+    assert status(one) == (200, 'Model "m" Version: 1.0 forms batches of up to 8, delay 0 ms')
+    assert status(both) == (200, "Workers scaled to 2 for model: m")
+    assert house.pools.of("m").scaled == [(2, 2)]
+    described = (await describe(client, "/models/m"))[0]
+    assert (described["batchSize"], described["maxBatchDelay"]) == (4, 0)
+
+
+@pytest.mark.parametrize("query", ["batch_size=0", "batch_size=65537", "max_batch_delay=-1", "max_batch_delay=3600001"])
+async def test_a_batch_size_or_delay_out_of_bounds_changes_nothing(
+    house: House, client: httpx.AsyncClient, query: str
+) -> None:
+    """The bounds are named."""
+    await client.post("/models", params={"url": house.put()})
+
+    answered = error(await client.put(f"/models/m?{query}"))
+
+    assert answered[0] == 400
+    assert "it must be from" in answered[2]
+    assert (await describe(client, "/models/m"))[0]["batchSize"] == 1
+
+
+async def test_a_batch_size_that_is_no_number_does_not_count_as_a_call_to_scale(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    """Which it would be without one."""
+    await client.post("/models", params={"url": house.put()})
+
+    answered = error(await client.put("/models/m?batch_size=1O"))
+
+    assert (answered[0], answered[2]) == (400, "batch_size must be a whole number.")
+    assert house.pools.of("m").scaled == []
+
+
+async def test_batches_are_checked_on_demand(house: House, client: httpx.AsyncClient) -> None:
+    """With one sample, with several, or with the model's own; the report has the published shape."""
+    await client.post("/models", params={"url": house.put()})
+    pool = house.pools.of("m")
+    pool.report = {
+        "certificate": "failed",
+        "passed": False,
+        "samples": 2,
+        "batchSizes": [1, 2],
+        "answersCompared": 4,
+        "differencesFound": 1,
+        "differences": [{"run": "together (2)", "item": 0, "path": "a", "seen": "1", "wanted": "2"}],
+        "notes": [],
+        "seconds": 0.1,
+    }
+
+    own = await client.post("/models/m/check")
+    single = await client.post("/models/m/1.0/check", content=b"one", headers={"content-type": "text/plain"})
+    several = await client.post("/models/m/check", files=[("s", b"one"), ("s", b"two")])
+
+    for response in (own, single, several):
+        assert response.status_code == 200
+        assert CheckReport.model_validate_json(response.content).modelName == "m"
+    assert pool.checked == [[], [b"one"], [b"one", b"two"]]
+
+
+async def test_a_check_of_too_many_samples_or_of_nothing_known_is_refused(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    """Before any worker hears of it."""
+    await client.post("/models", params={"url": house.put()})
+
+    many = error(await client.post("/models/m/check", files=[("s", b"x")] * 65))
+
+    assert many[0] == 400
+    assert "at most 64" in many[2]
+    assert (await client.post("/models/nobody/check")).status_code == 404
+    assert (await client.post("/models/m/7/check")).status_code == 404
+    assert house.pools.of("m").checked == []

@@ -11,6 +11,7 @@ import pytest
 from marserve.archive.manifest import Manifest
 from marserve.archive.model_config import KEYS, ModelConfig, parse_model_config, read_model_config
 from marserve.errors import BadArchive
+from marserve.messages import Sample, Tolerance
 
 EVERYTHING = b"""\
 minWorkers: 1
@@ -18,13 +19,27 @@ maxWorkers: 2
 batchSize: 4
 maxBatchDelay: 200
 batchPolicy: fixed
+latencyGoalMs: 250
+lengthFrom: json:inputs.text
+paddingBudget: 0.4
 batchIsolation: false
+autoscale: true
+idleTimeout: 90
 responseTimeout: 7
 startupTimeout: 33
 clientTimeoutInMills: 700
+defaultPriority: 2
 maxRetryTimeoutInSec: 30
 retryFailedEvery: 12.5
 retryOnWorkerDeath: false
+maxRestarts: 5
+noRestartExitCodes: [3, 78]
+onCrash: fail
+readinessRule: min
+maxWorkerMemory: 1.5GB
+maxRequestsPerWorker: 1000
+maxWorkerAge: 3600
+maxWorkerGrowth: 200MiB
 workerStart: fresh
 deviceType: GPU
 deviceIds: [2, 0]
@@ -57,13 +72,27 @@ def test_every_key_is_read_in_its_unit() -> None:
         batch_size=4,
         max_batch_delay_s=0.2,
         batch_policy="fixed",
+        latency_goal_s=0.25,
+        length_from="json:inputs.text",
+        padding_budget=0.4,
         batch_isolation=False,
+        autoscale=True,
+        idle_timeout_s=90.0,
         response_timeout_s=7.0,
         startup_timeout_s=33.0,
         client_timeout_s=0.7,
+        default_priority=2,
         max_retry_timeout_s=30.0,
         retry_failed_every_s=12.5,
         retry_on_worker_death=False,
+        max_restarts=5,
+        no_restart_exit_codes=(3, 78),
+        on_crash="fail",
+        readiness_rule="min",
+        max_worker_memory_bytes=1_500_000_000,
+        max_requests_per_worker=1000,
+        max_worker_age_s=3600.0,
+        max_worker_growth_bytes=200 << 20,
         worker_start="fresh",
         device_type="gpu",
         device_ids=(2, 0),
@@ -103,7 +132,12 @@ def test_what_is_not_set_is_none_or_the_contracts_default(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "attribute", "value"),
     [
+        ("batchPolicy: GOAL", "batch_policy", "goal"),
+        ("lengthFrom: header:X-Tokens", "length_from", "header:X-Tokens"),
+        ("lengthFrom: body_bytes", "length_from", "body_bytes"),
+        ("paddingBudget: 0", "padding_budget", 0.0),
         ("minWorkers: 0", "min_workers", 1),
+        ("minWorkers: 0\nidleTimeout: 60", "min_workers", 0),
         ("minWorkers: -5", "min_workers", 1),
         ("maxWorkers: 0", "max_workers", 0),
         ("batchSize: -3", "batch_size", 1),
@@ -126,6 +160,13 @@ def test_small_numbers_are_raised_as_the_contract_says(line: str, attribute: str
     "line",
     [
         "minWorkers: two",
+        "latencyGoalMs: 0",
+        "lengthFrom: 'header: with space'",
+        "lengthFrom: tokens",
+        "lengthFrom: 'json:'",
+        "paddingBudget: 1",
+        "paddingBudget: much",
+        "idleTimeout: 0",
         'batchSize: "8"',
         "batchSize: 8.0",
         "batchSize: true",
@@ -148,9 +189,25 @@ def test_small_numbers_are_raised_as_the_contract_says(line: str, attribute: str
         'useJobTicket: "true"',
         "batchPolicy: eager",
         "workerStart: forked",
+        "defaultPriority: 10",
+        "defaultPriority: -1",
+        "defaultPriority: high",
         "retryFailedEvery: 0",
         "retryFailedEvery: .inf",
         "retryOnWorkerDeath: never",
+        "maxRestarts: -1",
+        "noRestartExitCodes: 3",
+        "noRestartExitCodes: [256]",
+        "noRestartExitCodes: [true]",
+        "onCrash: panic",
+        "readinessRule: most",
+        "maxWorkerMemory: much",
+        "maxWorkerMemory: -5",
+        "maxWorkerMemory: true",
+        "maxWorkerMemory: [1]",
+        "maxRequestsPerWorker: 1.5",
+        "maxWorkerAge: 0",
+        "maxWorkerGrowth: 1 GB a day",
     ],
 )
 def test_a_value_of_the_wrong_type_is_left_out_with_a_sentence(line: str) -> None:
@@ -283,3 +340,67 @@ def test_plain_tags_and_anchors_are_fine() -> None:
     assert config.batch_size == 3
     assert config.document is not None
     assert config.document["other"] == {"a": 1, "b": 2}
+
+
+def test_samples_are_files_or_inline() -> None:
+    """A file's type is guessed from its name unless it is said; JSON stands as it is."""
+    config = parse_model_config(
+        b"""\
+samples:
+  - file: cat.jpg
+  - {file: sub/x.bin, contentType: application/x-mine}
+  - json: {text: hello, n: [1, 2]}
+  - {text: plain, contentType: text/plain}
+warmUp: true
+batchCheck: WARN
+batchCheckSample: 0.25
+batchTolerance: {relative: 1e-2, absolute: 0, ignore: [id, "boxes[*].id"]}
+"""
+    )
+
+    assert config.warnings == []
+    assert config.samples == (
+        Sample("image/jpeg", file="cat.jpg"),
+        Sample("application/x-mine", file="sub/x.bin"),
+        Sample("application/json", body=b'{"text": "hello", "n": [1, 2]}'),
+        Sample("text/plain", body=b"plain"),
+    )
+    assert (config.warm_up, config.batch_check, config.batch_check_sample) == (True, "warn", 0.25)
+    assert config.batch_tolerance == Tolerance(0.01, 0.0, ("id", "boxes[*].id"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "samples: cat.jpg",
+        "samples: [{}]",
+        "samples: [3]",
+        "samples: [cat.jpg]",
+        "samples: [{file: a, text: b}]",
+        "samples: [{file: /etc/passwd}]",
+        "samples: [{file: ../a}]",
+        "samples: [{file: 3}]",
+        "samples: [{text: a, contentType: 3}]",
+        "samples: [{json: 2020-01-01}]",
+        "samples: [" + ", ".join(["{text: a}"] * 65) + "]",
+        "warmUp: 1",
+        "batchCheck: maybe",
+        "batchCheckSample: 1.5",
+        "batchCheckSample: -0.1",
+        "batchCheckSample: true",
+        "batchTolerance: 0.1",
+        "batchTolerance: {relative: -1}",
+        "batchTolerance: {absolute: .inf}",
+        "batchTolerance: {relative: much}",
+        "batchTolerance: {ignore: id}",
+        "batchTolerance: {ignore: [3]}",
+        "batchTolerance: {precision: 3}",
+    ],
+)
+def test_samples_and_checks_that_cannot_be_used_are_left_out_with_a_sentence(line: str) -> None:
+    """As every other key."""
+    config = parse_model_config(line.encode())
+
+    assert config == ModelConfig(document=config.document, warnings=config.warnings)
+    assert len(config.warnings) == 1
+    assert "which is not used: it must be" in config.warnings[0]

@@ -170,8 +170,9 @@ def test_a_stopping_server_answers_what_it_accepted(tmp_path: Path) -> None:
     with Server(tmp_path, store=store) as server, ThreadPoolExecutor(4) as pool:
         server.register("slow.mar").raise_for_status()
         sent = [pool.submit(server.predict, "slow", b"sleep %d" % number) for number in range(4)]
-        for _ in poll(5, "the first request runs"):
-            if server.describe("slow")["jobQueueStatus"]["pendingRequests"] >= 2:
+        for _ in poll(5, "all four are accepted"):
+            described = server.describe("slow")
+            if described["runningRequests"] + described["jobQueueStatus"]["pendingRequests"] == 4:
                 break
 
         server.stop()

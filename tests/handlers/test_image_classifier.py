@@ -51,6 +51,15 @@ BLACK = encode_picture(draw_picture(4, 4, "L").point(lambda _: 0))
 
 
 @pytest.mark.onnx
+def test_a_picture_that_came_as_a_form_is_told_how_to_be_sent(classifier: BrightnessClassifier) -> None:
+    """`curl --data-binary` calls every file a form."""
+    classifier.context.begin_batch([FakeItem()])
+
+    with pytest.raises(BadPicture, match="curl -T FILE, or with a Content-Type of its own"):
+        classifier.preprocess([{"PNG": bytearray(b"")}])
+
+
+@pytest.mark.onnx
 def test_a_batch_of_pictures_is_classified(classifier: BrightnessClassifier) -> None:
     """Each row gets its own labels, best first, `topk` of them; `data` counts before `body`."""
     rows = [{"data": bytearray(WHITE)}, {"body": bytearray(BLACK)}, {"data": base64.b64encode(WHITE).decode()}]

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from marserve.errors import OutOfMemory, WorkerDied
-from marserve.pool.cause_of_death import Cause, Death, classify_exit, error_of
+from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit, error_of
 
 
 def exited(code: int) -> int:
@@ -59,3 +59,44 @@ def test_a_worker_that_ran_out_of_memory_is_an_error_of_its_own() -> None:
 
     assert isinstance(error, OutOfMemory)
     assert error.message == "Worker died."
+
+
+@pytest.mark.parametrize(
+    ("status", "evidence", "cause", "said"),
+    [
+        (signal.SIGKILL, Evidence(was_killed_for_memory=True), Cause.OUT_OF_MEMORY, "killed by the kernel"),
+        (None, Evidence(was_killed_for_memory=True), Cause.OUT_OF_MEMORY, "killed by the kernel"),
+        (exited(0), Evidence(["MemoryError"]), Cause.EXIT, "exit status 0"),
+        (exited(1), Evidence(["MemoryError"]), Cause.OUT_OF_MEMORY, "exit status 1"),
+        (exited(1), Evidence(["x", "MemoryError: 5 GB", "bye"]), Cause.OUT_OF_MEMORY, "exit status 1"),
+        (exited(1), Evidence(["no MemoryError here"]), Cause.EXIT, "exit status 1"),
+        (signal.SIGABRT, Evidence(["  what():  std::bad_alloc"]), Cause.OUT_OF_MEMORY, "SIGABRT"),
+        (signal.SIGABRT, Evidence(["assertion failed"]), Cause.SIGNAL, "SIGABRT"),
+        (
+            signal.SIGABRT,
+            Evidence(["std::bad_alloc"], memory_limit_bytes=300),
+            Cause.OUT_OF_MEMORY,
+            "maxWorkerMemory is 300 bytes",
+        ),
+    ],
+)
+def test_what_the_kernel_counted_and_the_last_words_tell_of_memory(
+    status: int | None, evidence: Evidence, cause: Cause, said: str
+) -> None:
+    """A SIGKILL alone does not; nor a word in the middle of a line."""
+    death = classify_exit(status, evidence=evidence)
+
+    assert death.cause is cause
+    assert said in death.detail
+
+
+def test_an_exit_keeps_its_status() -> None:
+    """The restart policy looks at it."""
+    assert classify_exit(exited(78)).exit_code == 78
+    assert classify_exit(signal.SIGSEGV).exit_code is None
+
+
+def test_there_are_about_a_dozen_causes_and_each_is_a_word() -> None:
+    """They are labels and headers."""
+    assert 10 <= len(Cause) <= 16
+    assert all(cause.value.replace("_", "").isalpha() and cause.value.islower() for cause in Cause)

@@ -15,6 +15,8 @@ from marserve.pool.cause_of_death import Cause
 from marserve.pool.launchers import Launchers, StartFailed, WorkerEnds
 from marserve.pool.launchers.fresh import launch_fresh
 from marserve.pool.launchers.process import WorkerProcess
+from marserve.pool.supervisor import Pool
+from marserve.telemetry.metrics import VersionMetrics
 from support.processes import living, until
 from support.running_pool import RunningPool, worker_environment
 from support.worker_logs import KeptLines
@@ -313,18 +315,18 @@ async def test_models_that_cannot_be_forked_share_one_template(tmp_path: Path) -
     """It has imported the same modules for all of them, and outlives each."""
     lines, _ = REFUSALS["socket"]
     source = f"{lines}\ndef handle(data, context): return ['ok'] if data else None\n"
-    async with RunningPool(tmp_path / "one", source) as one, RunningPool(tmp_path / "two", source) as two:
-        two.launchers = one.launchers
-        two.pool = type(two.pool)(two.options, two.load, one.launchers, two.metrics, two.log)
-        await one.start()
-        await two.start()
-        workers = {*one.pids, *two.pids}
-        [shared] = one.look() - workers
+    async with RunningPool(tmp_path, source) as running:
+        await running.start()
+        second = Pool(running.options, running.load, running.launchers, VersionMetrics("m", "2.0"), running.log)
+        second.start()
+        await second.wait_until_ready()
+        [other] = second.workers()
+        [shared] = running.look() - {*running.pids, other.pid}
 
-        await two.pool.stop()
+        await second.stop()
 
-        assert living([shared]) == {shared}
-        assert await one.ask_body(b"x") == b"ok"
+        assert living([shared, other.pid]) == {shared}
+        assert await running.ask_body(b"x") == b"ok"
 
 
 async def test_a_shared_template_that_died_is_replaced(tmp_path: Path) -> None:

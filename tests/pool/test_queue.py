@@ -138,3 +138,148 @@ def test_clearing_returns_the_living_oldest_first() -> None:
     assert cleared == [jobs[0], jobs[2]]
     assert len(owner.queue) == 0
     assert owner.queue.take(3) == []
+
+
+# ------------------------------------------------------------------------------------------- priorities
+
+
+def line_up(owner: Owner, *jobs: tuple[float, int]) -> list[Job]:
+    """Put jobs of these arrivals and priorities, in order."""
+    made = []
+    for arrived, priority in jobs:
+        job = Job(Request(f"{arrived:g}/{priority}", [Part("body", b"")]), Told(), arrived, None, owner, priority)
+        owner.queue.enqueue(job)
+        made.append(job)
+    return made
+
+
+def names(jobs: list[Job]) -> list[str]:
+    """`arrival/priority` of each."""
+    return [job.request.id for job in jobs]
+
+
+def test_the_more_urgent_go_first_and_within_a_priority_the_first_to_come() -> None:
+    """0 is the most urgent."""
+    owner = Owner()
+    line_up(owner, (0.0, 5), (0.1, 9), (0.2, 0), (0.3, 5), (0.4, 0))
+
+    taken = owner.queue.take(10)
+
+    assert names(taken) == ["0.2/0", "0.4/0", "0/5", "0.3/5", "0.1/9"]
+    assert len(owner.queue) == 0
+
+
+def test_who_has_waited_a_second_for_each_step_is_not_overtaken_any_more() -> None:
+    """Ageing: nobody is overtaken for ever, and an urgent job that comes later waits for those who grew old."""
+    owner = Owner()
+    line_up(owner, (0.0, 9), (0.0, 5), (4.9, 0), (5.1, 0), (8.9, 0), (9.1, 0))
+
+    order = names(owner.queue.take(10))
+
+    assert order == ["4.9/0", "0/5", "5.1/0", "8.9/0", "0/9", "9.1/0"]
+
+
+def test_a_batch_may_mix_priorities_and_the_next_goes_on_where_it_ended() -> None:
+    """Priorities order requests; they do not part them."""
+    owner = Owner()
+    line_up(owner, *[(index / 10, index % 3) for index in range(9)])
+
+    taken = [names(owner.queue.take(4)) for _ in range(3)]
+
+    assert taken == [["0/0", "0.3/0", "0.6/0", "0.1/1"], ["0.4/1", "0.7/1", "0.2/2", "0.5/2"], ["0.8/2"]]
+
+
+def test_cancelled_jobs_of_any_line_are_neither_counted_nor_taken() -> None:
+    """And a line that they leave empty is gone."""
+    owner = Owner()
+    jobs = line_up(owner, (0.0, 5), (0.1, 1), (0.2, 1), (0.3, 9))
+
+    for job in (jobs[1], jobs[3]):
+        job.cancel()
+
+    assert len(owner.queue) == 2
+    assert names(owner.queue.take(10)) == ["0.2/1", "0/5"]
+    assert owner.queue.oldest() is None
+
+
+def test_a_line_does_not_grow_with_clients_that_come_and_go() -> None:
+    """Ten thousand of them at a priority that nobody else has, behind one who stays."""
+    owner = Owner()
+    line_up(owner, (0.0, 1))
+
+    for index in range(10_000):
+        (job,) = line_up(owner, (float(index), 1))
+        job.cancel()
+
+    assert len(owner.queue) == 1
+    assert sum(len(line) for line in owner.queue._lines()) < 100
+
+
+def test_the_oldest_is_who_came_first_whatever_its_priority() -> None:
+    """The batch delay is counted from the oldest; the first is whose turn it is."""
+    owner = Owner()
+    line_up(owner, (0.0, 9), (0.1, 0))
+
+    oldest, first = owner.queue.oldest(), owner.queue.first()
+
+    assert oldest is not None
+    assert first is not None
+    assert names([oldest, first]) == ["0/9", "0.1/0"]
+
+
+def test_jobs_that_come_back_are_at_the_head_of_their_lines() -> None:
+    """A worker died before it had begun them."""
+    owner = Owner()
+    line_up(owner, (0.0, 5), (0.1, 0), (0.2, 5), (0.3, 0))
+
+    owner.queue.put_back(owner.queue.take(3))
+
+    assert len(owner.queue) == 4
+    assert names(owner.queue.take(4)) == ["0.1/0", "0.3/0", "0/5", "0.2/5"]
+
+
+def test_how_many_go_before_a_newcomer_depends_on_its_priority() -> None:
+    """Its equals go first, the less urgent do not."""
+    owner = Owner()
+    line_up(owner, (0.0, 5), (0.1, 5), (0.2, 9), (0.3, 1))
+
+    before = [owner.queue.before(priority) for priority in (0, 1, 5, 9)]
+
+    assert before == [0, 1, 3, 4]
+
+
+def test_the_newest_of_the_least_urgent_makes_room_but_never_the_first_of_its_line() -> None:
+    """Who has waited longest at its priority stays; the equally urgent and the more urgent do too."""
+    owner = Owner()
+    jobs = line_up(owner, (0.0, 9), (0.1, 5), (0.2, 5), (0.3, 5), (0.4, 1))
+
+    assert owner.queue.displaceable(5) is None
+    assert owner.queue.displaceable(9) is None
+    assert owner.queue.displaceable(1) is jobs[3]
+    jobs[3].cancel()
+    assert owner.queue.displaceable(0) is jobs[2]
+    jobs[2].cancel()
+    assert owner.queue.displaceable(0) is None
+
+
+def test_with_one_priority_nobody_makes_room() -> None:
+    """The common case: a full queue refuses."""
+    owner = Owner()
+    for _ in range(5):
+        owner.put()
+
+    assert owner.queue.displaceable(5) is None
+    assert owner.queue.displaceable(0) is not None
+
+
+def test_clearing_takes_all_lines() -> None:
+    """Nobody is forgotten when a version goes."""
+    owner = Owner()
+    jobs = line_up(owner, (0.0, 5), (0.1, 0), (0.2, 9))
+    jobs[0].cancel()
+
+    cleared = owner.queue.clear()
+
+    assert sorted(names(cleared)) == ["0.1/0", "0.2/9"]
+    assert len(owner.queue) == 0
+    assert owner.queue.take(3) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -112,3 +113,42 @@ def test_a_slot_that_was_given_up_recovers_with_an_answer() -> None:
 def test_without_time_to_retry_the_first_failure_gives_up(limit_s: float) -> None:
     """`maxRetryTimeoutInSec=0` switches retrying off, but for the probe."""
     assert policy(max_retry_timeout_s=limit_s).ended(now=5.0) == Restart(77.0, gave_up=True)
+
+
+def test_an_exit_code_that_is_not_restarted_ends_the_trying() -> None:
+    """No delay ends, no probe comes: somebody must ask for the slot."""
+    restarts = RestartPolicy(max_retry_timeout_s=300.0, retry_failed_every_s=77.0, no_restart_exit_codes=[0, 78])
+
+    assert restarts.ended(now=0.0, exit_code=78) == Restart(math.inf, gave_up=True)
+    assert restarts.ended(now=0.0, exit_code=0) == Restart(math.inf, gave_up=True)
+    assert restarts.ended(now=0.0, exit_code=1) == Restart(0.0)
+    assert restarts.ended(now=0.0, exit_code=None) == Restart(1.0)
+
+
+def test_a_row_is_no_longer_than_the_bound_and_an_answer_begins_a_new_one() -> None:
+    """`maxRestarts`; then the probe, as after the time limit."""
+    restarts = RestartPolicy(max_retry_timeout_s=300.0, retry_failed_every_s=77.0, max_restarts=2)
+
+    assert [restarts.ended(now=0.0) for _ in range(4)] == [
+        Restart(0.0),
+        Restart(1.0),
+        Restart(77.0, gave_up=True),
+        Restart(77.0, gave_up=True),
+    ]
+    restarts.answered()
+    assert restarts.ended(now=500.0) == Restart(0.0)
+
+
+def test_a_hundred_failures_never_come_faster_than_the_delays() -> None:
+    """C8: whatever happens, the time spent starting is bounded by the pauses between."""
+    restarts = policy(max_retry_timeout_s=300.0)
+    now = 0.0
+    starts = []
+
+    for _ in range(100):
+        starts.append(now)
+        now += restarts.ended(now).delay_s
+
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert gaps[:8] == [0.0, 1.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0]
+    assert min(gaps[12:]) == 77.0

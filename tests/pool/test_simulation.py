@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from marserve.errors import WaitTooLong
 from support.simulation import World
 
 SEEDS = int(os.environ.get("MARSERVE_SIMULATION_SEEDS", "100"))
@@ -12,7 +13,7 @@ SEEDS = int(os.environ.get("MARSERVE_SIMULATION_SEEDS", "100"))
 def test_no_request_is_lost_doubled_crossed_or_stuck() -> None:
     """Deaths, delays, cancels, deadlines and swaps in all orders; a failing seed can be played again by its number."""
     failures = {}
-    answered = refused = failed = 0
+    answered = refused = failed = late = displaced = 0
 
     for seed in range(SEEDS):
         world = World(seed)
@@ -21,6 +22,8 @@ def test_no_request_is_lost_doubled_crossed_or_stuck() -> None:
             failures[seed] = world.problems[:3]
         answered += sum(len(client.ends) == 1 for client in world.clients)
         refused += sum(client.refused is not None for client in world.clients)
+        late += sum(isinstance(client.refused, WaitTooLong) for client in world.clients)
+        displaced += world.displaced
         failed += sum(any(isinstance(end, Exception) for end in client.ends) for client in world.clients)
 
     assert not failures, dict(list(failures.items())[:5])
@@ -28,6 +31,8 @@ def test_no_request_is_lost_doubled_crossed_or_stuck() -> None:
     assert answered > 10 * SEEDS
     assert refused > 0
     assert failed > 0
+    assert late > 0
+    assert displaced > 0
 
 
 def test_the_simulation_finds_an_answer_given_to_the_wrong_client() -> None:

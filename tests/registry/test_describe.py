@@ -137,6 +137,8 @@ async def test_the_queue_is_described_as_it_stands() -> None:
         (1, {"_workers": [FakeWorker("1", "LOADING")]}, "loading"),
         (2, {"_workers": [FakeWorker("1")]}, "loading"),
         (1, {"_workers": [FakeWorker("1", "LOADING")], "is_healthy": False}, "failed"),
+        (2, {"_workers": [FakeWorker("1"), FakeWorker("2", "LOADING", last_death=FakeDeath())]}, "degraded"),
+        (2, {"_workers": [FakeWorker("1", last_death=FakeDeath()), FakeWorker("2", "LOADING")]}, "loading"),
     ],
 )
 async def test_a_version_says_how_it_stands(least: int, changes: dict[str, Any], state: str) -> None:
@@ -150,3 +152,46 @@ async def test_warnings_of_the_pool_and_its_last_death_are_told() -> None:
 
     assert described["warnings"] == ["forking was refused"]
     assert described["lastDeath"]["cause"] == "exit"
+
+
+async def test_a_deaths_traceback_and_last_lines_are_told_where_there_are_any() -> None:
+    """Empty ones are left out."""
+    death = FakeDeath("load_failed", traceback="Traceback …", last_lines=("loading", "no weights"))
+
+    told = describe(PoolOptions("m", "1.0", 1, 1), last_death=death)["lastDeath"]
+    plain = describe(PoolOptions("m", "1.0", 1, 1), last_death=FakeDeath())["lastDeath"]
+
+    assert (told["traceback"], told["lastLines"]) == ("Traceback …", ["loading", "no weights"])
+    assert set(plain) == {"cause", "at", "detail"}
+
+
+async def test_what_bounds_a_workers_life_is_told_where_it_is_set() -> None:
+    """Under the names of the model's configuration; defaults are left out."""
+    options = PoolOptions(
+        "m",
+        "1.0",
+        1,
+        1,
+        max_worker_memory_bytes=300,
+        max_requests_per_worker=1000,
+        max_worker_age_s=60.0,
+        max_worker_growth_bytes=7,
+        max_restarts=5,
+        no_restart_exit_codes=(3,),
+        on_crash="fail",
+        readiness_rule="min",
+    )
+    expected = {
+        "maxWorkerMemory": 300,
+        "maxRequestsPerWorker": 1000,
+        "maxWorkerAge": 60,
+        "maxWorkerGrowth": 7,
+        "maxRestarts": 5,
+        "noRestartExitCodes": [3],
+        "onCrash": "fail",
+        "readinessRule": "min",
+    }
+
+    described = describe(options)
+    assert {name: described[name] for name in expected} == expected
+    assert not set(expected) & set(describe(PoolOptions("m", "1.0", 1, 1)))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from marserve.archive.model_config import ModelConfig
+from marserve.messages import Sample
 from marserve.pool.options import PoolOptions
 from marserve.registry.effective_options import (
     OptionDefaults,
@@ -88,6 +89,8 @@ def test_the_models_setting_wins_over_the_configured_default_time_out() -> None:
         (ModelConfig(min_workers=1, max_workers=2), (1, 2)),
         (ModelConfig(min_workers=3, max_workers=2), (5, 5)),
         (ModelConfig(min_workers=3), (5, 5)),
+        (ModelConfig(min_workers=0, max_workers=2), (5, 5)),
+        (ModelConfig(min_workers=0, max_workers=2, idle_timeout_s=60.0), (0, 2)),
         (ModelConfig(max_workers=3), (5, 5)),
     ],
 )
@@ -152,6 +155,7 @@ def test_the_rest_comes_from_the_archive_alone() -> None:
         job_queue_size=3,
         use_job_ticket=True,
         client_timeout_s=0.25,
+        default_priority=3,
         max_retry_timeout_s=1.0,
         retry_on_worker_death=False,
         batch_isolation=False,
@@ -168,12 +172,49 @@ def test_the_rest_comes_from_the_archive_alone() -> None:
         0,
         batch_policy="fixed",
         client_timeout_s=0.25,
+        default_priority=3,
         queue_size=3,
         use_job_ticket=True,
         max_retry_timeout_s=1.0,
         retry_on_worker_death=False,
         batch_isolation=False,
         worker_start="fresh",
+    )
+
+
+def test_the_archives_memory_limit_and_readiness_rule_win_over_the_servers() -> None:
+    """0 is a limit of none, which an archive may ask for."""
+    defaults = OptionDefaults(max_worker_memory_bytes=500, readiness_rule="min")
+
+    unset, _ = choose(defaults=defaults)
+    own, _ = choose(archive=ModelConfig(max_worker_memory_bytes=0, readiness_rule="all"), defaults=defaults)
+
+    assert (unset.max_worker_memory_bytes, unset.readiness_rule) == (500, "min")
+    assert (own.max_worker_memory_bytes, own.readiness_rule) == (0, "all")
+
+
+def test_the_bounds_of_a_workers_life_come_from_the_archive() -> None:
+    """Recycling, restarts, and what a crash means."""
+    archive = ModelConfig(
+        max_restarts=5,
+        no_restart_exit_codes=(3,),
+        on_crash="fail",
+        max_requests_per_worker=1000,
+        max_worker_age_s=60.0,
+        max_worker_growth_bytes=7,
+    )
+
+    assert choose(archive=archive)[0] == PoolOptions(
+        "m",
+        "1.0",
+        0,
+        0,
+        max_restarts=5,
+        no_restart_exit_codes=(3,),
+        on_crash="fail",
+        max_requests_per_worker=1000,
+        max_worker_age_s=60.0,
+        max_worker_growth_bytes=7,
     )
 
 
@@ -197,3 +238,50 @@ def test_the_models_setting_wins_over_request_and_manifest_for_the_runtime(
 ) -> None:
     """The order of contract 2.1."""
     assert effective_runtime(requested, ModelDefaults(runtime_type=configured), manifest) == runtime
+
+
+def test_the_archive_decides_whether_workers_follow_the_need_before_the_server_does() -> None:
+    """`autoscale` of the model's configuration, then the setting."""
+    on = OptionDefaults(autoscale=True)
+
+    assert not choose()[0].autoscale
+    assert choose(defaults=on)[0].autoscale
+    assert not choose(archive=ModelConfig(autoscale=False), defaults=on)[0].autoscale
+    assert choose(archive=ModelConfig(autoscale=True))[0].autoscale
+
+
+def test_an_idle_time_out_counts_only_where_there_may_be_no_worker() -> None:
+    """With a least number of one or more nobody sleeps."""
+    asleep, _ = choose(archive=ModelConfig(min_workers=0, max_workers=2, idle_timeout_s=60.0))
+    awake, _ = choose(archive=ModelConfig(min_workers=1, max_workers=2, idle_timeout_s=60.0))
+
+    assert asleep.idle_timeout_s == 60.0
+    assert awake.idle_timeout_s is None
+
+
+def test_a_goal_needs_its_latency_and_finds_its_batch_size_itself() -> None:
+    """Without `latencyGoalMs` the policy is not used, and a warning says so; a named batch size stays the bound."""
+    kept, no_warnings = choose(archive=ModelConfig(batch_policy="goal", latency_goal_s=0.2, length_from="body_bytes"))
+    bounded, _ = choose(archive=ModelConfig(batch_policy="goal", latency_goal_s=0.2, batch_size=8))
+    left_out, warnings = choose(archive=ModelConfig(batch_policy="goal", length_from="body_bytes"))
+
+    assert (kept.batch_policy, kept.latency_goal_s, kept.batch_size) == ("goal", 0.2, 64)
+    assert kept.length_from == "body_bytes"
+    assert no_warnings == []
+    assert bounded.batch_size == 8
+    assert (left_out.batch_policy, left_out.batch_size, left_out.length_from) == ("idle", 1, None)
+    assert "latencyGoalMs" in warnings[0]
+
+
+def test_a_model_with_samples_is_checked_before_it_is_given_batches() -> None:
+    """Unless its configuration says otherwise; without samples there is nothing to check with."""
+    samples = (Sample(body=b"x"),)
+
+    assert choose(archive=ModelConfig(samples=samples))[0].batch_check == "refuse"
+    assert choose(archive=ModelConfig(samples=samples, batch_check="warn"))[0].batch_check == "warn"
+    assert choose(archive=ModelConfig(samples=samples, batch_check="off"))[0].batch_check == "off"
+    assert choose()[0].batch_check == "off"
+    for config in (ModelConfig(warm_up=True), ModelConfig(batch_check="refuse")):
+        assert choose(archive=config)[1] == [
+            "warmUp and batchCheck of the model's configuration are not used: it has no samples"
+        ]

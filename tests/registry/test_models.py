@@ -6,11 +6,13 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from marserve.api.errors import error_status
 from marserve.errors import (
     BadArchive,
     BadInput,
@@ -497,6 +499,22 @@ async def test_describe_customized_needs_a_worker(house: House) -> None:
     )
 
 
+async def test_describe_customized_at_a_full_queue_is_a_refusal_for_overload(house: House) -> None:
+    """In the words of a describe, with the cause and the time to come back; a setting may make it 429."""
+    house.pools.behaviours["m"] = Behaviour(holds=True)
+    await house.add()
+    pool = house.pools.of("m")
+    pool.options = replace(pool.options, queue_size=0)
+
+    with pytest.raises(NoDescribeWorker) as raised:
+        await house.registry.describe_customized("m")
+
+    assert (raised.value.cause, raised.value.retry_after_s) == ("queue_full", 2.0)
+    assert raised.value.message.startswith('Model "m" has no worker to serve describe request.')
+    assert error_status(raised.value) == 503
+    assert error_status(raised.value, overload_status=429) == 429
+
+
 async def test_describe_customized_does_not_wait_for_ever(house: House) -> None:
     """After the response time-out the request is taken back."""
     house.pools.behaviours["m"] = Behaviour(metadata=None)
@@ -749,6 +767,20 @@ async def test_a_model_is_ready_with_its_least_number_of_workers_and_never_witho
 
     with pytest.raises(ModelNotFound):
         house.registry.is_model_ready("nobody")
+
+
+async def test_a_model_that_sleeps_is_ready_to_be_asked(house: House) -> None:
+    """It has no worker until somebody asks; who wants none at all has a model that is not ready."""
+    config = "minWorkers: 0\nmaxWorkers: 2\nidleTimeout: 60\n"
+    archive = write_mar(house.store / "sleepy.mar", config=config).name
+    await house.registry.register(RegisterParameters(archive))
+    assert house.registry.is_model_ready("m")
+
+    await house.registry.scale("m", None, min_workers=0, max_workers=2, synchronous=True)
+    assert house.pools.of("m").scaled[-1] == (0, 2)
+
+    await house.registry.scale("m", None, min_workers=0, max_workers=0, synchronous=True)
+    assert not house.registry.is_model_ready("m")
 
 
 async def test_a_draining_registry_answers_what_it_has_and_takes_nothing_new(house: House) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from marserve.registry.readiness import Readiness, Standing, judge
+from marserve.registry.readiness import Readiness, Rule, Standing, judge
 
 
 def ready(*standings: Standing, draining: bool = False, tried: bool = True, failures: Sequence[str] = ()) -> Readiness:
@@ -63,3 +63,35 @@ def test_a_draining_server_is_not_ready() -> None:
 
     assert (judged.is_ready, judged.is_started) == (False, True)
     assert judged.reasons == ("the server is shutting down",)
+
+
+@pytest.mark.parametrize(
+    ("rule", "loaded", "wanted", "is_ready"),
+    [
+        ("any", 1, 4, True),
+        ("any", 0, 4, False),
+        ("min", 1, 4, False),
+        ("min", 2, 4, True),
+        ("all", 3, 4, False),
+        ("all", 4, 4, True),
+        ("all", 2, 0, True),
+    ],
+)
+def test_the_models_rule_says_how_many_loaded_workers_are_enough(
+    rule: Rule, loaded: int, wanted: int, is_ready: bool
+) -> None:
+    """One, the least number (two here), or all that there should be now."""
+    judged = ready(Standing("m", "1.0", 2, loaded, False, True, rule, wanted))
+
+    assert judged.is_ready is is_ready
+
+
+def test_a_model_that_serves_with_fewer_workers_is_ready_and_says_so() -> None:
+    """Whoever looks sees it, and traffic still comes; with another rule it does not."""
+    some = ready(Standing("m", "1.0", 4, 2, False, True, "any", 4))
+    few = ready(Standing("m", "1.0", 4, 2, False, True, "min", 4))
+
+    assert (some.is_ready, some.reasons) == (True, ())
+    assert some.remarks == ('model "m" version 1.0 serves with 2 of 4 workers',)
+    assert few.reasons == ('model "m" version 1.0 has 2 of 4 workers, and its readinessRule is min',)
+    assert few.remarks == ()

@@ -19,6 +19,7 @@ from marserve.settings.values import (
     MINUTES,
     MODELS,
     REGEXES,
+    SIZE,
     Address,
     Kind,
     ModelDefaults,
@@ -26,6 +27,7 @@ from marserve.settings.values import (
     Reading,
     Wrong,
     address_kind,
+    parse_size,
 )
 
 
@@ -211,3 +213,29 @@ def test_no_text_breaks_a_kind(name: str, text: str) -> None:
     with contextlib.suppress(Wrong):
         value = read(key.kind, text, [], minimum=key.minimum, maximum=key.maximum, choices=key.choices)
         assert isinstance(key.kind.write(value), str)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("1500000", 1_500_000),
+        ("500MB", 500_000_000),
+        (" 1.5 GiB ", 1_610_612_736),
+        ("2g", 2_000_000_000),
+        ("2Gi", 2 << 30),
+        ("8k", 8000),
+        ("10B", 10),
+    ],
+)
+def test_sizes_are_read_in_bytes(text: str, size: int) -> None:
+    """Thousands, or with an `i` 1024s; the case does not matter."""
+    assert read(SIZE, text) == parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1", "1,5GB", "5iB", "1e9", "GB", "10 bytes", "9" * 30])
+def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+    """No unit is guessed."""
+    assert parse_size(text) is None
+    with pytest.raises(Wrong, match=r"some_key is .*; it must be a number of bytes, as 500MB or 2GiB"):
+        read(SIZE, text)

@@ -22,10 +22,19 @@ class Submitted:
     request: Request
     receiver: Receiver
     is_cancelled: bool = False
+    is_held: bool = False
 
     def cancel(self) -> None:
         """As a job of the pool."""
         self.is_cancelled = True
+
+    def hold(self) -> None:
+        """The client does not keep up."""
+        self.is_held = True
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        self.is_held = False
 
     @property
     def body(self) -> bytes:

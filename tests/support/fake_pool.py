@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marserve.errors import Draining, LoadFailed, MarserveError, NoWorker, QueueFull
-from marserve.messages import Answer, Load, Receiver, Request
+from marserve.messages import Answer, Load, Part, Receiver, Request
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics import VersionMetrics
 
@@ -20,6 +21,8 @@ class FakeDeath:
     cause: str = "killed"
     at: float = 1_700_000_000.0
     detail: str = "killed by SIGKILL"
+    traceback: str = ""
+    last_lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,12 @@ class FakeJob:
         self.is_cancelled = True
         if self in self.pool.held:
             self.pool.held.remove(self)
+
+    def hold(self) -> None:
+        """Nothing here streams faster than a test reads."""
+
+    def resume(self) -> None:
+        """As above."""
 
     def answer(self, answer: Answer) -> None:
         """End it."""
@@ -95,6 +104,9 @@ class FakePool:
         self.is_healthy = True
         self.last_death: FakeDeath | None = None
         self.warnings: Sequence[str] = []
+        self.described: Mapping[str, object] = {}
+        self.checked: list[list[bytes]] = []
+        self.report: Mapping[str, object] = {}
         self._workers: list[FakeWorker] = []
         self._minimum = options.min_workers
         self._load_ended = asyncio.Event()
@@ -113,6 +125,11 @@ class FakePool:
     def ready_workers(self) -> int:
         """Loaded workers."""
         return sum(worker.status == "READY" for worker in self._workers)
+
+    @property
+    def wanted_workers(self) -> int:
+        """All workers."""
+        return len(self._workers)
 
     def workers(self) -> list[FakeWorker]:
         """The slots."""
@@ -143,6 +160,19 @@ class FakePool:
         self.behaviour.load = how
         count, self._workers = len(self._workers), []
         self._have(count)
+
+    def reconfigure(self, *, batch_size: int | None = None, max_batch_delay_s: float | None = None) -> None:
+        """Have other values."""
+        self.options = dataclasses.replace(
+            self.options,
+            batch_size=self.options.batch_size if batch_size is None else batch_size,
+            max_batch_delay_s=self.options.max_batch_delay_s if max_batch_delay_s is None else max_batch_delay_s,
+        )
+
+    async def check(self, samples: Sequence[list[Part]] = ()) -> dict[str, object]:
+        """Remember the samples and give the report that the test put there."""
+        self.checked.append([bytes(part.body) for parts in samples for part in parts])
+        return dict(self.report)
 
     async def wait_until_ready(self) -> bool:
         """As the pool: True, or LoadFailed; False when it was stopped meanwhile."""

@@ -43,6 +43,7 @@ class RunningPool:
     """A pool in a folder of its own. Use it as an async context manager; its end stops it and looks at what is left.
 
     `source` is the handler (the obedient one unless given), `load` holds fields of `Load`, the rest is `PoolOptions`.
+    There are `workers` at least and `most`, or as many, at most.
     """
 
     def __init__(
@@ -52,13 +53,15 @@ class RunningPool:
         *,
         start: str = "auto",
         workers: int = 1,
+        most: int | None = None,
         load: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
         self.folder = folder / "model"
         self.log = KeptLines()
-        self.options = PoolOptions("m", "1.0", workers, workers, worker_start=start, **options)  # type: ignore[arg-type]
+        most = workers if most is None else most
+        self.options = PoolOptions("m", "1.0", workers, most, worker_start=start, **options)  # type: ignore[arg-type]
         order = msgspec.structs.replace(
             write_model(self.folder, source), batch_size=self.options.batch_size, **(load or {})
         )

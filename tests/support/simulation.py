@@ -3,10 +3,12 @@
 It drives the real `Dispatcher` through its real interface. Each request carries its own number as its body; a worker
 echoes it, so that an answer that went to the wrong client shows. Some worlds have a clock that rings late, as real ones
 do; some are scaled to nothing for a while; some clients send another request, or give up others, while they are told.
+In some worlds requests have priorities.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import math
 import random
@@ -23,13 +25,14 @@ from marserve.errors import (
     NoTicket,
     NoWorker,
     QueueFull,
+    WaitTooLong,
     WorkerDied,
 )
 from marserve.messages import Answer, Part, Raised, Request, Result
 from marserve.pool.batcher import MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT, Flight
 from marserve.pool.dispatcher import Dispatcher
 from marserve.pool.options import PoolOptions
-from marserve.pool.queue import Job
+from marserve.pool.queue import AGEING_S, LEAST_URGENT, Job, JobState
 from marserve.telemetry.metrics import VersionMetrics
 
 ECHO = Result(200, "", [])
@@ -51,6 +54,7 @@ class Client:
     pieces: list[bytes] = field(default_factory=list)
     ended_at: float = 0.0
     when_told: Callable[[], float] = lambda: 0.0
+    when_streamed: Callable[[], None] = lambda: None
 
     def on_answer(self, answer: Answer) -> None:
         """The whole answer."""
@@ -63,6 +67,7 @@ class Client:
         else:
             self.told_when_gone = self.told_when_gone or self.is_gone
             self.pieces.append(piece.body)
+            self.when_streamed()
 
     def on_error(self, error: MarserveError) -> None:
         """An error."""
@@ -98,14 +103,19 @@ class World:
             max_workers=4,
             batch_size=dice.choice([1, 2, 4, 16]),
             max_batch_delay_s=dice.choice([0.0, 0.005, 0.1]),
-            batch_policy=dice.choice(["idle", "idle", "fixed"]),
+            batch_policy=dice.choice(["idle", "idle", "fixed", "goal"]),
+            latency_goal_s=dice.choice([0.001, 0.02, 0.5]),
+            length_from=dice.choice([None, "body_bytes"]),
+            padding_budget=dice.choice([0.0, 0.3]),
             queue_size=dice.choice([2, 10, 100]),
             use_job_ticket=dice.random() < 0.1,
             client_timeout_s=dice.choice([None, None, 0.3]),
             retry_on_worker_death=dice.random() < 0.9,
             batch_isolation=dice.random() < 0.9,
+            default_priority=dice.choice([5, 5, 0, 9]),
         )
-        self.dispatcher = Dispatcher(self.options, VersionMetrics("m", "1"), self)
+        self.metrics = VersionMetrics("m", "1")
+        self.dispatcher = Dispatcher(self.options, self.metrics, self)
         self.now = 0.0
         self.clients: list[Client] = []
         self.by_request: dict[str, Client] = {}
@@ -119,13 +129,20 @@ class World:
         self._run_s = dice.choice([0.0001, 0.0005, 0.01, 0.2])
         self._late_s = dice.choice([0.0, 0.03, 0.5])
         self._streams = dice.random() < 0.3
+        self._urgency = dice.choice([0.0, 0.0, 0.1, 0.7])  # how many requests name a priority
+        self.displaced = 0
+        self.sent: set[str] = set()
+        self.held: set[str] = set()
         self.was_empty_of_workers = False
+        self.is_asleep = False
+        self._largest_batch = self.options.batch_size
 
     # ---------------------------------------------------------------------------------------------- the story
 
     def run(self) -> None:
         """Let everything happen, then let everything come to rest."""
         dice = self.dice
+        recycles = random.Random(dice.random())
         self.dispatcher.living_slots = self.slots
         for _ in range(self.slots):
             self.at(dice.random() * 0.05, self.start_worker)
@@ -136,8 +153,17 @@ class World:
             self.at(dice.random() * span, self.kill_some_worker)
         for _ in range(dice.randint(0, 3)):
             self.at(dice.random() * span, self.swap_some_worker)
+        for _ in range(recycles.randint(0, 4)):
+            self.at(recycles.random() * span, self.recycle_some_worker)
         if dice.random() < 0.15:
             self.at(dice.random() * span, self.scale_to_nothing)
+        elif dice.random() < 0.15:
+            for _ in range(dice.randint(1, 5)):
+                self.at(dice.random() * span, self.fall_asleep)
+        for _ in range(dice.choice([0, 0, 3])):
+            self.at(dice.random() * span, self.want_a_check)
+        for _ in range(dice.choice([0, 0, 3])):
+            self.at(dice.random() * span, self.reconfigure)
         steps = 0
         while self._events or self.dispatcher.next_wake() is not None:
             steps += 1
@@ -173,21 +199,46 @@ class World:
         kind = dice.choices(["good", "bad", "poison", "hang"], [80, 6, 3, 1])[0]
         deadline = self.now + dice.random() * 0.5 if dice.random() < 0.2 else None
         client = Client(b"%d" % number, kind, deadline, when_told=lambda: self.be_told(client))
+        client.when_streamed = lambda: self.be_slow(client)
         self.clients.append(client)
         self.by_request[str(number)] = client
         is_describe = dice.random() < 0.03
-        request = Request(str(number), [Part("body", client.nonce)], deadline=deadline, is_describe=is_describe)
+        priority = dice.randint(0, LEAST_URGENT) if dice.random() < self._urgency else None
+        request = Request(
+            str(number),
+            [Part("body", client.nonce)],
+            deadline=deadline,
+            is_describe=is_describe,
+            priority=priority,
+        )
+        length = len(self.dispatcher.queue)
+        was_idle = any(not worker.flights for worker in self.workers.values() if not worker.is_dead)
+        if self.is_asleep:
+            self.is_asleep = False
+            self.after(0.05, self.wake_up)
         try:
             client.job = self.dispatcher.submit(request, client, self.now)
-        except (NoWorker, QueueFull, NoTicket, FingerprintRefused) as error:
+        except (NoWorker, QueueFull, NoTicket, FingerprintRefused, WaitTooLong, DeadlinePassed) as error:
             client.refused = error
+            self._check_refusal(number, error, deadline, was_idle=was_idle)
             if client.ends:
                 self.problems.append(f"{number}: refused and answered")
             return
-        if len(self.dispatcher.queue) > self.options.queue_size + self.options.batch_size:
+        # What dead workers gave back may have made it longer; who makes room for another leaves it as it is.
+        if len(self.dispatcher.queue) > max(length, self.options.queue_size + self.options.batch_size):
             self.problems.append("the queue is longer than its bound")
         if dice.random() < 0.15:
             self.after(dice.random() * 0.3, lambda: self.hang_up(client))
+
+    def _check_refusal(self, number: int, error: MarserveError, deadline: float | None, *, was_idle: bool) -> None:
+        """A deadline is a reason to refuse only where there is one, and no worker is free."""
+        if isinstance(error, WaitTooLong):
+            if was_idle and not self.closing:
+                self.problems.append(f"{number}: refused for its wait, though a worker was idle")
+            if deadline is None and self.options.client_timeout_s is None:
+                self.problems.append(f"{number}: refused for a deadline that it does not have")
+        elif isinstance(error, DeadlinePassed) and (deadline is None or deadline > self.now):
+            self.problems.append(f"{number}: refused as late before its deadline")
 
     def hang_up(self, client: Client) -> None:
         """A client leaves; some surfaces say so twice."""
@@ -207,6 +258,12 @@ class World:
             self.hang_up(self.dice.choice(self.clients))
         return self.now
 
+    def be_slow(self, client: Client) -> None:
+        """A client that is streamed to may not keep up, and catch up later; or leave, or be told its end, before."""
+        if client.job is not None and self.dice.random() < 0.5:
+            client.job.hold()
+            self.after(self.dice.random() * 0.2, client.job.resume)
+
     # ---------------------------------------------------------------------------------------------- workers
 
     def start_worker(self) -> None:
@@ -215,6 +272,38 @@ class World:
         if self.dispatcher.living_slots > 0:
             self.workers[worker.key] = worker
             self.dispatcher.open_lane(worker.key, self.now)
+
+    def want_a_check(self) -> None:
+        """The server wants a worker for itself, or does not any more."""
+        if self.dice.random() < 0.2:
+            self.dispatcher.want_no_lane()
+        else:
+            self.dispatcher.want_lane(self.now)
+
+    def lane_lent(self, key: str, flight: Flight) -> None:
+        """The dispatcher lends a worker."""
+        worker = self.workers[key]
+        if worker.is_dead or worker.flights or flight.jobs:
+            self.problems.append(f"{key} was lent though it was not free")
+        worker.flights.append(flight)
+        worker.is_running = True
+        worker.begun = flight.number
+        self.after(self._run_s * self.dice.random(), lambda: self.end_check(worker, flight))
+
+    def end_check(self, worker: FakeWorker, flight: Flight) -> None:
+        """A lent worker is done."""
+        if worker.is_dead:
+            return
+        worker.flights.pop(0)
+        worker.is_running = False
+        self.dispatcher.end_loan(worker.key, flight.number, self.now)
+
+    def reconfigure(self) -> None:
+        """Batches are formed by other values from now on."""
+        size = self.dice.choice([1, 2, 8])
+        self._largest_batch = max(self._largest_batch, size)
+        self.options = dataclasses.replace(self.options, batch_size=size)
+        self.dispatcher.reconfigure(batch_size=size, max_batch_delay_s=self.dice.choice([0.0, 0.02]), now=self.now)
 
     def kill_some_worker(self) -> None:
         """A worker is killed, whatever it does."""
@@ -231,6 +320,17 @@ class World:
             if self.dispatcher.close_lane(key):
                 self.workers[key].is_dead = True
             self.after(0.01, self.start_worker)
+
+    def recycle_some_worker(self) -> None:
+        """A worker has served long enough: another is there before it is given nothing more."""
+        alive = [key for key, worker in self.workers.items() if not worker.is_dead and key not in self.closing]
+        if not alive or self.was_empty_of_workers:
+            return
+        key = self.dice.choice(alive)
+        self.start_worker()
+        self.closing.add(key)
+        if self.dispatcher.close_lane(key):
+            self.workers[key].is_dead = True
 
     def scale_to_nothing(self) -> None:
         """All workers are told to go when they are done; later there is one again, or not."""
@@ -250,6 +350,26 @@ class World:
         self.dispatcher.living_slots = self.slots
         self.start_worker()
 
+    def fall_asleep(self) -> None:
+        """If nobody asks there is no worker, though one may be waited for."""
+        if not self.dispatcher.is_empty or self.dispatcher.living_slots <= 0:
+            return
+        self.is_asleep = True
+        for key, worker in self.workers.items():
+            if not worker.is_dead:
+                self.closing.add(key)
+                worker.is_dead = self.dispatcher.close_lane(key)
+
+    def wake_up(self) -> None:
+        """The worker that a request woke has loaded the model, or could not: then who waits is told so."""
+        if self.dispatcher.living_slots > 0 and self.dice.random() < 0.2:
+            self.was_empty_of_workers = True
+            self.dispatcher.living_slots = 0
+            self.dispatcher.fail_stranded(self.now)
+            self.after(0.1, self.scale_up_again)
+        else:
+            self.start_worker()
+
     def send(self, key: str, flight: Flight) -> None:
         """The dispatcher sends a flight."""
         worker = self.workers[key]
@@ -260,8 +380,13 @@ class World:
             self.problems.append(f"{key} has {len(flights)} flights already")
         if flight.is_group and worker.flights:
             self.problems.append("a group was sent ahead")
-        if not 1 <= len(flight.jobs) <= self.options.batch_size:
+        # What was formed before the size was changed runs as it is.
+        if not 1 <= len(flight.jobs) <= (self._largest_batch if flight.is_group else self.options.batch_size):
             self.problems.append(f"a batch of {len(flight.jobs)}")
+        if any(job.deadline is not None and job.deadline <= self.now for job in flight.jobs):
+            self.problems.append("a request was sent to a worker after its deadline")
+        if not flight.is_group and (self.options.batch_policy != "goal" or self.options.length_from is None):
+            self._check_order(flight)
         if len(flight.jobs) > 1 and any(job.request.is_describe for job in flight.jobs):
             self.problems.append("a describe request has company")
         worker.flights.append(flight)
@@ -269,10 +394,37 @@ class World:
             worker.is_running = True
             self.after(0.0001, lambda: self.begin(worker))
 
+    def _check_order(self, flight: Flight) -> None:
+        """Nobody who still waits should have gone before the last of this batch. What came back unrun goes first."""
+        sent = {job.request.id for job in flight.jobs}
+        last = max(job.arrived + job.priority * AGEING_S for job in flight.jobs)
+        came_back = bool(sent & self.sent)
+        self.sent |= sent
+        for client in self.clients:
+            job = client.job
+            if came_back or job is None or job.request.id in self.sent:
+                continue
+            if job.state is JobState.WAITING:
+                company = job.request.is_describe or any(other.request.is_describe for other in flight.jobs)
+                if job.arrived + job.priority * AGEING_S < last and not company:
+                    self.problems.append(f"{job.request.id} was passed over")
+
     def mark_cancelled(self, key: str, number: int, index: int) -> None:
         """The dispatcher cancels a running item. The worker may see it or not."""
         if self.workers[key].is_dead:
             self.problems.append(f"{key} was told of a cancel after its end")
+
+    def hold(self, key: str) -> None:
+        """Nothing more is read from a worker."""
+        if key in self.held or self.workers[key].is_dead:
+            self.problems.append(f"{key} is held twice, or after its end")
+        self.held.add(key)
+
+    def resume(self, key: str) -> None:
+        """A worker is read again."""
+        if key not in self.held:
+            self.problems.append(f"{key} is resumed, and was not held")
+        self.held.discard(key)
 
     def lane_emptied(self, key: str) -> None:
         """A closed worker has nothing left."""
@@ -291,6 +443,8 @@ class World:
             worker.is_running = False
             return
         flight = worker.flights[0]
+        if flight.is_check:  # it was lent in between; `end_check` goes on
+            return
         worker.begun = flight.number
         clients = [self.by_request[job.request.id] for job in flight.jobs]
         deadlines = [math.inf if job.deadline is None else job.deadline for job in flight.jobs]
@@ -362,6 +516,10 @@ class World:
         say = self.problems.append
         if not self.dispatcher.is_empty:
             say("something waits or runs for ever")
+        if any(not self.workers[key].is_dead for key in self.held):
+            say("a worker is held for ever")
+        if self.metrics.expired_run:
+            say(f"{self.metrics.expired_run} requests were run after their deadline")
         for number, client in enumerate(self.clients):
             if client.refused is not None:
                 continue
@@ -397,5 +555,9 @@ class World:
         elif isinstance(end, DeadlinePassed):
             if client.job.deadline is None or client.ended_at < client.job.deadline:
                 say(f"{number}: past a deadline that had not come")
+        elif isinstance(end, QueueFull):
+            self.displaced += 1
+            if not self._urgency or client.job.priority == 0:
+                say(f"{number}: displaced, though nobody was more urgent")
         elif not (isinstance(end, NoWorker) and self.was_empty_of_workers):
             say(f"{number}: ended with {end!r}")

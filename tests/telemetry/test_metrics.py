@@ -98,7 +98,7 @@ def test_the_page_shows_what_was_counted() -> None:
     metrics = Metrics("box")
     version = busy_version()
     version.read_gauges = lambda: Gauges(
-        queue_length=7, workers={"ready": 2, "loading": 1}, load_s={"W-9000-echo_1.0": 3.5}
+        workers_target=3, queue_length=7, workers={"ready": 2, "loading": 1}, load_s={"W-9000-echo_1.0": 3.5}
     )
     metrics.register(version)
     for status in (200, 200, 404, 503, 302):
@@ -126,6 +126,7 @@ def test_the_page_shows_what_was_counted() -> None:
     assert value_of(samples, "marserve_batch_size_bucket", le="1.0", **mine) == 1
     assert value_of(samples, "marserve_queue_length", **mine) == 7
     assert value_of(samples, "marserve_workers", state="ready", **mine) == 2
+    assert value_of(samples, "marserve_workers_target", **mine) == 3
     assert value_of(samples, "marserve_http_responses_total", **{"class": "3xx"}) == 1
     assert value_of(samples, "marserve_refused_total", cause="header_too_large") == 1
 

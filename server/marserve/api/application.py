@@ -21,7 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from marserve import __version__
 from marserve.api.errors import error_answer
-from marserve.errors import BadInput, MarserveError, MethodNotAllowed, RouteNotFound
+from marserve.errors import BadInput, LoadFailed, MarserveError, MethodNotAllowed, RouteNotFound
+
+# A reason in a header: long enough for an exception's words, short enough for any proxy.
+MAX_REASON_CHARACTERS = 500
 
 log = logging.getLogger("marserve.api")
 
@@ -111,7 +114,16 @@ def split_path(raw: bytes) -> str:
 def error_response(error: Exception, overload_status: int = 503) -> Response:
     """An error as the contract's error object."""
     answer = error_answer(error, overload_status=overload_status)
-    return Response(answer.body, status_code=answer.status, headers=dict(answer.headers))
+    headers = dict(answer.headers)
+    if isinstance(error, LoadFailed) and error.reason:  # only the management API raises it, where more may be said
+        headers["x-marserve-reason"] = _header_text(error.reason)
+    return Response(answer.body, status_code=answer.status, headers=headers)
+
+
+def _header_text(text: str) -> str:
+    """A sentence as a header may carry it: printable ASCII, one line, bounded."""
+    line = " ".join(text.split())[:MAX_REASON_CHARACTERS]
+    return "".join(character if " " <= character <= "~" else "?" for character in line)
 
 
 def _translate(error: Exception) -> Exception:

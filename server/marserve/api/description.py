@@ -16,6 +16,7 @@ from starlette.responses import Response
 from marserve import __version__
 from marserve.api.application import PrettyJson
 from marserve.api.management import Name
+from marserve.api.request_head import MAX_TIMEOUT_MS
 from marserve.api.schemas import ErrorBody
 from marserve.registry.models import Registry
 
@@ -97,6 +98,22 @@ def _inference_paths(model: str | None = None) -> Document:
     return paths
 
 
+_WISHES: list[Document] = [
+    {
+        "name": "x-marserve-timeout-ms",
+        "in": "header",
+        "description": "how long the client waits for the answer, in milliseconds",
+        "schema": {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS},
+    },
+    {
+        "name": "x-marserve-priority",
+        "in": "header",
+        "description": "0 (most urgent) to 9; the model's own if not given",
+        "schema": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+]
+
+
 def _inference_operation(path: str, operation: str, summary: str, takes_query: bool) -> Document:
     parameters: list[Document] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -112,6 +129,7 @@ def _inference_operation(path: str, operation: str, summary: str, takes_query: b
                 "schema": {"type": "string"},
             }
         )
+    parameters += _WISHES
     about = "Any method will do. The handler gets the body as it is"
     error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}}
     return {
@@ -133,7 +151,7 @@ def _inference_operation(path: str, operation: str, summary: str, takes_query: b
             "404": {"description": "No such model or version.", **error},
             "413": {"description": "The body is too large.", **error},
             "500": {"description": "The worker died or took too long.", **error},
-            "503": {"description": "No worker, the queue is full, or the handler raised.", **error},
+            "503": {"description": "No worker, a full queue, a deadline too near, or the handler raised.", **error},
             "504": {"description": "The deadline passed.", **error},
             "507": {"description": "Memory ran out.", **error},
         },

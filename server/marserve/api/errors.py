@@ -29,6 +29,7 @@ from marserve.errors import (
     MarserveError,
     MethodNotAllowed,
     ModelNotFound,
+    NoDescribeRoom,
     NoTicket,
     OutOfMemory,
     QueueFull,
@@ -36,6 +37,7 @@ from marserve.errors import (
     Unavailable,
     VersionConflict,
     VersionNotFound,
+    WaitTooLong,
 )
 
 INTERNAL = "InternalServerException"
@@ -150,7 +152,7 @@ _TABLE: dict[type[BaseException], tuple[int, str]] = {
 }
 
 # Errors that say "full" or "going", and may be answered with another status than 503 by setting.
-_OVERLOAD = (QueueFull, NoTicket, Draining, TooManyConnections)
+_OVERLOAD = (QueueFull, NoTicket, NoDescribeRoom, WaitTooLong, Draining, TooManyConnections)
 
 _encoder = msgspec.json.Encoder()
 

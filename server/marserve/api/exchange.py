@@ -32,7 +32,7 @@ class Exchange:
 
     __slots__ = ("began", "body", "connection", "head", "id", "is_bodiless", "is_streaming", "job", "keep", "refusal")
 
-    def __init__(self, connection: HttpConnection, head: Head, body: bytes) -> None:
+    def __init__(self, connection: HttpConnection, head: Head, body: bytes | bytearray) -> None:
         # None once the exchange is over: whatever comes then is nobody's.
         self.connection: HttpConnection | None = connection
         self.head = head
@@ -54,11 +54,17 @@ class Exchange:
         if self.refusal is not None:
             self.on_error(self.refusal)
             return
+        if head.fault is not None:
+            self.on_error(head.fault)
+            return
+        deadline = None if head.timeout_s is None else self.began + head.timeout_s
         surface = connection.listener.surface
         assert surface is not None
         assert head.route is not None
         try:
-            job = surface.predict(head.route, self.id, head.headers, head.content_type, body, self)
+            job = surface.predict(
+                head.route, self.id, head.headers, head.content_type, body, self, deadline, head.priority
+            )
         except MarserveError as error:
             self.on_error(error)
         except Exception as error:
@@ -108,10 +114,13 @@ class Exchange:
                     self.job.cancel()
                 self.on_error(error)
                 return
-        body = piece.body
+        body = bytes(piece.body)
         if body and not self.is_bodiless:
+            was_full = connection.flow.write_paused
             connection.stream(body if self.head.is_http10 else b"%x\r\n%b\r\n" % (len(body), body))
-            if connection.unsent > connection.listener.limits.stream_buffer_bytes:
+            if connection.flow.write_paused and self.job is not None:
+                self.job.hold()
+            if was_full and connection.unsent > connection.listener.limits.stream_buffer_bytes:
                 connection.listener.metrics.count_refused("slow_reader")
                 self.abandon()
                 connection.transport.abort()
@@ -120,6 +129,11 @@ class Exchange:
             if not self.is_bodiless and not self.head.is_http10:
                 connection.stream(b"0\r\n\r\n")
             self._end(connection, monotonic(), self.keep and connection.keep_open)
+
+    def go_on(self) -> None:
+        """The client has taken what was streamed to it."""
+        if self.is_streaming and self.job is not None:
+            self.job.resume()
 
     def on_error(self, error: BaseException) -> None:
         """Write an error object; where a stream has begun, break it off so that it cannot pass for a whole one."""
@@ -140,7 +154,12 @@ class Exchange:
         self._answer(connection, status, phrase_of(status), headers, body)
 
     def _answer(
-        self, connection: HttpConnection, status: int, reason: str, headers: list[tuple[str, str]], body: bytes
+        self,
+        connection: HttpConnection,
+        status: int,
+        reason: str,
+        headers: list[tuple[str, str]],
+        body: bytes | bytearray,
     ) -> None:
         """Write an answer of any kind. Raises HandlerFailed, with nothing written, when its head is no legal HTTP."""
         keep = self.head.keep_alive and connection.keep_open and self.refusal is None
@@ -167,7 +186,7 @@ class Exchange:
         # Counted and logged at its first piece, as TorchServe does.
         connection.listener.record(connection.peer, head.line, piece.status, self.began, monotonic())
 
-    def _send(self, connection: HttpConnection, start: bytes, body: bytes, status: int, keep: bool) -> None:
+    def _send(self, connection: HttpConnection, start: bytes, body: bytes | bytearray, status: int, keep: bool) -> None:
         transport = connection.transport
         if len(body) <= ONE_WRITE_BYTES:
             transport.write(start + body)

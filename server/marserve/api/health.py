@@ -56,7 +56,7 @@ def _add_probes(router: APIRouter, registry: Registry) -> None:
     )
     async def readyz(request: Request) -> Response:
         readiness = registry.readiness()
-        return _probe(readiness.is_ready, "ready", "not ready", readiness.reasons)
+        return _probe(readiness.is_ready, "ready", "not ready", (*readiness.reasons, *readiness.remarks))
 
     @router.get(
         "/startupz",

@@ -53,7 +53,6 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 DROPPED: Final[deque[tuple[bytes, bytes]]] = deque(maxlen=0)
 
 # Pieces of a body below this size are gathered, so that a body of crumbs does not cost many times its bytes.
-CRUMB_BYTES: Final = 1024
 # Requests that may wait on a connection, and bytes that one of them may hold, before it is read from no more.
 READ_AHEAD: Final = 8
 READ_AHEAD_BYTES: Final = 64 * 1024
@@ -114,8 +113,7 @@ class HttpConnection(HttpToolsProtocol):
         self.read_bytes = 0
         self.partial_bytes = 0
         self.lines: deque[tuple[bytes, bytes]] = DROPPED
-        self.body: bytes = b""
-        self.pieces: list[bytes | bytearray] | None = None
+        self.body: bytes | bytearray = b""
         self.body_bytes = 0
         self.chunks = 0
         self.framed_bytes = 0
@@ -213,6 +211,12 @@ class HttpConnection(HttpToolsProtocol):
         """Close unless a request is under way."""
         if not self.is_busy and self.transport is not None:
             self.transport.close()
+
+    def resume_writing(self) -> None:
+        """The client has taken nearly all that waited for it: whoever streams to it may go on."""
+        super().resume_writing()
+        if isinstance(self.active, Exchange):
+            self.active.go_on()
 
     @property
     def unsent(self) -> int:
@@ -312,7 +316,6 @@ class HttpConnection(HttpToolsProtocol):
         )
         self.phase = BODY
         self.body = b""
-        self.pieces = None
         self.body_bytes = 0
         self.body_since = 0.0
         self.chunks = 0
@@ -345,16 +348,11 @@ class HttpConnection(HttpToolsProtocol):
             super().on_body(body)
         elif received == len(body):
             self.body = body
+        elif isinstance(self.body, bytearray):
+            self.body += body  # in place: a large body is held once
         else:
-            pieces = self.pieces
-            if pieces is None:
-                pieces = self.pieces = [self.body]
-            if len(body) >= CRUMB_BYTES:
-                pieces.append(body)
-            elif isinstance(pieces[-1], bytearray):
-                pieces[-1] += body
-            else:
-                pieces.append(bytearray(body))
+            self.body = bytearray(self.body)
+            self.body += body
 
     def on_message_complete(self) -> None:
         """The request is whole: ours is submitted now, or when its turn comes."""
@@ -366,8 +364,7 @@ class HttpConnection(HttpToolsProtocol):
         if head.route is None:
             super().on_message_complete()
             return
-        body = self.body if self.pieces is None else b"".join(self.pieces)
-        self.body, self.pieces = b"", None
+        body, self.body = self.body, b""
         exchange = Exchange(self, head, body)
         if self.active is None:
             exchange.start()

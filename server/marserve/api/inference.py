@@ -25,6 +25,12 @@ class Job(Protocol):
     def cancel(self) -> None:
         """The client has gone: the receiver is not called any more. May be called at any time, and twice."""
 
+    def hold(self) -> None:
+        """The client does not keep up with its stream: have no more of it made. May be called at any time."""
+
+    def resume(self) -> None:
+        """The client has caught up. May be called at any time."""
+
 
 class DataPlane(Protocol):
     """What takes requests; the registry does."""
@@ -79,17 +85,21 @@ class InferenceSurface:
         request_id: str,
         headers: list[tuple[bytes, bytes]],
         content_type: str | None,
-        body: bytes,
+        body: bytes | bytearray,
         receiver: Receiver,
+        deadline: float | None = None,
+        priority: int | None = None,
     ) -> Job:
         """Submit one request; the answer comes to `receiver`, possibly before this returns.
+
+        `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the model's own.
 
         Raises BadInput for a body that cannot be read, and what the data plane raises.
         """
         if content_type is None or not is_form(content_type):
             parts = [Part("body", body, content_type)]
         else:
-            parts = read_parts(body, content_type)
+            parts = read_parts(bytes(body), content_type)
         if route.query_parts:
             parts = route.query_parts + parts
         return self._data_plane.submit(
@@ -100,8 +110,10 @@ class InferenceSurface:
                 parts,
                 headers,
                 route.server_headers,
+                deadline,
                 is_explain=route.is_explain,
                 names_version=route.version is not None,
+                priority=priority,
             ),
             receiver,
         )

@@ -14,11 +14,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
+from marserve.api.hang_up import while_connected
 from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
+from marserve.api.request_body import read_parts
+from marserve.api.request_head import read_timeout_s
 from marserve.api.response_headers import ResponseHeaders
-from marserve.api.schemas import ErrorBody, KServeReady, ModelDescription, ModelList, RegisterBody, StatusMessage
+from marserve.api.schemas import (
+    CheckReport,
+    ErrorBody,
+    KServeReady,
+    ModelDescription,
+    ModelList,
+    RegisterBody,
+    StatusMessage,
+)
 from marserve.errors import BadInput
-from marserve.messages import Answer
+from marserve.messages import Answer, Part
 from marserve.registry.calls import Progress, RegisterParameters
 from marserve.registry.models import Registry
 
@@ -36,7 +47,18 @@ REGISTER_PARAMETERS = (
     "s3_sse_kms",
 )
 # `timeout` and `number_gpu` stand in TorchServe's documentation and never did anything; its clients still send them.
-SCALE_PARAMETERS = ("min_worker", "max_worker", "synchronous", "model_version", "timeout", "number_gpu")
+SCALE_PARAMETERS = (
+    "min_worker",
+    "max_worker",
+    "synchronous",
+    "model_version",
+    "timeout",
+    "number_gpu",
+    "batch_size",
+    "max_batch_delay",
+)
+
+MOST_CHECK_SAMPLES = 64
 
 # What clients send for "not given" where a number must stand.
 _NOT_GIVEN = {
@@ -58,6 +80,8 @@ PageToken = Annotated[Integer, Query(description="`nextPageToken` of the page be
 Customized = Annotated[Flag, Query(description="ask the handler too, for `customizedMetadata`")]
 MinWorker = Annotated[Integer, Query(description="fewest workers, 0 ends them all; 1 if not given")]
 MaxWorker = Annotated[Integer, Query(description="most workers; `min_worker` if not given")]
+BatchSize = Annotated[Integer, Query(description="most requests in a batch from now on; as it was if not given")]
+BatchDelay = Annotated[Integer, Query(description="longest wait for a batch from now on, ms; as it was if not given")]
 Waiting = Annotated[Flag, Query(description="wait until the workers have loaded the model; true if not given")]
 NotWaiting = Annotated[Flag, Query(description="wait until the workers have loaded the model; false if not given")]
 
@@ -75,6 +99,7 @@ def management_router(registry: Registry, *, enable_model_api: bool) -> APIRoute
     router = APIRouter(default_response_class=PrettyJson)
     _add_models(router, registry)
     _add_scale(router, registry)
+    _add_check(router, registry)
     if enable_model_api:
         _add_register(router, registry)
         _add_unregister(router, registry)
@@ -99,21 +124,23 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         "/models/{model_name}",
         operation_id="describeModel",
         summary="Describe a model's default version",
-        responses={200: {"model": list[ModelDescription]}, **_errors(404, 500, 503)},
+        responses={200: {"model": list[ModelDescription]}, **_errors(404, 500, 503, 504)},
     )
-    async def describe(model_name: Name, customized: Customized = None) -> Response:
-        return await _describe(registry, model_name, None, customized)
+    async def describe(request: Request, model_name: Name, customized: Customized = None) -> Response:
+        return await _describe(registry, request, model_name, None, customized)
 
     @router.get(
         "/models/{model_name}/{model_version}",
         operation_id="version_describeModel",
         summary="Describe a version, or `all`",
-        responses={200: {"model": list[ModelDescription]}, **_errors(404, 500, 503)},
+        responses={200: {"model": list[ModelDescription]}, **_errors(404, 500, 503, 504)},
     )
-    async def describe_version(model_name: Name, model_version: Name, customized: Customized = None) -> Response:
+    async def describe_version(
+        request: Request, model_name: Name, model_version: Name, customized: Customized = None
+    ) -> Response:
         if model_version == "all":
             return PrettyJson(registry.describe_all(model_name))
-        return await _describe(registry, model_name, model_version, customized)
+        return await _describe(registry, request, model_name, model_version, customized)
 
     @router.get(
         "/v1/models/{model_name}",
@@ -125,10 +152,14 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         return PrettyJson({"name": model_name, "ready": registry.is_model_ready(model_name)})
 
 
-async def _describe(registry: Registry, model: str, version: str | None, customized: str | None) -> Response:
+async def _describe(
+    registry: Registry, request: Request, model: str, version: str | None, customized: str | None
+) -> Response:
     if (customized or "").lower() != "true":
         return PrettyJson([registry.describe(model, version)])
-    described, answer = await registry.describe_customized(model, version)
+    told = request.headers.get("x-marserve-timeout-ms")
+    within_s = None if told is None else read_timeout_s(told.encode("latin-1"))
+    described, answer = await while_connected(request, registry.describe_customized(model, version, within_s))
     return _dress(PrettyJson([described]), answer)
 
 
@@ -151,8 +182,18 @@ def _add_scale(router: APIRouter, registry: Registry) -> None:
     async def scale(request: Request, model: str, version: str | None) -> Response:
         query = QueryParameters(request.query_params, SCALE_PARAMETERS)
         minimum = query.integer("min_worker")
-        minimum = 1 if minimum is None else minimum
         maximum = query.integer("max_worker")
+        batch_size, delay_ms = _whole(query, "batch_size"), _whole(query, "max_batch_delay")
+        if batch_size is not None or delay_ms is not None:
+            told = registry.tune(
+                model,
+                version or query.text("model_version") or None,
+                batch_size=batch_size,
+                max_batch_delay_s=None if delay_ms is None else delay_ms / 1000,
+            )
+            if minimum is None and maximum is None:
+                return PrettyJson({"status": told})
+        minimum = 1 if minimum is None else minimum
         scaled = await registry.scale(
             model,
             version or query.text("model_version") or None,
@@ -167,7 +208,7 @@ def _add_scale(router: APIRouter, registry: Registry) -> None:
     @router.put(
         "/models/{model_name}",
         operation_id="setAutoScale",
-        summary="Scale a model's default version",
+        summary="Scale a model's default version, or change how its batches are formed",
         responses=answers,
     )
     async def scale_default(
@@ -176,6 +217,8 @@ def _add_scale(router: APIRouter, registry: Registry) -> None:
         min_worker: MinWorker = None,
         max_worker: MaxWorker = None,
         synchronous: NotWaiting = None,
+        batch_size: BatchSize = None,
+        max_batch_delay: BatchDelay = None,
         model_version: Annotated[str | None, Query(description="another version than the default one")] = None,
     ) -> Response:
         return await scale(request, model_name, None)
@@ -183,7 +226,7 @@ def _add_scale(router: APIRouter, registry: Registry) -> None:
     @router.put(
         "/models/{model_name}/{model_version}",
         operation_id="version_setAutoScale",
-        summary="Scale a version",
+        summary="Scale a version, or change how its batches are formed",
         responses=answers,
     )
     async def scale_version(
@@ -193,6 +236,8 @@ def _add_scale(router: APIRouter, registry: Registry) -> None:
         min_worker: MinWorker = None,
         max_worker: MaxWorker = None,
         synchronous: NotWaiting = None,
+        batch_size: BatchSize = None,
+        max_batch_delay: BatchDelay = None,
     ) -> Response:
         return await scale(request, model_name, model_version)
 
@@ -206,6 +251,62 @@ def _add_scale(router: APIRouter, registry: Registry) -> None:
         registry.set_default(model_name, model_version)
         told = f'Default version successfully updated for model "{model_name}" to "{model_version}"'
         return PrettyJson({"status": told})
+
+
+def _whole(query: QueryParameters, name: str) -> int | None:
+    """A parameter that TorchServe's scale call does not have, so that what does not parse need not count as not given:
+    the call would scale then. Raises BadInput.
+    """
+    number = query.integer(name)
+    if number is None and query.text(name) is not None:
+        raise BadInput(f"{name} must be a whole number.")
+    return number
+
+
+def _add_check(router: APIRouter, registry: Registry) -> None:
+    """Whether batches are answered as single requests."""
+
+    async def check(request: Request, model: str, version: str | None) -> Response:
+        body = await request.body()
+        samples: list[list[Part]] = []
+        if body:
+            parts = read_parts(body, request.headers.get("content-type"))
+            # Of a form each value is a sample by itself, as the body of one request.
+            samples = [[Part("body", part.body, part.content_type)] for part in parts]
+        if len(samples) > MOST_CHECK_SAMPLES:
+            raise BadInput(f"There are {len(samples)} samples; a check takes at most {MOST_CHECK_SAMPLES}.")
+        return PrettyJson(await registry.check(model, version, samples))
+
+    answers: dict[int | str, dict[str, Any]] = {200: {"model": CheckReport}, **_errors(400, 404, 500, 503)}
+    body: dict[str, Any] = {
+        "requestBody": {
+            "description": "one sample, or several as the values of a form; none: the samples of the model",
+            "content": {
+                "*/*": {"schema": {"type": "string", "format": "binary"}},
+                "multipart/form-data": {"schema": {"type": "object"}},
+            },
+        }
+    }
+
+    @router.post(
+        "/models/{model_name}/check",
+        operation_id="checkModel",
+        summary="Compare batches of the default version with single requests",
+        responses=answers,
+        openapi_extra=body,
+    )
+    async def check_default(request: Request, model_name: Name) -> Response:
+        return await check(request, model_name, None)
+
+    @router.post(
+        "/models/{model_name}/{model_version}/check",
+        operation_id="version_checkModel",
+        summary="Compare batches of a version with single requests",
+        responses=answers,
+        openapi_extra=body,
+    )
+    async def check_version(request: Request, model_name: Name, model_version: Name) -> Response:
+        return await check(request, model_name, model_version)
 
 
 def _add_register(router: APIRouter, registry: Registry) -> None:

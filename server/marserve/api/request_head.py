@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 from marserve.api.errors import ExpectationFailed, HeadersTooLarge, MalformedRequest, TargetTooLong
 from marserve.api.inference import Route
-from marserve.errors import BodyTooLarge, MethodNotAllowed
+from marserve.errors import BadInput, BodyTooLarge, MethodNotAllowed
 
 UNKNOWN_LENGTH = -1
+
+# Longest relative deadline that a client may name: as far as 31 bits of milliseconds reach, about 25 days.
+MAX_TIMEOUT_MS = 2**31 - 1
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -56,12 +59,15 @@ class Head:
     `headers` are those a handler may see, `lines` all of them; `body_bytes` is UNKNOWN_LENGTH for a chunked body.
     `line` is the request line as it may stand in a log. `is_plain`: its answer has a body and the
     connection stays. `is_repeatable`: the same bytes would be read the same again, whatever stood before them.
+    `timeout_s` and `priority` are what the client asks for, None where it does not; `fault` is what is wrong with what
+    it asks for. An inference route answers with it; the connection is none the worse.
     """
 
     __slots__ = (
         "body_bytes",
         "content_type",
         "expects_continue",
+        "fault",
         "headers",
         "is_head",
         "is_http10",
@@ -71,7 +77,9 @@ class Head:
         "line",
         "lines",
         "method",
+        "priority",
         "route",
+        "timeout_s",
     )
 
     def __init__(self, method: bytes, target: bytes, version: str, keep_alive: bool, lines: Headers) -> None:
@@ -88,6 +96,9 @@ class Head:
         self.body_bytes = 0
         self.expects_continue = False
         self.is_repeatable = False
+        self.timeout_s: float | None = None
+        self.priority: int | None = None
+        self.fault: BadInput | None = None
 
 
 def request_line(method: bytes, target: bytes, version: str) -> str:
@@ -176,6 +187,11 @@ def _read_lines(head: Head, lines: Headers) -> None:
             head.content_type = value.decode("latin-1")
         elif what == "hidden":
             hidden = True
+        elif what == "timeout" or what == "priority":
+            try:
+                _read_wish(head, what, value)
+            except BadInput as error:
+                head.fault = error
         elif what == "encoding":
             if value.strip().lower() != b"chunked" or head.body_bytes == UNKNOWN_LENGTH or head.is_http10:
                 raise MalformedRequest("the only Transfer-Encoding that can be read is chunked, once, in HTTP/1.1")
@@ -193,6 +209,41 @@ def _read_lines(head: Head, lines: Headers) -> None:
         head.headers = [line for line in lines if _NOTABLE.get(line[0].lower()) != "hidden"]
 
 
+def _read_wish(head: Head, what: str, value: bytes) -> None:
+    """A deadline or a priority. Raises BadInput for a value that is none, or a second one."""
+    if what == "timeout":
+        if head.timeout_s is not None:
+            raise BadInput("x-marserve-timeout-ms stands in the request more than once; it must stand there once.")
+        head.timeout_s = read_timeout_s(value)
+    else:
+        if head.priority is not None:
+            raise BadInput("x-marserve-priority stands in the request more than once; it must stand there once.")
+        head.priority = _read_priority(value)
+
+
+def read_timeout_s(value: bytes) -> float:
+    """The value of `x-marserve-timeout-ms`, in seconds. Raises BadInput."""
+    if _DIGITS(value) and 1 <= (milliseconds := int(value)) <= MAX_TIMEOUT_MS:
+        return milliseconds / 1000
+    raise BadInput(
+        f"x-marserve-timeout-ms is {_show(value)}; it must be a whole number of milliseconds, 1 to {MAX_TIMEOUT_MS}."
+    )
+
+
+def _read_priority(value: bytes) -> int:
+    if len(value) == 1 and value.isdigit():
+        return int(value)
+    raise BadInput(f"x-marserve-priority is {_show(value)}; it must be a whole number from 0 (most urgent) to 9.")
+
+
+def _show(value: bytes) -> str:
+    """The client's own value, fit for a sentence."""
+    text = value.decode("latin-1")
+    return repr(text if len(text) <= 40 else text[:40] + "...")
+
+
+_DIGITS = re.compile(rb"[0-9]{1,10}").fullmatch
+
 # Keys are looked up as written first: these spellings cover nearly every client and save a copy in lower case.
 _NOTABLE = {
     spelling: what
@@ -205,6 +256,8 @@ _NOTABLE = {
         (b"describe", "hidden"),
         (b"explain", "hidden"),
         (b"url_path", "hidden"),
+        (b"x-marserve-timeout-ms", "timeout"),
+        (b"x-marserve-priority", "priority"),
     )
     for spelling in (name, name.title())
 }

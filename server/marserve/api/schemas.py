@@ -53,6 +53,8 @@ class Death(Shape):
     cause: Annotated[str, Field(examples=["killed", "out_of_memory", "response_timeout", "load_failed"])]
     at: Annotated[str, Field(description="UTC")]
     detail: str
+    traceback: Annotated[str | None, Field(description="the handler's, where it raised while loading")] = None
+    lastLines: Annotated[list[str] | None, Field(description="what the worker printed last")] = None
 
 
 class Worker(Shape):
@@ -75,6 +77,63 @@ class JobQueueStatus(Shape):
 
     remainingCapacity: int
     pendingRequests: int
+
+
+class BatchDifference(Shape):
+    """One place where an item's answer in a batch was another than alone. `item` is -1 for the whole batch."""
+
+    run: str
+    item: int
+    path: str
+    seen: str
+    wanted: str
+
+
+class Recheck(Shape):
+    """What running served batches again, item by item, has found."""
+
+    batches: int
+    items: int
+    differingBatches: int
+    seconds: float
+    lastDifferences: list[str]
+
+
+class BatchingStatus(Shape):
+    """Whether batches are answered as single requests, as far as that was checked."""
+
+    certificate: Literal["not checked", "passed", "failed"]
+    policy: Literal["off", "warn", "refuse"]
+    largestBatch: Annotated[int, Field(description="1 while batches are refused")]
+    reason: str | None = None
+    isChecking: bool | None = None
+    warmUpSeconds: Annotated[list[float] | None, Field(description="how long each worker's warm-up took")] = None
+    checkedAt: Annotated[str | None, Field(description="UTC")] = None
+    passed: bool | None = None
+    samples: int | None = None
+    batchSizes: list[int] | None = None
+    answersCompared: int | None = None
+    differencesFound: int | None = None
+    differences: Annotated[list[BatchDifference] | None, Field(description="the first ones")] = None
+    notes: list[str] | None = None
+    seconds: float | None = None
+    inService: Recheck | None = None
+
+
+class CheckReport(Shape):
+    """What a check of batches against single requests found."""
+
+    modelName: str
+    modelVersion: str
+    certificate: Literal["not checked", "passed", "failed"]
+    passed: bool
+    samples: int
+    batchSizes: list[int]
+    answersCompared: int
+    differencesFound: int
+    differences: Annotated[list[BatchDifference], Field(description="the first ones")]
+    notes: Annotated[list[str], Field(description="what the check could not see")]
+    seconds: float
 
 
 class ModelDescription(Shape):
@@ -108,10 +167,21 @@ class ModelDescription(Shape):
     workers: list[Worker]
     jobQueueStatus: JobQueueStatus
     isDefault: bool
+    batching: BatchingStatus | None = None
     state: Annotated[
-        Literal["ready", "loading", "failed", "idle"], Field(description="`failed`: given up until scaled or probed")
+        Literal["ready", "degraded", "loading", "failed", "idle"],
+        Field(description="`degraded`: serves, but dead workers are missing; `failed`: given up for a while"),
     ]
     runningRequests: Annotated[int, Field(description="requests that workers have now")]
+    defaultPriority: Annotated[int, Field(description="priority of requests that name none, 0 (most urgent) to 9")]
+    maxWorkerMemory: Annotated[int | None, Field(description="bytes that a worker may hold by itself")] = None
+    maxRequestsPerWorker: int | None = None
+    maxWorkerAge: Annotated[float | None, Field(description="seconds")] = None
+    maxWorkerGrowth: Annotated[int | None, Field(description="bytes")] = None
+    maxRestarts: Annotated[int | None, Field(description="in a row")] = None
+    noRestartExitCodes: list[int] | None = None
+    onCrash: Literal["fail"] | None = None
+    readinessRule: Literal["min", "all"] | None = None
     warnings: Annotated[list[str] | None, Field(description="what was asked for and is not used, and why")] = None
     lastDeath: Death | None = None
     customizedMetadata: Annotated[

@@ -8,19 +8,27 @@ it goes to `ModelConfig.warnings`. YAML that tries to build objects, or that exp
 from __future__ import annotations
 
 import difflib
+import json
+import mimetypes
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import yaml
 
 from marserve.archive.manifest import Manifest
 from marserve.errors import BadArchive
+from marserve.messages import Sample, Tolerance
+from marserve.settings.values import parse_size
 
 _MAX_BYTES = 1 << 18
 _MAX_DEPTH = 64
+_MAX_SAMPLES = 64
+_TOLERANCE = Tolerance()
 _MAX_NODES = 50_000  # with every alias counted as what it stands for
+_LENGTH_RULE = re.compile(r"body_bytes|header:[!#$%&'*+.^_`|~0-9A-Za-z-]+|json:[^.\s]+(?:\.[^.\s]+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +43,33 @@ class ModelConfig:
     max_workers: int | None = None
     batch_size: int | None = None
     max_batch_delay_s: float | None = None
-    batch_policy: Literal["idle", "fixed"] = "idle"
+    batch_policy: Literal["idle", "fixed", "goal"] = "idle"
+    latency_goal_s: float | None = None
+    length_from: str | None = None
+    padding_budget: float = 0.25
     batch_isolation: bool = True
+    samples: tuple[Sample, ...] = ()
+    warm_up: bool = False
+    batch_check: Literal["off", "warn", "refuse"] | None = None
+    batch_check_sample: float = 0.0
+    batch_tolerance: Tolerance = _TOLERANCE
+    autoscale: bool | None = None
+    idle_timeout_s: float | None = None
     response_timeout_s: float | None = None
     startup_timeout_s: float | None = None
     client_timeout_s: float | None = None
+    default_priority: int = 5
     max_retry_timeout_s: float = 300.0
     retry_failed_every_s: float = 300.0
     retry_on_worker_death: bool = True
+    max_restarts: int = 0
+    no_restart_exit_codes: tuple[int, ...] = ()
+    on_crash: Literal["retry", "fail"] = "retry"
+    readiness_rule: Literal["any", "min", "all"] | None = None
+    max_worker_memory_bytes: int | None = None
+    max_requests_per_worker: int = 0
+    max_worker_age_s: float = 0.0
+    max_worker_growth_bytes: int = 0
     worker_start: Literal["auto", "fork", "fresh"] = "auto"
     device_type: Literal["cpu", "gpu"] | None = None
     device_ids: tuple[int, ...] | None = None
@@ -100,6 +127,18 @@ def _at_least(least: int) -> Callable[[object], int]:
     return read
 
 
+def _between(least: int, most: int) -> Callable[[object], int]:
+    """A whole number between the two, both included."""
+
+    def read(value: object) -> int:
+        number = _integer(value)
+        if not least <= number <= most:
+            raise _Unusable(f"a whole number from {least} to {most}")
+        return number
+
+    return read
+
+
 def _seconds(read: Callable[[object], int], per_second: int = 1) -> Callable[[object], float]:
     """The same value in seconds as a float."""
     return lambda value: read(value) / per_second
@@ -126,9 +165,38 @@ def _word(*words: str) -> Callable[[object], object]:
     return read
 
 
+def _length_rule(value: object) -> str:
+    if not isinstance(value, str) or _LENGTH_RULE.fullmatch(value) is None:
+        raise _Unusable("body_bytes, header:NAME or json:PATH")
+    return value
+
+
+def _share(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise _Unusable("a number from 0 to below 1")
+    return float(value)
+
+
 def _device_ids(value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
         raise _Unusable("a list of device numbers of 0 or more")
+    return tuple(value)
+
+
+def _size(value: object) -> int:
+    size = parse_size(value) if isinstance(value, str) else _integer_of_any_size(value)
+    if size is None or size < 0:
+        raise _Unusable("a number of bytes of 0 or more, as 500MB or 2GiB")
+    return size
+
+
+def _integer_of_any_size(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
+
+
+def _exit_codes(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= 255 for item in value):
+        raise _Unusable("a list of exit statuses from 0 to 255")
     return tuple(value)
 
 
@@ -138,17 +206,111 @@ def _map(value: object) -> dict[str, Any]:
     return value
 
 
+def _samples(value: object) -> tuple[Sample, ...]:
+    """A list of inputs: `{file: cat.jpg, contentType: image/jpeg}`, `{json: {…}}` or `{text: …}`.
+
+    Bare words are none: handlers written for TorchServe may have a key `samples` of their own.
+    """
+    if not isinstance(value, list) or len(value) > _MAX_SAMPLES:
+        raise _Unusable(f"a list of at most {_MAX_SAMPLES} samples")
+    return tuple(_sample(each) for each in value)
+
+
+def _sample(value: object) -> Sample:
+    if not isinstance(value, dict) or len(value.keys() & {"file", "json", "text"}) != 1:
+        raise _Unusable("a list of samples, each with one of the keys file, json and text")
+    content_type = value.get("contentType")
+    if content_type is not None and not isinstance(content_type, str):
+        raise _Unusable("a list of samples whose contentType is text")
+    if "file" in value:
+        name = value["file"]
+        if not isinstance(name, str) or not name or PurePosixPath(name).is_absolute() or ".." in name.split("/"):
+            raise _Unusable("a list of samples whose files are named by paths inside of the archive")
+        return Sample(content_type or mimetypes.guess_type(name)[0], file=name)
+    if "text" in value:
+        return Sample(content_type, body=str(value["text"]).encode())
+    try:
+        return Sample(content_type or "application/json", body=json.dumps(value["json"]).encode())
+    except (TypeError, ValueError):  # a date, a set: YAML has more than JSON
+        raise _Unusable("a list of samples whose json is JSON") from None
+
+
+def _up_to_one(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise _Unusable("a number from 0 to 1")
+    return float(value)
+
+
+def _tolerance(value: object) -> Tolerance:
+    """`{relative: 1e-3, absolute: 1e-5, ignore: [request_id]}`, each of them optional."""
+    if not isinstance(value, dict) or not value.keys() <= {"relative", "absolute", "ignore"}:
+        raise _Unusable("a map with the keys relative, absolute and ignore")
+    numbers: dict[str, float] = {}
+    for name in ("relative", "absolute"):
+        try:
+            numbers[name] = float(value.get(name, getattr(_TOLERANCE, name)))  # YAML reads 1e-3 as text
+        except (TypeError, ValueError):
+            numbers[name] = -1.0
+        if not 0 <= numbers[name] < float("inf"):
+            raise _Unusable(f"a map whose {name} is a number of 0 or more")
+    ignore = value.get("ignore", [])
+    if not isinstance(ignore, list) or not all(isinstance(path, str) and path for path in ignore):
+        raise _Unusable("a map whose ignore is a list of paths")
+    return Tolerance(numbers["relative"], numbers["absolute"], tuple(ignore))
+
+
 KEYS: tuple[Key, ...] = (
-    Key("minWorkers", "min_workers", _raised_to(1), "Fewest workers; counts only together with maxWorkers."),
+    Key(
+        "minWorkers",
+        "min_workers",
+        _raised_to(0),
+        "Fewest workers, 1 or more (0 with idleTimeout); counts only together with maxWorkers.",
+    ),
     Key("maxWorkers", "max_workers", _at_least(0), "Most workers; counts only when it is not below minWorkers."),
     Key("batchSize", "batch_size", _raised_to(1), "Most requests in one batch."),
     Key("maxBatchDelay", "max_batch_delay_s", _seconds(_at_least(0), 1000), "Longest wait for a batch, milliseconds."),
-    Key("batchPolicy", "batch_policy", _word("idle", "fixed"), "Whether an idle worker ends the wait for a batch."),
+    Key("batchPolicy", "batch_policy", _word("idle", "fixed", "goal"), "When a batch leaves, and how large."),
+    Key(
+        "latencyGoalMs",
+        "latency_goal_s",
+        _seconds(_at_least(1), 1000),
+        "batchPolicy goal: time to answer that 95 % of requests are to have, ms.",
+    ),
+    Key("lengthFrom", "length_from", _length_rule, "batchPolicy goal: how long inputs are; batches are of one length."),
+    Key("paddingBudget", "padding_budget", _share, "batchPolicy goal: which part of a batch may be padding, 0 to 1."),
+    Key("autoscale", "autoscale", _flag, "Whether the number of workers between the two follows the need."),
+    Key(
+        "idleTimeout",
+        "idle_timeout_s",
+        _number_of_seconds,
+        "With minWorkers 0: after how long without a request there is no worker, seconds.",
+    ),
     Key("batchIsolation", "batch_isolation", _flag, "Whether a batch that raises is split to find the guilty item."),
+    Key("samples", "samples", _samples, "Inputs to check batches and to warm up with: files, or inline."),
+    Key("warmUp", "warm_up", _flag, "Whether each worker runs the samples once before it is ready."),
+    Key(
+        "batchCheck",
+        "batch_check",
+        _word("off", "warn", "refuse"),
+        "What follows when batches are not answered as single requests; refuse if there are samples, else off.",
+    ),
+    Key("batchCheckSample", "batch_check_sample", _up_to_one, "Share of served batches that is run again, one by one."),
+    Key(
+        "batchTolerance",
+        "batch_tolerance",
+        _tolerance,
+        "How far answers may be apart and still be alike: relative, absolute, and paths to ignore.",
+    ),
     Key("responseTimeout", "response_timeout_s", _seconds(_at_least(1)), "Longest time for one batch, seconds."),
     Key("startupTimeout", "startup_timeout_s", _seconds(_at_least(1)), "Longest time to load the model, seconds."),
     Key(
         "clientTimeoutInMills", "client_timeout_s", _seconds(_raised_to(0), 1000), "How long clients wait, ms; 0: ever."
+    ),
+    Key(
+        "defaultPriority",
+        "default_priority",
+        _between(0, 9),
+        "Priority of requests that name none: 0 (most urgent) to 9.",
     ),
     Key(
         "maxRetryTimeoutInSec",
@@ -158,6 +320,14 @@ KEYS: tuple[Key, ...] = (
     ),
     Key("retryFailedEvery", "retry_failed_every_s", _number_of_seconds, "Pause between probes of a failed version, s."),
     Key("retryOnWorkerDeath", "retry_on_worker_death", _flag, "Whether requests of a dead worker are run once more."),
+    Key("maxRestarts", "max_restarts", _at_least(0), "Most restarts in a row before a worker is given up; 0: any."),
+    Key("noRestartExitCodes", "no_restart_exit_codes", _exit_codes, "Exit statuses after which none is started again."),
+    Key("onCrash", "on_crash", _word("retry", "fail"), "Whether a crashed worker is replaced or the server ends."),
+    Key("readinessRule", "readiness_rule", _word("any", "min", "all"), "How many loaded workers make it ready."),
+    Key("maxWorkerMemory", "max_worker_memory_bytes", _size, "Memory a worker may hold by itself; 0: no limit."),
+    Key("maxRequestsPerWorker", "max_requests_per_worker", _at_least(0), "Requests before a worker is replaced."),
+    Key("maxWorkerAge", "max_worker_age_s", _number_of_seconds, "Age at which a worker is replaced, seconds."),
+    Key("maxWorkerGrowth", "max_worker_growth_bytes", _size, "Growth in memory at which a worker is replaced."),
     Key("workerStart", "worker_start", _word("auto", "fork", "fresh"), "How workers start."),
     Key("deviceType", "device_type", _word("cpu", "gpu"), "Where workers compute."),
     Key("deviceIds", "device_ids", _device_ids, "Which accelerators are used."),
@@ -232,6 +402,8 @@ def parse_model_config(data: bytes, name: str = "model-config.yaml") -> ModelCon
         return ModelConfig(warnings=[f"{name} is not used: it must hold keys and values"])
     values = _read_keys(document, warnings)
     _apply_torchrun(document, values)
+    if "idle_timeout_s" not in values and values.get("min_workers") == 0:
+        values["min_workers"] = 1  # the contract's 7.1: without our key there is always one
     return ModelConfig(**values, document=document, warnings=warnings)
 
 

@@ -87,6 +87,12 @@ def count_cores(root: Path = _ROOT) -> int:
     return max(1, min(cores, int(quota))) if quota else max(1, cores)
 
 
+def available_bytes(root: Path = _ROOT) -> int | None:
+    """How many bytes of memory could be had now, the container's where it has a limit; None where that is not told."""
+    total, available = _memory(root)
+    return available if total else None
+
+
 class Meter:
     """Reads TorchServe's system metrics. The processor's share is that since the reading before."""
 

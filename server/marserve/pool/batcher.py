@@ -1,6 +1,6 @@
 """Decides which waiting jobs leave together, for which worker, and when. Pure: the caller passes `now` in seconds.
 
-Two policies:
+Three policies:
 
     idle    (the default) a worker without work takes what is there, at once. A worker that is busy is sent a second
             batch ahead only while none is idle, and only when that batch is full or its oldest job has waited
@@ -8,6 +8,8 @@ Two policies:
             that run long, where it would save nothing and bind jobs to one worker.
     fixed   TorchServe's: a worker without work collects for up to `max_batch_delay_s`, counted from when it had its
             first job, or until the batch is full; one worker of a version collects at a time; nothing is sent ahead.
+    goal    a worker without work takes as many of those that wait as `goal.py` says, at once; where lengths are known,
+            of about one length, the one whose turn it is always among them. Nothing is sent ahead.
 
 A *group* is a batch that must run as it is, by itself: halves of a batch that raised, items whose worker died. Groups
 go before everything that waits.
@@ -19,11 +21,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
+from marserve.pool.goal import GoalPolicy
+from marserve.pool.lengths import LengthOf
 from marserve.pool.queue import Job, JobQueue, JobState
 
 # A batch is sent ahead only to a worker whose batches take less than this: what it hides is the time on the wire.
 AHEAD_BELOW_S = 0.05
 MAX_IN_FLIGHT = 2
+# Among so many times the batch's size of jobs those of a fitting length are looked for.
+LENGTHS_AMONG = 4
 # Batches that take microseconds cost less than their way there and back: of small ones a few go ahead together, as many
 # as make one batch of this many jobs (24 % less CPU a request for an echo with batch size 1, `benchmarks/echo.py`).
 MANY_AHEAD_BELOW_S = 0.0002
@@ -32,12 +38,16 @@ MAX_JOBS_IN_FLIGHT = 16
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """A batch that left for a worker. `number` counts up from 1 for each worker; `is_group` must not be mixed."""
+    """A batch that left for a worker. `number` counts up from 1 for each worker; `is_group` must not be mixed.
+
+    `is_check`: no jobs, but something of the server's own that occupies the worker for a while.
+    """
 
     number: int
     jobs: list[Job]
     is_group: bool
     sent_at: float
+    is_check: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -55,9 +65,20 @@ class Batcher:
     """Chooses batches from a queue. The dispatcher owns queue and lanes and carries out what is chosen."""
 
     def __init__(
-        self, queue: JobQueue, *, max_batch_size: int, max_delay_s: float, policy: Literal["idle", "fixed"]
+        self,
+        queue: JobQueue,
+        *,
+        max_batch_size: int,
+        max_delay_s: float,
+        policy: Literal["idle", "fixed", "goal"],
+        goal: GoalPolicy | None = None,
+        length_of: LengthOf | None = None,
     ) -> None:
+        """`goal` is what policy `goal` asks; `length_of` makes its batches ones of about one length."""
         self.queue = queue
+        self.goal = goal
+        self.length_of = length_of
+        self.workers = 1  # how many share the work; the dispatcher keeps it up to date for the goal
         self.groups: deque[list[Job]] = deque()
         self.max_batch_size = max_batch_size
         self.max_delay_s = max_delay_s
@@ -85,19 +106,51 @@ class Batcher:
             return None
         if self.policy == "fixed":
             return self._collect(now) if idle else None
+        if self.goal is not None:
+            return (self._take_for_goal(self.goal, now), False) if idle else None
         if idle or (ahead and self.pays_ahead(now)):
             return self.queue.take(self.max_batch_size), False
         return None
+
+    def _take_for_goal(self, goal: GoalPolicy, now: float) -> list[Job]:
+        """As many as the goal wants to leave now; the queue is not empty."""
+        first, oldest = self.queue.first(), self.queue.oldest()
+        assert first is not None
+        assert oldest is not None
+        length = self._length(first)
+        size = goal.choose(len(self.queue), max(0.0, now - oldest.arrived), workers=self.workers, length=length)
+        if self.length_of is None or size == 1:
+            return self.queue.take(size)
+        looked_at = self.queue.take(LENGTHS_AMONG * size)
+        taken, left = looked_at[:1], []
+        total = longest = length
+        for job in looked_at[1:]:
+            length = self._length(job)
+            if len(taken) < size and goal.may_join(total, len(taken), longest, length):
+                taken.append(job)
+                total += length
+                longest = max(longest, length)
+            else:
+                left.append(job)
+        self.queue.put_back(left)
+        return taken
+
+    def _length(self, job: Job) -> int:
+        if self.length_of is None:
+            return 1
+        if not job.length:
+            job.length = max(1, self.length_of(job.request))
+        return job.length
 
     def _collect(self, now: float) -> tuple[list[Job], bool] | None:
         """TorchServe's wait. A batch of one never waits, nor does a describe job."""
         if self._collecting_since is None:
             self._collecting_since = now
-        oldest = self.queue.oldest()
+        first = self.queue.first()
         if (
             len(self.queue) < self.max_batch_size
             and now < self._collecting_since + self.max_delay_s
-            and not (oldest is not None and oldest.request.is_describe)
+            and not (first is not None and first.request.is_describe)
         ):
             return None
         self._collecting_since = None

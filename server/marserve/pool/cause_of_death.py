@@ -1,12 +1,15 @@
 """Why a worker ended, from its exit status and what is known beside it. Pure.
 
 The names are the label of `marserve_worker_deaths_total`, the header `x-marserve-cause` and the word in describe.
+What the server knew before the process ended wins (it ended the worker itself, or the worker said why it could not
+load); then what the kernel counted; then the worker's last words; then the bare exit status.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,6 +25,7 @@ class Cause(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     RESPONSE_TIMEOUT = "response_timeout"
     STARTUP_TIMEOUT = "startup_timeout"
+    IMPORT_ERROR = "import_error"
     MISSING_MODULE = "missing_module"
     MISSING_FILE = "missing_file"
     LOAD_FAILED = "load_failed"
@@ -32,13 +36,35 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """One end of a worker: the class of cause, and a sentence with what is known."""
+    """One end of a worker: the class of cause, and a sentence with what is known.
+
+    `exit_code` is the status that the process ended itself with, None where it did not.
+    """
 
     cause: Cause
     detail: str
+    exit_code: int | None = None
 
 
-def classify_exit(status: int | None, *, known: Death | None = None) -> Death:
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known beside the exit status.
+
+    `last_lines` are what the worker printed last. `was_killed_for_memory`: the kernel counted a kill for want of
+    memory at that time. `memory_limit_bytes` is the worker's own limit, 0 for none.
+    """
+
+    last_lines: Sequence[str] = ()
+    was_killed_for_memory: bool = False
+    memory_limit_bytes: int = 0
+
+
+_NO_EVIDENCE = Evidence()
+# What allocators, and Python, write last when they can get no more.
+_MEMORY_WORDS = ("std::bad_alloc", "terminate called after throwing an instance of 'std::bad_array_new_length'")
+
+
+def classify_exit(status: int | None, *, known: Death | None = None, evidence: Evidence = _NO_EVIDENCE) -> Death:
     """The death behind a wait status (as from `os.waitpid`; None if it could not be had).
 
     `known` is what the server knew before the process ended (a time-out, a refused load); it wins.
@@ -46,14 +72,24 @@ def classify_exit(status: int | None, *, known: Death | None = None) -> Death:
     if known is not None:
         return known
     if status is None:
+        if evidence.was_killed_for_memory:
+            return _killed_for_memory(evidence)
         return Death(Cause.KILLED, "the worker is gone; its exit status could not be read")
     if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number == signal.SIGKILL:
-            return Death(Cause.KILLED, "killed by SIGKILL: by hand, by an orchestrator, or by the kernel for memory")
-        return Death(Cause.SIGNAL, f"ended by signal {number} ({_signal_name(number)})")
+        return _ended_by_signal(os.WTERMSIG(status), evidence)
     code = os.WEXITSTATUS(status)
-    return Death(Cause.EXIT, f"the worker's process ended by itself with exit status {code}")
+    if code and ran_out_of_memory(evidence.last_lines):
+        return Death(
+            Cause.OUT_OF_MEMORY,
+            f"memory ran out{_limit(evidence)}, and the process ended with exit status {code}",
+            code,
+        )
+    return Death(Cause.EXIT, f"the worker's process ended by itself with exit status {code}", code)
+
+
+def ran_out_of_memory(last_lines: Iterable[str]) -> bool:
+    """Whether a process's last words are those of an allocator that had nothing to give."""
+    return any(line.startswith("MemoryError") or any(words in line for words in _MEMORY_WORDS) for line in last_lines)
 
 
 def error_of(death: Death) -> MarserveError:
@@ -61,6 +97,27 @@ def error_of(death: Death) -> MarserveError:
     if death.cause is Cause.OUT_OF_MEMORY:
         return OutOfMemory("Worker died.")
     return WorkerDied(death.cause.value)
+
+
+def _ended_by_signal(number: int, evidence: Evidence) -> Death:
+    if number == signal.SIGKILL:
+        if evidence.was_killed_for_memory:
+            return _killed_for_memory(evidence)
+        return Death(Cause.KILLED, "killed by SIGKILL: by hand, by an orchestrator, or by the kernel for memory")
+    if ran_out_of_memory(evidence.last_lines):
+        name = _signal_name(number)
+        return Death(Cause.OUT_OF_MEMORY, f"memory ran out{_limit(evidence)}, and the process ended by {name}")
+    return Death(Cause.SIGNAL, f"ended by signal {number} ({_signal_name(number)})")
+
+
+def _killed_for_memory(evidence: Evidence) -> Death:
+    return Death(Cause.OUT_OF_MEMORY, f"killed by the kernel, which had no more memory to give{_limit(evidence)}")
+
+
+def _limit(evidence: Evidence) -> str:
+    if not evidence.memory_limit_bytes:
+        return ""
+    return f" (maxWorkerMemory is {evidence.memory_limit_bytes} bytes)"
 
 
 def _signal_name(number: int) -> str:

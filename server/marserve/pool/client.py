@@ -7,12 +7,15 @@ no honest worker says is reported through `on_broken` and must be ended.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from marserve import wire
 from marserve.errors import BadFrame
 from marserve.messages import (
     Batch,
+    Check,
+    Checked,
     Item,
     Load,
     Loaded,
@@ -30,14 +33,17 @@ from marserve.pool.batcher import Flight
 class Peer(Protocol):
     """Who hears what the worker says. Called on the event loop; `BadFrame` raised here ends the worker."""
 
-    def on_results(self, message: Results, bodies: list[bytes]) -> None:
+    def on_results(self, message: Results, bodies: list[wire.Body]) -> None:
         """A batch has ended."""
 
     def on_raised(self, message: Raised) -> None:
         """A batch has raised as a whole."""
 
-    def on_piece(self, message: Piece, bodies: list[bytes]) -> None:
+    def on_piece(self, message: Piece, bodies: list[wire.Body]) -> None:
         """A piece of a running batch's streams."""
+
+    def on_checked(self, message: Checked) -> None:
+        """A check has ended."""
 
     def on_metrics(self, message: Metrics) -> None:
         """What the handler measured."""
@@ -74,7 +80,7 @@ class WorkerClient(asyncio.Protocol):
     def exchange(self, flight: Flight) -> None:
         """Send the flight's jobs; the peer hears how they ended."""
         items = []
-        bodies = []
+        bodies: list[wire.Body] = []
         for job in flight.jobs:
             request = job.request
             parts = []
@@ -84,16 +90,34 @@ class WorkerClient(asyncio.Protocol):
             items.append(Item(request.id, parts, request.headers, request.server_headers, job.deadline))
         self._send(Batch(flight.number, items), bodies)
 
+    def check(self, check: Check, bodies: Sequence[wire.Body]) -> None:
+        """Have the worker check something; the peer hears what it found."""
+        self._send(check, list(bodies))
+
+    def take_frames_of(self, max_frame_bytes: int) -> None:
+        """Take frames of up to so many bytes, if that is more than until now."""
+        self._decoder.max_frame_bytes = max(self._decoder.max_frame_bytes, max_frame_bytes)
+
     def stop(self) -> None:
         """Ask the worker to finish what it was sent and end."""
         self._send(Stop())
+
+    def pause_reading(self) -> None:
+        """Read nothing more until told to."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def close(self) -> None:
         """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
-    def _send(self, message: ToWorker, bodies: list[bytes] | None = None) -> None:
+    def _send(self, message: ToWorker, bodies: list[wire.Body] | None = None) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             return  # its end is on its way to the peer
@@ -117,6 +141,8 @@ class WorkerClient(asyncio.Protocol):
                     peer.on_raised(cast("Raised", message))
                 elif kind is Piece:
                     peer.on_piece(cast("Piece", message), bodies)
+                elif kind is Checked:
+                    peer.on_checked(cast("Checked", message))
                 elif kind is Loaded:
                     peer.on_loaded(cast("Loaded", message))
                 elif kind is NotLoaded:

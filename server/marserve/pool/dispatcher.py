@@ -11,6 +11,7 @@ cancelled; and only the flight that holds the job may end it.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import heapq
 import math
@@ -30,6 +31,7 @@ from marserve.errors import (
     OutOfMemory,
     QueueFull,
     Unavailable,
+    WaitTooLong,
 )
 from marserve.messages import Answer, Raised, Receiver, Request, Result
 from marserve.pool.batcher import (
@@ -41,6 +43,9 @@ from marserve.pool.batcher import (
     Flight,
     WorkerLane,
 )
+from marserve.pool.expected_wait import RunTimes, expected_wait_s
+from marserve.pool.goal import GoalPolicy
+from marserve.pool.lengths import read_rule
 from marserve.pool.options import PoolOptions
 from marserve.pool.queue import Job, JobQueue, JobState
 from marserve.telemetry.metrics import VersionMetrics
@@ -50,6 +55,10 @@ REFUSE_FINGERPRINT_S = 60.0
 MAX_REFUSED_FINGERPRINTS = 1000
 MAX_DEATHS = 2
 MIN_DEADLINES_BOUND = 256
+# What was sent to a worker cannot be overtaken any more. So for this long after a request with a priority of its own
+# nothing is sent ahead to handlers that take longer than this: there it would save a hundredth, and cost a whole run.
+PRIORITIES_SEEN_S = 10.0
+AHEAD_OF_PRIORITIES_BELOW_S = 0.001
 
 
 class Actions(Protocol):
@@ -61,11 +70,20 @@ class Actions(Protocol):
     def mark_cancelled(self, key: str, number: int, index: int) -> None:
         """Tell worker `key` that item `index` of batch `number` is no longer wanted."""
 
+    def hold(self, key: str) -> None:
+        """Read nothing more from worker `key`: it must wait until a client has taken what it streamed."""
+
+    def resume(self, key: str) -> None:
+        """Read again from worker `key`, if it still lives."""
+
     def lane_emptied(self, key: str) -> None:
         """A closed lane has nothing in flight any more: the worker may go."""
 
     def all_ended(self) -> None:
         """A client that left took the last job with it: nothing waits and nothing runs."""
+
+    def lane_lent(self, key: str, flight: Flight) -> None:
+        """Worker `key` is free for what a lane was wanted for (`want_lane`); `flight` has its number and no jobs."""
 
 
 class Dispatcher:
@@ -74,15 +92,20 @@ class Dispatcher:
     def __init__(self, options: PoolOptions, metrics: VersionMetrics, actions: Actions) -> None:
         self.options = options
         self.metrics = metrics
-        self.queue = JobQueue()
+        self.queue = JobQueue(options.default_priority)
         self.is_draining = False
         self.living_slots = 0
         self._actions = actions
+        self.goal: GoalPolicy | None = None
+        if options.batch_policy == "goal" and options.latency_goal_s is not None:
+            self.goal = GoalPolicy(options.latency_goal_s, options.batch_size, padding_budget=options.padding_budget)
         self._batcher = Batcher(
             self.queue,
             max_batch_size=options.batch_size,
             max_delay_s=options.max_batch_delay_s,
             policy=options.batch_policy,
+            goal=self.goal,
+            length_of=read_rule(options.length_from) if options.length_from is not None else None,
         )
         self._lanes: dict[str, WorkerLane] = {}
         self._idle: list[WorkerLane] = []
@@ -91,17 +114,23 @@ class Dispatcher:
         self._tiebreak = count()
         self._refused: dict[bytes, float] = {}
         self._ahead = 0
+        self._run_times = RunTimes()
+        self._ahead_below_s = AHEAD_BELOW_S
+        self._priorities_until = math.inf  # while that is lowered
+        self._holders: dict[str, int] = {}  # how many jobs keep a worker from being read
+        self._wants_lane = False
 
     # ------------------------------------------------------------------------------------------- admission
 
     def submit(self, request: Request, receiver: Receiver, now: float) -> Job:
         """Take a request, or refuse it at once.
 
-        Raises Draining, NoWorker (no slot lives), FingerprintRefused, NoTicket or QueueFull.
+        Raises Draining, NoWorker (no slot lives), FingerprintRefused, NoTicket, QueueFull, WaitTooLong, or
+        DeadlinePassed for one that came too late.
         """
         try:
             return self._admit(request, receiver, now)
-        except Unavailable as error:
+        except (Unavailable, DeadlinePassed) as error:
             self.metrics.refused[error.cause or "unknown"] += 1
             raise
 
@@ -121,15 +150,25 @@ class Dispatcher:
             bound -= self._ahead
         elif options.batch_policy == "fixed":
             bound += options.batch_size  # what an idle worker collects has left TorchServe's queue
+        priority = options.default_priority if request.priority is None else request.priority
+        if priority != options.default_priority:
+            self._ahead_below_s, self._priorities_until = AHEAD_OF_PRIORITIES_BELOW_S, now + PRIORITIES_SEEN_S
+        displaced = None
         if waiting >= bound:
-            raise QueueFull(options.model, retry_after_s=self.retry_after_s())
+            displaced = self.queue.displaceable(priority)
+            if displaced is None:
+                raise QueueFull(options.model, retry_after_s=self.retry_after_s())
         deadline = request.deadline
         if options.client_timeout_s is not None:
             latest = now + options.client_timeout_s
             deadline = latest if deadline is None or latest < deadline else deadline
-        job = Job(request, receiver, now, deadline, self)
+        job = Job(request, receiver, now, deadline, self, priority)
         if deadline is not None:
+            self._refuse_late(deadline, priority, now)
             self._watch_deadline(deadline, job)
+        if displaced is not None:
+            self._take_out(displaced)
+            displaced.state = JobState.GROUPED  # in no queue any more; until it is told, it may still be cancelled
         self.queue.enqueue(job)
         self.metrics.requests += 1
         if request.names_version:
@@ -137,7 +176,30 @@ class Dispatcher:
         # While every worker is busy, a job that does not fill a batch changes nothing before its delay is up.
         if self._idle or waiting + 1 >= options.batch_size:
             self.pump(now)
+        if displaced is not None:
+            self._fail(displaced, QueueFull(options.model, retry_after_s=self.retry_after_s()), now)
         return job
+
+    def expected_wait_s(self, priority: int, now: float) -> float | None:
+        """How long a request that came now would wait for its answer: 0 while a worker is idle, None if unknown.
+
+        See `pool/expected_wait.py` for how it is guessed.
+        """
+        if self._idle:
+            return 0.0
+        run_s = self._run_times.typical_s
+        if run_s is None:
+            return None
+        batches = len(self._batcher.groups) + self.queue.before(priority) // self.options.batch_size
+        return expected_wait_s(batches, self._lanes.values(), run_s, now)
+
+    def _refuse_late(self, deadline: float, priority: int, now: float) -> None:
+        """Raise if the deadline has passed, or will have before the request is likely to be answered."""
+        if deadline <= now:
+            raise DeadlinePassed("queue")
+        wait_s = self.expected_wait_s(priority, now)
+        if wait_s is not None and now + wait_s >= deadline:
+            raise WaitTooLong(wait_s, deadline - now, retry_after_s=self.retry_after_s())
 
     def retry_after_s(self) -> float:
         """How long the present queue may take, in whole seconds from 1 to 60: for `Retry-After`."""
@@ -170,7 +232,7 @@ class Dispatcher:
         """Worker `key` has loaded the model and is idle."""
         lane = WorkerLane(key)
         self._lanes[key] = lane
-        self._idle.append(lane)
+        self._rest(lane, now)
         self.pump(now)
 
     def close_lane(self, key: str) -> bool:
@@ -197,14 +259,73 @@ class Dispatcher:
         return sum(len(flight.jobs) for lane in self._lanes.values() for flight in lane.flights)
 
     @property
+    def busy_lanes(self) -> int:
+        """Workers that have something in flight."""
+        return sum(bool(lane.flights) for lane in self._lanes.values())
+
+    @property
+    def mean_batch_s(self) -> float:
+        """How long batches took of late, over all workers that had one; 0 if none had."""
+        runs = [lane.mean_run_s for lane in self._lanes.values() if lane.mean_run_s]
+        return sum(runs) / len(runs) if runs else 0.0
+
+    def oldest_wait_s(self, now: float) -> float:
+        """How long the job that is next in the queue has waited, 0 if none waits."""
+        oldest = self.queue.oldest()
+        return 0.0 if oldest is None else max(0.0, now - oldest.arrived)
+
+    @property
     def is_empty(self) -> bool:
         """Nothing waits and nothing runs."""
-        return not self._batcher.has_work and not any(lane.flights for lane in self._lanes.values())
+        if self._batcher.has_work:
+            return False
+        return all(flight.is_check for lane in self._lanes.values() for flight in lane.flights)
 
     def flights(self, key: str) -> Sequence[Flight]:
         """What worker `key` has in flight, oldest first."""
         lane = self._lanes.get(key)
         return tuple(lane.flights) if lane is not None else ()
+
+    def want_lane(self, now: float) -> None:
+        """Have a worker without work lent to the server itself, once, and before requests: `Actions.lane_lent` tells.
+
+        That is at once where one is idle, else as soon as one is. `end_loan` gives it back; a lent worker that dies is
+        simply gone.
+        """
+        self._wants_lane = True
+        if self._idle:
+            self._rest(self._idle.pop(), now)
+
+    def want_no_lane(self) -> None:
+        """Take back a wish that has not been fulfilled."""
+        self._wants_lane = False
+
+    @property
+    def has_spare_lane(self) -> bool:
+        """Whether a worker is idle and nothing waits for one."""
+        return bool(self._idle) and not self._batcher.has_work
+
+    def end_loan(self, key: str, number: int, now: float) -> None:
+        """Worker `key` is done with what it was lent for. Raises BadFrame if it was not."""
+        lane = self._lanes.get(key)
+        if lane is None or not lane.flights or lane.flights[0].number != number or not lane.flights[0].is_check:
+            raise BadFrame(f"worker {key} speaks of check {number}, which it was not running")
+        lane.flights.popleft()
+        if lane.is_open:
+            self._rest(lane, now)
+        else:
+            del self._lanes[key]
+            self._actions.lane_emptied(key)
+        self.pump(now)
+
+    def reconfigure(self, *, batch_size: int, max_batch_delay_s: float, now: float) -> None:
+        """Form batches by these values from now on. What was formed before runs as it is."""
+        self.options = dataclasses.replace(self.options, batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
+        self._batcher.max_batch_size = batch_size
+        if self.goal is not None:
+            self.goal.max_batch_size = batch_size
+        self._batcher.max_delay_s = max_batch_delay_s
+        self.pump(now)
 
     # ------------------------------------------------------------------------------------------- dispatch
 
@@ -212,7 +333,10 @@ class Dispatcher:
         """Send whatever should leave now."""
         if self._deadlines and self._deadlines[0][0] <= now:
             self._expire(now)
+        if now >= self._priorities_until:
+            self._ahead_below_s, self._priorities_until = AHEAD_BELOW_S, math.inf
         batcher = self._batcher
+        batcher.workers = len(self._lanes)
         while batcher.has_work:
             if self._idle:
                 lane = self._idle[-1]
@@ -243,12 +367,15 @@ class Dispatcher:
             return None
         best: WorkerLane | None = None
         for lane in self._lanes.values():
-            if _takes_another(lane) and (best is None or _busyness(lane) < _busyness(best)):
+            if _takes_another(lane, self._ahead_below_s) and (best is None or _busyness(lane) < _busyness(best)):
                 best = lane
         return best if self.options.batch_policy == "idle" else None
 
     def _may_send_ahead(self) -> bool:
-        return self.options.batch_policy == "idle" and any(_takes_another(lane) for lane in self._lanes.values())
+        below_s = self._ahead_below_s
+        return self.options.batch_policy == "idle" and any(
+            _takes_another(lane, below_s) for lane in self._lanes.values()
+        )
 
     def _dispatch(self, lane: WorkerLane, jobs: list[Job], is_group: bool, now: float) -> None:
         if lane.flights:
@@ -277,7 +404,7 @@ class Dispatcher:
         number: int,
         handler_s: float,
         results: Sequence[Result],
-        bodies: Sequence[bytes],
+        bodies: Sequence[bytes | bytearray],
         now: float,
     ) -> None:
         """Worker `key` has ended batch `number`: one result and one body a job, in order.
@@ -288,8 +415,12 @@ class Dispatcher:
         if not len(results) == len(bodies) == len(flight.jobs):
             raise BadFrame(f"batch {number} has {len(flight.jobs)} items, its answer {len(results)}")
         self._land(key, flight, handler_s, now)
+        if self.goal is not None and flight.jobs:
+            self.goal.learn(len(flight.jobs), handler_s, length=max(job.length for job in flight.jobs))
         self.pump(now)
         for job, result, body in zip(flight.jobs, results, bodies, strict=True):
+            if job.deadline is not None and job.deadline <= flight.sent_at and result.error is None:
+                self.metrics.expired_run += 1
             if job.state is JobState.DONE or job.flight is not flight:
                 continue
             if result.error is None:
@@ -297,7 +428,9 @@ class Dispatcher:
             else:
                 self._fail_as_told(job, result, now)
 
-    def piece(self, key: str, number: int, results: Sequence[Result], bodies: Sequence[bytes], now: float) -> None:
+    def piece(
+        self, key: str, number: int, results: Sequence[Result], bodies: Sequence[bytes | bytearray], now: float
+    ) -> None:
         """One piece of a stream for each job of running batch `number`. Raises BadFrame as `finished`.
 
         A job whose piece is an error (too large, past its deadline when the batch began) ends here, and alone.
@@ -348,6 +481,7 @@ class Dispatcher:
         lane = self._lanes.pop(key, None)
         if lane is None:
             return
+        self._holders.pop(key, None)
         if not lane.flights:
             self._idle.remove(lane)
         elif not may_retry:
@@ -383,7 +517,7 @@ class Dispatcher:
 
     def _flight(self, key: str, number: int) -> Flight:
         lane = self._lanes.get(key)
-        if lane is None or not lane.flights or lane.flights[0].number != number:
+        if lane is None or not lane.flights or lane.flights[0].number != number or lane.flights[0].is_check:
             raise BadFrame(f"worker {key} speaks of batch {number}, which it was not running")
         return lane.flights[0]
 
@@ -394,14 +528,26 @@ class Dispatcher:
         lane = self._lanes[key]
         lane.flights.popleft()
         lane.mean_run_s = handler_s if not lane.mean_run_s else 0.8 * lane.mean_run_s + 0.2 * handler_s
+        self._run_times.add(handler_s)
         self.metrics.handler_seconds.observe(handler_s, len(flight.jobs))
         if lane.flights:
             self._ahead -= len(lane.flights[0].jobs)
         elif lane.is_open:
-            self._idle.append(lane)
+            self._rest(lane, now)
         else:
             del self._lanes[key]
             self._actions.lane_emptied(key)
+
+    def _rest(self, lane: WorkerLane, now: float) -> None:
+        """An open lane has nothing in flight: it is idle, or lent where one was asked for."""
+        if not self._wants_lane:
+            self._idle.append(lane)
+            return
+        self._wants_lane = False
+        lane.last_number += 1
+        flight = Flight(lane.last_number, [], True, now, is_check=True)
+        lane.flights.append(flight)
+        self._actions.lane_lent(lane.key, flight)
 
     def _group(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -437,6 +583,26 @@ class Dispatcher:
             if self.is_empty:
                 self._actions.all_ended()
 
+    def hold(self, job: Job) -> None:
+        """Have nothing more read from the worker that runs `job`, until it is resumed or ends."""
+        for key, lane in self._lanes.items():
+            if job.flight in lane.flights:
+                job.held_by = key
+                self._holders[key] = self._holders.get(key, 0) + 1
+                if self._holders[key] == 1:
+                    self._actions.hold(key)
+                return
+
+    def resume(self, job: Job) -> None:
+        """Take the hold of `job` back; the worker is read again when no other job holds it."""
+        key, job.held_by = job.held_by, None
+        if key is None or key not in self._holders:
+            return
+        self._holders[key] -= 1
+        if not self._holders[key]:
+            del self._holders[key]
+            self._actions.resume(key)
+
     def fail_stranded(self, now: float) -> int:
         """End everything that waits if no worker is left, or on its way, that could ever take it; returns how many."""
         if self.living_slots > 0 or not self._batcher.has_work:
@@ -470,7 +636,9 @@ class Dispatcher:
         state = job.state
         if state is JobState.DONE:
             return False
-        job.state = JobState.DONE
+        job.state = JobState.DONE  # its flight is still told below
+        if job.held_by is not None:
+            self.resume(job)
         if state is JobState.WAITING:
             self.queue.leave(job)
             if not len(self.queue):
@@ -482,13 +650,18 @@ class Dispatcher:
                 if job.flight in lane.flights:
                     self._actions.mark_cancelled(key, job.flight.number, job.flight.jobs.index(job))
                     break
+        job.flight = None
         return True
 
     def _answer(self, job: Job, answer: Answer, now: float) -> None:
-        job.state = JobState.DONE
+        _close(job)
+        if job.held_by is not None:
+            self.resume(job)
         metrics = self.metrics
         total_s = now - job.arrived
         metrics.total_seconds.observe(total_s)
+        if self.goal is not None:
+            self.goal.answered(total_s)
         if job.request.names_version:
             metrics.named_total_s += total_s
         metrics.answers[answer.status] += 1
@@ -509,7 +682,9 @@ class Dispatcher:
         """End a job with an error, unless it has ended: by its deadline, or because whoever was told before left."""
         if job.state is JobState.DONE:
             return
-        job.state = JobState.DONE
+        _close(job)
+        if job.held_by is not None:
+            self.resume(job)
         self._tell_error(job, error, now)
 
     def _tell_error(self, job: Job, error: MarserveError, now: float) -> None:
@@ -533,10 +708,16 @@ def fingerprint_of(request: Request) -> bytes:
     return digest.digest()
 
 
-def _takes_another(lane: WorkerLane) -> bool:
+def _close(job: Job) -> None:
+    """The job has ended. It lets go of its flight, which holds it: bodies must not wait for the garbage collector."""
+    job.state = JobState.DONE
+    job.flight = None
+
+
+def _takes_another(lane: WorkerLane, below_s: float) -> bool:
     """Whether a lane may be sent a batch ahead: open, busy with no suspect, known to be quick, and with room."""
     flights = lane.flights
-    if not flights or not lane.is_open or flights[0].is_group or not 0 < lane.mean_run_s < AHEAD_BELOW_S:
+    if not flights or not lane.is_open or flights[0].is_group or not 0 < lane.mean_run_s < below_s:
         return False
     return len(flights) < MAX_IN_FLIGHT or (
         lane.mean_run_s < MANY_AHEAD_BELOW_S and len(flights) * len(flights[-1].jobs) < MAX_JOBS_IN_FLIGHT

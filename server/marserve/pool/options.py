@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from marserve.messages import Sample, Tolerance
+
+DEFAULT_TOLERANCE = Tolerance()
+
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
@@ -13,7 +17,19 @@ class PoolOptions:
     `max_batch_delay_s` is how long the oldest request waits at most for its batch to fill (with `batch_policy`
     `idle` only while no worker is idle). `response_timeout_s` runs from the moment the worker begins a batch.
     `client_timeout_s` is the longest a request may take from its arrival, None for no limit. `gpu_ids` are given to
-    workers in turn; empty means CPU.
+    workers in turn; empty means CPU. `default_priority` (0 most urgent, 9 least) is that of requests which name none.
+    With `autoscale` the number of workers follows the need. With `min_workers` 0 an `idle_timeout_s` lets the version
+    sleep, without workers, after that long without a request. `latency_goal_s` is what `batch_policy` `goal` keeps to
+    at the 95th percentile; with `length_from` its batches are of about one length, at most `padding_budget` padding.
+
+    Bounds of a worker's life, 0 for none: `max_worker_memory_bytes` is what it may hold by itself; it is replaced after
+    `max_requests_per_worker` requests, at an age of `max_worker_age_s`, when it has grown by `max_worker_growth_bytes`.
+    A slot is given up after `max_restarts` failures in a row (0: no such bound), and for good when its worker exits
+    with one of `no_restart_exit_codes`. `on_crash` `fail` has the whole server end when a worker crashes.
+    `readiness_rule` says how many loaded workers make the version ready: one, the least number, or all there should be.
+
+    `samples` are inputs that `batch_check` compares batches with (`pool/certificate.py`); `batch_check_sample` is the
+    share of served batches that is run again item by item, 0 for none.
     """
 
     model: str
@@ -22,7 +38,7 @@ class PoolOptions:
     max_workers: int
     batch_size: int = 1
     max_batch_delay_s: float = 0.1
-    batch_policy: Literal["idle", "fixed"] = "idle"
+    batch_policy: Literal["idle", "fixed", "goal"] = "idle"
     response_timeout_s: float = 120.0
     startup_timeout_s: float = 120.0
     client_timeout_s: float | None = None
@@ -34,3 +50,21 @@ class PoolOptions:
     batch_isolation: bool = True
     worker_start: Literal["auto", "fork", "fresh"] = "auto"
     gpu_ids: tuple[int, ...] = ()
+    latency_goal_s: float | None = None
+    length_from: str | None = None
+    padding_budget: float = 0.25
+    autoscale: bool = False
+    idle_timeout_s: float | None = None
+    default_priority: int = 5
+    max_worker_memory_bytes: int = 0
+    max_requests_per_worker: int = 0
+    max_worker_age_s: float = 0.0
+    max_worker_growth_bytes: int = 0
+    max_restarts: int = 0
+    no_restart_exit_codes: tuple[int, ...] = ()
+    on_crash: Literal["retry", "fail"] = "retry"
+    readiness_rule: Literal["any", "min", "all"] = "any"
+    samples: tuple[Sample, ...] = ()
+    batch_check: Literal["off", "warn", "refuse"] = "off"
+    batch_check_sample: float = 0.0
+    batch_tolerance: Tolerance = DEFAULT_TOLERANCE

@@ -62,16 +62,21 @@ class WorkerOutput:
         try:
             transport, _ = await loop.connect_read_pipe(lambda: _Lines(self, stream, closed), pipe)
         except BaseException:
-            pipe.close()
+            with contextlib.suppress(OSError):  # uvloop may have closed it already
+                pipe.close()
             raise
         self._closed.append(closed)
         self._transports.append(transport)
         return write_end
 
-    async def drained(self, timeout_s: float) -> None:
-        """Wait until both pipes are at their end, so that the last lines are in; then close them."""
+    async def settled(self, timeout_s: float) -> None:
+        """Wait until both pipes are at their end, so that the last lines are in."""
         if self._closed:
             await asyncio.wait(self._closed, timeout=timeout_s)
+
+    async def drained(self, timeout_s: float) -> None:
+        """Wait until both pipes are at their end; then close them."""
+        await self.settled(timeout_s)
         for transport in self._transports:
             transport.close()
 

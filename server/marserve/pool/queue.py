@@ -1,4 +1,7 @@
-"""The requests of one model version that wait for a worker: bounded, first come first served.
+"""The requests of one model version that wait for a worker: by priority and age, within a priority as they came.
+
+A priority is 0 (most urgent) to 9. A job is ordered as though it had come `AGEING_S` later for each step, so urgent
+jobs overtake, but only those that came less than that before them: who waits grows old, and nobody waits for ever.
 
 Pure: no clock, no sockets. A cancelled job leaves at once as far as bound and length are concerned; its place in the
 line is cleared when the line is next walked.
@@ -7,7 +10,7 @@ line is cleared when the line is next walked.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +18,12 @@ from marserve.messages import Receiver, Request
 
 if TYPE_CHECKING:
     from marserve.pool.batcher import Flight
+
+
+DEFAULT_PRIORITY = 5
+LEAST_URGENT = 9
+# How much earlier a job may have come and still be overtaken, in seconds, for each step between two priorities.
+AGEING_S = 1.0
 
 
 class JobState(Enum):
@@ -32,12 +41,19 @@ class JobOwner(Protocol):
     def cancel(self, job: Job) -> None:
         """The client of `job` has gone."""
 
+    def hold(self, job: Job) -> None:
+        """The client of `job` does not keep up with its stream."""
+
+    def resume(self, job: Job) -> None:
+        """The client of `job` has caught up."""
+
 
 class Job:
     """One accepted request on its way through the pool. `cancel()` is for the surface; the rest is the pool's.
 
     `arrived` and `deadline` are seconds on the monotonic clock. `deaths` counts workers that died with it,
-    `has_sent_pieces` tells that bytes of an answer have gone out, so that it must not be run again.
+    `has_sent_pieces` tells that bytes of an answer have gone out, so that it must not be run again. `held_by` is the
+    worker from which nothing is read until this job's client has taken what was streamed to it.
     """
 
     __slots__ = (
@@ -46,24 +62,46 @@ class Job:
         "deaths",
         "flight",
         "has_sent_pieces",
+        "held_by",
+        "length",
         "owner",
+        "priority",
         "receiver",
         "request",
         "state",
     )
 
     def __init__(
-        self, request: Request, receiver: Receiver, arrived: float, deadline: float | None, owner: JobOwner
+        self,
+        request: Request,
+        receiver: Receiver,
+        arrived: float,
+        deadline: float | None,
+        owner: JobOwner,
+        priority: int = DEFAULT_PRIORITY,
     ) -> None:
         self.request = request
         self.receiver = receiver
         self.arrived = arrived
         self.deadline = deadline
         self.owner = owner
+        self.priority = priority
         self.deaths = 0
+        self.length = 0  # of its input, where batches are formed by length
         self.has_sent_pieces = False
         self.state = JobState.WAITING
         self.flight: Flight | None = None
+        self.held_by: str | None = None
+
+    def hold(self) -> None:
+        """The client takes its stream more slowly than it is made: no more pieces than are under way, please."""
+        if self.held_by is None and self.state is JobState.RUNNING:
+            self.owner.hold(self)
+
+    def resume(self) -> None:
+        """The client has caught up. May be called at any time."""
+        if self.held_by is not None:
+            self.owner.resume(self)
 
     def cancel(self) -> None:
         """The client has gone: the receiver is never called again. May be called at any time, any number of times."""
@@ -72,39 +110,87 @@ class Job:
 
 
 class JobQueue:
-    """Waiting jobs, oldest first. The bound is the dispatcher's to hold: it alone knows what was sent ahead."""
+    """Waiting jobs. The bound is the dispatcher's to hold: it alone knows what was sent ahead.
 
-    def __init__(self) -> None:
+    Nearly every job has the model's own priority, `plain`: that line is kept by itself, and while there is no other
+    the queue is no more than a deque.
+    """
+
+    def __init__(self, plain: int = DEFAULT_PRIORITY) -> None:
+        self._plain = plain
         self._line: deque[Job] = deque()
-        self._length = 0
+        self._length = 0  # of all lines
+        self._others: dict[int, _Line] = {}  # by priority; none is empty
 
     def __len__(self) -> int:
         return self._length
 
     def enqueue(self, job: Job) -> None:
-        """Put a new job at the end."""
-        self._line.append(job)
+        """Put a new job at the end of its line."""
+        if job.priority == self._plain:
+            self._line.append(job)
+        else:
+            self._other(job.priority).append(job)
         self._length += 1
 
     def put_back(self, jobs: Iterable[Job]) -> None:
-        """Put jobs that a worker gave back unrun at the head, in their old order."""
-        jobs = list(jobs)
-        self._line.extendleft(reversed(jobs))
-        self._length += len(jobs)
+        """Put jobs that a worker gave back unrun at the head of their lines, in their old order."""
+        for job in reversed(list(jobs)):
+            if job.priority == self._plain:
+                self._line.appendleft(job)
+            else:
+                self._other(job.priority).appendleft(job)
+            self._length += 1
 
     def oldest(self) -> Job | None:
         """The job that has waited longest, or None."""
         line = self._line
         while line and line[0].state is JobState.DONE:
             line.popleft()
+        if self._others:
+            return min(self._heads(), key=_arrival, default=None)
         return line[0] if line else None
 
+    def first(self) -> Job | None:
+        """The job whose turn is next, or None."""
+        return min(self._heads(), key=_rank, default=None) if self._others else self.oldest()
+
+    def before(self, priority: int) -> int:
+        """How many of those that wait would go before a new job of this priority (its elders by age not counted)."""
+        if not self._others:
+            return self._length if priority >= self._plain else 0
+        before = sum(line.length for level, line in self._others.items() if level <= priority)
+        if priority >= self._plain:
+            before += self._plain_length()
+        return before
+
+    def displaceable(self, priority: int) -> Job | None:
+        """The job that must make room for one of `priority` in a full queue: the newest of the least urgent; or None.
+
+        It is less urgent than the newcomer. The first in each line stays: it has waited longest, and grows old there.
+        """
+        if not self._others and priority >= self._plain:
+            return None
+        lengths = {level: line.length for level, line in self._others.items()}
+        lengths[self._plain] = self._plain_length()
+        for level in sorted(lengths, reverse=True):
+            if level <= priority:
+                return None
+            if lengths[level] > 1:
+                line = self._line if level == self._plain else self._others[level].jobs
+                while line[-1].state is JobState.DONE:
+                    line.pop()
+                return line[-1]
+        return None
+
     def take(self, most: int) -> list[Job]:
-        """Take up to `most` jobs, oldest first.
+        """Take up to `most` jobs in the order of their turns.
 
         A describe job always comes alone; explanations and predictions do not mix, since a handler looks at the
         first row only to tell which it is asked for.
         """
+        if self._others:
+            return self._take_by_rank(most)
         taken: list[Job] = []
         line = self._line
         while line and len(taken) < most:
@@ -124,12 +210,87 @@ class JobQueue:
     def leave(self, job: Job) -> None:
         """A waiting job was ended (cancelled, past its deadline); the caller has set its state to DONE."""
         self._length -= 1
-        if len(self._line) > 2 * self._length + 64:  # clients that come and go must not lengthen the line for ever
+        if job.priority != self._plain:
+            self._shorten(job.priority)
+        # Clients that come and go must not lengthen a line for ever.
+        if len(self._line) > 2 * self._length + 64:
             self._line = deque(job for job in self._line if job.state is not JobState.DONE)
 
     def clear(self) -> list[Job]:
-        """Take everything out, oldest first."""
-        jobs = [job for job in self._line if job.state is not JobState.DONE]
+        """Take everything out, line by line, oldest first."""
+        jobs = [job for line in self._lines() for job in line if job.state is not JobState.DONE]
         self._line.clear()
+        self._others.clear()
         self._length = 0
         return jobs
+
+    # ------------------------------------------------------------------------------------------- several lines
+
+    def _take_by_rank(self, most: int) -> list[Job]:
+        taken: list[Job] = []
+        while len(taken) < most:
+            job = self.first()
+            if job is None:
+                break
+            request = job.request
+            if taken and (request.is_describe or request.is_explain != taken[0].request.is_explain):
+                break
+            taken.append(job)
+            self._length -= 1
+            if job.priority == self._plain:
+                self._line.popleft()
+            else:
+                self._others[job.priority].jobs.popleft()
+                self._shorten(job.priority)
+            if request.is_describe:
+                break
+        return taken
+
+    def _heads(self) -> Iterator[Job]:
+        """The first living job of each line."""
+        for line in self._lines():
+            while line and line[0].state is JobState.DONE:
+                line.popleft()
+            if line:
+                yield line[0]
+
+    def _lines(self) -> list[deque[Job]]:
+        return [self._line, *(other.jobs for other in self._others.values())]
+
+    def _plain_length(self) -> int:
+        return self._length - sum(line.length for line in self._others.values())
+
+    def _other(self, priority: int) -> deque[Job]:
+        """The line of a priority that is not the plain one, with one job more in its count."""
+        line = self._others.get(priority)
+        if line is None:
+            line = self._others[priority] = _Line()
+        line.length += 1
+        return line.jobs
+
+    def _shorten(self, priority: int) -> None:
+        line = self._others[priority]
+        line.length -= 1
+        if not line.length:
+            del self._others[priority]
+        elif len(line.jobs) > 2 * line.length + 64:
+            line.jobs = deque(job for job in line.jobs if job.state is not JobState.DONE)
+
+
+class _Line:
+    """Jobs of one priority in the order they came; `length` counts those that live."""
+
+    __slots__ = ("jobs", "length")
+
+    def __init__(self) -> None:
+        self.jobs: deque[Job] = deque()
+        self.length = 0
+
+
+def _arrival(job: Job) -> float:
+    return job.arrived
+
+
+def _rank(job: Job) -> float:
+    """What orders jobs of several priorities: their arrival, later by `AGEING_S` for each step of less urgency."""
+    return job.arrived + job.priority * AGEING_S

@@ -1,12 +1,16 @@
-"""When a worker that ended is started again. Pure: failures and times in, a delay out.
+"""When a worker that ended is started again. Pure: failures, exit statuses and times in, a delay out.
 
 A worker that has answered since its start is replaced at once: its death says nothing of the next one. From the
 second failure in a row TorchServe's delays apply (contract 10.4), while less than `max_retry_timeout_s` has passed
-since the first of the row. Then the slot is given up, and tried again every `retry_failed_every_s`.
+since the first of the row, and while the row is no longer than `max_restarts`. Then the slot is given up, and tried
+again every `retry_failed_every_s`. A worker that ended itself with one of `no_restart_exit_codes` said that trying
+again has no point: its slot is given up until somebody asks for it (a scale, a new registration).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 RETRY_DELAYS_S = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)
@@ -14,18 +18,30 @@ RETRY_DELAYS_S = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987,
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """What to do: start again after `delay_s`. `gave_up`: until then the slot counts as failed."""
+    """What to do: start again after `delay_s`, infinite for not by itself. `gave_up`: until then the slot failed."""
 
     delay_s: float
     gave_up: bool = False
 
 
-class RestartPolicy:
-    """The restarts of one worker slot."""
+NEVER = Restart(math.inf, gave_up=True)
 
-    def __init__(self, *, max_retry_timeout_s: float, retry_failed_every_s: float) -> None:
+
+class RestartPolicy:
+    """The restarts of one worker slot. `max_restarts` is how many a row of failures may have, 0 for any number."""
+
+    def __init__(
+        self,
+        *,
+        max_retry_timeout_s: float,
+        retry_failed_every_s: float,
+        max_restarts: int = 0,
+        no_restart_exit_codes: Collection[int] = (),
+    ) -> None:
         self._max_retry_timeout_s = max_retry_timeout_s
         self._retry_failed_every_s = retry_failed_every_s
+        self._max_restarts = max_restarts or math.inf
+        self._no_restart_exit_codes = frozenset(no_restart_exit_codes)
         self._failures = 0
         self._row_began: float | None = None
 
@@ -38,11 +54,15 @@ class RestartPolicy:
         self._failures = 0
         self._row_began = None
 
-    def ended(self, now: float) -> Restart:
-        """The worker ended, or failed to start, at `now`."""
+    def ended(self, now: float, exit_code: int | None = None) -> Restart:
+        """The worker ended, or failed to start, at `now`; by itself with `exit_code`, None if it did not."""
+        if exit_code is not None and exit_code in self._no_restart_exit_codes:
+            return NEVER
         if self._row_began is None:
             self._row_began = now
         self._failures += 1
+        if self._failures > self._max_restarts:
+            return Restart(self._retry_failed_every_s, gave_up=True)
         if self._failures == 1 and self._max_retry_timeout_s > 0:
             return Restart(0.0)
         delay = float(RETRY_DELAYS_S[min(self._failures - 2, len(RETRY_DELAYS_S) - 1)]) if self._failures > 1 else 0.0

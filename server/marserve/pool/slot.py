@@ -10,33 +10,42 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import os
+import signal
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
 
 from marserve.errors import BadFrame
-from marserve.messages import Load, Loaded, Metrics, NotLoaded, Piece, Raised, Results
+from marserve.messages import Check, Checked, Load, Loaded, Metrics, NotLoaded, Piece, Raised, Results
 from marserve.page import Page, create_page
 from marserve.pool.batcher import Flight
-from marserve.pool.cause_of_death import Cause, Death, classify_exit, error_of
+from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit, error_of
+from marserve.pool.certifier import Certifier
+from marserve.pool.cgroups import WorkerCgroup, WorkerCgroups
 from marserve.pool.client import WorkerClient
 from marserve.pool.dispatcher import Dispatcher
+from marserve.pool.hang import LOOK_BEFORE_S, Sample, describe_hang, read_sample
 from marserve.pool.launchers import Launcher, StartFailed, WorkerEnds, WorkerProcess
+from marserve.pool.memory import OomKills, resident_bytes
 from marserve.pool.options import PoolOptions
 from marserve.pool.output import WorkerLog, WorkerOutput
 from marserve.pool.restart_policy import RestartPolicy
 from marserve.telemetry.metrics import VersionMetrics
+from marserve.wire import Body
 
 log = logging.getLogger("marserve.pool")
 
 # After its batches are done a worker that is asked to stop has this long before SIGTERM, and again before SIGKILL.
 STOP_GRACE_S = 2.0
 LAST_OUTPUT_S = 0.5
+# How long a worker past its limit may take to end by SIGTERM before SIGKILL. Its clients wait meanwhile.
+TERM_GRACE_S = 0.25
 
 Status = Literal["READY", "LOADING", "UNLOADING"]
 
@@ -79,6 +88,9 @@ class SlotOwner(Protocol):
     log: WorkerLog
     threads: int
     lives: dict[str, Life]
+    oom_kills: OomKills
+    certifier: Certifier
+    cgroups: WorkerCgroups | None
 
     def slot_changed(self) -> None:
         """A slot's state changed: whoever waits should look again."""
@@ -89,29 +101,45 @@ class SlotOwner(Protocol):
     def worker_measured(self, metrics: Metrics) -> None:
         """A handler measured something."""
 
+    def worker_due(self, slot: Slot, reason: str) -> None:
+        """A slot's worker has served long enough: replace it when a replacement is there."""
+
+    def crashed(self, slot: Slot, death: Death) -> None:
+        """A worker that had loaded the model ended unasked, or a slot was given up."""
+
 
 class Slot:
     """A place for one worker at a time."""
 
-    def __init__(self, slot_id: str, owner: SlotOwner, gpu_id: int | None) -> None:
+    def __init__(self, slot_id: str, owner: SlotOwner, gpu_id: int | None, generation: int = 0) -> None:
         self.id = slot_id
+        self.generation = generation
         self.name = f"W-{slot_id}-{owner.options.model}_{owner.options.version}"
         self.gpu_id = gpu_id
         self.started_at = time.time()
         self.last_death: DeathView | None = None
         self.restarts = 0
         self.load_failures = 0
+        self._failed_loads = 0
         self.has_given_up = False
         self.is_retired = False
         self._owner = owner
         self._policy = RestartPolicy(
             max_retry_timeout_s=owner.options.max_retry_timeout_s,
             retry_failed_every_s=owner.options.retry_failed_every_s,
+            max_restarts=owner.options.max_restarts,
+            no_restart_exit_codes=owner.options.no_restart_exit_codes,
         )
         self._life: Life | None = None
         self._nudged = asyncio.Event()
         self._starting: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None
+
+    def successor(self) -> Slot:
+        """A slot that can take this one's place: same id, birthday, device and history; its worker is a new one."""
+        heir = Slot(self.id, self._owner, self.gpu_id, self.generation + 1)
+        heir.started_at, heir.last_death, heir.restarts = self.started_at, self.last_death, self.restarts + 1
+        return heir
 
     def start(self) -> None:
         """Begin the slot's story."""
@@ -127,21 +155,28 @@ class Slot:
                 death = Death(Cause.LOAD_FAILED, f"the worker could not be looked after: {error!r}")
             if self.is_retired:
                 break
-            restart = self._policy.ended(time.monotonic())
+            restart = self._policy.ended(time.monotonic(), death.exit_code)
             was_given_up, self.has_given_up = self.has_given_up, restart.gave_up
             if restart.gave_up and not was_given_up:
-                log.error("%s gave up: %s. It is tried again every %d s.", self.name, death.detail, restart.delay_s)
+                again = f"every {restart.delay_s:g} s" if restart.delay_s < math.inf else "when it is scaled"
+                log.error("%s gave up: %s. It is tried again %s.", self.name, death.detail, again)
+                self._owner.crashed(self, death)
             elif restart.delay_s:
                 log.info("%s Retry worker: %s in %g seconds.", self.name, self.id, restart.delay_s)
             self._owner.slot_changed()
             if restart.delay_s:
                 self._nudged.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._nudged.wait(), restart.delay_s)
+                    await asyncio.wait_for(self._nudged.wait(), restart.delay_s if restart.delay_s < math.inf else None)
                 if self.is_retired:
                     break
             self.restarts += 1
             self._owner.metrics.worker_restarts += 1
+
+    @property
+    def cannot_load(self) -> bool:
+        """Whether the model failed to load twice and more since a worker of this slot last had it loaded."""
+        return self._failed_loads >= 2
 
     def nudge(self) -> None:
         """Do not wait any longer before the next try."""
@@ -190,7 +225,8 @@ class Slot:
     async def _live_once(self) -> Death:
         """One worker from start to end. Returns why it ended; everything it held is given back or failed by then."""
         owner = self._owner
-        self._life = life = Life(self, owner, f"{self.id}/{self.restarts}")
+        key = f"{self.id}/{self.restarts}" + (f"+{self.generation}" if self.generation else "")
+        self._life = life = Life(self, owner, key)
         owner.lives[life.key] = life
         owner.metrics.worker_starts += 1
         owner.slot_changed()
@@ -200,6 +236,7 @@ class Slot:
             await self._starting
             self._policy.loaded()
             self.has_given_up = False
+            self._failed_loads = 0
             log.info("%s State change WORKER_STARTED -> WORKER_MODEL_LOADED", self.name)
             owner.slot_changed()
             await life.ended.wait()
@@ -213,9 +250,12 @@ class Slot:
             death = await life.finish()
             if not life.is_ready and not self.is_retired:
                 self.load_failures += 1
+                self._failed_loads += 1
             is_unasked = not (self.is_retired and death.cause is Cause.STOPPED)
             if is_unasked:
                 self._record(death, traceback)  # before its clients hear of it, who may ask why
+                if life.is_ready:
+                    owner.crashed(self, death)
             life.hand_back(death)
             await life.output.drained(LAST_OUTPUT_S)
             if is_unasked and self.last_death is not None:
@@ -229,10 +269,12 @@ class Slot:
 
     def _record(self, death: Death, traceback: str) -> None:
         self._owner.metrics.worker_deaths[death.cause.value] += 1
+        is_known = self.last_death is not None and self.last_death.traceback == traceback
         self.last_death = DeathView(death.cause.value, time.time(), death.detail, traceback)
         log.warning("%s ended (%s): %s", self.name, death.cause, death.detail)
-        if traceback:
-            log.warning("%s could not load the model:\n%s", self.name, traceback.rstrip())
+        if not is_known:  # a load that fails the same way again and again is told once
+            for line in traceback.rstrip().splitlines():  # a record each: a log's line is one line
+                log.warning("%s %s", self.name, line)
 
     def answered(self) -> None:
         """The present worker has answered: its next end begins a new row of failures."""
@@ -246,6 +288,12 @@ class Life:
         self.key = key
         self.how = ""
         self.load_s = 0.0
+        self.warm_up_s = 0.0
+        self.warnings: list[str] = []
+        self.ready_at = 0.0
+        self.requests = 0
+        self.first_bytes = 0
+        self.own_bytes = 0
         self.process: WorkerProcess | None = None
         self.known: Death | None = None
         self.is_ready = False
@@ -261,9 +309,14 @@ class Life:
         self._closed = asyncio.Event()
         self._hang_up: asyncio.TimerHandle | None = None
         self._has_answered = False
+        self._is_held = False
         self._heard_at = 0.0
         self._awaited_number = 0
         self._may_retry = True
+        self._first_look: Sample | None = None
+        self._sigkill: asyncio.TimerHandle | None = None
+        self._cgroup: WorkerCgroup | None = None
+        self._recycle_after = owner.options.max_requests_per_worker or math.inf
 
     # ------------------------------------------------------------------------------------------- its start
 
@@ -285,7 +338,8 @@ class Life:
             log.exception("%s could not be started", self._slot.name)
             raise StartFailed(Death(Cause.LOAD_FAILED, f"the worker could not be started: {error}")) from error
         self.is_ready = True
-        owner.dispatcher.open_lane(self.key, time.monotonic())
+        self.ready_at = time.monotonic()
+        owner.dispatcher.open_lane(self.key, self.ready_at)
 
     async def _start(self, gpu_id: int | None, limit: asyncio.Timeout) -> None:
         owner = self._owner
@@ -309,6 +363,12 @@ class Life:
             )
         self.process, self.how = launched.process, launched.how
         self.process.exited.add_done_callback(self._process_ended)
+        if owner.cgroups is not None and owner.options.max_worker_memory_bytes:
+            self._cgroup = owner.cgroups.make(
+                f"{owner.options.model}-{owner.options.version}-{self.key}", owner.options.max_worker_memory_bytes
+            )
+            if self._cgroup is not None:
+                self._cgroup.add(self.pid)
         # A template may have loaded the model in vain; the worker's own load has the whole limit again.
         limit.reschedule(loop.time() + owner.options.startup_timeout_s)
         if launched.needs_load:
@@ -316,6 +376,11 @@ class Life:
         loaded = await asyncio.shield(self._loaded)
         if isinstance(loaded, Loaded):
             self.load_s = launched.load_s if loaded.seconds == 0.0 else loaded.seconds
+            self.warm_up_s, self.warnings = loaded.warm_up_s, loaded.warnings
+            if loaded.warm_up_s:
+                log.info("%s warmed up in %.3f s", self._slot.name, loaded.warm_up_s)
+            for warning in loaded.warnings:
+                log.warning("%s %s", self._slot.name, warning)
             return
         if isinstance(loaded, NotLoaded):
             raise StartFailed(Death(_cause(loaded.kind), loaded.message), loaded.traceback)
@@ -328,10 +393,11 @@ class Life:
     async def _how_it_ended(self) -> Death:
         """Why a worker that closed its connection did so, with its last words."""
         assert self.process is not None
-        death = classify_exit(await self.process.wait(STOP_GRACE_S), known=self.known)
+        status = await self.process.wait(STOP_GRACE_S)
         await self.output.drained(LAST_OUTPUT_S)
+        death = classify_exit(status, known=self.known, evidence=self._evidence(status))
         tail = " | ".join(self.output.last_lines[-3:])
-        return Death(death.cause, f"{death.detail}; it said: {tail}" if tail else death.detail)
+        return Death(death.cause, f"{death.detail}; it said: {tail}" if tail else death.detail, death.exit_code)
 
     # ------------------------------------------------------------------------------------------- its work
 
@@ -339,10 +405,36 @@ class Life:
         """Send a flight."""
         self._client.exchange(flight)
 
+    def check(self, check: Check, bodies: Sequence[Body]) -> None:
+        """Send a check."""
+        self._client.check(check, bodies)
+
+    def on_checked(self, message: Checked) -> None:
+        """A check has ended."""
+        self._check_ended(message.number)
+        self._heard_at = time.monotonic()
+        self._owner.certifier.on_checked(self.key, message)
+        self._owner.batch_ended()
+
+    def allow_batches_of(self, size: int) -> None:
+        """Batches may be larger from now on, and so may their answers."""
+        self._client.take_frames_of(self._owner.load.max_answer_bytes * size)
+
     def mark_cancelled(self, number: int, index: int) -> None:
         """Tell the worker, by the page, that an item is no longer wanted."""
         if self._page is not None:
             self._page.cancel(number, index)
+
+    def hold(self) -> None:
+        """Read nothing more from the worker: it waits at its next piece, once the socket between us is full."""
+        self._is_held = True
+        self._client.pause_reading()
+
+    def resume(self) -> None:
+        """Read again; the response limit begins anew, for it was not the worker who kept us waiting."""
+        self._is_held = False
+        self._heard_at = time.monotonic()
+        self._client.resume_reading()
 
     def on_loaded(self, message: Loaded) -> None:
         """The model is loaded."""
@@ -354,28 +446,47 @@ class Life:
         if not self._loaded.done():
             self._loaded.set_result(message)
 
-    def on_results(self, message: Results, bodies: list[bytes]) -> None:
+    def on_results(self, message: Results, bodies: list[Body]) -> None:
         """A batch has ended."""
         self._check_ended(message.number)
         now = self._heard_at = time.monotonic()
-        self._owner.dispatcher.finished(self.key, message.number, message.handler_s, message.results, bodies, now)
+        owner = self._owner
+        flights = owner.dispatcher.flights(self.key) if owner.certifier.samples_batches else ()
+        owner.dispatcher.finished(self.key, message.number, message.handler_s, message.results, bodies, now)
         self._note_answer()
+        if flights:
+            owner.certifier.note(flights[0], message, bodies)
         self._owner.batch_ended()
+        self.requests += len(message.results)
+        if self.requests >= self._recycle_after:
+            self.due("requests")
 
     def on_raised(self, message: Raised) -> None:
         """A batch has raised as a whole."""
         self._check_ended(message.number)
         now = self._heard_at = time.monotonic()
+        flights = self._owner.dispatcher.flights(self.key)
+        self.requests += len(flights[0].jobs) if flights else 0
         failed = self._owner.dispatcher.raised(self.key, message, now)
         self._note_answer()
-        if failed and message.traceback:
-            ids = ", ".join(job.request.id for job in failed)
-            options = self._owner.options
-            for line in (f"Request {ids}: {message.message}", *message.traceback.rstrip().splitlines()):
-                self._owner.log.line(options.model, options.version, self._slot.id, "stderr", "ERROR", line)
+        if self.requests >= self._recycle_after:
+            self.due("requests")
+        if failed:
+            self._log_failure(", ".join(job.request.id for job in failed), message)
         self._owner.batch_ended()
 
-    def on_piece(self, message: Piece, bodies: list[bytes]) -> None:
+    def _log_failure(self, ids: str, message: Raised) -> None:
+        """Say under the requests' ids why they failed: the traceback, but for what the author answered a client."""
+        options = self._owner.options
+        is_answer = message.kind == "prediction" and message.code < 500
+        lines = [f"Request {ids}: {message.message}"]
+        if not is_answer:
+            lines += message.traceback.rstrip().splitlines()
+        for line in lines:
+            level = "INFO" if is_answer else "ERROR"
+            self._owner.log.line(options.model, options.version, self._slot.id, "stderr", level, line)
+
+    def on_piece(self, message: Piece, bodies: list[Body]) -> None:
         """A piece of a stream: the response limit begins anew."""
         now = self._heard_at = time.monotonic()
         self._owner.dispatcher.piece(self.key, message.number, message.results, bodies, now)
@@ -416,19 +527,48 @@ class Life:
         if not flights or self._page is None:
             return None
         flight = flights[0]
+        if self._is_held:  # a slow client keeps the worker waiting, whom the connection's own limit ends
+            self._heard_at = now
+            return now + self._owner.options.response_timeout_s
         number, began = self._page.running
         since = began if number == flight.number and flight.sent_at <= began <= now else flight.sent_at
         limit_s = self._owner.options.response_timeout_s
         due = max(since, self._heard_at) + limit_s
         if now < due:
+            look_at = due - min(LOOK_BEFORE_S, limit_s / 2)
+            if now < look_at:
+                return look_at
+            if self._first_look is None or self._first_look.at < look_at:
+                self._first_look = read_sample(self.pid, now)
             return due
         if self._page.finished >= flight.number > self._awaited_number:
             self._awaited_number = flight.number
             self._heard_at = now
             return now + limit_s
         self._may_retry = False
-        self.kill(Death(Cause.RESPONSE_TIMEOUT, f"no answer within responseTimeout, {limit_s:g} s"))
+        ran_s = now - began if number == flight.number and began <= now else None
+        doing = describe_hang(self._first_look, read_sample(self.pid, now), ran_s)
+        detail = f"no answer within responseTimeout, {limit_s:g} s"
+        self.terminate(Death(Cause.RESPONSE_TIMEOUT, f"{detail}; {doing}" if doing else detail))
         return None
+
+    @property
+    def pid(self) -> int:
+        """The worker's process, -1 before it has one."""
+        return self.process.pid if self.process is not None else -1
+
+    def over_memory(self, own_bytes: int, limit_bytes: int) -> None:
+        """It holds more memory than it may, in a way that its own limit does not see: end it."""
+        self.kill(
+            Death(
+                Cause.OUT_OF_MEMORY,
+                f"ended by the server: it held {own_bytes} bytes by itself, and maxWorkerMemory is {limit_bytes}",
+            )
+        )
+
+    def due(self, reason: str) -> None:
+        """It has served long enough."""
+        self._owner.worker_due(self._slot, reason)
 
     # ------------------------------------------------------------------------------------------- its end
 
@@ -450,7 +590,17 @@ class Life:
         """End the worker by force, for this reason."""
         self.known = self.known or death
         if self.process is not None:
-            self.process.signal_group(9)
+            self.process.signal_group(signal.SIGKILL)
+        self._client.close()
+
+    def terminate(self, death: Death) -> None:
+        """End the worker, for this reason: SIGTERM, and soon SIGKILL, to all of its process group."""
+        self.known = self.known or death
+        process = self.process
+        if process is not None:
+            process.signal_group(signal.SIGTERM)
+            loop = asyncio.get_running_loop()
+            self._sigkill = loop.call_later(TERM_GRACE_S, process.signal_group, signal.SIGKILL)
         self._client.close()
 
     async def finish(self) -> Death:
@@ -463,10 +613,26 @@ class Life:
             status = await self.process.end(STOP_GRACE_S)
             with contextlib.suppress(TimeoutError):  # what it wrote last is still on its way in
                 await asyncio.wait_for(self._closed.wait(), LAST_OUTPUT_S)
-        if self._hang_up is not None:
-            self._hang_up.cancel()
+        for timer in (self._hang_up, self._sigkill):
+            if timer is not None:
+                timer.cancel()
         self._client.close()
-        return classify_exit(status, known=self.known)
+        if self.known is None and status is not None and status not in (0, signal.SIGKILL):
+            await self.output.settled(LAST_OUTPUT_S)  # its last words may say more than its exit status
+        death = classify_exit(status, known=self.known, evidence=self._evidence(status))
+        if self._cgroup is not None:
+            self._cgroup.remove()
+        return death
+
+    def _evidence(self, status: int | None) -> Evidence:
+        was_killed = self.known is None and (status is None or status == signal.SIGKILL)
+        in_own_group = was_killed and self._cgroup is not None and self._cgroup.was_killed
+        was_counted = was_killed and self._owner.oom_kills.claim(time.monotonic())
+        return Evidence(
+            last_lines=self.output.last_lines,
+            was_killed_for_memory=in_own_group or was_counted,
+            memory_limit_bytes=self._owner.options.max_worker_memory_bytes,
+        )
 
     def hand_back(self, death: Death) -> None:
         """Give back what it held, to be run elsewhere or failed."""
@@ -477,16 +643,7 @@ class Life:
             self._page = None
         error = error_of(death)
         self._owner.dispatcher.died(self.key, begun, error, may_retry=self._may_retry, now=time.monotonic())
-
-
-def resident_bytes(pid: int) -> int:
-    """Resident memory of a process, 0 where that cannot be read."""
-    if pid <= 0:
-        return 0
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
+        self._owner.certifier.lost(self.key, death.cause.value)
 
 
 def _cause(kind: str) -> Cause:

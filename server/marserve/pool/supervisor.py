@@ -7,21 +7,30 @@ workers that are past their response limit. Registry and surfaces see `Pool` and
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import math
-import os
 import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from marserve.errors import Draining, LoadFailed
-from marserve.messages import Load, Metric, Metrics, Receiver, Request
+from marserve.messages import Load, Metric, Metrics, Part, Receiver, Request
 from marserve.pool.batcher import Flight
-from marserve.pool.cause_of_death import Cause
+from marserve.pool.cause_of_death import Cause, Death
+from marserve.pool.certifier import Certifier
 from marserve.pool.dispatcher import Dispatcher
+from marserve.pool.hang import LOOK_BEFORE_S
 from marserve.pool.launchers import Launcher, Launchers
 from marserve.pool.options import PoolOptions
 from marserve.pool.output import WorkerLog
 from marserve.pool.queue import Job
+from marserve.pool.scaling import Scaling
 from marserve.pool.slot import DeathView, Life, Slot, WorkerView
+from marserve.pool.succession import Succession
+from marserve.pool.upkeep import Upkeep
 from marserve.telemetry.metrics import Gauges, VersionMetrics
 
 __all__ = ["DeathView", "Pool", "WorkerView"]
@@ -40,12 +49,14 @@ class Pool:
         self, options: PoolOptions, load: Load, launchers: Launchers, metrics: VersionMetrics, worker_log: WorkerLog
     ) -> None:
         self.options = options
-        self.load = load
+        load = self.load = msgspec.structs.replace(load, memory_limit_bytes=options.max_worker_memory_bytes)
         self.metrics = metrics
         self.log = worker_log
         self.dispatcher = Dispatcher(options, metrics, self)
         self.launcher = Launcher(launchers, load, options.worker_start, uses_devices=bool(options.gpu_ids))
-        self.threads = load.threads or threads_for(options.max_workers, launchers.environment.get("OMP_NUM_THREADS"))
+        self.threads = load.threads or threads_for(
+            options.max_workers, launchers.cores, launchers.environment.get("OMP_NUM_THREADS")
+        )
         self.lives: dict[str, Life] = {}
         self._launchers = launchers
         self._slots: list[Slot] = []
@@ -56,6 +67,14 @@ class Pool:
         self._wake_at = math.inf  # monotonic seconds; inf while no timer runs
         self._watch: asyncio.TimerHandle | None = None
         self._is_stopped = False
+        self._dropping: set[asyncio.Task[None]] = set()
+        self.scaling = Scaling(self)
+        self.oom_kills = launchers.oom_kills
+        self.cgroups = launchers.cgroups
+        self._upkeep = Upkeep(options, lambda: list(self.lives.values()))
+        self._succession = Succession(self)
+        self.certifier = Certifier(self)
+        self.certifier.apply()
         metrics.read_gauges = self._gauges
 
     # ------------------------------------------------------------------------------------------- requests
@@ -63,6 +82,9 @@ class Pool:
     def submit(self, request: Request, receiver: Receiver) -> Job:
         """Take one request; the receiver hears how it ended. Raises as `Dispatcher.submit`."""
         now = time.monotonic()
+        scaling = self.scaling
+        if scaling.is_resting and not self.dispatcher.is_draining:
+            scaling.begin(now)
         job = self.dispatcher.submit(request, receiver, now)
         # A timer that is due within the batch delay is due before this job can need one.
         if job.deadline is not None or (job.flight is None and self._wake_at > now + self.options.max_batch_delay_s):
@@ -73,6 +95,17 @@ class Pool:
 
     def start(self) -> None:
         """Begin to start the minimum of workers."""
+        log.info(
+            "%s %s: %d threads for each of at most %d workers, on %d cores",
+            self.options.model,
+            self.options.version,
+            self.threads,
+            self.options.max_workers,
+            self._launchers.cores,
+        )
+        self._launchers.watch_kills()
+        self._upkeep.start()
+        self.certifier.start()
         self.scale(self._minimum, self._maximum)
 
     def scale(self, minimum: int, maximum: int) -> None:
@@ -87,15 +120,32 @@ class Pool:
             if slot.has_given_up:
                 slot.has_given_up = False
                 slot.nudge()
-        while len(self._slots) < minimum:
+        count = min(max(minimum, len(self._slots)), maximum)
+        self.scaling.bound(minimum, maximum, count)
+        self.resize(count)
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The places of workers, oldest first, without those that are leaving."""
+        return self._slots
+
+    def resize(self, count: int) -> None:
+        """Begin to have `count` workers: start what is missing, retire the last ones when their work is done."""
+        while len(self._slots) < count:
             gpu_id = self._launchers.devices.assign(self.options.model, self.options.version, self.options.gpu_ids)
             slot = Slot(self._launchers.next_worker_id(), self, gpu_id)
             self._slots.append(slot)
             slot.start()
-        while len(self._slots) > maximum:
+        while len(self._slots) > count:
             slot = self._slots.pop()
             self._leave(slot, at_once=False)
         self.slot_changed()
+
+    def drop_template(self) -> None:
+        """Begin to end the template: the next worker has to load the model anew."""
+        task = asyncio.create_task(self.launcher.drop_template())
+        self._dropping.add(task)
+        task.add_done_callback(self._dropping.discard)
 
     async def wait_until_ready(self) -> bool:
         """Wait until the minimum of workers has loaded the model.
@@ -139,6 +189,11 @@ class Pool:
         return sum(slot.is_ready for slot in self._slots)
 
     @property
+    def wanted_workers(self) -> int:
+        """Workers that there should be now: those with a place."""
+        return len(self._slots)
+
+    @property
     def queued(self) -> int:
         """Requests that wait."""
         return self.dispatcher.waiting
@@ -160,9 +215,54 @@ class Pool:
         return max(deaths, key=lambda death: death.at, default=None)
 
     @property
+    def described(self) -> dict[str, Any]:
+        """Members of describe's answer that only the pool knows."""
+        described: dict[str, Any] = {"threadsPerWorker": self.threads}
+        autoscaler = self.scaling.describe()
+        if autoscaler is not None:
+            described["autoscaler"] = autoscaler
+        if self.dispatcher.goal is not None:
+            described["goal"] = self.dispatcher.goal.describe()
+        described["batching"] = self.certifier.describe([life.warm_up_s for life in self._lives_with_warm_up()])
+        return described
+
+    @property
     def warnings(self) -> list[str]:
         """Sentences for describe."""
-        return list(self.launcher.warnings)
+        of_workers = [warning for life in self.lives.values() for warning in life.warnings]
+        return list(dict.fromkeys([*self.launcher.warnings, *of_workers]))
+
+    def _lives_with_warm_up(self) -> list[Life]:
+        return [life for life in self.lives.values() if life.is_ready and life.warm_up_s]
+
+    # ------------------------------------------------------------------------------------------- batching
+
+    def reconfigure(self, *, batch_size: int | None = None, max_batch_delay_s: float | None = None) -> None:
+        """Form batches by other values from now on; None leaves one as it is. What was formed before runs as it is.
+
+        The certificate still counts: a larger size than was checked is checked first where the model has samples.
+        """
+        options = self.options
+        self.options = dataclasses.replace(
+            options,
+            batch_size=options.batch_size if batch_size is None else batch_size,
+            max_batch_delay_s=options.max_batch_delay_s if max_batch_delay_s is None else max_batch_delay_s,
+        )
+        for life in self.lives.values():
+            life.allow_batches_of(self.options.batch_size)
+        self.certifier.apply()
+        self.certifier.start()
+        self._set_wake()
+
+    async def check(self, samples: Sequence[list[Part]] = ()) -> dict[str, Any]:
+        """Compare batches of these inputs, or of the model's samples, with single requests; as `Certifier.check`."""
+        if self.scaling.is_resting and not self.dispatcher.is_draining:
+            self.scaling.begin(time.monotonic())  # whoever checks a sleeping model wakes it
+        return await self.certifier.check(samples)
+
+    def life_of(self, key: str) -> Life | None:
+        """The worker behind a lane."""
+        return self.lives.get(key)
 
     # ------------------------------------------------------------------------------------------- the end
 
@@ -189,6 +289,10 @@ class Pool:
         left = await self.drain(drain_s) if drain_s > 0 else 0
         self.refuse_new()
         self._is_stopped = True
+        self.scaling.stop()
+        await self.certifier.stop()
+        await self._upkeep.stop()
+        await self._succession.stop()
         if left:
             log.warning("%s %s: %d requests given up", self.options.model, self.options.version, left)
         self.dispatcher.fail_waiting(Draining(), time.monotonic())
@@ -197,6 +301,8 @@ class Pool:
         self._slots.clear()
         self.dispatcher.living_slots = 0
         await self.wait_until_scaled_down()
+        if self._dropping:
+            await asyncio.wait(self._dropping)
         await self.launcher.close()
         self._launchers.devices.forget(self.options.model, self.options.version)
         self.dispatcher.fail_waiting(Draining(), time.monotonic())
@@ -215,13 +321,36 @@ class Pool:
         if life is not None:
             life.exchange(flight)
             if self._watch is None:
-                self._watch = asyncio.get_running_loop().call_later(self.options.response_timeout_s, self._check_time)
+                self.watch_limits()
+
+    def watch_limits(self) -> None:
+        """Something was sent to a worker: look after its response limit."""
+        if self._watch is None:
+            limit_s = self.options.response_timeout_s
+            first_look_s = limit_s - min(LOOK_BEFORE_S, limit_s / 2)
+            self._watch = asyncio.get_running_loop().call_later(first_look_s, self._check_time)
+
+    def lane_lent(self, key: str, flight: Flight) -> None:
+        """A worker is free for a check."""
+        self.certifier.lent(key, flight)
 
     def mark_cancelled(self, key: str, number: int, index: int) -> None:
         """Tell a worker that an item is no longer wanted."""
         life = self.lives.get(key)
         if life is not None:
             life.mark_cancelled(number, index)
+
+    def hold(self, key: str) -> None:
+        """A client does not keep up with what a worker streams."""
+        life = self.lives.get(key)
+        if life is not None:
+            life.hold()
+
+    def resume(self, key: str) -> None:
+        """The clients of a worker's streams have caught up."""
+        life = self.lives.get(key)
+        if life is not None:
+            life.resume()
 
     def lane_emptied(self, key: str) -> None:
         """A retired worker has done its last batch."""
@@ -237,10 +366,23 @@ class Pool:
 
     def slot_changed(self) -> None:
         """A slot's state changed."""
-        self.dispatcher.living_slots = sum(not slot.has_given_up for slot in self._slots)
+        self.dispatcher.living_slots = self._count_living()
         self.dispatcher.fail_stranded(time.monotonic())
         self._set_wake()
         self._notify()
+
+    def _count_living(self) -> int:
+        """Slots that requests may wait for, and while asleep the one that a request brings.
+
+        Not those that gave up, nor those that failed to load more than once: a client should hear of it now.
+
+        A pool that is awakened for a request lets nobody wait for a second try: who cannot load now is not waited for.
+        """
+        if not self.scaling.can_wake:
+            return sum(not slot.has_given_up and not slot.cannot_load for slot in self._slots)
+        if not self._slots:
+            return 1
+        return sum(not slot.has_given_up and (slot.is_ready or not slot.load_failures) for slot in self._slots)
 
     def batch_ended(self) -> None:
         """A batch ended, or a worker did."""
@@ -255,6 +397,19 @@ class Pool:
 
     def on_measured(self, values: list[Metric]) -> None:
         """Where measured values go; the registry puts its own function here when it builds the pool."""
+
+    def worker_due(self, slot: Slot, reason: str) -> None:
+        """Replace a worker that has served long enough, when a replacement is there."""
+        if not self._is_stopped and not self.dispatcher.is_draining:
+            self._succession.begin(slot, reason)
+
+    def crashed(self, slot: Slot, death: Death) -> None:
+        """A worker crashed, or a slot was given up: with `onCrash: fail` the server is told to end."""
+        if self.options.on_crash == "fail" and slot in self._slots:
+            self.on_failed(f"{slot.name} ended ({death.cause}): {death.detail}")
+
+    def on_failed(self, why: str) -> None:
+        """Where a crash goes that is to end the server; who builds the pool puts its own function here."""
 
     # ------------------------------------------------------------------------------------------- clock
 
@@ -306,6 +461,7 @@ class Pool:
             self.options.version,
             out_of_memory=death is not None and death.cause == Cause.OUT_OF_MEMORY.value,
             reason=death.detail if death is not None else "",
+            cause=death.cause if death is not None else "",
         )
 
     def _gauges(self) -> Gauges:
@@ -313,7 +469,16 @@ class Pool:
         for slot in self._slots:
             states["ready" if slot.is_ready else "failed" if slot.has_given_up else "loading"] += 1
         loads = {slot.name: slot.view().load_s for slot in self._slots if slot.is_ready}
-        return Gauges(queue_length=self.queued, workers=states, load_s=loads)
+        target = self.scaling.autoscaler.target
+        return Gauges(queue_length=self.queued, workers=states, load_s=loads, workers_target=target)
+
+    def dismiss(self, slot: Slot, *, at_once: bool) -> None:
+        """Retire a slot in the background; its end is waited for with the pool's."""
+        self._leave(slot, at_once=at_once)
+
+    async def changed(self) -> None:
+        """Wait until something about the slots may have changed."""
+        await self._change()
 
     async def _change(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -327,9 +492,11 @@ class Pool:
                 waiter.set_result(None)
 
 
-def threads_for(workers: int, wish: str | None) -> int:
-    """Intra-op threads for each of `workers` workers: what the operator's OMP_NUM_THREADS says, else a fair share."""
+def threads_for(workers: int, cores: int, wish: str | None) -> int:
+    """Intra-op threads for each of `workers` workers: what the operator's OMP_NUM_THREADS says, else a fair share.
+
+    `cores` is how many may be busy at once: the container's quota counts, not the machine's size.
+    """
     if wish is not None and wish.isdigit() and int(wish) > 0:
         return int(wish)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // max(1, workers))

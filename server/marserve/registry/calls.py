@@ -13,6 +13,8 @@ from marserve.settings.values import Models
 Progress = Literal["done", "begun", "partial"]
 # A slip of the finger must not start a hundred thousand processes.
 MOST_WORKERS = 4096
+LARGEST_BATCH = 65_536
+LONGEST_BATCH_DELAY_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,15 @@ class RegistryOptions:
     startup_timeout_s: float = 120.0
     unregister_timeout_s: float = 120.0
     queue_size: int = 100
+    max_worker_memory_bytes: int = 0
+    readiness_rule: Literal["any", "min", "all"] = "any"
     default_handler: str | None = None
     envelope: str | None = None
     decode_input: bool = True
     limit_max_image_pixels: bool = True
     max_answer_bytes: int = 6_553_500
     threads: int = 0
+    autoscale: bool = False
     gpu_count: int = 0
     models: Models = field(default_factory=dict)
 

@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import uuid
 from typing import Any
 
-from marserve.errors import HandlerFailed, MarserveError, NoDescribeWorker, NoWorker
+from marserve.errors import (
+    HandlerFailed,
+    MarserveError,
+    NoDescribeRoom,
+    NoDescribeWorker,
+    NoTicket,
+    NoWorker,
+    QueueFull,
+)
 from marserve.messages import Answer, Part, Request
 from marserve.registry.ports import PoolLike
 
@@ -33,8 +42,10 @@ class _Waiting:
             self.answer.set_exception(error)
 
 
-async def ask_for_metadata(pool: PoolLike, model: str, timeout_s: float) -> Answer:
+async def ask_for_metadata(pool: PoolLike, model: str, timeout_s: float, within_s: float | None = None) -> Answer:
     """What the handler answers when it is asked to describe itself; body, status and headers are the author's.
+
+    `within_s` is the client's own deadline, in seconds from now.
 
     Raises NoDescribeWorker, HandlerFailed when no answer came in `timeout_s`, and whatever else befell the request.
     """
@@ -43,10 +54,13 @@ async def ask_for_metadata(pool: PoolLike, model: str, timeout_s: float) -> Answ
         id=str(uuid.uuid4()),
         parts=[Part("body", b"")],
         server_headers=[("describe", "True")],
+        deadline=None if within_s is None else time.monotonic() + within_s,
         is_describe=True,
     )
     try:
         job = pool.submit(request, receiver)
+    except (QueueFull, NoTicket) as error:
+        raise NoDescribeRoom(model, error.cause, retry_after_s=error.retry_after_s) from None
     except NoWorker as error:
         raise NoDescribeWorker(model, retry_after_s=error.retry_after_s) from None
     try:
@@ -58,7 +72,7 @@ async def ask_for_metadata(pool: PoolLike, model: str, timeout_s: float) -> Answ
         job.cancel()
 
 
-def read_metadata(body: bytes) -> dict[str, Any] | None:
+def read_metadata(body: bytes | bytearray) -> dict[str, Any] | None:
     """The object in the handler's answer: `{}` for anything that is no object, None (no metadata) for null."""
     try:
         value = json.loads(body, parse_constant=_refuse)

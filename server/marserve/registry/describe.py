@@ -39,8 +39,8 @@ def describe_version(
         "runtime": facts.runtime,
         "minWorkers": min_workers,
         "maxWorkers": max_workers,
-        "batchSize": options.batch_size,
-        "maxBatchDelay": _milliseconds(options.max_batch_delay_s),
+        "batchSize": pool.options.batch_size,
+        "maxBatchDelay": _milliseconds(pool.options.max_batch_delay_s),
         "responseTimeout": _whole(options.response_timeout_s),
         "startupTimeout": _whole(options.startup_timeout_s),
         "maxRetryTimeoutInSec": _whole(options.max_retry_timeout_s),
@@ -70,7 +70,10 @@ def describe_version(
         "isDefault": is_default,
         "state": _state(pool, min_workers),
         "runningRequests": pool.running,
+        "defaultPriority": options.default_priority,
+        **pool.described,
     }
+    described |= _limits_of_life(options)
     warnings = [*facts.warnings, *pool.warnings]
     if warnings:
         described["warnings"] = warnings
@@ -80,12 +83,31 @@ def describe_version(
 
 
 def _state(pool: PoolLike, min_workers: int) -> str:
-    """`ready`, `loading`, `failed` (given up until scaled or probed), or `idle` where no worker is wanted."""
+    """`ready`, `degraded` (serves, but workers that died are missing), `loading`, `failed` (given up until scaled or
+    probed), or `idle` where no worker is wanted.
+    """
     if pool.ready_workers and pool.ready_workers >= min_workers:
         return "ready"
+    if pool.ready_workers and any(worker.last_death and worker.status != "READY" for worker in pool.workers()):
+        return "degraded"
     if not min_workers:
         return "idle"
     return "loading" if pool.is_healthy else "failed"
+
+
+def _limits_of_life(options: PoolOptions) -> dict[str, Any]:
+    """What bounds a worker's life, where the version sets it, under the names of its configuration."""
+    limits = {
+        "maxWorkerMemory": options.max_worker_memory_bytes,
+        "maxRequestsPerWorker": options.max_requests_per_worker,
+        "maxWorkerAge": _whole(options.max_worker_age_s),
+        "maxWorkerGrowth": options.max_worker_growth_bytes,
+        "maxRestarts": options.max_restarts,
+        "noRestartExitCodes": list(options.no_restart_exit_codes),
+        "onCrash": "" if options.on_crash == "retry" else options.on_crash,
+        "readinessRule": "" if options.readiness_rule == "any" else options.readiness_rule,
+    }
+    return {name: value for name, value in limits.items() if value}
 
 
 def _describe_worker(worker: WorkerLike) -> dict[str, Any]:
@@ -106,8 +128,13 @@ def _describe_worker(worker: WorkerLike) -> dict[str, Any]:
     return described
 
 
-def _describe_death(death: DeathLike) -> dict[str, str]:
-    return {"cause": str(death.cause), "at": _utc(death.at), "detail": death.detail}
+def _describe_death(death: DeathLike) -> dict[str, Any]:
+    described: dict[str, Any] = {"cause": str(death.cause), "at": _utc(death.at), "detail": death.detail}
+    if death.traceback:
+        described["traceback"] = death.traceback
+    if death.last_lines:
+        described["lastLines"] = list(death.last_lines)
+    return described
 
 
 def _utc(seconds: float) -> str:

@@ -4,8 +4,9 @@ Highest first (the contract's table of registration, in the form that its record
 
     batch size, batch delay          request, archive, `models`, 1 and 0.1 s
     response and start-up time-out   archive (only what it sets), request, `models`, configured default
-    workers                          archive (a pair with minWorkers > 0 and maxWorkers >= minWorkers), at start-up then
-                                     `models`, by API then the request; then the configured default
+    workers                          archive (a pair with minWorkers > 0 and maxWorkers >= minWorkers, or with 0 and
+                                     idleTimeout), at start-up then `models`, by API then the request; then the
+                                     configured default
     runtime                          `models`, request, manifest
     the rest                         archive, default
 
@@ -15,7 +16,7 @@ What is set to a value that cannot be meant counts as not set, and a sentence ab
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from marserve.archive.model_config import ModelConfig
 from marserve.pool.options import PoolOptions
@@ -24,6 +25,8 @@ from marserve.settings import ModelDefaults
 RUNTIMES = ("python", "python3")
 DEFAULT_BATCH_SIZE = 1
 DEFAULT_BATCH_DELAY_S = 0.1
+# With `batchPolicy: goal` the size is the policy's to find; this is only a bound.
+DEFAULT_GOAL_BATCH_SIZE = 64
 
 Value = TypeVar("Value")
 
@@ -47,6 +50,9 @@ class OptionDefaults:
     response_timeout_s: float = 120.0
     startup_timeout_s: float = 120.0
     queue_size: int = 100
+    max_worker_memory_bytes: int = 0
+    readiness_rule: Literal["any", "min", "all"] = "any"
+    autoscale: bool = False
 
 
 def effective_options(
@@ -67,16 +73,24 @@ def effective_options(
     """
     warnings: list[str] = []
     minimum, maximum = _workers(requested, archive, configured, defaults.workers, at_startup, warnings)
+    policy = archive.batch_policy
+    if policy == "goal" and archive.latency_goal_s is None:
+        warnings.append("batchPolicy goal of the model's configuration is not used: it needs latencyGoalMs")
+        policy = "idle"
+    most_together = DEFAULT_BATCH_SIZE if policy != "goal" else DEFAULT_GOAL_BATCH_SIZE
     options = PoolOptions(
         model=model,
         version=version,
         min_workers=minimum,
         max_workers=maximum,
-        batch_size=_first(requested.batch_size, archive.batch_size, configured.batch_size, DEFAULT_BATCH_SIZE),
+        batch_size=_first(requested.batch_size, archive.batch_size, configured.batch_size, most_together),
         max_batch_delay_s=_first(
             requested.max_batch_delay_s, archive.max_batch_delay_s, configured.max_batch_delay_s, DEFAULT_BATCH_DELAY_S
         ),
-        batch_policy=archive.batch_policy,
+        batch_policy=policy,
+        latency_goal_s=archive.latency_goal_s if policy == "goal" else None,
+        length_from=archive.length_from if policy == "goal" else None,
+        padding_budget=archive.padding_budget,
         response_timeout_s=_first(
             archive.response_timeout_s,
             requested.response_timeout_s,
@@ -90,15 +104,32 @@ def effective_options(
             defaults.startup_timeout_s,
         ),
         client_timeout_s=archive.client_timeout_s or None,
+        default_priority=archive.default_priority,
         queue_size=archive.job_queue_size or defaults.queue_size,
         use_job_ticket=archive.use_job_ticket,
         max_retry_timeout_s=archive.max_retry_timeout_s,
         retry_failed_every_s=archive.retry_failed_every_s,
         retry_on_worker_death=archive.retry_on_worker_death,
+        max_restarts=archive.max_restarts,
+        no_restart_exit_codes=archive.no_restart_exit_codes,
+        on_crash=archive.on_crash,
+        readiness_rule=archive.readiness_rule or defaults.readiness_rule,
+        max_worker_memory_bytes=_first(archive.max_worker_memory_bytes, defaults.max_worker_memory_bytes),
+        max_requests_per_worker=archive.max_requests_per_worker,
+        max_worker_age_s=archive.max_worker_age_s,
+        max_worker_growth_bytes=archive.max_worker_growth_bytes,
         batch_isolation=archive.batch_isolation,
+        samples=archive.samples,
+        batch_check=archive.batch_check or ("refuse" if archive.samples else "off"),
+        batch_check_sample=archive.batch_check_sample,
+        batch_tolerance=archive.batch_tolerance,
         worker_start=archive.worker_start,
         gpu_ids=_gpu_ids(archive, gpu_count, warnings),
+        autoscale=_first(archive.autoscale, defaults.autoscale),
+        idle_timeout_s=archive.idle_timeout_s if minimum == 0 and maximum else None,
     )
+    if not archive.samples and (archive.warm_up or archive.batch_check in ("warn", "refuse")):
+        warnings.append("warmUp and batchCheck of the model's configuration are not used: it has no samples")
     return options, warnings
 
 
@@ -121,6 +152,8 @@ def _workers(
 ) -> tuple[int, int]:
     if archive.min_workers and archive.max_workers and archive.max_workers >= archive.min_workers:
         return archive.min_workers, archive.max_workers
+    if archive.idle_timeout_s is not None and archive.min_workers == 0 and archive.max_workers:
+        return 0, archive.max_workers
     if archive.min_workers or archive.max_workers:
         warnings.append(
             f"minWorkers {archive.min_workers or 0} and maxWorkers {archive.max_workers or 0} of the model's "

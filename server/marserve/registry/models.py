@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from marserve.errors import (
@@ -25,8 +25,10 @@ from marserve.errors import (
     VersionConflict,
     VersionNotFound,
 )
-from marserve.messages import Answer, Receiver, Request
+from marserve.messages import Answer, Part, Receiver, Request
 from marserve.registry.calls import (
+    LARGEST_BATCH,
+    LONGEST_BATCH_DELAY_S,
     MOST_WORKERS,
     ModelPage,
     Registered,
@@ -268,7 +270,8 @@ class Registry:
             raise Draining
         chosen = self._find(model, version)
         chosen.min_workers, chosen.max_workers = min_workers, max_workers
-        chosen.pool.scale(min_workers, max_workers if min_workers else 0)
+        may_sleep = chosen.facts.options.idle_timeout_s is not None
+        chosen.pool.scale(min_workers, max_workers if min_workers or may_sleep else 0)
         if not synchronous:
             self._follow(self._settle(chosen))
             return Scaled(model, version, min_workers, "begun")
@@ -276,8 +279,48 @@ class Registry:
             is_ready = await self._carry_through(self._wait_until_ready(chosen))
         except LoadFailed as error:
             log.error("Model %s version %s failed to load: %s", model, chosen.name, error.reason or error)
-            raise LoadFailed(model, version, out_of_memory=error.out_of_memory, reason=error.reason) from error
+            raise LoadFailed(
+                model, version, out_of_memory=error.out_of_memory, reason=error.reason, cause=error.cause or ""
+            ) from error
         return Scaled(model, version, min_workers, "done" if is_ready else "partial")
+
+    def tune(self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None) -> str:
+        """Change how batches are formed, at once and without a restart. Returns a sentence with the values in force.
+
+        Raises BadInput, ModelNotFound, VersionNotFound, Draining.
+        """
+        if batch_size is not None and not 1 <= batch_size <= LARGEST_BATCH:
+            raise BadInput(f"batch_size is {batch_size}; it must be from 1 to {LARGEST_BATCH}.")
+        if max_batch_delay_s is not None and not 0 <= max_batch_delay_s <= LONGEST_BATCH_DELAY_S:
+            raise BadInput(
+                f"max_batch_delay is {max_batch_delay_s * 1000:g} ms; it must be from 0 to "
+                f"{LONGEST_BATCH_DELAY_S * 1000:g}."
+            )
+        if self._is_draining:
+            raise Draining
+        chosen = self._find(model, version)
+        chosen.pool.reconfigure(batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
+        options = chosen.pool.options
+        log.info(
+            "Model %s version %s: batch size %d, batch delay %g s",
+            model,
+            chosen.name,
+            options.batch_size,
+            options.max_batch_delay_s,
+        )
+        return (
+            f'Model "{model}" Version: {chosen.name} forms batches of up to {options.batch_size}, '
+            f"delay {options.max_batch_delay_s * 1000:g} ms"
+        )
+
+    async def check(self, model: str, version: str | None, samples: Sequence[list[Part]]) -> dict[str, Any]:
+        """Compare batches of these inputs, or of the model's own samples, with single requests.
+
+        Raises ModelNotFound, VersionNotFound, and what `PoolLike.check` raises.
+        """
+        chosen = self._find(model, version)
+        report = await chosen.pool.check(samples)
+        return {"modelName": chosen.model, "modelVersion": chosen.name, **report}
 
     # ------------------------------------------------------------------------------------------- describe, list
 
@@ -289,13 +332,16 @@ class Registry:
         """What each version of a model says of itself, oldest first. Raises ModelNotFound."""
         return [self._describe(version) for version in self._entry(model).versions.values()]
 
-    async def describe_customized(self, model: str, version: str | None = None) -> tuple[dict[str, Any], Answer]:
+    async def describe_customized(
+        self, model: str, version: str | None = None, within_s: float | None = None
+    ) -> tuple[dict[str, Any], Answer]:
         """As `describe`, with what the handler says in `customizedMetadata`; and the handler's whole answer.
 
-        Raises ModelNotFound, VersionNotFound, NoDescribeWorker, HandlerFailed and what else befalls a request.
+        `within_s` is the client's deadline, in seconds from now. Raises ModelNotFound, VersionNotFound,
+        NoDescribeWorker, HandlerFailed and what else befalls a request.
         """
         chosen = self._find(model, version)
-        answer = await ask_for_metadata(chosen.pool, model, chosen.facts.options.response_timeout_s)
+        answer = await ask_for_metadata(chosen.pool, model, chosen.facts.options.response_timeout_s, within_s)
         described = self._describe(chosen)
         metadata = read_metadata(answer.body)
         if metadata is not None:
@@ -348,9 +394,12 @@ class Registry:
     def is_model_ready(self, model: str) -> bool:
         """Whether the default version has as many workers loaded as it should have, and at least one.
 
-        Raises ModelNotFound.
+        One that sleeps until it is asked is ready to be asked. Raises ModelNotFound.
         """
         chosen = self._find(model, None)
+        may_sleep = chosen.facts.options.idle_timeout_s is not None and not chosen.min_workers
+        if may_sleep and chosen.max_workers and not chosen.pool.workers():
+            return True
         return chosen.pool.ready_workers >= max(1, chosen.min_workers)
 
     def readiness(self) -> Readiness:
@@ -363,6 +412,8 @@ class Registry:
                 version.pool.ready_workers,
                 version.facts.is_at_startup,
                 version.is_settled,
+                version.facts.options.readiness_rule,
+                version.pool.wanted_workers,
             )
             for version in self._defaults()
         ]

@@ -69,7 +69,7 @@ def make_plan(
     )
     if defect is not None:
         if parameters.synchronous and facts.options.min_workers:
-            raise LoadFailed(model, version, reason=defect)
+            raise LoadFailed(model, version, reason=defect, cause="missing_module")
         raise BadArchive(f"Model {model} cannot be loaded: {defect}.")
     return Plan(facts, _load(facts, handler or "", unpacked, options), unpacked)
 
@@ -113,6 +113,9 @@ def _facts(
             response_timeout_s=server.response_timeout_s,
             startup_timeout_s=server.startup_timeout_s,
             queue_size=server.queue_size,
+            max_worker_memory_bytes=server.max_worker_memory_bytes,
+            readiness_rule=server.readiness_rule,
+            autoscale=server.autoscale,
         ),
         at_startup=is_at_startup,
         gpu_count=server.gpu_count,
@@ -153,4 +156,5 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         max_answer_bytes=server.max_answer_bytes,
         threads=server.threads,
         import_paths=[str(unpacked.folder)],
+        warm_up=list(unpacked.config.samples) if unpacked.config.warm_up else [],
     )

@@ -5,10 +5,10 @@ A version's pool is made by a factory that the server hands over, so nothing her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
-from marserve.messages import Load, Receiver, Request
+from marserve.messages import Load, Part, Receiver, Request
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics import VersionMetrics
 
@@ -18,6 +18,12 @@ class JobLike(Protocol):
 
     def cancel(self) -> None:
         """The client has gone. May be called at any time, any number of times."""
+
+    def hold(self) -> None:
+        """The client does not keep up with its stream. May be called at any time."""
+
+    def resume(self) -> None:
+        """The client has caught up. May be called at any time."""
 
 
 class DeathLike(Protocol):
@@ -34,6 +40,14 @@ class DeathLike(Protocol):
     @property
     def detail(self) -> str:
         """What is known of it."""
+
+    @property
+    def traceback(self) -> str:
+        """The author's, empty where there is none."""
+
+    @property
+    def last_lines(self) -> Sequence[str]:
+        """What the worker printed last, oldest first."""
 
 
 class WorkerLike(Protocol):
@@ -76,6 +90,10 @@ class PoolLike(Protocol):
     """The workers of one model version."""
 
     @property
+    def options(self) -> PoolOptions:
+        """The values it runs with now; batch size and delay may have changed since it was made."""
+
+    @property
     def metrics(self) -> VersionMetrics:
         """Its counts."""
 
@@ -92,12 +110,20 @@ class PoolLike(Protocol):
         """Workers that have loaded the model."""
 
     @property
+    def wanted_workers(self) -> int:
+        """Workers that there should be now."""
+
+    @property
     def is_healthy(self) -> bool:
         """Whether it has not given up more slots than it can spare (contract 1.6)."""
 
     @property
     def last_death(self) -> DeathLike | None:
         """The latest end that nobody asked for."""
+
+    @property
+    def described(self) -> Mapping[str, Any]:
+        """Members of describe's answer that only the pool knows."""
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -116,6 +142,15 @@ class PoolLike(Protocol):
         """True once the least number is loaded, False when that is not to be expected soon.
 
         Raises LoadFailed when a worker could not load the model.
+        """
+
+    def reconfigure(self, *, batch_size: int | None = None, max_batch_delay_s: float | None = None) -> None:
+        """Form batches by other values from now on; None leaves one as it is."""
+
+    async def check(self, samples: Sequence[list[Part]] = ()) -> dict[str, Any]:
+        """Compare batches of these inputs, or of the model's own samples, with single requests; a report.
+
+        Raises BadInput where there are none, NoWorker, Draining, WorkerDied.
         """
 
     async def stop(self, drain_s: float = 0.0) -> None:

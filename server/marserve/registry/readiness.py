@@ -1,6 +1,8 @@
 """Whether the server should be sent requests, and why not. Pure.
 
-A version is judged by the default version's rule: as soon as one worker has loaded it (none, if it is to have none).
+A model is judged by its default version, and that by its readiness rule: `any`, as soon as one worker has loaded it;
+`min`, as many as its least number; `all`, as many as there should be now. None, if it is to have none. One that is
+ready with fewer than its least number serves, and a remark says so.
 A version that was registered while the server ran counts from the end of its first load on: one model more must not
 take the others' traffic away. Models of the start count from the start.
 """
@@ -9,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+Rule = Literal["any", "min", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +26,34 @@ class Standing:
     ready_workers: int
     is_at_startup: bool
     is_settled: bool
+    rule: Rule = "any"
+    wanted_workers: int = 0
 
     @property
-    def can_answer(self) -> bool:
-        """Whether as many workers are loaded as a first answer needs."""
-        return self.ready_workers >= min(1, self.min_workers)
+    def needed_workers(self) -> int:
+        """How many loaded workers the rule asks for."""
+        if self.rule == "any":
+            return min(1, self.min_workers)
+        return max(self.min_workers, self.wanted_workers) if self.rule == "all" else self.min_workers
+
+    @property
+    def is_well(self) -> bool:
+        """Whether as many workers are loaded as the rule asks for."""
+        return self.ready_workers >= self.needed_workers
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`is_ready`: send requests. `is_started`: the models of the start were all tried. `reasons`: sentences."""
+    """`is_ready`: send requests. `is_started`: the models of the start were all tried. `reasons`: sentences why not.
+
+    `remarks` are sentences about what is ready, and not as it should be.
+    """
 
     is_ready: bool
     is_started: bool
     reasons: tuple[str, ...] = ()
     startup_reasons: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def judge(
@@ -48,12 +66,24 @@ def judge(
     if not has_tried_startup:
         reasons.append("models of the start are still being read")
         startup_reasons.append("models of the start are still being read")
+    remarks = []
     for standing in standings:
-        if standing.can_answer or not (standing.is_settled or standing.is_at_startup):
+        if standing.is_well:
+            if 0 < standing.ready_workers < standing.min_workers:
+                remarks.append(_fewer(standing, "serves with"))
+            continue
+        if not (standing.is_settled or standing.is_at_startup):
             continue
         why = f'no worker of model "{standing.model}" version {standing.version} has loaded it'
+        if standing.ready_workers:
+            why = f"{_fewer(standing, 'has')}, and its readinessRule is {standing.rule}"
         reasons.append(why)
         if standing.is_at_startup and not standing.is_settled:
             is_started = False
             startup_reasons.append(why)
-    return Readiness(not reasons, is_started, tuple(reasons), tuple(startup_reasons))
+    return Readiness(not reasons, is_started, tuple(reasons), tuple(startup_reasons), tuple(remarks))
+
+
+def _fewer(standing: Standing, verb: str) -> str:
+    wanted = max(standing.needed_workers, standing.min_workers)
+    return f'model "{standing.model}" version {standing.version} {verb} {standing.ready_workers} of {wanted} workers'

@@ -35,6 +35,7 @@ from marserve.settings.values import (
     PATH,
     REGEX,
     REGEXES,
+    SIZE,
     TEXT,
     WORDS,
     Address,
@@ -458,6 +459,35 @@ class Settings:
         minimum=0,
         ts_env="TS_INITIAL_DISTRIBUTION_PORT",
         accepts="models on several devices are not there yet",
+    )
+    autoscale: bool = _own(
+        BOOL,
+        False,
+        "Whether the number of workers follows the need between a model's least and most; a model's own `autoscale` "
+        "comes first.",
+        MODELS_AND_WORKERS,
+        marserve=True,
+    )
+    max_worker_memory: int = _own(
+        SIZE,
+        0,
+        "Memory that a worker may hold by itself; 0: no limit. A model's own `maxWorkerMemory` comes first.",
+        MODELS_AND_WORKERS,
+        minimum=0,
+    )
+    worker_cgroup: Path | None = _own(
+        PATH,
+        None,
+        "An empty cgroup v2 folder that the server may write: workers with a memory limit get a group each in it.",
+        MODELS_AND_WORKERS,
+    )
+    readiness_rule: Literal["any", "min", "all"] = _own(
+        CHOICE,
+        "any",
+        "How many loaded workers make a model ready: one, its minWorkers, or all there should be. A model's own "
+        "`readinessRule` comes first.",
+        MODELS_AND_WORKERS,
+        choices=("any", "min", "all"),
     )
     worker_threads: int = _own(
         INT,

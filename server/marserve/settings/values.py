@@ -192,6 +192,30 @@ def _bounds(reading: Reading) -> str:
     return f" of {low:g} or more" if high is None else f" from {low:g} to {high:g}"
 
 
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes in a text as `1500000`, `500MB`, `1.5GiB` (`G` is 1000³, `Gi` 1024³); None for what is none."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return None
+    number, letter, binary = found.groups()
+    if binary and not letter:
+        return None
+    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(letter.lower() or " "))
+
+
+def _read_size(text: str, reading: Reading) -> int:
+    value = parse_size(text)
+    if value is None or not _is_within(value, reading):
+        raise Wrong(
+            f"Invalid configuration: {reading.name} is {text!r}; it must be a number of bytes, as 500MB or 2GiB"
+            f"{_bounds(reading)}"
+        )
+    return value
+
+
 def _read_choice(text: str, reading: Reading) -> str:
     word = text.strip().lower()
     if word in reading.choices:
@@ -347,6 +371,7 @@ BOOL: Kind[bool] = Kind("true or false", _read_bool, lambda value: "true" if val
 INT: Kind[int] = Kind("whole number", _read_int, _write_number)
 OPTIONAL_INT: Kind[int | None] = Kind("whole number", _read_optional_int, _write_number)
 FLOAT: Kind[float] = Kind("number", _read_float, _write_number)
+SIZE: Kind[int] = Kind("bytes, as `500MB` or `2GiB`", _read_size, str)
 MINUTES: Kind[float] = Kind("number", _read_minutes, _write_number)
 CHOICE: Kind[Any] = Kind("word", _read_choice)
 LENIENT_CHOICE: Kind[Any] = Kind("word", _read_lenient_choice)

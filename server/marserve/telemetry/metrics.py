@@ -54,12 +54,13 @@ class Gauges(NamedTuple):
     """What a version's pool answers when it is scraped.
 
     `workers` counts workers by state (`ready`, `loading`, …); `load_s` is how long each living worker's load took, by
-    the worker's name as logs have it (`W-9000-noop_1.0`).
+    the worker's name as logs have it (`W-9000-noop_1.0`). `workers_target` is how many there should be.
     """
 
     queue_length: int = 0
     workers: Mapping[str, int] = {}
     load_s: Mapping[str, float] = {}
+    workers_target: int = 0
 
 
 class VersionMetrics:
@@ -74,17 +75,25 @@ class VersionMetrics:
     batch_sizes         requests a batch
     worker_starts       processes started; `worker_restarts` of them in the place of one that ended unasked
     worker_deaths       by cause
+    worker_recycles     workers replaced because they had served long enough, by reason
     retried             re-run because their worker died; `isolated`: re-run because their batch raised
     expired, cancelled  deadline passed; client gone
+    batch_checks        certificates won or lost, by `passed` or `failed`
+    batch_rechecks      served batches that were run again item by item; `batch_differences`: answered otherwise
+    expired_run         run though their deadline had passed before they were sent to a worker; it stays 0
     read_gauges         asked at scrape time
     """
 
     __slots__ = (
         "answers",
+        "batch_checks",
+        "batch_differences",
+        "batch_rechecks",
         "batch_sizes",
         "cancelled",
         "errors",
         "expired",
+        "expired_run",
         "handler_seconds",
         "isolated",
         "model",
@@ -99,6 +108,7 @@ class VersionMetrics:
         "total_seconds",
         "version",
         "worker_deaths",
+        "worker_recycles",
         "worker_restarts",
         "worker_starts",
     )
@@ -119,10 +129,15 @@ class VersionMetrics:
         self.worker_starts = 0
         self.worker_restarts = 0
         self.worker_deaths: dict[str, int] = defaultdict(int)
+        self.worker_recycles: dict[str, int] = defaultdict(int)
         self.retried = 0
         self.isolated = 0
         self.expired = 0
+        self.expired_run = 0
         self.cancelled = 0
+        self.batch_checks: dict[str, int] = defaultdict(int)
+        self.batch_rechecks = 0
+        self.batch_differences = 0
         self.read_gauges = read_gauges
 
     @property
@@ -261,6 +276,7 @@ class Metrics:
         yield _Family("marserve_batch_size", "histogram", "Requests in a batch.", self._batch_sizes)
         yield _Family("marserve_queue_length", "gauge", "Requests that wait for a worker.", self._queue_length)
         yield _Family("marserve_workers", "gauge", "Workers by state.", self._workers)
+        yield _Family("marserve_workers_target", "gauge", "Workers that there should be.", self._workers_target)
         yield _Family("marserve_http_responses_total", "counter", "Answers of all listeners, by class.", self._http)
         yield _Family(
             "marserve_refused_total", "counter", "Refused before they reached a model, by cause.", self._refused_lines
@@ -371,6 +387,12 @@ class Metrics:
             for view in self._versions
         ]
 
+    def _workers_target(self) -> list[str]:
+        return [
+            f"marserve_workers_target{{{view.labels}}} {_number(view.of.read_gauges().workers_target)}"
+            for view in self._versions
+        ]
+
     def _workers(self) -> list[str]:
         return [
             f'marserve_workers{{{view.labels},state="{_escape(state)}"}} {_number(count)}'
@@ -432,7 +454,14 @@ _VERSION_COUNTERS: tuple[tuple[str, str, Callable[[VersionMetrics], int]], ...] 
     ("marserve_retried_total", "Requests re-run because their worker died.", lambda v: v.retried),
     ("marserve_isolated_total", "Requests re-run because their batch raised.", lambda v: v.isolated),
     ("marserve_expired_total", "Requests whose deadline passed.", lambda v: v.expired),
+    ("marserve_expired_run_total", "Requests run though their deadline had passed: none.", lambda v: v.expired_run),
     ("marserve_cancelled_total", "Requests whose client went away.", lambda v: v.cancelled),
+    ("marserve_batch_rechecks_total", "Served batches that were run again item by item.", lambda v: v.batch_rechecks),
+    (
+        "marserve_batch_differences_total",
+        "Of those, batches that were not answered as their items alone.",
+        lambda v: v.batch_differences,
+    ),
     ("marserve_worker_starts_total", "Worker processes started.", lambda v: v.worker_starts),
     ("marserve_worker_restarts_total", "Workers started in the place of one that ended.", lambda v: v.worker_restarts),
 )
@@ -442,6 +471,13 @@ _VERSION_COUNTERS_BY_WORD: tuple[tuple[str, str, str, Callable[[VersionMetrics],
     ("marserve_errors_total", "Requests that failed, by cause.", "cause", lambda v: v.errors),
     ("marserve_model_refused_total", "Requests a model did not take, by cause.", "cause", lambda v: v.refused),
     ("marserve_worker_deaths_total", "Workers that ended unasked, by cause.", "cause", lambda v: v.worker_deaths),
+    ("marserve_batch_checks_total", "Checks of batches against single requests.", "verdict", lambda v: v.batch_checks),
+    (
+        "marserve_worker_recycles_total",
+        "Workers replaced because they had served long enough, by reason.",
+        "reason",
+        lambda v: v.worker_recycles,
+    ),
 )
 
 

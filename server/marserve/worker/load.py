@@ -72,7 +72,14 @@ def load_model(load: Load) -> LoadedModel:
     if isinstance(found, ModuleType):
         entry = getattr(found, function_name or "handle", None)
         if callable(entry):
-            entry(None, context)
+            try:
+                entry(None, context)
+            except Exception as error:
+                error.add_note(
+                    f"{found.__name__}.{entry.__name__} was called with data=None, once, to load the model, as "
+                    "TorchServe does: a handler that is a function must return at once when data is None."
+                )
+                raise
             return LoadedModel(entry, context, load)
         found = _find_class(found)
     service = found()

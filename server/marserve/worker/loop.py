@@ -7,6 +7,7 @@ end of the worker.
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import json
 import logging
@@ -23,6 +24,7 @@ import msgspec
 from marserve import wire
 from marserve.messages import (
     Batch,
+    Check,
     Hello,
     Item,
     Load,
@@ -39,6 +41,7 @@ from marserve.messages import (
 )
 from marserve.page import Page
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
+from marserve.worker.memory_limit import limit_memory
 from marserve_handlers.errors import (
     BAD_HEADER,
     CANCELLED,
@@ -47,6 +50,7 @@ from marserve_handlers.errors import (
     MEMORY,
     TOO_LARGE,
     BadResponse,
+    NobodyWaits,
     describe_failure,
     is_out_of_memory,
 )
@@ -71,7 +75,7 @@ class Connection:
         self._decoder = wire.worker_decoder()
         self._sock.setblocking(True)
 
-    def receive(self) -> list[tuple[Any, list[bytearray]]]:
+    def receive(self) -> list[tuple[Any, list[Any]]]:
         """Wait for the next messages. Raises EOFError when the server is gone."""
         while True:
             data = self._sock.recv(RECEIVE_BYTES)
@@ -106,6 +110,9 @@ class WorkerLoop:
                 for message, bodies in self._connection.receive():
                     if type(message) is Batch:
                         self.serve_batch(message, bodies)
+                        bodies.clear()  # not kept while the next ones are awaited
+                    elif type(message) is Check:
+                        self.serve_check(message, bodies)
                     elif type(message) is Load:
                         self._load(message)
                     elif type(message) is Stop:
@@ -121,6 +128,7 @@ class WorkerLoop:
     def _load(self, load: Load) -> None:
         began = time.monotonic()
         try:
+            limit_memory(load.memory_limit_bytes)
             enter_model_folder(load)
             use_threads(load.threads)
             self._model = load_model(load)
@@ -133,8 +141,48 @@ class WorkerLoop:
 
     def _ready(self, seconds: float) -> None:
         assert self._model is not None
+        warm_up_s = 0.0
+        problems: list[str] = []
+        if self._model.load.warm_up:
+            from marserve.worker.checks import warm_up  # here: most models have nothing to warm up with
+
+            warm_up_s, problems = warm_up(self._model, self._model.load.warm_up)
         self._send_metrics()
-        self._connection.send(Loaded(seconds))
+        self._connection.send(Loaded(seconds, problems, warm_up_s))
+
+    # ------------------------------------------------------------------------------------------- a check
+
+    def serve_check(self, check: Check, bodies: list[bytearray]) -> None:
+        """Run a check and answer it. To whoever watches the page each call of the handler is a batch of this number."""
+        from marserve.worker.checks import begin, run_check  # here: most workers are never asked to
+
+        model = self._model
+        assert model is not None
+
+        def answer_alone(item: Item, row: dict[str, Any]) -> tuple[Result, bytes]:
+            begin(model.context, [item])
+            try:
+                answered = model.handle([row], model.context)
+            except SystemExit:
+                raise
+            except BaseException as error:
+                told = _raised(check.number, 0.0, error)
+                return Result(told.code, told.message, [], told.kind), b""
+            if type(answered) is not list or len(answered) != 1:
+                return Result(503, "number of batch response mismatched", [], HANDLER), b""
+            model.context.end_stream()
+            results, out = self._encode(answered, [None])
+            return results[0], out[0]
+
+        self._page.begin(check.number, time.monotonic())
+        checked = run_check(
+            model, check, bodies, lambda: self._page.begin(check.number, time.monotonic()), answer_alone
+        )
+        self._page.finish()
+        drain = getattr(model.context.metrics, "drain", None)
+        if drain is not None:
+            drain()  # what a check measured is nobody's request
+        self._connection.send(checked)
 
     # ------------------------------------------------------------------------------------------- a batch
 
@@ -166,9 +214,11 @@ class WorkerLoop:
             failure = _raised(number, time.monotonic() - handler_began, error)
         handler_s = time.monotonic() - handler_began
         if failure is None and type(answered) is not list:
-            failure = Raised(number, handler_s, HANDLER, "Invalid model predict output", 503, "")
+            told = f"handle() returned {type(answered).__name__}; it must return a list with one element a row"
+            failure = Raised(number, handler_s, HANDLER, "Invalid model predict output", 503, told)
         elif failure is None and answered is not None and len(answered) != len(rows):
-            failure = Raised(number, handler_s, HANDLER, "number of batch response mismatched", 503, "")
+            told = f"handle() returned {len(answered)} elements for {len(rows)} rows; it must return one a row"
+            failure = Raised(number, handler_s, HANDLER, "number of batch response mismatched", 503, told)
         if failure is not None or answered is None:
             assert failure is not None
             self._page.finish()
@@ -228,6 +278,11 @@ class WorkerLoop:
                 response = response_of(index)
                 if type(answer) is bytes:
                     body = answer
+                elif isinstance(answer, BaseException):
+                    results.append(_failed_alone(answer))
+                    bodies.append(b"")
+                    index += 1
+                    continue
                 else:
                     body, is_json = encode_value(answer)
             except BadResponse as error:
@@ -259,6 +314,8 @@ class WorkerLoop:
         wanted = sum(result is None for result in outcome)
         if not isinstance(pieces, list) or len(pieces) != wanted:
             raise ValueError(f"an intermediate answer needs a list of {wanted} pieces, one for each row")
+        if self._page.has_cancels(self._number) and all(self._is_cancelled(row, outcome) for row in range(wanted)):
+            raise NobodyWaits
         results, bodies = self._encode(pieces, outcome)
         self._connection.send(Piece(self._number, results), bodies)
 
@@ -335,6 +392,13 @@ def _raised(number: int, handler_s: float, error: BaseException) -> Raised:
         return Raised(number, handler_s, HANDLER, "Prediction failed", 503, text)
 
 
+def _failed_alone(error: BaseException) -> Result:
+    """What an exception is told as that a handler put in the place of one item's answer: its mates have theirs."""
+    told = _raised(0, 0.0, error)
+    log.error("one item of a batch failed\n%s", told.traceback.rstrip())
+    return Result(told.code, told.message, [], told.kind)
+
+
 def not_loaded(error: BaseException) -> NotLoaded:
     """What a failed load is told as; the traceback goes to the author's log by way of the server."""
     try:
@@ -348,12 +412,15 @@ def _not_loaded(error: BaseException) -> NotLoaded:
         kind = "out_of_memory"
     elif isinstance(error, ModuleNotFoundError):
         kind = "missing_module"
+    elif isinstance(error, ImportError):
+        kind = "import_error"
     elif isinstance(error, FileNotFoundError):
         kind = "missing_file"
     else:
         kind = "load_failed"
     text = "".join(traceback.format_exception(error))
-    return NotLoaded(kind, f"{type(error).__name__}: {error}"[:2000], text)
+    said = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    return NotLoaded(kind, said[:2000], text)
 
 
 # ------------------------------------------------------------------------------------------------ the process
@@ -378,6 +445,8 @@ def configure_output() -> None:
     handler.setFormatter(LevelFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
+    if sys.stderr is not None:
+        faulthandler.enable()  # a crash in C code says where it was in Python, and that line is kept for describe
 
 
 def use_threads(threads: int) -> None:

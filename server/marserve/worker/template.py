@@ -38,6 +38,7 @@ from marserve.worker.loop import (
     not_loaded,
     use_threads,
 )
+from marserve.worker.memory_limit import limit_memory
 from marserve.worker.parent import die_with_parent
 
 # Modules that are dear to import; a template for models that cannot be forked after loading imports those it saw.
@@ -93,6 +94,7 @@ class Template:
         if isinstance(message, Load):
             began = time.monotonic()
             try:
+                limit_memory(message.memory_limit_bytes, is_template=True)
                 enter_model_folder(message)
                 self._model = load_model(message)
             except SystemExit as error:  # the author's code asked to end; its status is what the server is told
@@ -162,7 +164,11 @@ class Template:
         page = Page(page_descriptor)
         os.close(page_descriptor)
         reseed(order.seed)
+        if self._model is not None:
+            limit_memory(self._model.load.memory_limit_bytes)
         use_threads(order.threads)
+        if self._model is not None:
+            self._model.context.threads = order.threads
         WorkerLoop(Connection(socket(fileno=wire_descriptor)), page, self._model).run()
 
     def _reap(self) -> None:

@@ -10,21 +10,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from collections.abc import Mapping
 from typing import Literal
 
+from marserve.machine.describe import count_cores
 from marserve.machine.devices import Assigner
 from marserve.messages import Load, Preload
 from marserve.pool.cause_of_death import Cause, Death
+from marserve.pool.cgroups import WorkerCgroups
 from marserve.pool.launchers.endpoints import WorkerEnds
 from marserve.pool.launchers.forked import StartFailed, Template
 from marserve.pool.launchers.fresh import launch_fresh
 from marserve.pool.launchers.process import WorkerProcess
+from marserve.pool.memory import watch_oom_kills
 from marserve.pool.output import WorkerLog
 
 __all__ = ["Launched", "Launcher", "Launchers", "StartFailed", "WorkerEnds", "WorkerProcess"]
 
 log = logging.getLogger("marserve.pool.launchers")
+
+LOOK_AT_KILLS_S = 1.0
 
 WorkerStart = Literal["auto", "fork", "fresh"]
 
@@ -41,7 +47,8 @@ class Launched:
 
 class Launchers:
     """What all pools share: the environment that workers inherit, their ids (counted up from `first_worker_id`), the
-    devices they are given in turn, and templates that only import.
+    devices they are given in turn, how many cores they may keep busy together, where they get control groups
+    (None: nowhere), whether the kernel killed any for memory, and templates that only import.
     """
 
     def __init__(
@@ -51,10 +58,16 @@ class Launchers:
         *,
         first_worker_id: int = 9000,
         devices: Assigner | None = None,
+        cores: int | None = None,
+        cgroups: WorkerCgroups | None = None,
     ) -> None:
         self.environment = environment
         self.log = log
         self.devices = devices or Assigner(0)
+        self.cores = cores or count_cores()
+        self.oom_kills = watch_oom_kills()
+        self.cgroups = cgroups
+        self._kills_look: asyncio.TimerHandle | None = None
         self._next_worker_id = first_worker_id
         self._import_templates: dict[tuple[str, ...], asyncio.Task[Template | None]] = {}
 
@@ -62,6 +75,15 @@ class Launchers:
         """An id that no worker of this server had before."""
         self._next_worker_id += 1
         return str(self._next_worker_id - 1)
+
+    def watch_kills(self) -> None:
+        """Look once a second whether the kernel has killed for memory, from now until `close`."""
+        if self._kills_look is None and self.oom_kills.can_be_seen:
+            self._look_at_kills()
+
+    def _look_at_kills(self) -> None:
+        self.oom_kills.look(time.monotonic())
+        self._kills_look = asyncio.get_running_loop().call_later(LOOK_AT_KILLS_S, self._look_at_kills)
 
     async def import_template(self, modules: tuple[str, ...]) -> Template | None:
         """A template that has imported these modules and no model; None where even that cannot be forked."""
@@ -87,6 +109,9 @@ class Launchers:
 
     async def close(self) -> None:
         """End the shared templates."""
+        if self._kills_look is not None:
+            self._kills_look.cancel()
+            self._kills_look = None
         tasks, self._import_templates = list(self._import_templates.values()), {}
         for task in tasks:
             if not task.done():
@@ -169,9 +194,13 @@ class Launcher:
     async def close(self) -> None:
         """End the version's template."""
         await self.give_up_loading()
-        if self._template is not None:
-            await self._template.close()
-            self._template = None
+        await self.drop_template()
+
+    async def drop_template(self) -> None:
+        """End the version's template, if it is open; the next worker opens another."""
+        template, self._template = self._template, None
+        if template is not None:
+            await template.close()
 
 
 def _fork_refused(reasons: str) -> StartFailed:

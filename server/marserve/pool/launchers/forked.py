@@ -19,7 +19,7 @@ from typing import Any
 from marserve import wire
 from marserve.errors import BadFrame
 from marserve.messages import Exited, Fork, Forked, Load, NotLoaded, Preload, Stop, Templated, ToWorker
-from marserve.pool.cause_of_death import Cause, Death, classify_exit
+from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit
 from marserve.pool.launchers.endpoints import WorkerEnds
 from marserve.pool.launchers.process import WorkerProcess, spawn
 from marserve.pool.output import WorkerLog, WorkerOutput
@@ -83,9 +83,9 @@ class Template:
             await self._output.drained(1.0)
             if isinstance(answer, NotLoaded):
                 raise StartFailed(Death(_cause(answer.kind), answer.message), answer.traceback)
-            death = classify_exit(status)
+            death = classify_exit(status, evidence=Evidence(self._output.last_lines))
             tail = " | ".join(self._output.last_lines[-3:])
-            raise StartFailed(Death(death.cause, f"{death.detail}{': ' + tail if tail else ''}"))
+            raise StartFailed(Death(death.cause, f"{death.detail}{': ' + tail if tail else ''}", death.exit_code))
         except BaseException:
             process.signal_group(signal.SIGKILL)  # first, and without waiting: who cancels us may do so again
             await self.close()

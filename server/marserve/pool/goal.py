@@ -1,0 +1,292 @@
+"""Batches for a goal: the 95th percentile of the time from arrival to answer, with the throughput that it leaves.
+
+It learns what a batch costs by its size, and by the length of its longest item where lengths are known, and chooses how
+many of those that wait leave together. Nobody waits while a worker is free: there is nothing to gain by it that the
+next choice cannot have as well. Pure: time is passed in, in seconds; it knows neither queue nor workers.
+
+The choice. Those that wait would leave in batches of one size, one after the other over all workers; for each size that
+could be meant the costs say who of them would be answered within the goal, and when. The size that keeps the most wins;
+of equal ones the one that is done first, where everybody's being answered a little sooner counts, too. With too many
+waiting for any to be kept that is about the one with the highest throughput.
+
+What it learns. The median of the last batches of each size, so that a slow one now and then says nothing; between
+sizes that were seen a straight line; beyond them what a fit through all says, and no more than twice the largest seen.
+How fast the machine is at present is a factor before all of them, so that costs which double are known after a few
+batches, of whatever size.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from statistics import median
+from typing import Any
+
+KEPT_RUNS = 9
+LEVEL_BATCHES = 7
+SURE_RUNS = 3
+FIT_DECAY = 0.98
+CLIP = 4.0
+LEAST_LEVEL = 1e-6
+# What a batch costs beyond its run: the way to the worker and back.
+WAY_S = 0.0001
+# How many seconds of everybody's time one second of the last one's is worth.
+DONE_WEIGHT = 4.0
+EXACT_SIZES = 32
+# Batches of one size in a row that the choice looks ahead over; what comes after is guessed from the last of them.
+MAX_LOOKAHEAD = 64
+PERCENTILE = 0.95
+KEPT_LATENCIES = 400
+SHOWN_SIZES = 12
+
+
+class BatchCosts:
+    """What batches of items of about one length cost, by size."""
+
+    def __init__(self) -> None:
+        self._runs: dict[int, deque[float]] = {}
+        self._costs: dict[int, float] = {}
+        self._sizes: list[int] = []
+        self._levels: deque[float] = deque(maxlen=LEVEL_BATCHES)
+        self._level = 1.0
+        self._sums = [0.0] * 5  # of 1, size, cost, size², size·cost, each decayed
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was learned yet."""
+        return not self._sizes
+
+    @property
+    def largest(self) -> int:
+        """The largest size that was seen, 0 if none was."""
+        return self._sizes[-1] if self._sizes else 0
+
+    def known(self) -> dict[int, float]:
+        """What was learned: size to seconds."""
+        return {size: self._level * self._costs[size] for size in self._sizes}
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes that were seen, smallest first."""
+        return self._sizes
+
+    def learn(self, size: int, seconds: float) -> None:
+        """A batch of `size` took so long."""
+        key = _key(size)
+        runs = self._runs.get(key)
+        if runs is not None and len(runs) >= SURE_RUNS and self._costs[key] > 0:
+            self._levels.append(seconds / self._costs[key])
+            self._level = max(LEAST_LEVEL, median(self._levels))
+        seconds /= self._level
+        if runs is not None:
+            seconds = min(max(seconds, self._costs[key] / CLIP), self._costs[key] * CLIP)
+        else:
+            runs = self._runs[key] = deque(maxlen=KEPT_RUNS)
+            insort(self._sizes, key)
+        runs.append(seconds)
+        self._costs[key] = median(runs)
+        for index, value in enumerate((1.0, size, seconds, size * size, size * seconds)):
+            self._sums[index] = FIT_DECAY * self._sums[index] + value
+
+    def cost(self, size: int) -> float:
+        """What a batch of `size` is expected to take, in seconds; 0 while nothing is known."""
+        return self._level * self._shape(size) if self._sizes else 0.0
+
+    def _shape(self, size: int) -> float:
+        """The cost at the level of 1."""
+        key = _key(size)
+        known = self._costs.get(key)
+        if known is not None:
+            return known
+        place = bisect_left(self._sizes, key)
+        if place == len(self._sizes):
+            return self._beyond(size)
+        above = self._sizes[place]
+        if place == 0:
+            return self._costs[above] * max(self._share_of_fixed(above), size / above)
+        below = self._sizes[place - 1]
+        part = (key - below) / (above - below)
+        return (1 - part) * self._costs[below] + part * self._costs[above]
+
+    def fit(self) -> tuple[float, float]:
+        """A straight line through what was seen: seconds a batch, and seconds for each item; neither below 0."""
+        fixed, slope = self._fit()
+        return self._level * fixed, self._level * slope
+
+    def _fit(self) -> tuple[float, float]:
+        weight, sizes, costs, squares, products = self._sums
+        if not weight:
+            return 0.0, 0.0
+        spread = weight * squares - sizes * sizes
+        slope = (weight * products - sizes * costs) / spread if spread > 1e-9 * weight * weight else 0.0
+        slope = min(max(slope, 0.0), costs / sizes)
+        return max(0.0, (costs - slope * sizes) / weight), slope
+
+    def _beyond(self, size: int) -> float:
+        largest = self._sizes[-1]
+        _, slope = self._fit()
+        if len(self._sizes) == 1:  # one size tells nothing of a slope: half of it may be for the items
+            slope = self._costs[largest] / (2 * largest)
+        return self._costs[largest] + slope * (size - largest)
+
+    def _share_of_fixed(self, size: int) -> float:
+        """Which part of a batch's cost is there however few items it has."""
+        fixed, slope = self._fit()
+        whole = fixed + slope * size
+        return fixed / whole if whole and len(self._sizes) > 1 else 0.5
+
+
+class GoalPolicy:
+    """What was learned of one version, and what follows from it. `goal_s` is from arrival to answer."""
+
+    def __init__(self, goal_s: float, max_batch_size: int, *, padding_budget: float = 0.25) -> None:
+        self.goal_s = goal_s
+        self.max_batch_size = max_batch_size
+        self.padding_budget = padding_budget
+        self.chosen = 1
+        self._costs: dict[int, BatchCosts] = {}
+        self._latencies: deque[float] = deque(maxlen=KEPT_LATENCIES)
+
+    def choose(self, waiting: int, oldest_wait_s: float, *, workers: int = 1, length: int = 1) -> int:
+        """How many of `waiting` jobs should leave now, 1 or more.
+
+        The one that waits longest came `oldest_wait_s` ago; the others are taken to have come at equal distances since.
+        `workers` share the work. `length` is that of an item as they are.
+        """
+        most = min(waiting, self.max_batch_size)
+        costs = self._costs.get(_bucket(length)) or self._nearest(length)
+        if most <= 1 or costs is None:
+            self.chosen = most if costs is not None else min(most, 2)
+            return max(1, self.chosen)
+        most = min(most, max(2, 2 * costs.largest))
+        best, best_score = most, (-1.0, -math.inf)
+        for size in _candidates(most, costs.sizes):
+            score = self._judge(size, waiting, oldest_wait_s, max(1, workers), costs)
+            if score > best_score:
+                best, best_score = size, score
+        self.chosen = best
+        return best
+
+    def learn(self, size: int, seconds: float, *, length: int = 1) -> None:
+        """A batch of `size` items, the longest of them `length` long, took so long."""
+        bucket = _bucket(length)
+        if bucket not in self._costs:
+            self._costs[bucket] = BatchCosts()
+        self._costs[bucket].learn(size, seconds)
+
+    def answered(self, latency_s: float) -> None:
+        """A request was answered so long after it came."""
+        self._latencies.append(latency_s)
+
+    def may_join(self, lengths_sum: int, count: int, longest: int, length: int) -> bool:
+        """Whether an item may join a batch of `count` others without more than the budget's share being padding."""
+        widest = max(longest, length)
+        return lengths_sum + length >= (1.0 - self.padding_budget) * widest * (count + 1)
+
+    @property
+    def p95_s(self) -> float | None:
+        """The 95th percentile of the latest answers, None while there are few."""
+        if len(self._latencies) < 20:
+            return None
+        ordered = sorted(self._latencies)
+        return ordered[min(len(ordered) - 1, int(PERCENTILE * len(ordered)))]
+
+    def describe(self) -> dict[str, Any]:
+        """What it learned and chose, for describe; milliseconds, as the configuration's."""
+        described: dict[str, Any] = {
+            "latencyGoalMs": _milliseconds(self.goal_s),
+            "chosenBatchSize": self.chosen,
+            "costs": [
+                {
+                    **({} if len(self._costs) == 1 else {"lengthUpTo": 2 ** (bucket + 1) - 1}),
+                    "batchMs": _milliseconds(costs.fit()[0]),
+                    "itemMs": _milliseconds(costs.fit()[1]),
+                    "bySize": {str(size): _milliseconds(cost) for size, cost in _thinned(costs.known())},
+                }
+                for bucket, costs in sorted(self._costs.items())
+            ],
+        }
+        p95_s = self.p95_s
+        if p95_s is not None:
+            described["p95Ms"] = _milliseconds(p95_s)
+            described["isKept"] = p95_s <= self.goal_s
+        return described
+
+    def _judge(
+        self, size: int, waiting: int, oldest_wait_s: float, workers: int, costs: BatchCosts
+    ) -> tuple[float, float]:
+        """How many of those that wait batches of `size` would keep within the goal, and minus how long they take.
+
+        Both counts are of batches that leave one after the other, as many at a time as there are workers.
+        """
+        cost = costs.cost(size) + WAY_S
+        full, rest = divmod(waiting, size)
+        kept = 0.0
+        for number in range(min(full, MAX_LOOKAHEAD)):
+            done_s = (number // workers + 1) * cost
+            if done_s > self.goal_s:
+                break
+            kept += _kept(number * size, size, waiting, oldest_wait_s, self.goal_s - done_s)
+        rounds, over = divmod(full, workers)
+        done_s = (rounds + bool(over)) * cost
+        sum_s = size * cost * (workers * rounds * (rounds + 1) / 2 + over * (rounds + 1))
+        if rest:
+            rest_done_s = rounds * cost + costs.cost(rest) + WAY_S
+            kept += _kept(full * size, rest, waiting, oldest_wait_s, self.goal_s - rest_done_s)
+            done_s = max(done_s, rest_done_s)
+            sum_s += rest * rest_done_s
+        return kept, -(DONE_WEIGHT * done_s + sum_s / waiting)
+
+    def _nearest(self, length: int) -> BatchCosts | None:
+        """What was learned of the length that comes nearest to one that was not seen."""
+        if not self._costs:
+            return None
+        bucket = _bucket(length)
+        return self._costs[min(self._costs, key=lambda known: abs(known - bucket))]
+
+
+def _kept(first: int, count: int, waiting: int, oldest_wait_s: float, left_s: float) -> float:
+    """How many of `count` jobs from place `first` have waited at most `left_s` so far."""
+    if left_s < 0:
+        return 0.0
+    step_s = oldest_wait_s / waiting
+    waited_s = oldest_wait_s - first * step_s
+    if waited_s <= left_s:
+        return float(count)
+    late = math.ceil((waited_s - left_s) / step_s)
+    return float(max(0, count - late))
+
+
+def _candidates(most: int, seen: list[int]) -> list[int]:
+    """Sizes worth thinking about: all small ones, then those that were seen, powers of two, and all at once."""
+    sizes = set(range(1, min(most, 8) + 1)) | {size for size in seen if size <= most} | {most}
+    power = 16
+    while power < most:
+        sizes.add(power)
+        power *= 2
+    return sorted(sizes, reverse=True)
+
+
+def _key(size: int) -> int:
+    """Sizes that are learned as one: above `EXACT_SIZES` they are rounded to an eighth of their order."""
+    if size <= EXACT_SIZES:
+        return size
+    step = 1 << (size.bit_length() - 4)
+    return (size + step // 2) // step * step
+
+
+def _bucket(length: int) -> int:
+    """Which lengths are learned as one: those between two powers of two."""
+    return max(1, length).bit_length() - 1
+
+
+def _thinned(costs: dict[int, float]) -> list[tuple[int, float]]:
+    items = list(costs.items())
+    if len(items) <= SHOWN_SIZES:
+        return items
+    return [items[round(index * (len(items) - 1) / (SHOWN_SIZES - 1))] for index in range(SHOWN_SIZES)]
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 3)

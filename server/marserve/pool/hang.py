@@ -1,0 +1,67 @@
+"""What a worker was doing when its time was up: busy in a long batch, waiting for something, or stopped.
+
+The limit decides that a worker is ended; this only says, for whoever asks why, what the process's state and processor
+time looked like. The judgement is pure; `read_sample` asks `/proc`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+# How long before the limit the first of the two looks is taken, at most.
+LOOK_BEFORE_S = 1.0
+_BUSY, _ASLEEP = 0.5, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at a process: when (monotonic seconds), its state's letter, processor seconds used since its start."""
+
+    at: float
+    state: str
+    cpu_s: float
+
+
+def read_sample(pid: int, now: float, proc: Path = Path("/proc")) -> Sample | None:
+    """Look at a process; None where that is not possible."""
+    try:
+        return parse_stat((proc / str(pid) / "stat").read_text(), now, os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def parse_stat(text: str, now: float, ticks_per_s: int) -> Sample:
+    """A look from the text of `/proc/PID/stat`. Raises ValueError or IndexError for what is none."""
+    # The second field is the program's name in parentheses and may hold anything, spaces and parentheses too.
+    fields = text[text.rindex(")") + 1 :].split()
+    return Sample(now, fields[0], (int(fields[11]) + int(fields[12])) / ticks_per_s)
+
+
+def describe_hang(first: Sample | None, last: Sample | None, ran_s: float | None) -> str:
+    """What the worker was doing, in a sentence without a full stop; empty where nothing is known.
+
+    `first` and `last` are two looks, the second at the limit. `ran_s` is how long it has been in the handler with the
+    batch, None if it never began it.
+    """
+    if last is None:
+        return ""
+    if last.state in "Tt":
+        return f"the process is stopped (state {last.state}): a signal or a debugger holds it"
+    if last.state == "D":
+        return "the process waits inside the kernel (state D), for a disk or a device"
+    batch = "it never began the batch" if ran_s is None else f"the batch has run for {ran_s:.1f} s"
+    if first is None or last.at <= first.at:
+        return batch
+    span_s = last.at - first.at
+    share = max(0.0, last.cpu_s - first.cpu_s) / span_s
+    used = f"it used {share:.0%} of a core in the last {span_s:.1f} s"
+    # One that is ready to run and gets little of a crowded machine is busy all the same.
+    if share >= _BUSY or last.state == "R":
+        word = "busy in a long batch" if ran_s is not None else "busy with something else"
+    elif share <= _ASLEEP:
+        word = "wedged, waiting for something that does not come"
+    else:
+        word = "slow"
+    return f"{word}: {batch}, and {used}"

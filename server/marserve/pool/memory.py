@@ -1,0 +1,134 @@
+"""What processes hold of the machine's memory, and whether the kernel has killed any for it. Reads `/proc` and cgroups.
+
+A worker's own memory is what would be free again if it alone ended: its private dirty pages, and what it has in swap.
+What it shares with the template that it was forked from is not its own. Knows no workers and decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+# How long after a kill was seen a worker's end may be put down to it.
+CLAIM_WITHIN_S = 5.0
+
+_KIB = 1024
+
+
+def own_bytes(pid: int, proc: Path = Path("/proc")) -> int:
+    """Memory that the process has to itself, in bytes; 0 where that cannot be read.
+
+    The kernel walks the process's page tables for it: milliseconds for gigabytes, so ask from a thread.
+    """
+    try:
+        text = (proc / str(pid) / "smaps_rollup").read_text()
+    except (OSError, ValueError):
+        return 0
+    return sum(kib for name, kib in _sizes(text) if name in ("Private_Dirty", "SwapPss")) * _KIB
+
+
+def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int:
+    """Resident memory of a process, shared pages included; 0 where that cannot be read."""
+    if pid <= 0:
+        return 0
+    try:
+        return int((proc / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _sizes(text: str) -> Iterable[tuple[str, int]]:
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
+            yield name, int(words[0])
+
+
+def count_oom_kills(events: str) -> int:
+    """The number behind `oom_kill` in a cgroup's `memory.events` (v2) or `memory.oom_control` (v1); 0 without one."""
+    for line in events.splitlines():
+        name, _, number = line.partition(" ")
+        if name == "oom_kill" and number.strip().isdigit():
+            return int(number)
+    return 0
+
+
+def find_events_file(self_cgroup: str, mounts: str) -> Path | None:
+    """The file that counts kills for memory in the cgroup of a process, from its `/proc/…/cgroup` and `…/mounts`.
+
+    None where the system has no memory cgroup that can be seen. A container sees its own cgroup as the root.
+    """
+    v1, v2 = "", ""
+    for line in self_cgroup.splitlines():
+        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "-", "")
+        if "memory" in controllers.split(","):
+            v1 = path
+        elif not controllers:
+            v2 = path
+    for line in mounts.splitlines():
+        words = line.split(" ")
+        if len(words) < 4:
+            continue
+        _, where, kind, options = words[:4]
+        if kind == "cgroup" and v1 and "memory" in options.split(","):
+            path, name = v1, "memory.oom_control"
+        elif kind == "cgroup2" and v2 and not v1:
+            path, name = v2, "memory.events"
+        else:
+            continue
+        for folder in (Path(where) / path.lstrip("/"), Path(where)):
+            if (folder / name).is_file():
+                return folder / name
+    return None
+
+
+class OomKills:
+    """Kills for memory in the server's cgroup, as the kernel counts them.
+
+    `events` is the file that counts, None where there is none: then nothing is ever known. A kill that nobody claims
+    soon was of a process that is not ours. Somebody should `look` once a second. Times are monotonic seconds.
+    """
+
+    def __init__(self, events: Path | None) -> None:
+        self._events = events
+        self._seen = self._count()
+        self._unclaimed: list[float] = []
+
+    @property
+    def can_be_seen(self) -> bool:
+        """Whether there is a file that counts."""
+        return self._events is not None
+
+    def look(self, now: float) -> None:
+        """Take note of kills since the last look, and forget those that nobody claimed."""
+        count = self._count()
+        self._unclaimed = [at for at in self._unclaimed if now - at < CLAIM_WITHIN_S]
+        self._unclaimed += [now] * (count - self._seen)
+        self._seen = max(self._seen, count)
+
+    def claim(self, now: float) -> bool:
+        """Whether a kill happened lately that no death was put down to yet; it is put down to the caller's now."""
+        self.look(now)
+        if not self._unclaimed:
+            return False
+        del self._unclaimed[0]
+        return True
+
+    def _count(self) -> int:
+        if self._events is None:
+            return 0
+        try:
+            return count_oom_kills(self._events.read_text())
+        except OSError:
+            return 0
+
+
+def watch_oom_kills(proc: Path = Path("/proc")) -> OomKills:
+    """The counter of the cgroup that this process is in."""
+    try:
+        file = find_events_file((proc / "self/cgroup").read_text(), (proc / "self/mounts").read_text())
+    except OSError:
+        file = None
+    return OomKills(file)

@@ -1,0 +1,59 @@
+"""A server's own folder for what it extracts, and the folders of servers that were killed before they could clean up.
+
+Each folder holds a file that its server keeps locked for as long as it lives; the kernel lets go of the lock however
+the server ends. So a folder whose lock can be had belongs to nobody, and the next server to start removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+log = logging.getLogger("marserve.registry")
+
+PREFIX = "marserve-"
+LOCK = "server.lock"
+
+
+class Scratch:
+    """A private folder below `parent` (None: the system's temporary folder). `remove()` deletes it."""
+
+    def __init__(self, parent: Path | None) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        """Delete the folder and what is in it. May be called twice."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def remove_orphans(parent: Path | None) -> list[Path]:
+    """Delete the folders below `parent` whose servers are gone; returns them. Blocks, so not for the event loop."""
+    removed = []
+    for folder in Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # not one of these, another user's, or going just now
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # its server lives
+            continue
+        else:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(folder)
+                removed.append(folder)
+        finally:
+            os.close(descriptor)
+    if removed:
+        log.info("removed %d folders that servers left when they were killed", len(removed))
+    return removed

@@ -1,0 +1,155 @@
+"""What a worker runs beside requests: the warm-up inputs, and checks of whether batches are answered as single items.
+
+The comparison is `marserve_handlers.batch_check`'s; this file brings rows to it and its verdict back to the wire.
+Loaded only when there is something to warm up with or to check.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from marserve.messages import Check, Checked, Item, Result, Sample
+from marserve.worker.load import LoadedModel
+from marserve.worker.loop import decode_value
+from marserve_handlers.batch_check import (
+    Outcome,
+    Tolerance,
+    Verdict,
+    check_handler,
+    compare_batch,
+    shorten,
+)
+from marserve_handlers.context import Context
+
+log = logging.getLogger("marserve.worker")
+
+Row = dict[str, Any]
+AnswerAlone = Callable[[Item, Row], tuple[Result, bytes]]
+
+
+def warm_up(model: LoadedModel, samples: Sequence[Sample]) -> tuple[float, list[str]]:
+    """Run the samples one by one and, where batches are allowed, once together. Returns seconds and what went wrong.
+
+    A sample that fails is no reason not to serve; the sentence about it goes to describe.
+    """
+    began = time.monotonic()
+    problems: list[str] = []
+    rows: list[Row] = []
+    items: list[Item] = []
+    for index, sample in enumerate(samples):
+        try:
+            body = Path(model.load.model_dir, sample.file).read_bytes() if sample.file else sample.body
+        except OSError as error:
+            problems.append(f"the sample {sample.file!r} of the archive cannot be read: {error.strerror}")
+            continue
+        item = Item(f"sample-{index}", [("body", sample.content_type)], [], [], None)
+        rows.extend(rows_of([item], [bytearray(body)], model.load.decode_input))
+        items.append(item)
+    batches = [[index] for index in range(len(rows))]
+    if model.load.batch_size > 1 and len(rows) > 1:
+        batches.append(list(range(min(len(rows), model.load.batch_size))))
+    for batch in batches:
+        context = model.context
+        begin(context, [items[index] for index in batch])
+        try:
+            model.handle([dict(rows[index]) for index in batch], context)
+        except SystemExit:
+            raise
+        except BaseException as error:  # the author's code
+            log.warning("the warm-up inputs %s were not answered", batch, exc_info=error)
+            problems.append(shorten(f"warm-up with sample {', '.join(map(str, batch))} failed: {error!r}"))
+    return time.monotonic() - began, problems[:10]
+
+
+def run_check(
+    model: LoadedModel,
+    check: Check,
+    bodies: Sequence[bytearray],
+    before_call: Callable[[], None],
+    answer_alone: AnswerAlone,
+) -> Checked:
+    """Carry out a check. `before_call` is called before each call of the handler; `answer_alone` runs one item."""
+    tolerance = Tolerance(check.tolerance.relative, check.tolerance.absolute, tuple(check.tolerance.ignore))
+    inputs = sum(len(item.parts) for item in check.items)
+    rows = rows_of(check.items, bodies[:inputs], model.load.decode_input)
+    if check.wanted is None:
+        verdict = check_handler(
+            model.handle,
+            model.context,
+            rows,
+            check.items,
+            batch_size=check.batch_size,
+            tolerance=tolerance,
+            limit_s=check.limit_s,
+            before_call=before_call,
+        )
+    else:
+        wanted = [outcome_of(*told) for told in zip(check.wanted, bodies[inputs:], strict=True)]
+        verdict = _run_again(check, rows, wanted, tolerance, before_call, answer_alone)
+    return Checked(
+        number=check.number,
+        seconds=verdict.seconds,
+        samples=verdict.samples,
+        sizes=list(verdict.sizes),
+        calls=verdict.calls,
+        compared=verdict.compared,
+        found=verdict.found,
+        differences=[(each.run, each.item, each.path, each.seen, each.wanted) for each in verdict.differences],
+        notes=verdict.notes,
+    )
+
+
+def _run_again(
+    check: Check,
+    rows: Sequence[Row],
+    wanted: Sequence[Outcome],
+    tolerance: Tolerance,
+    before_call: Callable[[], None],
+    answer_alone: AnswerAlone,
+) -> Verdict:
+    """Run items of a batch that was answered, each alone, and compare bytes and headers as clients got them."""
+    verdict = Verdict(samples=len(rows), sizes=(1,))
+    began = time.perf_counter()
+    for index, (item, row) in enumerate(zip(check.items, rows, strict=True)):
+        if time.perf_counter() - began > check.limit_s:
+            break
+        before_call()
+        seen = outcome_of(*answer_alone(item, row))
+        verdict.calls += 1
+        # The batch is what is judged, the item alone what it should have been.
+        compare_batch(verdict, f"in a batch of {len(rows)}", [index], [wanted[index]], [seen], tolerance)
+    verdict.seconds = time.perf_counter() - began
+    return verdict
+
+
+def outcome_of(result: Result, body: bytes | bytearray) -> Outcome:
+    """An encoded answer as the comparison wants it."""
+    if result.error is not None:
+        return Outcome(failure=f"{result.status} {result.reason}")
+    headers = {name.lower(): value for name, value in result.headers}
+    return Outcome(bytes(body), None, result.status, result.reason, headers)
+
+
+def rows_of(items: Sequence[Item], bodies: Sequence[bytearray], decode_input: bool) -> list[Row]:
+    """What a handler gets of these items."""
+    rows: list[Row] = []
+    at = 0
+    for item in items:
+        row: Row = {}
+        for name, content_type in item.parts:
+            body = bodies[at]
+            row[name] = decode_value(body, content_type) if content_type and decode_input else body
+            at += 1
+        rows.append(row)
+    return rows
+
+
+def begin(context: Context, items: Sequence[Item]) -> None:
+    """Point the context at items of which no client waits for a piece, and none goes away."""
+    context.begin_batch(items)
+    context.send_pieces = lambda pieces: None
+    context.ask_cancelled = lambda index: False

@@ -1,0 +1,402 @@
+"""Tests for what a pool does about crashes: causes, hangs told apart, restarts, kills under load (C1 to C9)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from marserve.errors import LoadFailed, MarserveError, NoWorker, WorkerDied
+from marserve.messages import Answer
+from support.processes import group_of, living, until
+from support.running_pool import RunningPool, Sent
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at processes by way of /proc"),
+]
+
+ECHO = """
+def handle(data, context):
+    return [bytes(row["body"]) for row in data] if data else None
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """As the server runs: on uvloop."""
+    return "asyncio", {"use_uvloop": True}
+
+
+# ------------------------------------------------------------------------------------------- causes
+
+
+@pytest.mark.parametrize("start", ["fork", "fresh"])
+async def test_a_crash_in_c_code_leaves_the_place_in_python_among_the_last_lines(tmp_path: Path, start: str) -> None:
+    """The interpreter's fault handler speaks last, and describe has it."""
+    source = """
+    import ctypes
+    def handle(data, context):
+        if data:
+            ctypes.string_at(0)
+    """
+    async with RunningPool(tmp_path, source, start=start, retry_on_worker_death=False) as running:
+        await running.start()
+
+        end = await running.ask(b"x")
+        await until(lambda: running.pool.ready_workers == 1, "its replacement")
+
+        assert isinstance(end, WorkerDied)
+        assert end.cause == "signal"
+        death = running.pool.last_death
+        assert death is not None
+        assert "SIGSEGV" in death.detail
+        assert any("Fatal Python error: Segmentation fault" in line for line in death.last_lines)
+        assert any("in handle" in line for line in death.last_lines)
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("from json import no_such_name\n", "import_error"),
+        ("import no_such_module_anywhere\n", "missing_module"),
+        ("open('missing.bin')\n", "missing_file"),
+        ("raise ValueError('no')\n", "load_failed"),
+        ("raise MemoryError\n", "out_of_memory"),
+        ("import sys; sys.exit(4)\n", "exit"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGABRT)\n", "signal"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n", "killed"),
+        ("import time; time.sleep(60)\n", "startup_timeout"),
+    ],
+)
+async def test_a_failed_load_names_its_class_to_whoever_waits(tmp_path: Path, source: str, cause: str) -> None:
+    """The same word in the error, in describe and in the counter."""
+    async with RunningPool(tmp_path, source, startup_timeout_s=1.0) as running:
+        with pytest.raises(LoadFailed) as caught:
+            await running.start()
+
+        assert caught.value.cause == cause
+        assert running.pool.last_death is not None
+        assert running.pool.last_death.cause == cause
+        assert running.metrics.worker_deaths[cause] >= 1
+
+
+# ------------------------------------------------------------------------------------------- hangs
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("while True: pass", "busy in a long batch"), ("import time; time.sleep(60)", "wedged")],
+    ids=["busy", "wedged"],
+)
+async def test_a_long_batch_is_told_from_a_wedged_worker(tmp_path: Path, body: str, said: str) -> None:
+    """C5: both end at the limit; what they did is told in describe."""
+    source = f"""
+    def handle(data, context):
+        if data and bytes(data[0]["body"]) == b"hang":
+            {body}
+        return ["ok"] if data else None
+    """
+    async with RunningPool(tmp_path, source, response_timeout_s=0.8) as running:
+        await running.start()
+        began = time.monotonic()
+
+        end = await running.ask(b"hang")
+
+        assert isinstance(end, WorkerDied)
+        assert end.cause == "response_timeout"
+        assert 0.8 <= time.monotonic() - began < 2.3
+        assert running.pool.last_death is not None
+        assert said in running.pool.last_death.detail
+        assert await running.ask_body(b"x") == b"ok"
+
+
+async def test_a_stopped_worker_is_told_as_such_and_goes_whole(tmp_path: Path) -> None:
+    """C9: SIGTERM cannot reach it, SIGKILL does; what it would have answered later is nobody's."""
+    async with RunningPool(tmp_path, ECHO, response_timeout_s=0.4) as running:
+        await running.start()
+        [pid] = running.pids
+        os.kill(pid, signal.SIGSTOP)
+        sent = running.send(b"first")
+
+        end = await sent.told()
+        second = await running.ask_body(b"second")
+
+        assert isinstance(end, WorkerDied)
+        assert second == b"second"
+        assert not group_of(pid)
+        assert running.pool.last_death is not None
+        assert "stopped (state T)" in running.pool.last_death.detail
+
+
+async def test_a_hanging_worker_may_put_things_in_order_before_it_is_killed(tmp_path: Path) -> None:
+    """SIGTERM comes first, to the whole group; who ignores it is killed a moment later."""
+    source = """
+    import signal, subprocess, sys, time
+    def handle(data, context):
+        if data is None:
+            return None
+        word = bytes(data[0]["body"])
+        if word == b"tidy":
+            signal.signal(signal.SIGTERM, lambda *_: (open("tidied", "w").close(), sys.exit(0)))
+        elif word == b"deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        time.sleep(60)
+    """
+    async with RunningPool(tmp_path, source, workers=2, response_timeout_s=0.6) as running:
+        await running.start()
+        pids = running.pids
+
+        ends = await asyncio.gather(running.ask(b"tidy"), running.ask(b"deaf"))
+        running.look()
+
+        assert all(isinstance(end, WorkerDied) for end in ends)
+        assert running.file("tidied").exists()
+        await until(lambda: not living(pids) and not any(group_of(pid) for pid in pids), "all are gone")
+
+
+@pytest.mark.long
+async def test_a_worker_that_is_stopped_for_ten_seconds_is_replaced_and_its_late_answer_thrown_away(
+    tmp_path: Path,
+) -> None:
+    """C9 in full: it would go on after SIGCONT, were it not gone."""
+    async with RunningPool(tmp_path, ECHO, workers=2, response_timeout_s=2.0) as running:
+        await running.start()
+        pid = running.pids[0]
+        os.kill(pid, signal.SIGSTOP)
+        sent = [running.send(b"%d" % number) for number in range(40)]
+        await asyncio.sleep(10)
+        if living([pid]):
+            os.kill(pid, signal.SIGCONT)
+
+        ends = [await one.told() for one in sent]
+
+        lost = [end for end in ends if isinstance(end, WorkerDied)]
+        answered = [(number, end) for number, end in enumerate(ends) if isinstance(end, Answer)]
+        assert len(lost) == 1
+        assert len(answered) == 39
+        assert all(end.body == b"%d" % number for number, end in answered)
+
+
+# ------------------------------------------------------------------------------------------- policy
+
+
+EXITS = """
+import os
+if os.path.exists("broken"):
+    os._exit(int(open("broken").read()))
+def handle(data, context):
+    if data and bytes(data[0]["body"]) == b"die":
+        os._exit(78)
+    return ["ok"] if data else None
+"""
+
+
+async def test_an_exit_code_that_is_not_restarted_gives_the_slot_up_until_it_is_scaled(tmp_path: Path) -> None:
+    """The handler says with its status that trying again has no point."""
+    async with RunningPool(
+        tmp_path, EXITS, start="fresh", no_restart_exit_codes=(78,), retry_failed_every_s=0.05
+    ) as running:
+        await running.start()
+
+        end = await running.ask(b"die")
+        await asyncio.sleep(0.3)
+
+        assert isinstance(end, (NoWorker, WorkerDied))
+        assert running.pool.ready_workers == 0
+        assert running.metrics.worker_starts == 1
+        with pytest.raises(NoWorker):
+            running.send(b"x")
+        running.pool.scale(1, 1)
+        assert await running.pool.wait_until_ready()
+        assert await running.ask_body(b"x") == b"ok"
+
+
+async def test_restarts_in_a_row_are_bounded(tmp_path: Path) -> None:
+    """`maxRestarts`: the first start and two more."""
+    async with RunningPool(tmp_path, EXITS, start="fresh", max_restarts=2) as running:
+        await running.start()
+        running.file("broken").write_text("3")
+        running.look()
+        os.kill(running.pids[0], signal.SIGKILL)
+
+        await until(lambda: running.metrics.read_gauges().workers["failed"], "it is given up", timeout_s=20.0)
+
+        assert running.metrics.worker_starts == 3
+
+
+async def test_with_on_crash_fail_the_server_is_told_of_the_first_crash(tmp_path: Path) -> None:
+    """With the worker and the cause; a load that fails at its first try is not yet one."""
+    told: list[str] = []
+    async with RunningPool(tmp_path, EXITS, on_crash="fail", retry_on_worker_death=False) as running:
+        running.pool.on_failed = told.append  # type: ignore[method-assign]
+        await running.start()
+        assert not told
+
+        await running.ask(b"die")
+
+        await until(lambda: told, "the crash is told")
+        assert told == ["W-9000-m_1.0 ended (exit): the worker's process ended by itself with exit status 78"]
+
+
+async def test_two_of_four_workers_serve_alone(tmp_path: Path) -> None:
+    """The other two are given up; nobody's request notices."""
+    async with RunningPool(tmp_path, EXITS, start="fresh", workers=4, max_retry_timeout_s=0.0) as running:
+        await running.start()
+        running.file("broken").write_text("3")
+        running.look()
+        for pid in running.pids[:2]:
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: running.metrics.read_gauges().workers["failed"] == 2, "two are given up", timeout_s=20.0)
+
+        assert [await running.ask_body(b"x") for _ in range(20)] == [b"ok"] * 20
+        assert (running.pool.ready_workers, running.pool.wanted_workers) == (2, 4)
+
+
+@pytest.mark.long
+async def test_eight_starts_that_fail_keep_to_the_pauses_and_cost_little(tmp_path: Path) -> None:
+    """C8 with real starts; the policy's own test has a hundred. Another model answers meanwhile; this one recovers."""
+    source = """
+    import os
+    if not os.path.exists("mended"):
+        open("starts", "a").write("x")
+        raise RuntimeError("broken")
+    def handle(data, context):
+        return ["mended"] if data else None
+    """
+    async with RunningPool(tmp_path / "other", ECHO) as other:
+        await other.start()
+        async with RunningPool(tmp_path, source, max_retry_timeout_s=1000.0) as running:
+            began, before = time.monotonic(), time.process_time()
+            with pytest.raises(LoadFailed):
+                await running.start()
+            while running.file("starts").stat().st_size < 8:
+                assert await other.ask_body(b"alive") == b"alive"
+                await asyncio.sleep(0.1)
+
+            took = time.monotonic() - began
+            assert took >= 0 + 1 + 1 + 2 + 3 + 5 + 8
+            assert (time.process_time() - before) / took < 0.05
+            running.file("mended").touch()
+            running.pool.scale(1, 1)
+            await until(lambda: running.pool.ready_workers == 1, "it recovers", timeout_s=30.0)
+
+
+# ------------------------------------------------------------------------------------------- kills under load
+
+
+async def storm(running: RunningPool, *, seconds: float, rate: float, kill_every_s: float) -> tuple[list[Sent], int]:
+    """Open loop: `rate` requests a second, each a nonce; kill -9 on a random worker from time to time."""
+    dice = random.Random(5)
+    sent: list[Sent] = []
+    began = time.monotonic()
+
+    async def send() -> None:
+        while (now := time.monotonic() - began) < seconds:
+            while len(sent) < now * rate:
+                sent.append(running.send(b"nonce %d" % len(sent)))
+            await asyncio.sleep(0.002)
+
+    async def kill() -> int:
+        killed: set[int] = set()
+        turn = 1
+        while turn * kill_every_s < seconds:
+            await asyncio.sleep(max(0.0, began + turn * kill_every_s - time.monotonic()))
+            turn += 1
+            running.look()
+            ready = {view.pid for view in running.pool.workers() if view.status == "READY"} - killed
+            if ready:
+                victim = dice.choice(sorted(ready))
+                os.kill(victim, signal.SIGKILL)
+                killed.add(victim)
+        return len(killed)
+
+    _, killed = await asyncio.gather(send(), kill())
+    return sent, killed
+
+
+def crossed(bodies: list[tuple[int, bytes]]) -> list[int]:
+    """The numbers of those whose answer is not their own."""
+    return [number for number, body in bodies if body != b"nonce %d" % number]
+
+
+async def check_storm(running: RunningPool, *, seconds: float, rate: float, kill_every_s: float) -> None:
+    """C1: nothing lost, crossed or failed; every kill counted; all workers back."""
+    await running.start()
+
+    sent, killed = await storm(running, seconds=seconds, rate=rate, kill_every_s=kill_every_s)
+    ends: list[Answer | MarserveError] = [await one.told() for one in sent]
+
+    assert len(sent) >= seconds * rate * 0.95
+    assert [end for end in ends if not isinstance(end, Answer)] == []
+    assert crossed([(number, end.body) for number, end in enumerate(ends) if isinstance(end, Answer)]) == []
+    await until(lambda: running.pool.ready_workers == running.options.max_workers, "all are back", timeout_s=15.0)
+    assert running.metrics.worker_deaths["killed"] == killed > 0
+
+
+@pytest.mark.parametrize("start", ["fork", "fresh"])
+async def test_five_seconds_of_kills_lose_nothing(tmp_path: Path, start: str) -> None:
+    """C1, short: 4 workers, 500 requests a second, a kill every second."""
+    async with RunningPool(tmp_path, ECHO, start=start, workers=4, batch_size=8, queue_size=5000) as running:
+        await check_storm(running, seconds=5.0 if start == "fork" else 2.5, rate=500, kill_every_s=1.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("start", ["fork", "fresh"])
+async def test_two_minutes_of_kills_lose_nothing(tmp_path: Path, start: str) -> None:
+    """C1 in full: 60 kills, 60,000 requests."""
+    async with RunningPool(tmp_path, ECHO, start=start, workers=4, batch_size=8, queue_size=20_000) as running:
+        await check_storm(running, seconds=120.0, rate=500, kill_every_s=2.0)
+
+
+async def test_without_retry_only_what_was_in_flight_at_a_kill_fails(tmp_path: Path) -> None:
+    """C2: at most two batches a kill, each told the class of cause; the rest are answered."""
+    async with RunningPool(
+        tmp_path, ECHO, workers=4, batch_size=8, queue_size=5000, retry_on_worker_death=False
+    ) as running:
+        await running.start()
+
+        sent, killed = await storm(running, seconds=2.5, rate=500, kill_every_s=0.5)
+        ends = [await one.told() for one in sent]
+
+        failed = [end for end in ends if not isinstance(end, Answer)]
+        assert len(failed) <= killed * 8 * 2
+        assert all(isinstance(end, WorkerDied) and end.cause == "killed" for end in failed)
+        assert crossed([(number, end.body) for number, end in enumerate(ends) if isinstance(end, Answer)]) == []
+
+
+async def test_queries_of_death_cost_two_workers_each_and_nobody_else_anything(tmp_path: Path) -> None:
+    """C3: one request in fifty exits, aborts or crashes."""
+    source = """
+    import ctypes, os
+    def handle(data, context):
+        if data is None:
+            return None
+        bodies = [bytes(row["body"]) for row in data]
+        for body in bodies:
+            if body.startswith(b"exit"): os._exit(9)
+            if body.startswith(b"abort"): os.abort()
+            if body.startswith(b"crash"): ctypes.string_at(0)
+        return bodies
+    """
+    async with RunningPool(tmp_path, source, workers=4, batch_size=8, queue_size=5000) as running:
+        await running.start()
+        deadly = {25: b"exit 25", 75: b"abort 75", 125: b"crash 125", 175: b"exit 175"}
+
+        sent = [running.send(deadly.get(number, b"nonce %d" % number)) for number in range(200)]
+        ends = [await one.told(30.0) for one in sent]
+        running.look()
+
+        died = {number for number, end in enumerate(ends) if isinstance(end, WorkerDied)}
+        assert died == set(deadly)
+        answers = [(number, end.body) for number, end in enumerate(ends) if isinstance(end, Answer)]
+        assert len(answers) == 196
+        assert crossed(answers) == []
+        await until(lambda: sum(running.metrics.worker_deaths.values()) == 8, "two deaths each")

@@ -1,0 +1,255 @@
+"""Tests for the way from an archive's folder to a handler: which module, which function or class (contract §8.3)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from marserve.messages import Load
+from marserve.worker.load import LoadedModel, enter_model_folder, load_model
+from support.model_folders import write_model
+
+
+@pytest.fixture(autouse=True)
+def _as_before(tmp_path: Path) -> Iterator[None]:
+    """Loading makes the process the model's; afterwards it is the tests' again."""
+    folder, paths, environment = Path.cwd(), sys.path[:], dict(os.environ)
+    yield
+    os.chdir(folder)
+    sys.path[:] = paths
+    os.environ.clear()
+    os.environ.update(environment)
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def load(folder: Path, source: str, handler: str = "handler.py", **fields: Any) -> LoadedModel:
+    """Load a model whose `handler.py` holds `source`."""
+    order = write_model(folder, source, handler=handler, **fields)
+    enter_model_folder(order)
+    return load_model(order)
+
+
+# ------------------------------------------------------------------------------------------- which handler
+
+
+@pytest.mark.parametrize(
+    "word", ["handler.py", "handler", "some/folder/handler.py", "some\\folder\\handler.py", "./handler"]
+)
+def test_the_module_is_the_words_last_part(tmp_path: Path, word: str) -> None:
+    """Folders and `.py` are taken off."""
+    model = load(tmp_path, "def handle(data, context): return ['ours'] if data else None", word)
+
+    assert model.handle([{}], model.context) == ["ours"]
+
+
+def test_a_module_function_is_called_once_at_load(tmp_path: Path) -> None:
+    """With no data; what it returns is ignored."""
+    source = """
+    calls = []
+    def handle(data, context):
+        calls.append((data, context.model_name))
+        return calls
+    """
+
+    model = load(tmp_path, source)
+
+    assert model.handle([{}], model.context) == [(None, "m"), ([{}], "m")]
+
+
+def test_a_named_function_is_the_entry_point(tmp_path: Path) -> None:
+    """What stands behind the colon."""
+    source = """
+    def handle(data, context): raise AssertionError
+    def other(data, context): return ["other"]
+    """
+
+    model = load(tmp_path, source, "handler.py:other")
+
+    assert model.handle([{}], model.context) == ["other"]
+
+
+def test_a_function_wins_over_a_class(tmp_path: Path) -> None:
+    """A module-level `handle` always does."""
+    source = """
+    def handle(data, context): return ["function"]
+    class Handler:
+        def handle(self, data, context): return ["class"]
+    """
+
+    model = load(tmp_path, source)
+
+    assert model.handle([{}], model.context) == ["function"]
+
+
+def test_a_class_is_made_and_initialised_once(tmp_path: Path) -> None:
+    """Classes that it imports do not count."""
+    source = """
+    from collections import OrderedDict
+    from pathlib import Path
+    class Handler:
+        def initialize(self, context):
+            self.folder = context.system_properties["model_dir"]
+        def handle(self, data, context):
+            return [self.folder]
+    """
+
+    model = load(tmp_path, source)
+
+    assert model.handle([{}], model.context) == [str(tmp_path)]
+
+
+def test_a_class_needs_no_initialize(tmp_path: Path) -> None:
+    """Only `handle`."""
+    model = load(tmp_path, "class Handler:\n    def handle(self, data, context): return data\n")
+
+    assert model.handle([{"a": 1}], model.context) == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("class A: pass\nclass B: pass\n", "Expected only one class .* A, B"),
+        ("x = 1\n", "Expected only one class .* none"),
+        ("class A: pass\n", "class A has no method handle"),
+        ("handle = 7\n", "Expected only one class .* none"),
+    ],
+    ids=["two classes", "nothing", "no method", "no function"],
+)
+def test_a_module_that_names_no_handler_clearly_is_refused(tmp_path: Path, source: str, said: str) -> None:
+    """TorchServe's words, and what was found."""
+    with pytest.raises(ValueError, match=said):
+        load(tmp_path, source)
+
+
+def test_a_built_in_handler_needs_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is enough."""
+
+    class BuiltIn:
+        def initialize(self, context: Any) -> None:
+            self.name = context.model_name
+
+        def handle(self, data: Any, context: Any) -> list[str]:
+            return [self.name]
+
+    monkeypatch.setattr("marserve.worker.load.find_built_in", {"image_classifier": BuiltIn}.get)
+
+    model = load(tmp_path, "", "image_classifier")
+
+    assert model.handle([{}], model.context) == ["m"]
+
+
+def test_the_archives_own_module_wins_over_a_built_in_one(tmp_path: Path) -> None:
+    """As in TorchServe."""
+    (tmp_path / "image_classifier.py").write_text("def handle(data, context): return ['mine'] if data else None\n")
+
+    model = load(tmp_path, "", "image_classifier")
+
+    assert model.handle([{}], model.context) == ["mine"]
+
+
+def test_a_handler_that_is_nowhere_is_named_with_what_there_is(tmp_path: Path) -> None:
+    """So that a slip of the pen is seen."""
+    with pytest.raises(ModuleNotFoundError, match=r"no module 'hnadler'.*image_classifier"):
+        load(tmp_path, "", "hnadler.py")
+
+
+def test_a_module_that_the_handler_misses_is_the_one_that_is_named(tmp_path: Path) -> None:
+    """And not the handler's."""
+    with pytest.raises(ModuleNotFoundError, match="'no_such_package'"):
+        load(tmp_path, "import no_such_package")
+
+
+# ------------------------------------------------------------------------------------------- what it finds around it
+
+
+def test_the_process_stands_in_the_models_folder(tmp_path: Path) -> None:
+    """Handlers open their files by relative paths."""
+    (tmp_path / "labels.txt").write_text("cat")
+
+    model = load(
+        tmp_path, "with open('labels.txt') as file: label = file.read()\ndef handle(data, context): return [label]\n"
+    )
+
+    assert model.handle([{}], model.context) == ["cat"]
+    assert Path.cwd() == tmp_path
+
+
+def test_the_archives_modules_are_found_first_then_those_that_were_named(tmp_path: Path) -> None:
+    """Then what stands in for `ts`, then everything that is installed."""
+    extra = tmp_path / "extra"
+    extra.mkdir()
+    (extra / "shared_code.py").write_text("where = 'extra'\n")
+
+    load(
+        tmp_path / "model",
+        "import shared_code\ndef handle(data, context): return [shared_code.where]\n",
+        import_paths=[str(extra)],
+    )
+
+    assert sys.path[:2] == [str(extra), str(tmp_path / "model")]
+    assert sys.path[2].endswith("ts_compat")
+    assert "" not in sys.path
+
+
+def test_entering_a_folder_twice_adds_nothing(tmp_path: Path) -> None:
+    """A worker forked before loading has a path already."""
+    order = write_model(tmp_path, "")
+    enter_model_folder(order)
+    once = sys.path[:]
+
+    enter_model_folder(order)
+
+    assert sys.path == once
+
+
+def test_the_models_environment_is_set(tmp_path: Path) -> None:
+    """Before its code is imported."""
+    source = "import os\nvalue = os.environ['OF_THE_MODEL']\ndef handle(data, context): return [value]\n"
+
+    model = load(tmp_path, source, environment={"OF_THE_MODEL": "yes"})
+
+    assert model.handle([{}], model.context) == ["yes"]
+
+
+def test_the_context_knows_what_the_order_said(tmp_path: Path) -> None:
+    """All of the contract's §8.4 that is known before a request."""
+    order = msgspec.structs.replace(
+        write_model(tmp_path, "def handle(data, context): return context"),
+        manifest={"model": {"modelName": "m"}},
+        model_config={"minWorkers": 2},
+        batch_size=8,
+        gpu_id=1,
+        limit_max_image_pixels=False,
+        threads=3,
+    )
+    enter_model_folder(order)
+
+    context = load_model(order).context
+
+    assert context.model_name == "m"
+    assert context.manifest == {"model": {"modelName": "m"}}
+    assert context.model_yaml_config == {"minWorkers": 2}
+    assert context.threads == 3
+    properties = context.system_properties
+    assert properties["model_dir"] == str(tmp_path)
+    assert properties["gpu_id"] == 1
+    assert properties["batch_size"] == 8
+    assert properties["limit_max_image_pixels"] is False
+    assert properties["server_name"] == "MMS"
+    assert context.metrics is not None
+
+
+def test_without_a_configuration_the_context_has_an_empty_one(tmp_path: Path) -> None:
+    """Handlers call `.get` on it."""
+    order: Load = write_model(tmp_path, "def handle(data, context): return context")
+    enter_model_folder(order)
+
+    assert load_model(order).context.model_yaml_config == {}
