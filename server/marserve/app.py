@@ -226,10 +226,15 @@ class Server:
 
         def make_pool(options: PoolOptions, load: Load) -> Pool:
             version = VersionMetrics(options.model, options.version)
-            pool = Pool(options, load, launchers, version, self._logs.workers)
-            pool.on_measured = lambda values: metrics.update_custom(options.model, values)  # type: ignore[method-assign]
-            pool.on_failed = self._on_crash  # type: ignore[method-assign]
-            return pool
+            return Pool(
+                options,
+                load,
+                launchers,
+                version,
+                self._logs.workers,
+                on_measured=lambda values: metrics.update_custom(options.model, values),
+                on_failed=self._on_crash,
+            )
 
         intake = Intake(
             LocalStore(settings.model_store), scratch / "models", archive_limits(settings), settings.trusted_models

@@ -236,7 +236,7 @@ async def test_with_on_crash_fail_the_server_is_told_of_the_first_crash(tmp_path
     """With the worker and the cause; a load that fails at its first try is not yet one."""
     told: list[str] = []
     async with RunningPool(tmp_path, EXITS, on_crash="fail", retry_on_worker_death=False) as running:
-        running.pool.on_failed = told.append  # type: ignore[method-assign]
+        running.pool.on_failed = told.append
         await running.start()
         assert not told
 

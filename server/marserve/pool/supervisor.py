@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -46,9 +46,20 @@ class Pool:
     """The workers of one model version. Built by the registry; all methods belong to the event loop's thread."""
 
     def __init__(
-        self, options: PoolOptions, load: Load, launchers: Launchers, metrics: VersionMetrics, worker_log: WorkerLog
+        self,
+        options: PoolOptions,
+        load: Load,
+        launchers: Launchers,
+        metrics: VersionMetrics,
+        worker_log: WorkerLog,
+        *,
+        on_measured: Callable[[list[Metric]], None] | None = None,
+        on_failed: Callable[[str], None] | None = None,
     ) -> None:
+        """`on_measured` is given what handlers measure; `on_failed` why, when a crash is to end the server."""
         self.options = options
+        self.on_measured = on_measured or _ignore
+        self.on_failed = on_failed or _ignore
         load = self.load = msgspec.structs.replace(load, memory_limit_bytes=options.max_worker_memory_bytes)
         self.metrics = metrics
         self.log = worker_log
@@ -395,9 +406,6 @@ class Pool:
         """Hand on what a handler measured."""
         self.on_measured(metrics.values)
 
-    def on_measured(self, values: list[Metric]) -> None:
-        """Where measured values go; the registry puts its own function here when it builds the pool."""
-
     def worker_due(self, slot: Slot, reason: str) -> None:
         """Replace a worker that has served long enough, when a replacement is there."""
         if not self._is_stopped and not self.dispatcher.is_draining:
@@ -407,9 +415,6 @@ class Pool:
         """A worker crashed, or a slot was given up: with `onCrash: fail` the server is told to end."""
         if self.options.on_crash == "fail" and slot in self._slots:
             self.on_failed(f"{slot.name} ended ({death.cause}): {death.detail}")
-
-    def on_failed(self, why: str) -> None:
-        """Where a crash goes that is to end the server; who builds the pool puts its own function here."""
 
     # ------------------------------------------------------------------------------------------- clock
 
@@ -500,3 +505,7 @@ def threads_for(workers: int, cores: int, wish: str | None) -> int:
     if wish is not None and wish.isdigit() and int(wish) > 0:
         return int(wish)
     return max(1, cores // max(1, workers))
+
+
+def _ignore(_: object) -> None:
+    """Nobody asked to be told."""
