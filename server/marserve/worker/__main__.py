@@ -7,7 +7,6 @@ import signal
 import sys
 from socket import socket
 
-from marserve.allocator import keep_large_blocks
 from marserve.page import Page
 from marserve.worker.loop import Connection, WorkerLoop, configure_output
 from marserve.worker.parent import die_with_parent
@@ -20,7 +19,6 @@ def main() -> None:
         sys.exit("marserve.worker is started by the server; to start a server, type: marserve start")
     role, parent, *descriptors = sys.argv[1], *map(int, sys.argv[2:])
     die_with_parent(parent)
-    keep_large_blocks()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if role == "template":
         run_template(descriptors[0])

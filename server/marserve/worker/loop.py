@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from marserve import wire
+from marserve.allocator import keep_large_blocks
 from marserve.messages import (
     Batch,
     Check,
@@ -141,6 +142,7 @@ class WorkerLoop:
 
     def _ready(self, seconds: float) -> None:
         assert self._model is not None
+        keep_large_blocks()  # not before: what loading frees should go back
         warm_up_s = 0.0
         problems: list[str] = []
         if self._model.load.warm_up:

@@ -25,6 +25,7 @@ from socket import AF_UNIX, SOCK_STREAM, recv_fds, socket, socketpair
 from typing import NoReturn
 
 from marserve import wire
+from marserve.allocator import give_back_free_memory
 from marserve.errors import BadFrame
 from marserve.messages import Exited, Fork, Forked, Load, Preload, Stop, Templated, ToServer
 from marserve.page import Page
@@ -119,6 +120,7 @@ class Template:
     def _report(self, began: float, own_folders: list[str]) -> None:
         self._hear_of_children()
         gc.collect()
+        give_back_free_memory()
         found = refusals(self._known)
         gc.freeze()  # what is loaded stays where it is: a collection in a worker must not copy its pages
         self._send(Templated(time.monotonic() - began, found, heavy_modules(own_folders)))
