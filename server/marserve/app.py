@@ -175,6 +175,7 @@ class Server:
             log.info("%s", note)
         async with contextlib.AsyncExitStack() as stack:
             await self._serve(machine, stack)
+        log.info("Model server stopped.")
 
     async def _serve(self, machine: Machine, stack: contextlib.AsyncExitStack) -> None:
         settings = self._settings

@@ -121,6 +121,7 @@ def test_readiness_falls_before_requests_are_refused(tmp_path: Path) -> None:
         assert server.predict("quick", b"late").content == b"late"
         assert server.client.get(f"{server.inference}/livez").status_code == 200
         server.stop()
+        assert "Model server stopped." in server.output()
 
 
 def test_a_second_signal_hurries(tmp_path: Path) -> None:
