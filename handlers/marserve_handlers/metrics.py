@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
@@ -397,12 +397,7 @@ class MetricsCache:
 
     def _ids_of(self, idx: int | None) -> str | None:
         """The id of request `idx`, all ids joined by commas without one, None where no request is running."""
-        ids = self.request_ids
-        if not ids:
-            return None
-        if idx is not None and idx in ids:
-            return ids[idx]
-        return ",".join(ids.values())
+        return ids_of(self.request_ids, idx)
 
     def _with_defaults(self, dimensions: Sequence[Dimension], ids: str | None) -> list[Dimension]:
         """A copy with `ModelName` and `Level:Model` added where absent; outside a request only `Level:Error`."""
@@ -449,3 +444,12 @@ class MetricsCache:
             kinds = expected_type if isinstance(expected_type, tuple) else (expected_type,)
             words = " or ".join(kind.__name__ for kind in kinds)
             raise MetricsCacheTypeError(f"{helper_text} is {variable!r}; it must be a {words}.")
+
+
+def ids_of(request_ids: Mapping[int, str] | None, idx: int | None) -> str | None:
+    """The id of request `idx`, all ids joined by commas without one, None where no request is running."""
+    if not request_ids:
+        return None
+    if idx is not None and idx in request_ids:
+        return request_ids[idx]
+    return ",".join(request_ids.values())

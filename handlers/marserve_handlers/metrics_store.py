@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from marserve_handlers.metrics import Dimension, MetricTypes, Units
+from marserve_handlers.metrics import Dimension, MetricTypes, Units, ids_of
 
 logger = logging.getLogger(__name__)
 
@@ -149,12 +149,7 @@ class MetricsStore:
 
     def _get_req(self, idx: int | None) -> str | None:
         """The id of request `idx`; all ids joined by commas without one; None where there are none."""
-        ids = self.request_ids
-        if not ids:
-            return None
-        if idx is not None and idx in ids:
-            return ids[idx]
-        return ",".join(ids.values())
+        return ids_of(self.request_ids, idx)
 
     def _add_or_update(
         self,

@@ -7,7 +7,8 @@ import signal
 import pytest
 
 from marserve.errors import OutOfMemory, WorkerDied
-from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit, error_of
+from marserve.messages import NotLoaded
+from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit, death_of_load, error_of
 
 
 def exited(code: int) -> int:
@@ -100,3 +101,12 @@ def test_there_are_about_a_dozen_causes_and_each_is_a_word() -> None:
     """They are labels and headers."""
     assert 10 <= len(Cause) <= 16
     assert all(cause.value.replace("_", "").isalpha() and cause.value.islower() for cause in Cause)
+
+
+def test_a_load_that_failed_is_told_in_the_workers_own_word() -> None:
+    """A word that is no cause counts as a load that failed; what was said is kept."""
+    known = death_of_load(NotLoaded("missing_file", "FileNotFoundError: weights.pt", ""))
+    unknown = death_of_load(NotLoaded("bad weather", "it rained", ""))
+
+    assert known == Death(Cause.MISSING_FILE, "FileNotFoundError: weights.pt")
+    assert unknown == Death(Cause.LOAD_FAILED, "it rained")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from marserve.errors import MarserveError, OutOfMemory, WorkerDied
+from marserve.messages import NotLoaded
 
 
 class Cause(StrEnum):
@@ -90,6 +91,15 @@ def classify_exit(status: int | None, *, known: Death | None = None, evidence: E
 def ran_out_of_memory(last_lines: Iterable[str]) -> bool:
     """Whether a process's last words are those of an allocator that had nothing to give."""
     return any(line.startswith("MemoryError") or any(words in line for words in _MEMORY_WORDS) for line in last_lines)
+
+
+def death_of_load(told: NotLoaded) -> Death:
+    """The death of a worker, or a template, that said why it could not load the model."""
+    try:
+        cause = Cause(told.kind)
+    except ValueError:  # a word of a worker that is newer than the server, or lies
+        cause = Cause.LOAD_FAILED
+    return Death(cause, told.message)
 
 
 def error_of(death: Death) -> MarserveError:

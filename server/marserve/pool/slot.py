@@ -25,7 +25,7 @@ from marserve.errors import BadFrame
 from marserve.messages import Check, Checked, Load, Loaded, Metrics, NotLoaded, Piece, Raised, Results
 from marserve.page import Page, create_page
 from marserve.pool.batcher import Flight
-from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit, error_of
+from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit, death_of_load, error_of
 from marserve.pool.certifier import Certifier
 from marserve.pool.cgroups import WorkerCgroup, WorkerCgroups
 from marserve.pool.client import WorkerClient
@@ -383,7 +383,7 @@ class Life:
                 log.warning("%s %s", self._slot.name, warning)
             return
         if isinstance(loaded, NotLoaded):
-            raise StartFailed(Death(_cause(loaded.kind), loaded.message), loaded.traceback)
+            raise StartFailed(death_of_load(loaded), loaded.traceback)
         raise StartFailed(self.known or await self._how_it_ended())
 
     def _process_ended(self, _: object) -> None:
@@ -644,10 +644,3 @@ class Life:
         error = error_of(death)
         self._owner.dispatcher.died(self.key, begun, error, may_retry=self._may_retry, now=time.monotonic())
         self._owner.certifier.lost(self.key, death.cause.value)
-
-
-def _cause(kind: str) -> Cause:
-    try:
-        return Cause(kind)
-    except ValueError:
-        return Cause.LOAD_FAILED

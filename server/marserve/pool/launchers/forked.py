@@ -19,13 +19,13 @@ from typing import Any
 from marserve import wire
 from marserve.errors import BadFrame
 from marserve.messages import Exited, Fork, Forked, Load, NotLoaded, Preload, Stop, Templated, ToWorker
-from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit
+from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit, death_of_load
 from marserve.pool.launchers.endpoints import WorkerEnds
-from marserve.pool.launchers.process import WorkerProcess, spawn
+from marserve.pool.launchers.process import WorkerProcess, limit_threads, spawn
 from marserve.pool.output import WorkerLog, WorkerOutput
 
 # One thread before anything is imported: a numeric library's own pool would make forking unsafe.
-SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+SINGLE_THREADED = limit_threads(1)
 FORK_TIMEOUT_S = 10.0
 END_GRACE_S = 2.0
 
@@ -82,7 +82,7 @@ class Template:
             status = await process.wait(END_GRACE_S)
             await self._output.drained(1.0)
             if isinstance(answer, NotLoaded):
-                raise StartFailed(Death(_cause(answer.kind), answer.message), answer.traceback)
+                raise StartFailed(death_of_load(answer), answer.traceback)
             death = classify_exit(status, evidence=Evidence(self._output.last_lines))
             tail = " | ".join(self._output.last_lines[-3:])
             raise StartFailed(Death(death.cause, f"{death.detail}{': ' + tail if tail else ''}", death.exit_code))
@@ -235,10 +235,3 @@ class Template:
             loop.remove_writer(self._control.fileno())
             self._control.close()
             self._control = None
-
-
-def _cause(kind: str) -> Cause:
-    try:
-        return Cause(kind)
-    except ValueError:
-        return Cause.LOAD_FAILED

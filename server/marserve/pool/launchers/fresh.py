@@ -6,18 +6,14 @@ import os
 from collections.abc import Mapping
 
 from marserve.pool.launchers.endpoints import WorkerEnds
-from marserve.pool.launchers.process import WorkerProcess, spawn
+from marserve.pool.launchers.process import WorkerProcess, limit_threads, spawn
 
 
 def launch_fresh(ends: WorkerEnds, environment: Mapping[str, str], threads: int) -> WorkerProcess:
     """Start a worker on these ends; it says hello on the wire and waits to be told what to load."""
-    count = str(threads) if threads else None
-    limits = (
-        {} if count is None else dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count)
-    )
     return spawn(
         ["worker", str(os.getpid()), str(ends.wire), str(ends.page)],
-        {**environment, **limits},
+        {**environment, **limit_threads(threads)},
         pass_fds=(ends.wire, ends.page),
         out=ends.out,
         err=ends.err,

@@ -58,6 +58,12 @@ class WorkerProcess:
         return self.exited.result()
 
 
+def limit_threads(count: int) -> dict[str, str]:
+    """The variables that numeric libraries read their number of threads from; none for 0, their own choice."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return dict.fromkeys(names, str(count)) if count else {}
+
+
 def spawn(
     arguments: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int], out: int, err: int
 ) -> WorkerProcess:
