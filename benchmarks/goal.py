@@ -7,6 +7,10 @@ Measured: one worker with a handler of known cost (10 ms a batch and 1 ms an ite
                     refused. Beside it the best of several fixed batch sizes in the same run; the policy is told none.
     recovery        at half of what could be done, the cost of all batches doubles: the 95th percentile from 30 s
                     after that on.
+
+And an echo handler, whose batches take microseconds: there the policy has nothing to win, and what it costs is seen.
+
+    requests/s      64 bytes, 64 connections, beside `batchPolicy: idle` with batches of the same size in the same run.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ FIXED = (4, 8, 16, 32, 64)
 RATES = (100, 200, 250, 300, 350, 400, 450, 500, 550, 600, 650, 700)
 DOUBLED_RATE, SETTLES_S = 200, 30.0
 DEPTH = 5000
+SMALL, MANY, ECHO_BATCH, ECHO_TURNS = 64, 64, 16, 4
 
 
 def measure(plan: Plan) -> list[Figure]:
@@ -46,7 +51,7 @@ def measure(plan: Plan) -> list[Figure]:
                     kept.setdefault((how, name), []).append(_most_kept(server, arrive, seconds, number))
         plan.say("goal: costs double")
         recovered_ms = _p95_after_doubling_ms(servers["goal"], plan.is_quick)
-    figures = []
+    figures = _echo(plan)
     for how in arrivals:
         best = max((kept[how, name] for name in servers if name != "goal"), key=sorted)
         figures.append(
@@ -62,6 +67,30 @@ def measure(plan: Plan) -> list[Figure]:
     name = f"95th percentile from {SETTLES_S:g} s after costs doubled on"
     figures.append(Figure(name, "ms", [recovered_ms], goal=Goal("at most", GOAL_MS, "own")))
     return figures
+
+
+def _echo(plan: Plan) -> list[Figure]:
+    """What the policy costs where there is nothing to win: many short turns, so that others disturb both alike."""
+    policies = {"goal": {"batchPolicy": "goal", "latencyGoalMs": GOAL_MS}, "idle": {"maxBatchDelay": 5}}
+    rates: dict[str, list[float]] = {name: [] for name in policies}
+    with ExitStack() as stack:
+        servers = {}
+        for name, policy in policies.items():
+            config = {"minWorkers": 1, "maxWorkers": 1, "batchSize": ECHO_BATCH, **policy}
+            archive = make_archive(plan.folder / f"echo-{name}", "echo", "echo.py", config)
+            servers[name] = stack.enter_context(Marserve(f"echo, {name}", archive, plan.new_folder(f"echo-{name}")))
+        for number in range(plan.rounds * ECHO_TURNS):
+            plan.say(f"goal: echo, turn {number + 1} of {plan.rounds * ECHO_TURNS}")
+            for name in sorted(servers, reverse=bool(number % 2)):
+                server = servers[name]
+                load = plan.generator.run(
+                    server.port, server.path, body_bytes=SMALL, connections=MANY, seconds=0.3 if plan.is_quick else 1.0
+                ).must_be_clean(server.name)
+                rates[name].append(load.per_second)
+                server.forget_output()
+    goal = Goal("at least", 0.95, "compared")
+    name = "batchPolicy goal, echo 64 B, batches of up to 16, 64 connections"
+    return [Figure(name, "/s", rates["goal"], "batchPolicy idle", rates["idle"], goal=goal)]
 
 
 def _most_kept(

@@ -1,12 +1,12 @@
 /* Load on one HTTP/1.1 server on 127.0.0.1: a closed loop over keep-alive connections, one thread, one epoll.
  *
- *     load PORT PATH BODY_BYTES CONNECTIONS SECONDS WARM_UP_SECONDS
+ *     load PORT PATH BODY CONNECTIONS SECONDS WARM_UP_SECONDS [CONTENT_TYPE]
  *
- * Every connection posts the same body of BODY_BYTES, waits for the answer, and posts again, for WARM_UP_SECONDS that
- * are not counted and SECONDS that are. Then nothing new is sent, and what is under way has GRACE_S to be answered.
+ * Every connection posts the same body, waits for the answer, and posts again, for WARM_UP_SECONDS that are not counted
+ * and SECONDS that are. BODY is a number of bytes, or @FILE. Then nothing new is sent, and what is under way has GRACE_S to be answered.
  * An answer counts for the window in which it arrived. Prints one JSON object:
  *
- *     answered            answers with status 2xx in the window, and `per_second`
+ *     answered            answers with status 2xx in the window, and `per_second`; `answered_in_all`: over the whole run
  *     failed              answers with any other status, over the whole run; `last_failure` is the newest such status
  *     lost                requests that got no answer: the connection broke, or the grace was over; the whole run
  *     p50_ms … max_ms     from the first byte sent to the last byte received, of the answers in the window
@@ -44,7 +44,7 @@ static char *request;
 static size_t request_bytes;
 static double window_begins, window_ends;
 static double *latencies;
-static size_t answered, room, failed, lost;
+static size_t answered, answered_in_all, room, failed, lost;
 static int under_way, last_failure;
 
 static double now(void) {
@@ -119,6 +119,7 @@ static void count_answer(Connection *c, double at) {
         last_failure = c->status;
         return;
     }
+    answered_in_all++;
     if (at < window_begins || at > window_ends) return;
     if (answered == room) {
         room = room ? 2 * room : 1 << 16;
@@ -189,21 +190,35 @@ static double percentile_ms(double share) {
 }
 
 int main(int count, char **words) {
-    if (count != 7) {
-        fprintf(stderr, "usage: load PORT PATH BODY_BYTES CONNECTIONS SECONDS WARM_UP_SECONDS\n");
+    if (count != 7 && count != 8) {
+        fprintf(stderr, "usage: load PORT PATH BODY CONNECTIONS SECONDS WARM_UP_SECONDS [CONTENT_TYPE]\n");
         return 2;
     }
     port = atoi(words[1]);
+    FILE *file = NULL;
     size_t body_bytes = (size_t)atoll(words[3]), connections = (size_t)atoll(words[4]);
+    if (words[3][0] == '@') {
+        file = fopen(words[3] + 1, "rb");
+        if (!file || fseek(file, 0, SEEK_END)) stop(words[3] + 1);
+        body_bytes = (size_t)ftell(file);
+        rewind(file);
+    }
     double seconds = atof(words[5]);
-    request = malloc(strlen(words[2]) + 256 + body_bytes);
+    const char *type = count == 8 ? words[7] : "application/octet-stream";
+    request = malloc(strlen(words[2]) + strlen(type) + 256 + body_bytes);
     Connection *all = calloc(connections, sizeof *all);
     if (!request || !all) stop("malloc");
     request_bytes = (size_t)sprintf(request,
-                                    "POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/octet-stream\r\n"
+                                    "POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: %s\r\n"
                                     "Content-Length: %zu\r\n\r\n",
-                                    words[2], port, body_bytes);
-    for (size_t i = 0; i < body_bytes; i++) request[request_bytes++] = (char)('a' + i % 23);
+                                    words[2], port, type, body_bytes);
+    if (file) {
+        if (fread(request + request_bytes, 1, body_bytes, file) != body_bytes) stop(words[3] + 1);
+        fclose(file);
+        request_bytes += body_bytes;
+    } else {
+        for (size_t i = 0; i < body_bytes; i++) request[request_bytes++] = (char)('a' + i % 23);
+    }
     epoll = epoll_create1(EPOLL_CLOEXEC);
     if (epoll < 0) stop("epoll_create1");
     for (size_t i = 0; i < connections; i++) open_connection(&all[i]);
@@ -224,9 +239,9 @@ int main(int count, char **words) {
     lost += (size_t)under_way;
 
     if (answered) qsort(latencies, answered, sizeof *latencies, compare);
-    printf("{\"answered\": %zu, \"per_second\": %.1f, \"failed\": %zu, \"last_failure\": %d, \"lost\": %zu, "
+    printf("{\"answered\": %zu, \"answered_in_all\": %zu, \"per_second\": %.1f, \"failed\": %zu, \"last_failure\": %d, \"lost\": %zu, "
            "\"p50_ms\": %.4f, \"p90_ms\": %.4f, \"p99_ms\": %.4f, \"max_ms\": %.4f}\n",
-           answered, (double)answered / seconds, failed, last_failure, lost, percentile_ms(0.5), percentile_ms(0.9),
+           answered, answered_in_all, (double)answered / seconds, failed, last_failure, lost, percentile_ms(0.5), percentile_ms(0.9),
            percentile_ms(0.99), percentile_ms(1.0));
     return 0;
 }

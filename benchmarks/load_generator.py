@@ -22,6 +22,7 @@ class Load:
     """What one run of the load generator saw; `load.c` says what the fields mean."""
 
     answered: int
+    answered_in_all: int
     per_second: float
     failed: int
     last_failure: int
@@ -69,10 +70,20 @@ class LoadGenerator:
         return cls(program)
 
     def start(
-        self, port: int, path: str, *, body_bytes: int, connections: int, seconds: float, warm_up_s: float
+        self,
+        port: int,
+        path: str,
+        *,
+        body_bytes: int = 0,
+        body_file: Path | None = None,
+        content_type: str = "application/octet-stream",
+        connections: int,
+        seconds: float,
+        warm_up_s: float,
     ) -> subprocess.Popen[str]:
-        """Begin a load; `result` waits for its end."""
-        words = [port, path, body_bytes, connections, seconds, warm_up_s]
+        """Begin a load whose body is `body_bytes` letters, or what `body_file` holds; `result` waits for its end."""
+        body = f"@{body_file}" if body_file is not None else str(body_bytes)
+        words = [port, path, body, connections, seconds, warm_up_s, content_type]
         return subprocess.Popen(
             [str(self._program), *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -90,9 +101,27 @@ class LoadGenerator:
         return Load(**json.loads(out))
 
     def run(
-        self, port: int, path: str, *, body_bytes: int, connections: int, seconds: float, warm_up_s: float = 0.3
+        self,
+        port: int,
+        path: str,
+        *,
+        body_bytes: int = 0,
+        body_file: Path | None = None,
+        content_type: str = "application/octet-stream",
+        connections: int,
+        seconds: float,
+        warm_up_s: float = 0.3,
     ) -> Load:
         """Put load on `http://127.0.0.1:{port}{path}` for `warm_up_s` uncounted and `seconds` counted seconds."""
         return self.result(
-            self.start(port, path, body_bytes=body_bytes, connections=connections, seconds=seconds, warm_up_s=warm_up_s)
+            self.start(
+                port,
+                path,
+                body_bytes=body_bytes,
+                body_file=body_file,
+                content_type=content_type,
+                connections=connections,
+                seconds=seconds,
+                warm_up_s=warm_up_s,
+            )
         )

@@ -23,9 +23,14 @@ from typing import NoReturn
 import echo
 import goal
 import kill
+import large_body
+import many_models
 import memory
+import models
 import neighbour
+import peers
 import start
+import workers
 from figures import Figure, document, table
 from load_generator import CannotMeasure, LoadGenerator
 from plan import Plan
@@ -34,11 +39,16 @@ from rich.console import Console
 from marserve import __version__
 
 BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
+    "peers": peers.measure,
     "echo": echo.measure,
+    "large_body": large_body.measure,
+    "models": models.measure,
+    "workers": workers.measure,
     "start": start.measure,
     "kill": kill.measure,
     "memory": memory.measure,
     "neighbour": neighbour.measure,
+    "many_models": many_models.measure,
     "goal": goal.measure,
 }
 # What takes many minutes is measured only when it is asked for by name.

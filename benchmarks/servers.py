@@ -14,7 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,12 +28,22 @@ from marserve.archive.writer import ArchiveSpec, write_archive
 
 HERE = Path(__file__).parent
 HANDLERS = HERE / "handlers"
+BESIDE = HERE / "beside"
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 20.0
 POLL_S = 0.003
+SETTLE_LIMIT_S, SETTLE_POLL_S = 2.0, 0.1
 LAST_LINES = 12
 # What would change how marserve, torch or Python run: a benchmark sets what it needs itself.
 LEFT_OUT = ("MARSERVE_", "TS_", "OMP_", "MKL_", "OPENBLAS_", "PYTHON")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A request that a server can answer: what it is asked until it serves."""
+
+    body: bytes = b"hello"
+    content_type: str = "application/octet-stream"
 
 
 class Server:
@@ -41,18 +52,29 @@ class Server:
     `start_s` is the time from the start of its process to its first good answer, in seconds.
     """
 
-    def __init__(self, name: str, command: list[str], port: int, path: str, folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        port: int,
+        path: str,
+        folder: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        sample: Sample | None = None,
+    ) -> None:
         self.name, self.port, self.path = name, port, path
+        self._sample = sample or Sample()
         self._log = folder / "output.log"
         self.start_s = 0.0
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(LEFT_OUT)}
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(LEFT_OUT)}
         began = time.monotonic()
         # Appending: `forget_output` may then cut the file short while the server writes.
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
                 cwd=folder,
-                env=environment,
+                env={**inherited, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -71,13 +93,18 @@ class Server:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
-    def ask(self, body: bytes = b"hello", *, timeout_s: float = 30.0) -> tuple[int, bytes]:
-        """Post one request: status and body of its answer. Raises OSError or HTTPException."""
+    def ask(self, body: bytes | None = None, *, path: str = "", timeout_s: float = 30.0) -> tuple[int, bytes]:
+        """Post one request (not given: the sample): status and body of its answer. Raises OSError or HTTPException."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         with contextlib.closing(connection):
-            connection.request("POST", self.path, body, {"Content-Type": "application/octet-stream"})
+            headers = {"Content-Type": self._sample.content_type}
+            connection.request("POST", path or self.path, self._sample.body if body is None else body, headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
+
+    def pids(self) -> list[int]:
+        """The ids of its processes as they are now."""
+        return [process.pid for process in self._processes()]
 
     def pss_bytes(self) -> dict[str, int]:
         """Proportional set size (`smaps_rollup`) of each process of the server, by `name (pid)`."""
@@ -86,6 +113,26 @@ class Server:
             with contextlib.suppress(psutil.NoSuchProcess):
                 sizes[f"{process.name()} ({process.pid})"] = int(process.memory_full_info().pss)
         return sizes
+
+    def cpu_s(self) -> float:
+        """Seconds of a core that the server's living processes have used since they began."""
+        total = 0.0
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
+
+    def settle(self) -> None:
+        """Let it finish what a load left behind, its log above all, so that it takes nothing from whoever is next."""
+        deadline = time.monotonic() + SETTLE_LIMIT_S
+        before = self.cpu_s()
+        while time.monotonic() < deadline:
+            time.sleep(SETTLE_POLL_S)
+            now = self.cpu_s()
+            if now - before <= SETTLE_POLL_S / 5:
+                return
+            before = now
 
     def forget_output(self) -> None:
         """Throw away what the server has printed: its access log grows by megabytes a second."""
@@ -135,27 +182,45 @@ class Server:
 class Marserve(Server):
     """`marserve start --foreground` with one model, metrics and access log on; the rest as marserve has it."""
 
-    def __init__(self, name: str, archive: Path, folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        archive: Path,
+        folder: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        sample: Sample | None = None,
+        program: Sequence[str] = ("-m", "marserve.cli"),
+    ) -> None:
+        """`settings` are further lines of its config.properties; `program` is what Python runs in place of the CLI."""
         folder.mkdir(parents=True)
         port, self.management_port, metrics_port = free_ports(3)
         config = folder / "config.properties"
-        config.write_text(
-            f"inference_address=http://127.0.0.1:{port}\n"
-            f"management_address=http://127.0.0.1:{self.management_port}\n"
-            f"metrics_address=http://127.0.0.1:{metrics_port}\n"
-            f"load_models={archive.name}\n"
-        )
-        command = [sys.executable, "-m", "marserve.cli", "start", "--foreground"]
+        lines = {
+            "inference_address": f"http://127.0.0.1:{port}",
+            "management_address": f"http://127.0.0.1:{self.management_port}",
+            "metrics_address": f"http://127.0.0.1:{metrics_port}",
+            "load_models": archive.name,
+            **(settings or {}),
+        }
+        config.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+        command = [sys.executable, *program, "start", "--foreground"]
         command += ["--model-store", str(archive.parent), "--config", str(config)]
         self._model = archive.stem
-        super().__init__(name, command, port, f"/predictions/{archive.stem}", folder)
+        super().__init__(name, command, port, f"/predictions/{archive.stem}", folder, sample=sample)
+
+    def manage(self, method: str, target: str) -> tuple[int, bytes]:
+        """One request to the management API: status and body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.management_port, timeout=120)
+        with contextlib.closing(connection):
+            connection.request(method, target)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
 
     def worker_pids(self) -> list[int]:
         """The process ids of the workers that have loaded the model, from describe."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.management_port, timeout=30)
-        with contextlib.closing(connection):
-            connection.request("GET", f"/models/{self._model}")
-            described = json.loads(connection.getresponse().read())
+        _, body = self.manage("GET", f"/models/{self._model}")
+        described = json.loads(body)
         return [worker["pid"] for worker in described[0]["workers"] if worker["status"] == "READY"]
 
     def wait_for_workers(self, count: int) -> None:
@@ -165,6 +230,16 @@ class Marserve(Server):
             if time.monotonic() > deadline:
                 raise CannotMeasure(f"{self.name} has not brought {count} workers up within {START_LIMIT_S:g} s")
             time.sleep(0.05)
+
+
+class Bound(Server):
+    """`beside/bound.py`: as little as Python and uvicorn allow between a connection and a worker process."""
+
+    def __init__(self, name: str, batch: int, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (port,) = free_ports(1)
+        command = [sys.executable, str(BESIDE / "bound.py"), str(port), str(batch)]
+        super().__init__(name, command, port, "/predictions/echo", folder)
 
 
 class BareAsgi(Server):
@@ -180,13 +255,25 @@ class BareAsgi(Server):
 
 
 def make_archive(
-    store: Path, model: str, handler: str, config: Mapping[str, Any], serialized_file: Path | None = None
+    store: Path,
+    model: str,
+    handler: str,
+    config: Mapping[str, Any],
+    serialized_file: Path | None = None,
+    extra_files: tuple[str, ...] = (),
 ) -> Path:
     """Write `{model}.mar` into `store`: a handler of `handlers/` with this `model-config.yaml`."""
     store.mkdir(parents=True, exist_ok=True)
     config_file = store / f"{model}-config.yaml"
     config_file.write_text(yaml.safe_dump(dict(config)))
-    spec = ArchiveSpec(model, "1.0", str(HANDLERS / handler), serialized_file=serialized_file, config_file=config_file)
+    spec = ArchiveSpec(
+        model,
+        "1.0",
+        str(HANDLERS / handler),
+        serialized_file=serialized_file,
+        extra_files=extra_files,
+        config_file=config_file,
+    )
     archive = write_archive(spec, store, archive_format="zip-store")
     config_file.unlink()
     return archive

@@ -30,8 +30,11 @@ def generator(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[int]:
-    """A server on a free port: `answer(n)` makes the answer to request n (from 1) of the whole run, None hangs up."""
+def serving(answer: Answer, requests: list[bytes] | None = None) -> Iterator[int]:
+    """A server on a free port: `answer(n)` makes the answer to request n (from 1) of the whole run, None hangs up.
+
+    `requests` is given what was asked.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     count = iter(range(1, 1_000_000))
     threads: list[threading.Thread] = []
@@ -42,6 +45,8 @@ def serving(answer: Answer) -> Iterator[int]:
             while data := client.recv(65536):
                 received += data
                 while (end := received.find(b"\r\n\r\n") + 4) > 3 and len(received) >= end + BODY_BYTES:
+                    if requests is not None:
+                        requests.append(received[: end + BODY_BYTES])
                     received = received[end + BODY_BYTES :]
                     said = answer(next(count))
                     if said is None:
@@ -137,3 +142,27 @@ def test_without_a_compiler_the_sentence_says_what_to_install(monkeypatch: pytes
 
     with pytest.raises(module.CannotMeasure, match=r"no C compiler.*apt-get install gcc"):
         module.LoadGenerator.compile(tmp_path)
+
+
+def test_a_file_is_posted_under_its_type(generator: Any, tmp_path: Path) -> None:
+    """Models are asked with what they are made for."""
+    requests: list[bytes] = []
+    body = tmp_path / "body.json"
+    body.write_bytes(b'{"a": 123}')
+    assert len(body.read_bytes()) == BODY_BYTES
+
+    with serving(ok, requests) as port:
+        load = generator.run(
+            port, "/", body_file=body, content_type="application/json", connections=1, seconds=0.1, warm_up_s=0.0
+        )
+
+    assert load.answered_in_all >= load.answered > 0
+    head, _, rest = requests[0].partition(b"\r\n\r\n")
+    assert b"Content-Type: application/json" in head.split(b"\r\n")
+    assert rest == b'{"a": 123}'
+
+
+def test_a_file_that_is_not_there_is_named(generator: Any, tmp_path: Path) -> None:
+    """A benchmark that cannot be run says which file it lacks."""
+    with serving(ok) as port, pytest.raises(import_module("load_generator").CannotMeasure, match=r"gone: No such file"):
+        generator.run(port, "/", body_file=tmp_path / "gone", connections=1, seconds=0.1)
