@@ -25,7 +25,11 @@ serve: $(STAMPS)/serve  ## start a server with the digits model on http://127.0.
 
 .PHONY: test
 test: $(STAMPS)/test  ## run the tests that every change must pass (minutes)
-	$(PYTEST) $(PARALLEL) -m "not long"
+	$(PYTEST) $(PARALLEL) -m "not long and not contract"
+
+.PHONY: test-contract
+test-contract: $(STAMPS)/test  ## play what a real TorchServe answered against this server (minutes)
+	$(PYTEST) tests/contract --numprocesses 2 --dist load
 
 .PHONY: test-long
 test-long: $(STAMPS)/test  ## run the long suites: exact time bounds, soak, big models
@@ -53,7 +57,7 @@ floors: $(STAMPS)/lint $(STAMPS)/test  ## check who imports whom, and the house 
 .PHONY: coverage
 coverage: $(STAMPS)/test  ## run the tests and say which lines they never reach
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not long"
+	$(BIN)/coverage run -m pytest -m "not long and not contract"
 	$(BIN)/coverage combine
 	$(BIN)/coverage report
 

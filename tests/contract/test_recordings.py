@@ -1,0 +1,73 @@
+"""What a real TorchServe 0.12 answered, played against `torchserve` of this distribution, one recording a test.
+
+A recording (`recorded/*.json`) says how a server is started and what it answered; `play.py` starts ours the same way,
+asks the same, and compares. Archives are made by `fixtures/make_fixtures.py`; those with trained weights need the data
+beside the checkout. Cases that a recording marks as a quirk need not be copied; everything else counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.shared import SHARED
+
+HERE = Path(__file__).resolve().parent
+RECORDINGS = sorted(path.stem for path in (HERE / "recorded").glob("*.json"))
+# Recordings whose models have trained weights.
+WITH_WEIGHTS = {"tensor_models"}
+SECONDS = 300
+
+pytestmark = [pytest.mark.contract, pytest.mark.torch, pytest.mark.timeout(SECONDS + 60)]
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """The environment of player and servers: our commands first, and where trained weights are."""
+    folder = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "CONTRACT_DATA": str(SHARED / "data")}
+
+
+@pytest.fixture(scope="session")
+def fixtures(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+    """The archives that the recordings name."""
+    folder = tmp_path_factory.mktemp("fixtures")
+    subprocess.run(
+        [sys.executable, "-W", "ignore", HERE / "fixtures" / "make_fixtures.py", folder],
+        env=environment,
+        check=True,
+        capture_output=True,
+        timeout=SECONDS,
+    )
+    return folder
+
+
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_a_recording_is_answered_as_torchserve_did(
+    recording: str, fixtures: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Every case that is no quirk; none is left out."""
+    if recording in WITH_WEIGHTS and not (SHARED / "data" / "mnist").exists():
+        pytest.skip(f"{recording} needs ../shared/data/mnist beside the checkout")
+    verdicts = tmp_path / "verdicts.json"
+
+    played = subprocess.run(
+        [
+            *(sys.executable, HERE / "play.py", "--cmd", "torchserve", "--fixtures", fixtures),
+            *("--only", f"^{recording}$", "--no-skips", "--json", verdicts),
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+
+    assert played.returncode == 0, played.stdout[-6000:] + played.stderr[-2000:]
+    assert played.stdout.rstrip().endswith(" passed, 0 failed")
+    assert not played.stdout.rstrip().endswith("\n0 passed, 0 failed")
+    assert json.loads(verdicts.read_text())
