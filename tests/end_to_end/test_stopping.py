@@ -184,8 +184,18 @@ def test_kill_9_on_the_server_takes_its_workers_along(tmp_path: Path) -> None:
         _, alive = psutil.wait_procs(family, timeout=2)
         assert not alive
         asked.join()
+
+        # The same ports, in the same moment; and what the dead one had extracted is cleared away.
+        left = set(server.temporary.glob("marserve-*"))
+        assert left
+        server.start()
+        server.register("slow.mar").raise_for_status()
+        assert server.predict("slow", b"0").text == "answered"
+        for _ in poll(5, "the dead server's folders are gone"):
+            if not any(folder.exists() for folder in left):
+                break
     finally:
-        server.stop(check=False)
+        server.stop()
         server.client.close()
 
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -28,6 +31,24 @@ from support.model_folders import write_model
 from support.worker_process import WorkerUnderTest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+
+
+@contextmanager
+def holding_descriptors_up_to(number: int) -> Iterator[None]:
+    """Whatever is opened meanwhile gets a larger number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < number + 100:
+        pytest.skip(f"`ulimit -Hn` is {hard}")
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, number + 100), hard))
+        while held[-1] < number:
+            held.append(os.dup(held[0]))
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def found(word: str, known: dict[int, str]) -> list[str]:
@@ -208,3 +229,14 @@ def test_a_template_that_is_sent_noise_ends() -> None:
 def test_the_listing_of_descriptors_does_not_list_itself() -> None:
     """What it shows is open when it is shown."""
     assert all(os.path.exists(f"/proc/self/fd/{number}") for number in open_descriptors())
+
+
+def test_a_template_hears_orders_on_descriptors_of_any_number() -> None:
+    """It gets the number that the connection has in the server, which is large where many models are."""
+    with holding_descriptors_up_to(1100), WorkerUnderTest(role="template") as template:
+        template.tell(Preload([]))
+        report, _ = template.hear()
+        template.tell(Stop())
+
+        assert type(report) is Templated
+        assert template.end()[0] == 0

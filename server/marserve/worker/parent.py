@@ -6,8 +6,13 @@ import ctypes
 import os
 import signal
 import sys
+import time
+
+from marserve.lineage import VARIABLE, end_families
 
 _PR_SET_PDEATHSIG = 1
+# Its files are closed a moment before a process has ended.
+_END_TIMEOUT_S = 1.0
 
 
 def die_with_parent(parent: int) -> None:
@@ -15,7 +20,33 @@ def die_with_parent(parent: int) -> None:
 
     `parent` is the parent's process id as its creator knew it. Linux only: elsewhere the end of the wire must do.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _have_signal_at_parents_end(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
+
+
+def wake_at_parents_end(parent: int) -> None:
+    """Take `die_with_parent` back: this process hears of its parent's end by itself, even where it was stopped."""
+    _have_signal_at_parents_end(signal.SIGCONT)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def end_the_parents_family(parent: int) -> None:
+    """If the parent has ended, kill all that it and its children had started, and return when they are gone.
+
+    `parent` is as for `die_with_parent`. Does nothing while the parent lives.
+    """
+    limit = time.monotonic() + _END_TIMEOUT_S
+    while os.getppid() == parent:
+        if time.monotonic() > limit:
+            return
+        time.sleep(0.005)
+    lineage = os.environ.get(VARIABLE, "").split("/")[0]
+    if lineage:
+        end_families({lineage: 0})
+
+
+def _have_signal_at_parents_end(number: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)

@@ -27,6 +27,7 @@ from typing import NoReturn
 from marserve import wire
 from marserve.allocator import give_back_free_memory
 from marserve.errors import BadFrame
+from marserve.lineage import VARIABLE as LINEAGE
 from marserve.messages import Exited, Fork, Forked, Load, Preload, Stop, Templated, ToServer
 from marserve.page import Page
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
@@ -40,14 +41,15 @@ from marserve.worker.loop import (
     use_threads,
 )
 from marserve.worker.memory_limit import limit_memory
-from marserve.worker.parent import die_with_parent
+from marserve.worker.parent import die_with_parent, end_the_parents_family, wake_at_parents_end
 
 # Modules that are dear to import; a template for models that cannot be forked after loading imports those it saw.
 # onnxruntime is none of them: it starts a thread when it is imported (1.31), and then nothing could be forked.
 HEAVY_MODULES = ("torch", "transformers", "numpy", "PIL.Image")
 
-# Descriptors that come with a `Fork`: wire, standard output, standard error, page.
+# Descriptors that come with a `Fork`, before those of a rank: wire, standard output, standard error, page.
 FORK_DESCRIPTORS = 4
+MOST_DESCRIPTORS = 200
 
 log = logging.getLogger("marserve.worker.template")
 
@@ -61,6 +63,7 @@ class Template:
         self._descriptors: list[int] = []
         self._model: LoadedModel | None = None
         self._known: dict[int, str] = {}
+        self._server = os.getppid()
         self._wake_read, self._wake_write = socketpair(AF_UNIX, SOCK_STREAM)
 
     def run(self) -> NoReturn:
@@ -69,14 +72,19 @@ class Template:
         self._wake_write.setblocking(False)
         self._hear_of_children()
         self._known = open_descriptors()
+        # poll, for select takes no descriptor beyond 1023, and ours has the number it had in a server of many models.
+        waiting = select.poll()
+        waiting.register(self._control, select.POLLIN)
+        waiting.register(self._wake_read, select.POLLIN)
         while True:
-            ready, _, _ = select.select([self._control, self._wake_read], [], [])
-            if self._wake_read in ready:
+            ready = [descriptor for descriptor, _ in waiting.poll()]
+            if self._wake_read.fileno() in ready:
                 self._wake_read.recv(4096)
                 self._reap()
-            if self._control in ready:
-                data, descriptors, _, _ = recv_fds(self._control, 65536, 64)
+            if self._control.fileno() in ready:
+                data, descriptors, _, _ = recv_fds(self._control, 65536, MOST_DESCRIPTORS)
                 if not data:
+                    end_the_parents_family(self._server)
                     leave(0)
                 self._descriptors.extend(descriptors)
                 try:
@@ -119,6 +127,8 @@ class Template:
 
     def _report(self, began: float, own_folders: list[str]) -> None:
         self._hear_of_children()
+        # From now on the loop hears at once that the server has ended, and can see to what others left behind.
+        wake_at_parents_end(self._server)
         gc.collect()
         give_back_free_memory()
         found = refusals(self._known)
@@ -126,7 +136,8 @@ class Template:
         self._send(Templated(time.monotonic() - began, found, heavy_modules(own_folders)))
 
     def _fork(self, order: Fork) -> None:
-        descriptors, self._descriptors = self._descriptors[:FORK_DESCRIPTORS], self._descriptors[FORK_DESCRIPTORS:]
+        count = FORK_DESCRIPTORS + order.more
+        descriptors, self._descriptors = self._descriptors[:count], self._descriptors[count:]
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
@@ -151,6 +162,7 @@ class Template:
     def _become_worker(self, order: Fork, descriptors: list[int], parent: int) -> NoReturn:
         os.setsid()
         die_with_parent(parent)
+        os.environ[LINEAGE] = order.lineage
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._control.close()
@@ -158,7 +170,7 @@ class Template:
         self._wake_write.close()
         for descriptor in self._descriptors:  # another worker's, whose order was read together with this one's
             os.close(descriptor)
-        wire_descriptor, out, err, page_descriptor = descriptors
+        wire_descriptor, out, err, page_descriptor, *more = descriptors
         os.dup2(out, 1)
         os.dup2(err, 2)
         os.close(out)
@@ -171,7 +183,7 @@ class Template:
         use_threads(order.threads)
         if self._model is not None:
             self._model.context.threads = order.threads
-        WorkerLoop(Connection(socket(fileno=wire_descriptor)), page, self._model).run()
+        WorkerLoop(Connection(socket(fileno=wire_descriptor)), page, self._model, more).run()
 
     def _reap(self) -> None:
         while True:

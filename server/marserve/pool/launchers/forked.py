@@ -12,7 +12,7 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -21,6 +21,7 @@ from marserve.errors import BadFrame
 from marserve.messages import Exited, Fork, Forked, Load, NotLoaded, Preload, Stop, Templated, ToWorker
 from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit, death_of_load
 from marserve.pool.launchers.endpoints import WorkerEnds
+from marserve.pool.launchers.leftovers import Leftovers
 from marserve.pool.launchers.process import WorkerProcess, limit_threads, spawn
 from marserve.pool.output import WorkerLog, WorkerOutput
 
@@ -41,8 +42,13 @@ class StartFailed(Exception):
 class Template:
     """One template process. `await open(...)` once, then `fork` as often as wanted, `close` at the end."""
 
-    def __init__(self, model: str, version: str, environment: Mapping[str, str], log: WorkerLog) -> None:
+    def __init__(
+        self, model: str, version: str, environment: Mapping[str, str], log: WorkerLog, leftovers: Leftovers
+    ) -> None:
         self._environment = environment
+        self._leftovers = leftovers
+        self._lineage = leftovers.child()
+        self._lineages: dict[str, str] = {}
         self._output = WorkerOutput(model, version, "template", log)
         self._decoder = wire.server_decoder()
         self._process: WorkerProcess | None = None
@@ -106,6 +112,7 @@ class Template:
                     pass_fds=(theirs.fileno(),),
                     out=out,
                     err=err,
+                    lineage=self._lineage,
                 )
             except BaseException:
                 ours.close()
@@ -113,16 +120,23 @@ class Template:
         self._control = ours
         return process
 
-    async def fork(self, worker_id: str, ends: WorkerEnds, threads: int) -> WorkerProcess:
-        """Fork a worker on these ends. Raises StartFailed when the template cannot."""
+    async def fork(
+        self, worker_id: str, ends: WorkerEnds, threads: int, *, more: Sequence[int] = (), seed: int | None = None
+    ) -> WorkerProcess:
+        """Fork a worker on these ends. Raises StartFailed when the template cannot.
+
+        `more` are the further descriptors of a rank of a group; `seed` is that of its random numbers (None: a new one).
+        """
         if not self.is_open:
             raise StartFailed(Death(Cause.KILLED, "the template that workers are forked from is gone"))
         forked: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
         name = f"{worker_id}/{next(self._fork_numbers)}"  # an answer that comes too late must find nobody else waiting
         self._forks[name] = forked
+        lineage = self._lineages[name] = self._leftovers.child(self._lineage.rsplit("/", 1)[1])
         try:
-            order = Fork(name, random.SystemRandom().getrandbits(63), threads)
-            self._send(order, (ends.wire, ends.out, ends.err, ends.page))
+            own_seed = random.SystemRandom().getrandbits(63) if seed is None else seed
+            order = Fork(name, own_seed, threads, len(more), lineage)
+            self._send(order, (ends.wire, ends.out, ends.err, ends.page, *more))
             return await asyncio.wait_for(forked, FORK_TIMEOUT_S)
         except TimeoutError as error:
             reason = f"the template did not fork within {FORK_TIMEOUT_S:g} s"
@@ -130,7 +144,7 @@ class Template:
         except OSError as error:
             raise StartFailed(Death(Cause.KILLED, f"the template cannot be reached: {error}")) from error
         finally:
-            del self._forks[name]
+            del self._forks[name], self._lineages[name]
 
     async def close(self) -> None:
         """End the template; workers forked from it end with it."""
@@ -204,7 +218,7 @@ class Template:
             exited: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
             self._children[message.pid] = exited
             if waiting is not None and not waiting.done():  # else its wire is closed by now, and it ends by itself
-                waiting.set_result(WorkerProcess(message.pid, exited))
+                waiting.set_result(WorkerProcess(message.pid, exited, self._lineages[message.worker_id]))
         elif isinstance(message, Exited):
             child = self._children.pop(message.pid, None)
             if child is not None and not child.done():
@@ -222,6 +236,7 @@ class Template:
             if not child.done():
                 child.set_result(None)
         self._children.clear()
+        self._leftovers.ask(self._lineage)
         for waiting in self._forks.values():
             if not waiting.done():
                 waiting.set_exception(StartFailed(Death(Cause.KILLED, "the template ended while it forked")))

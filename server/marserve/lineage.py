@@ -1,0 +1,90 @@
+"""Whose child a process is, though it has left its parent's process group; and ending those whose owner has ended.
+
+A worker's processes go with its process group. One that left the group (`setsid`, a daemon) is found by what it has
+inherited: the variable `_MARSERVE_LINEAGE` of its environment (`SERVER/TEMPLATE/WORKER`, each a random word), or,
+forked without a new program, the mapping of its worker's page. Neither needs rights that the server has not. What was
+started with an empty environment, and what runs as another user, cannot be told and is not found.
+
+Linux only: elsewhere nothing is found. Blocks for some milliseconds, so not for the event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+VARIABLE = "_MARSERVE_LINEAGE"
+_MARK = f"{VARIABLE}=".encode()
+# A process may fork while the others are looked at; what is new is found by looking again.
+_ROUNDS = 10
+_END_TIMEOUT_S = 1.0
+
+
+def end_families(lineages: Mapping[str, int]) -> list[int]:
+    """Kill every process of these lineages, and wait for their ends; returns the processes' numbers.
+
+    `lineages` maps each to the inode of its worker's page, 0 for none. This process itself is left out.
+    """
+    ended: list[int] = []
+    for _ in range(_ROUNDS):
+        found = find_families(lineages)
+        if not found:
+            break
+        ended += [pid for pid in found if _kill(pid, lineages)]
+    return ended
+
+
+def find_families(lineages: Mapping[str, int]) -> list[int]:
+    """The processes of these lineages, but for this one and those that have ended."""
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return []
+    inodes = {str(inode) for inode in lineages.values() if inode}
+    mine = os.getpid()
+    return [pid for pid in map(int, filter(str.isdecimal, names)) if pid != mine and _is_of(pid, lineages, inodes)]
+
+
+def _is_of(pid: int, lineages: Collection[str], inodes: Collection[str]) -> bool:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it has ended, or is another user's
+        return False
+    at = environment.find(_MARK)
+    if at < 0 or (at and environment[at - 1]):
+        return False
+    words = environment[at + len(_MARK) :].split(b"\0", 1)[0].decode("ascii", "replace").split("/")
+    if any("/".join(words[:count]) in lineages for count in range(1, len(words) + 1)):
+        return True
+    return bool(inodes) and _maps(pid, inodes)
+
+
+def _maps(pid: int, inodes: Collection[str]) -> bool:
+    """Whether a process has mapped one of these pages."""
+    try:
+        text = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:
+        return False
+    return any(line.split(maxsplit=5)[4] in inodes for line in text.splitlines() if "marserve-page" in line)
+
+
+def _kill(pid: int, lineages: Mapping[str, int]) -> bool:
+    """Kill one process, if the number is still that of one of these; False if it had gone."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return False
+    try:
+        # Held by its descriptor, the process is looked at once more: numbers are used again.
+        if not _is_of(pid, lineages, {str(inode) for inode in lineages.values() if inode}):
+            return False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        select.select([descriptor], [], [], _END_TIMEOUT_S)
+        return True
+    finally:
+        os.close(descriptor)
