@@ -15,7 +15,7 @@ from marserve.api.response_headers import ResponseHeaders
 from marserve.errors import HandlerFailed, ModelNotFound, QueueFull
 from marserve.messages import Answer
 from support.http_client import Cut, Response
-from support.http_listener import Listening, listening
+from support.http_listener import Lines, Listening, listening
 
 pytestmark = pytest.mark.anyio
 
@@ -592,6 +592,26 @@ async def test_a_stream_goes_out_piece_by_piece(listener: Listening) -> None:
     assert again.status == 200
 
 
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+async def test_large_pieces_of_a_stream_arrive_as_they_are(
+    listener: Listening, kind: type[bytes | bytearray], version: str
+) -> None:
+    """Between small ones, whatever holds their bytes; a chunk each where there are chunks."""
+    bodies = [b"first", kind(b"a" * 65_536), kind(b"b" * 65_537), kind(b"c" * 3_000_000), b"last"]
+    async with listener.connect() as client:
+        await client.send(post(b"", "/predictions/held").replace(b"HTTP/1.1", f"HTTP/{version}".encode()))
+        job = await listener.plane.wait_for(1)
+        for body in bodies:
+            job.piece(body, last=body is bodies[-1])
+
+        answer = await client.read()
+
+    assert answer.body == b"".join(bodies)
+    if version == "1.1":
+        assert answer.pieces == tuple(map(bytes, bodies))
+
+
 async def test_a_stream_of_one_piece_is_an_ordinary_answer(listener: Listening) -> None:
     """Nothing was streamed, so nothing need be chunked."""
     async with listener.connect() as client:
@@ -666,6 +686,24 @@ async def test_a_stream_with_an_illegal_header_is_cancelled(listener: Listening)
 
 
 # ------------------------------------------------------------------------------------------------- the books
+
+
+async def test_access_lines_end_with_the_id_that_the_client_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of the data plane, streams, errors and ASGI alike."""
+    monkeypatch.setattr(Lines, "has_ids", True)
+    async with listening() as listener, listener.connect() as client:
+        answers = [
+            await client.ask(post(b"", "/predictions/echo")),
+            await client.ask(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"),
+        ]
+        await client.send(post(b"", "/predictions/held"))
+        job = await listener.plane.wait_for(2)
+        job.piece(b"x")
+        job.piece(b"y", last=True)
+        answers.append(await client.read())
+        answers.append(await client.ask(b"nonsense\r\n\r\n"))
+
+    assert [line.rsplit(" ", 1)[1] for line in listener.log.lines] == [each.header("x-request-id") for each in answers]
 
 
 async def test_every_request_is_logged_and_counted(listener: Listening) -> None:

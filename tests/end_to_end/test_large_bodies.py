@@ -1,10 +1,18 @@
-"""A large body is held once in the server and once in the worker, and nowhere afterwards."""
+"""A large body is held once in the server and once in the worker, and nowhere later; a slow reader costs a piece."""
 
 from __future__ import annotations
 
+import hashlib
+import socket
+import time
+from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from support.server import Server, make_archive
+import psutil
+import pytest
+
+from support.server import Server, make_archive, poll
 
 MEASURE = """
 class Measure:
@@ -14,6 +22,15 @@ class Measure:
         return [str(len(row["body"])) for row in data]
 """
 BODY_BYTES = 40_000_000
+# As many bytes as the request says, with its number in front: no two answers are alike.
+LONG_ANSWER = """
+def handle(data, context):
+    return [answer(bytes(row["body"])) for row in data] if data else None
+def answer(body):
+    number, _, size = body.partition(b" ")
+    return (number + b"." * 1024) * (int(size) // (1024 + len(number)))
+"""
+MIB = 1024 * 1024
 
 
 def peak_bytes(server: Server) -> int:
@@ -41,4 +58,89 @@ def test_a_large_body_costs_little_more_than_two_of_it(tmp_path: Path) -> None:
 
         assert [answer.text for answer in answers] == [str(BODY_BYTES)] * 3
         assert peak_bytes(server) - peak_before < 2.5 * BODY_BYTES
-        assert resident_bytes(server) - resident_before < 0.5 * BODY_BYTES
+        for _ in poll(5, "none is left"):  # a worker lets go of a body a moment after it has answered
+            if resident_bytes(server) - resident_before < 0.5 * BODY_BYTES:
+                break
+
+
+# ------------------------------------------------------------------------------------------- slow readers
+
+
+class SlowReader:
+    """A client that asks for a long answer and takes nothing of it until told to."""
+
+    def __init__(self, server: Server, number: int, size: int) -> None:
+        self.number, self.size = b"%03d" % number, size
+        self.sock = socket.socket()
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        self.sock.settimeout(60.0)
+        self.sock.connect(("127.0.0.1", urlsplit(server.inference).port or 0))
+        body = b"%b %d" % (self.number, size)
+        self.sock.sendall(
+            b"POST /predictions/long HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+
+    def wait_for_head(self) -> None:
+        """Until the answer has begun: its worker has done its part."""
+        assert self.sock.recv(12, socket.MSG_PEEK | socket.MSG_WAITALL) == b"HTTP/1.1 200"
+
+    def read_all(self) -> bool:
+        """Take the whole answer; whether it is the right one."""
+        expected = (self.number + b"." * 1024) * (self.size // (1024 + len(self.number)))
+        with self.sock.makefile("rb") as file:
+            while file.readline().strip():
+                pass
+            received = hashlib.sha256()
+            left = len(expected)
+            while left and (piece := file.read(min(left, MIB))):
+                received.update(piece)
+                left -= len(piece)
+        return received.digest() == hashlib.sha256(expected).digest()
+
+
+def slow_readers(tmp_path: Path, count: int, size: int, *, read: int, memory_bytes: int) -> None:
+    """So many readers of so long an answer; the first `read` of them read it to the end at last.
+
+    Bound by `large_answer_memory`: so much waits, and three times as much at most is on its way to disk.
+    """
+    store = tmp_path / "store"
+    store.mkdir()
+    make_archive(store / "long.mar", LONG_ANSWER, config="minWorkers: 1\nmaxWorkers: 1\nresponseTimeout: 20\n")
+    settings = {"max_response_size": str(2 * size), "large_answer_memory": str(memory_bytes)}
+    with Server(tmp_path, store=store, settings=settings) as server, ExitStack() as stack:
+        server.register("long.mar").raise_for_status()
+        assert server.process is not None
+        process = psutil.Process(server.process.pid)
+        server.predict("long", b"0 1024")
+        before = process.memory_info().rss
+        peak = 0
+
+        readers = []
+        for number in range(count):
+            reader = SlowReader(server, number, size)
+            stack.callback(reader.sock.close)
+            reader.wait_for_head()  # with one worker: it is free again, though nobody has read the one before
+            readers.append(reader)
+            peak = max(peak, process.memory_info().rss - before)
+        began = time.monotonic()
+        assert server.predict("long", b"0 1027").text == "0" + "." * 1024
+
+        assert time.monotonic() - began < 1.0
+        # The bound, and the answer that is just coming from its worker.
+        assert peak < 4 * memory_bytes + 2 * size + 16 * MIB
+        for _ in poll(10, "no more than a piece of each waits in memory"):
+            if process.memory_info().rss - before < count * MIB + 16 * MIB:
+                break
+        assert all(reader.read_all() for reader in readers[:read])
+
+
+def test_slow_readers_of_long_answers_cost_no_more_than_a_piece_each(tmp_path: Path) -> None:
+    """20 readers of 20 MB (RELIABILITY B5): the worker is free at once, memory is bounded, every byte arrives."""
+    slow_readers(tmp_path, 20, 20_000_000, read=20, memory_bytes=32 * MIB)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_200_slow_readers_of_100_mb_cost_no_more_than_a_piece_each(tmp_path: Path) -> None:
+    """The figure in full; 20 of them read it all, the others hang up."""
+    slow_readers(tmp_path, 200, 100_000_000, read=20, memory_bytes=256 * MIB)

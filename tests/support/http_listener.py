@@ -27,6 +27,7 @@ class Lines:
     """An access log that keeps its lines."""
 
     is_on = True
+    has_ids = False
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -10,6 +10,7 @@ def test_a_line_reads_as_torchserve_writes_it() -> None:
     line = access_line("127.0.0.1:64003", "POST", "/predictions/noop?a=1", "HTTP/1.1", 200, 118.4)
 
     assert line == '/127.0.0.1:64003 "POST /predictions/noop?a=1 HTTP/1.1" 200 118'
+    assert access_line("::1:5", "GET", "/", "HTTP/1.1", 200, 0, "1f-2").endswith('HTTP/1.1" 200 0 1f-2')
 
 
 def test_a_target_cannot_end_its_quotes_and_cannot_fill_memory() -> None:

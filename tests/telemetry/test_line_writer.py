@@ -41,7 +41,7 @@ class GatedSink:
 
 def start_writer(sink: object, capacity: int = 1000) -> LineWriter[str]:
     """A started writer of plain strings."""
-    writer = LineWriter("test", sink, str, lambda count: f"{count} lost", capacity, linger_s=0)  # type: ignore[arg-type]
+    writer = LineWriter("test", sink, "\n".join, lambda count: f"{count} lost", capacity, linger_s=0)  # type: ignore[arg-type]
     writer.start()
     return writer
 
@@ -119,7 +119,9 @@ def test_a_disk_that_is_full_does_not_end_the_log() -> None:
 def test_a_record_that_cannot_be_encoded_does_not_end_the_thread() -> None:
     """One bad batch is dropped; the writer lives on."""
     sink = GatedSink()
-    writer = LineWriter("test", sink, lambda record: str(1 // record), lambda count: 1, linger_s=0)
+    writer = LineWriter(
+        "test", sink, lambda records: "\n".join(str(1 // n) for n in records), lambda count: 1, linger_s=0
+    )
     writer.start()
 
     writer.write(0)

@@ -15,7 +15,7 @@ import pytest
 
 from marserve.errors import BadSettings
 from marserve.telemetry.access_log import access_line
-from marserve.telemetry.logs import Logs, configure_logs
+from marserve.telemetry.logs import Announcement, Logs, ServerLine, _JsonEncoder, _TextEncoder, configure_logs
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 
@@ -65,6 +65,27 @@ def test_each_log_has_its_file_and_its_layout(tmp_path: Path) -> None:
     printed = console.lines()
     assert len(printed) == 4
     assert all(re.match(rf"{STAMP} \[(INFO |WARN )\] \S+ \S+ - ", line) for line in printed)
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"), [({}, False), ({"has_request_ids": True}, True), ({"format": "json"}, True)]
+)
+def test_who_writes_access_lines_is_told_whether_they_have_ids(how: dict[str, bool | str], expected: bool) -> None:
+    """In TorchServe's layout only where they are asked for; in JSON always."""
+    with opened(Console(), **how) as logs:
+        assert logs.access.has_ids is expected
+
+
+def test_an_access_line_in_json_has_its_requests_id() -> None:
+    """Where the line ends with one."""
+    console = Console()
+    with opened(console, format="json") as logs:
+        for target in ("/ping", '/x" 200 7 ab'):
+            logs.access.write(access_line("127.0.0.1:1", "GET", target, "HTTP/1.1", 200, 3, "0b1c-22"))
+
+    first, second = (json.loads(line) for line in console.lines())
+    assert (first["request_id"], first["milliseconds"]) == ("0b1c-22", 3)
+    assert (second["request_id"], second["target"]) == ("0b1c-22", "/x%22 200 7 ab")
 
 
 def test_json_is_one_object_a_line() -> None:
@@ -181,3 +202,25 @@ def test_lost_lines_are_counted_by_outlet(tmp_path: Path) -> None:
         assert logs.dropped() == {"access_log.log": 0, "ts_log.log": 0, "model_log.log": 0, "stdout": 0}
     os.close(console.write_end)
     os.close(console.read_end)
+
+
+def test_lines_that_are_made_together_are_those_that_are_made_alone() -> None:
+    """Access lines of one millisecond share their making; order, stamps and cleaning stay each line's own."""
+    lines = [
+        (10.0001, '/1:1 "GET /a HTTP/1.1" 200 1'),
+        (10.0004, '/1:1 "GET /\x1b[31m HTTP/1.1" 200 2'),
+        (10.0011, '/1:1 "GET /b HTTP/1.1" 200 3'),
+        ServerLine(10.0012, "WARNING", "main", "marserve", "between\nthem", "Traceback\nValueError: 1"),
+        (10.0013, '/1:1 "GET /c HTTP/1.1" 200 4'),
+        Announcement(10.9999, "Model server started."),
+        (10.9999, '/1:1 "GET /d HTTP/1.1" 200 5'),
+    ]
+    for make in (_TextEncoder, _JsonEncoder):
+        for is_access_file in (True, False):
+            encode = make(is_access_file=is_access_file)
+
+            together = encode(lines)
+
+            assert together == "\n".join(encode([line]) for line in lines)
+            assert "\x1b" not in together
+            assert ("10,999" in together) or ("10.999" in together)

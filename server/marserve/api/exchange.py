@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from marserve.api.errors import error_answer
 from marserve.api.inference import Job
+from marserve.api.large_answers import LARGE_ABOVE_BYTES, Feed
 from marserve.api.request_head import Head
 from marserve.api.response_headers import phrase_of
 from marserve.errors import Draining, HandlerFailed, MarserveError
@@ -30,7 +31,19 @@ ONE_WRITE_BYTES: Final = 64 * 1024
 class Exchange:
     """One inference request and its answer. `id` is the request's; `refusal`: what to answer instead of running it."""
 
-    __slots__ = ("began", "body", "connection", "head", "id", "is_bodiless", "is_streaming", "job", "keep", "refusal")
+    __slots__ = (
+        "began",
+        "body",
+        "connection",
+        "feed",
+        "head",
+        "id",
+        "is_bodiless",
+        "is_streaming",
+        "job",
+        "keep",
+        "refusal",
+    )
 
     def __init__(self, connection: HttpConnection, head: Head, body: bytes | bytearray) -> None:
         # None once the exchange is over: whatever comes then is nobody's.
@@ -40,6 +53,7 @@ class Exchange:
         self.id = connection.listener.next_id()
         self.began = monotonic()
         self.job: Job | None = None
+        self.feed: Feed | None = None
         self.refusal: BaseException | None = None
         self.is_streaming = False
         self.is_bodiless = False
@@ -80,6 +94,8 @@ class Exchange:
         job, self.job = self.job, None
         if job is not None:
             job.cancel()
+        if self.feed is not None:
+            self.feed.close()
 
     def on_answer(self, answer: Answer) -> None:
         """Write the whole answer."""
@@ -90,8 +106,12 @@ class Exchange:
         status = answer.status
         if head.is_plain and connection.keep_open and status == 200 and not answer.headers and not answer.reason:
             body = answer.body
-            start = connection.listener.response_headers.plain % (self.id.encode(), len(body))
-            self._send(connection, start, body, 200, True)
+            plain = connection.listener.response_headers.plain
+            if len(body) <= ONE_WRITE_BYTES:
+                connection.transport.write(plain % (self.id.encode(), len(body), body))
+                self._sent(connection, 200, True)
+            else:
+                self._send(connection, plain % (self.id.encode(), len(body), b""), body, 200, True)
             return
         try:
             self._answer(connection, status, answer.reason, answer.headers, answer.body)
@@ -114,10 +134,17 @@ class Exchange:
                     self.job.cancel()
                 self.on_error(error)
                 return
-        body = bytes(piece.body)
+        body = piece.body
         if body and not self.is_bodiless:
             was_full = connection.flow.write_paused
-            connection.stream(body if self.head.is_http10 else b"%x\r\n%b\r\n" % (len(body), body))
+            if self.head.is_http10:
+                connection.stream(body)
+            elif len(body) <= ONE_WRITE_BYTES:
+                connection.stream(b"%x\r\n%b\r\n" % (len(body), bytes(body)))
+            else:
+                connection.stream(b"%x\r\n" % len(body))
+                connection.stream(body)
+                connection.stream(b"\r\n")
             if connection.flow.write_paused and self.job is not None:
                 self.job.hold()
             if was_full and connection.unsent > connection.listener.limits.stream_buffer_bytes:
@@ -131,9 +158,16 @@ class Exchange:
             self._end(connection, monotonic(), self.keep and connection.keep_open)
 
     def go_on(self) -> None:
-        """The client has taken what was streamed to it."""
-        if self.is_streaming and self.job is not None:
+        """The client has taken what was written to it."""
+        if self.feed is not None:
+            self.feed.go_on()
+        elif self.is_streaming and self.job is not None:
             self.job.resume()
+
+    def look(self, now: float, unsent_bytes: int) -> None:
+        """About once a second: a large answer need not wait in memory for a client that is slow to take it."""
+        if self.feed is not None:
+            self.feed.look(now, unsent_bytes)
 
     def on_error(self, error: BaseException) -> None:
         """Write an error object; where a stream has begun, break it off so that it cannot pass for a whole one."""
@@ -184,19 +218,79 @@ class Exchange:
         connection.stream(start + b"x-request-id: %b\r\n%b\r\n" % (self.id.encode(), framing))
         self.is_streaming = True
         # Counted and logged at its first piece, as TorchServe does.
-        connection.listener.record(connection.peer, head.line, piece.status, self.began, monotonic())
+        connection.listener.record(connection.peer, head.line, piece.status, self.began, monotonic(), self.id)
 
     def _send(self, connection: HttpConnection, start: bytes, body: bytes | bytearray, status: int, keep: bool) -> None:
         transport = connection.transport
         if len(body) <= ONE_WRITE_BYTES:
             transport.write(start + body)
-        else:
+        elif len(body) <= LARGE_ABOVE_BYTES:
             transport.write(start)
             transport.write(body)
+        else:
+            self._send_large(connection, start, body, status, keep)
+            return
+        self._sent(connection, status, keep)
+
+    def _sent(self, connection: HttpConnection, status: int, keep: bool) -> None:
+        """The whole answer was written."""
         now = monotonic()
-        connection.listener.record(connection.peer, self.head.line, status, self.began, now)
+        connection.listener.record(connection.peer, self.head.line, status, self.began, now, self.id)
         self._end(connection, now, keep)
+
+    def _send_large(
+        self, connection: HttpConnection, start: bytes, body: bytes | bytearray, status: int, keep: bool
+    ) -> None:
+        """Write the head, and the body as the client takes it; the request is over, and its worker free, at once."""
+        self.job = None
+        self.keep = keep
+        connection.listener.record(connection.peer, self.head.line, status, self.began, monotonic(), self.id)
+        connection.stream(start)
+        feed = connection.listener.large_answers.feed(body, _Way(self, connection))
+        if feed.is_open:
+            self.feed = feed
+
+    def fed(self) -> None:
+        """A large answer was written to its end."""
+        self.feed = None
+        connection = self.connection
+        if connection is not None:
+            self._end(connection, monotonic(), self.keep and connection.keep_open)
+
+    def cut(self) -> None:
+        """A large answer cannot be kept for its client: break it off so that it cannot pass for a whole one."""
+        self.feed = None
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.listener.metrics.count_refused("slow_reader")
+            connection.transport.abort()
 
     def _end(self, connection: HttpConnection, now: float, keep: bool) -> None:
         self.connection = self.job = None
         connection.finish(now, keep, is_refusal=self.refusal is not None)
+
+
+class _Way:
+    """Where the pieces of a large answer go: an exchange's connection."""
+
+    __slots__ = ("_connection", "_exchange")
+
+    def __init__(self, exchange: Exchange, connection: HttpConnection) -> None:
+        self._exchange, self._connection = exchange, connection
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough waits for the client, or nothing can be written to it any more."""
+        return self._connection.flow.write_paused or self._connection.transport.is_closing()
+
+    def take(self, piece: bytes) -> None:
+        """Write a piece."""
+        self._connection.stream(piece)
+
+    def fed(self) -> None:
+        """That was the last."""
+        self._exchange.fed()
+
+    def cut(self) -> None:
+        """The rest is lost."""
+        self._exchange.cut()

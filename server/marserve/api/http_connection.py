@@ -34,6 +34,7 @@ from marserve.api.connections import ConnectionTable
 from marserve.api.errors import BodyTooSlow, HeadersTooLarge, MalformedRequest, RequestTooSlow, TargetTooLong
 from marserve.api.exchange import Exchange
 from marserve.api.inference import InferenceSurface
+from marserve.api.large_answers import LargeAnswers
 from marserve.api.listener import AccessLog, HttpMetrics, Listener
 from marserve.api.request_head import UNKNOWN_LENGTH, Head, Headers, HttpLimits, header_bytes, read_head, strip_upgrade
 from marserve.api.response_headers import ResponseHeaders
@@ -69,14 +70,22 @@ def bind_connection(
     *,
     response_headers: ResponseHeaders | None = None,
     overload_status: int = 503,
+    large_answers: LargeAnswers | None = None,
 ) -> type[HttpConnection]:
     """Make the protocol class of one listener, for uvicorn's `Config(http=…)`.
 
-    `surface` is None on a listener without inference routes. Whoever made `connections` starts and stops it. Uvicorn's
-    own access log, `Date` and `Server` headers are best switched off beside it.
+    `surface` is None on a listener without inference routes. Whoever made `connections` starts and stops it, and closes
+    `large_answers`. Uvicorn's own access log, `Date` and `Server` headers are best switched off beside it.
     """
     shared = Listener(
-        surface, limits, access_log, metrics, connections, response_headers or ResponseHeaders(), overload_status
+        surface,
+        limits,
+        access_log,
+        metrics,
+        connections,
+        response_headers or ResponseHeaders(),
+        overload_status,
+        large_answers or LargeAnswers(),
     )
 
     class BoundConnection(HttpConnection):
@@ -223,7 +232,7 @@ class HttpConnection(HttpToolsProtocol):
         """Bytes that wait for the client to take them."""
         return self.transport.get_write_buffer_size()
 
-    def stream(self, data: bytes) -> None:
+    def stream(self, data: bytes | bytearray) -> None:
         """Write a piece of an answer that has more."""
         self.streamed_bytes += len(data)
         self.transport.write(data)
@@ -236,6 +245,8 @@ class HttpConnection(HttpToolsProtocol):
         if self._is_stalled(now):
             transport.abort()
             return
+        if isinstance(self.active, Exchange):
+            self.active.look(now, self.unsent)
         if transport.is_closing():
             return
         phase = self.phase

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from marserve.api.connections import ConnectionTable
 from marserve.api.inference import InferenceSurface
+from marserve.api.large_answers import LargeAnswers
 from marserve.api.request_head import Head, HttpLimits
 from marserve.api.response_headers import ResponseHeaders
 
@@ -23,6 +24,10 @@ class AccessLog(Protocol):
     @property
     def is_on(self) -> bool:
         """Whether anybody reads: if not, the line need not be made."""
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether a line ends with the request's id."""
 
     def write(self, line: str) -> None:
         """Take one line; never blocks."""
@@ -43,8 +48,10 @@ class Listener:
     __slots__ = (
         "access_log",
         "connections",
+        "has_ids",
         "heads",
         "id_prefix",
+        "large_answers",
         "last_id",
         "limits",
         "match",
@@ -63,15 +70,18 @@ class Listener:
         connections: ConnectionTable,
         response_headers: ResponseHeaders,
         overload_status: int,
+        large_answers: LargeAnswers,
     ) -> None:
         self.surface = surface
         self.match = surface.match if surface is not None else _match_nothing
         self.limits = limits
         self.access_log: AccessLog | None = access_log if access_log.is_on else None
+        self.has_ids = access_log.has_ids
         self.metrics = metrics
         self.connections = connections
         self.response_headers = response_headers
         self.overload_status = overload_status
+        self.large_answers = large_answers
         self.heads: dict[bytes, Head] = {}
         # A request id has a UUID's shape: random up to its last group, which counts.
         self.id_prefix = str(uuid4())[:24]
@@ -90,11 +100,12 @@ class Listener:
             self.heads.clear()
         self.heads[head_bytes] = head
 
-    def record(self, peer: str, line: str, status: int, began: float, now: float) -> None:
+    def record(self, peer: str, line: str, status: int, began: float, now: float, request_id: str) -> None:
         """Count an answer that begins now, and log its request."""
         self.metrics.responses[status // 100] += 1
         if self.access_log is not None:
-            self.access_log.write(f'{peer} "{line}" {status} {int((now - began) * 1000)}')
+            text = f'{peer} "{line}" {status} {int((now - began) * 1000)}'
+            self.access_log.write(f"{text} {request_id}" if self.has_ids else text)
 
 
 def _match_nothing(target: bytes) -> None:

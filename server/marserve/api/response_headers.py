@@ -47,10 +47,11 @@ class ResponseHeaders:
         self._cors = tuple((name.lower(), value) for name, value in cors)
         self._kept: dict[tuple[int, str, bool, tuple[tuple[str, str], ...]], bytes] = {}
         self.common = [(name.encode(), value.encode("latin-1")) for name, value in (*_NO_CACHE, *self._cors)]
-        # For the answer that nearly every request gets: status 200, nothing set by the handler, connection kept.
+        # For the answer that nearly every request gets: status 200, nothing set by the handler, connection kept. The
+        # request id, the body's length and the body complete it.
         # `%` stands in none of the constant parts but may stand in a CORS value.
         self.plain = self.head(200, "", [], keep_alive=True).replace(b"%", b"%%") + (
-            b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n"
+            b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
         )
 
     def head(self, status: int, reason: str, headers: Sequence[tuple[str, str]], *, keep_alive: bool) -> bytes:

@@ -16,8 +16,10 @@ AccessRecord = tuple[float, str]
 _MAX_TARGET = 2048
 
 
-def access_line(peer: str, method: str, target: str, protocol: str, status: int, milliseconds: float) -> str:
-    """One request as text: `/127.0.0.1:64003 "POST /predictions/noop HTTP/1.1" 200 118`.
+def access_line(
+    peer: str, method: str, target: str, protocol: str, status: int, milliseconds: float, request_id: str = ""
+) -> str:
+    """One request as text: `/127.0.0.1:64003 "POST /predictions/noop HTTP/1.1" 200 118`, and its id if it is given.
 
     `peer` is `host:port` (empty for a Unix socket), `target` the path with its query as the client wrote it,
     `protocol` for example `HTTP/1.1`.
@@ -26,14 +28,19 @@ def access_line(peer: str, method: str, target: str, protocol: str, status: int,
         target = target.replace('"', "%22")
     if len(target) > _MAX_TARGET:
         target = target[:_MAX_TARGET] + "…"
-    return f'/{peer} "{method} {target} {protocol}" {status} {milliseconds:.0f}'
+    line = f'/{peer} "{method} {target} {protocol}" {status} {milliseconds:.0f}'
+    return f"{line} {request_id}" if request_id else line
 
 
 class AccessLog:
-    """Takes lines and passes them to its writers; with none, nothing is logged."""
+    """Takes lines and passes them to its writers; with none, nothing is logged.
 
-    def __init__(self, writers: Sequence[LineWriter[AccessRecord]] = ()) -> None:
+    `has_ids` tells who makes the lines whether each is to end with its request's id.
+    """
+
+    def __init__(self, writers: Sequence[LineWriter[AccessRecord]] = (), *, has_ids: bool = False) -> None:
         self._writers = tuple(writers)
+        self.has_ids = has_ids
 
     @property
     def is_on(self) -> bool:

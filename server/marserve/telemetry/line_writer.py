@@ -2,7 +2,8 @@
 
 A `LineWriter` is a bounded buffer and a thread. Putting something in costs well under a microsecond and never blocks;
 when nobody takes the lines away (a full pipe, a full disk) they are dropped and counted, and once there is room again
-a line says how many are missing. Knows no formats: `encode` makes text of what was put in, on the writing thread.
+a line says how many are missing. Knows no formats: `encode` makes text of what was put in, on the writing thread, which
+shares the interpreter with the event loop: it is given many records at once, so that it can be quick about them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import gzip
 import os
 import select
 import shutil
+import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Generic, Protocol, TypeVar
 
@@ -39,15 +41,15 @@ class Sink(Protocol):
 class LineWriter(Generic[Record]):
     """A bounded buffer of records in front of a sink.
 
-    At most `capacity` records wait. `encode` gives one record's text without its line end; `describe_loss` makes the
-    record that says how many are missing. `dropped` counts records that were lost for good.
+    At most `capacity` records wait. `encode` gives the text of records, a line end between two and none at the end;
+    `describe_loss` makes the record that says how many are missing. `dropped` counts records that were lost for good.
     """
 
     def __init__(
         self,
         name: str,
         sink: Sink,
-        encode: Callable[[Record], str],
+        encode: Callable[[Sequence[Record]], str],
         describe_loss: Callable[[int], Record],
         capacity: int = 32_768,
         linger_s: float = 0.02,
@@ -110,15 +112,14 @@ class LineWriter(Generic[Record]):
         self._sink.close()
 
     def _write_some(self) -> None:
-        lines = []
+        records = []
         if self.dropped > self._told_dropped:
-            lines.append(self._encode(self._describe_loss(self.dropped - self._told_dropped)))
+            records.append(self._describe_loss(self.dropped - self._told_dropped))
             self._told_dropped = self.dropped
         taken = [self._buffer.popleft() for _ in range(min(len(self._buffer), _LINES_AT_ONCE))]
         try:
-            lines += map(self._encode, taken)
-            lines.append("")
-            self._sink.write("\n".join(lines).encode("utf-8", "backslashreplace"), self._give_up)
+            text = self._encode(records + taken) + "\n"
+            self._sink.write(text.encode("utf-8", "backslashreplace"), self._give_up)
         except Exception:
             # Nobody to tell: this is where one would tell it. The count says so as soon as something can be written,
             # and this thread must not die of one batch, or nothing would be logged ever after.
@@ -132,6 +133,8 @@ class DescriptorSink:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        # A file never keeps its writer waiting for a reader.
+        self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLOUT)
 
@@ -141,10 +144,10 @@ class DescriptorSink:
         while rest:
             if give_up.is_set():
                 raise BrokenPipeError("nobody reads")
-            if not self._poll.poll(100):
+            if not self._is_file and not self._poll.poll(100):
                 continue
             try:
-                rest = rest[os.write(self._descriptor, rest[: select.PIPE_BUF]) :]
+                rest = rest[os.write(self._descriptor, rest if self._is_file else rest[: select.PIPE_BUF]) :]
             except BlockingIOError:
                 continue
 

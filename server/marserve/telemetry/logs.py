@@ -12,7 +12,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -32,12 +32,14 @@ def configure_logs(
     format: LogFormat = "text",
     to_stdout: bool = True,
     level: str = "info",
+    has_request_ids: bool = False,
     stdout: int = _STDOUT,
 ) -> Logs:
     """Open the logs and take over Python's logging, until the result is closed.
 
     `folder` is where the three files go (it is created), None for no files. `level` is the least level of the server
-    log; the model log takes all. `stdout` is the descriptor to write to. Raises BadSettings when the folder or a file
+    log; the model log takes all. `has_request_ids`: lines of the access log end with the request's id, as JSON has it
+    anyway. `stdout` is the descriptor to write to. Raises BadSettings when the folder or a file
     in it cannot be opened.
     """
     make_encoder = _JsonEncoder if format == "json" else _TextEncoder
@@ -60,19 +62,25 @@ def configure_logs(
     console = [_writer("stdout", DescriptorSink(stdout), make_encoder(is_access_file=False))] if to_stdout else []
     for writer in (*files.values(), *console):
         writer.start()
-    return Logs(files, console, level)
+    return Logs(files, console, level, has_request_ids=has_request_ids or format == "json")
 
 
 class Logs:
     """The open logs. `access` and `workers` are handed to who writes them; the server's own parts use `logging`."""
 
     def __init__(
-        self, files: dict[str, LineWriter[LogRecord]], console: list[LineWriter[LogRecord]], level: str
+        self,
+        files: dict[str, LineWriter[LogRecord]],
+        console: list[LineWriter[LogRecord]],
+        level: str,
+        *,
+        has_request_ids: bool = False,
     ) -> None:
         def writers(name: str) -> list[LineWriter[LogRecord]]:
             return [files[name], *console] if files else console
 
-        self.access = AccessLog(writers("access_log"))  # type: ignore[arg-type]  # a record of theirs is one of ours
+        # A record of theirs is one of ours.
+        self.access = AccessLog(writers("access_log"), has_ids=has_request_ids)  # type: ignore[arg-type]
         self.workers = WorkerLog(writers("model_log"))
         self._console = console
         self._writers = [*files.values(), *console]
@@ -171,7 +179,7 @@ class _ServerLogHandler(logging.Handler):
             writer.write(line)
 
 
-def _writer(name: str, sink: Sink, encode: Callable[[LogRecord], str]) -> LineWriter[LogRecord]:
+def _writer(name: str, sink: Sink, encode: Callable[[Sequence[LogRecord]], str]) -> LineWriter[LogRecord]:
     def describe_loss(count: int) -> LogRecord:
         text = f"{count} lines of {name} were lost: they came faster than they could be written"
         return ServerLine(time.time(), "WARNING", f"log-{name}", __name__, text)
@@ -193,14 +201,45 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class _TextEncoder:
-    """Records in TorchServe's layout: local time with milliseconds, level padded to five, thread, logger."""
+    """Records in TorchServe's layout: local time with milliseconds, level padded to five, thread, logger.
+
+    Lines of the access log come by the ten thousand a second: those of one millisecond are made together.
+    """
 
     def __init__(self, is_access_file: bool) -> None:
-        self._is_access_file = is_access_file
+        self._access_marker = " - " if is_access_file else " [INFO ] access ACCESS_LOG - "
         self._second, self._second_text = -1, ""
 
-    def __call__(self, record: LogRecord) -> str:
-        stamp = self._stamp(record[0])
+    def __call__(self, records: Sequence[LogRecord]) -> str:
+        texts: list[str] = []
+        lines: list[str] = []
+        lines_at_ms = 0
+        for record in records:
+            if type(record) is not tuple:
+                if lines:
+                    texts.append(self._access_lines(lines, lines_at_ms))
+                    lines = []
+                texts.append(self._text(record))
+                continue
+            at_ms = int(record[0] * 1000)
+            if at_ms != lines_at_ms and lines:
+                texts.append(self._access_lines(lines, lines_at_ms))
+                lines = []
+            lines_at_ms = at_ms
+            lines.append(record[1])
+        if lines:
+            texts.append(self._access_lines(lines, lines_at_ms))
+        return "\n".join(texts)
+
+    def _access_lines(self, lines: list[str], at_ms: int) -> str:
+        """Lines of the access log that were made in one millisecond."""
+        head = self._stamp(at_ms) + self._access_marker
+        if not "".join(lines).isprintable():
+            lines = [_clean(line) for line in lines]
+        return head + f"\n{head}".join(lines)
+
+    def _text(self, record: LogRecord) -> str:
+        stamp = self._stamp(int(record[0] * 1000))
         if isinstance(record, WorkerLine):
             level = _TEXT_LEVELS.get(record.level, "INFO ")
             thread = f"W-{record.worker_id}-{record.model}_{record.version}-{record.stream}"
@@ -211,17 +250,13 @@ class _TextEncoder:
             if record.exception:
                 text += "".join(f"\n    {_clean(line)}" for line in record.exception.split("\n"))
             return text
-        if isinstance(record, Announcement):
-            return _clean(record.text)
-        if self._is_access_file:
-            return f"{stamp} - {_clean(record[1])}"
-        return f"{stamp} [INFO ] access ACCESS_LOG - {_clean(record[1])}"
+        return _clean(record[1])
 
-    def _stamp(self, at: float) -> str:
-        second = int(at)
+    def _stamp(self, at_ms: int) -> str:
+        second, millisecond = divmod(at_ms, 1000)
         if second != self._second:
             self._second, self._second_text = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(second))
-        return f"{self._second_text},{int(at % 1 * 1000):03}"
+        return f"{self._second_text},{millisecond:03}"
 
 
 class _JsonEncoder:
@@ -230,8 +265,15 @@ class _JsonEncoder:
     def __init__(self, is_access_file: bool) -> None:
         self._second, self._second_text = -1, ""
 
-    def __call__(self, record: LogRecord) -> str:
+    def __call__(self, records: Sequence[LogRecord]) -> str:
+        return "\n".join(map(self._text, records))
+
+    def _text(self, record: LogRecord) -> str:
         fields: dict[str, Any]
+        if type(record) is tuple:
+            return (
+                f'{{"time": "{self._stamp(record[0])}", "level": "INFO", "logger": "ACCESS_LOG", {_access(record[1])}}}'
+            )
         if isinstance(record, WorkerLine):
             fields = {
                 "level": record.level,
@@ -246,13 +288,9 @@ class _JsonEncoder:
             fields = {"level": record.level, "logger": record.logger, "thread": record.thread, "message": record.text}
             if record.exception:
                 fields["exception"] = record.exception
-        elif isinstance(record, Announcement):
-            fields = {"level": "INFO", "logger": "marserve", "message": record.text}
         else:
-            return (
-                f'{{"time": "{self._stamp(record[0])}", "level": "INFO", "logger": "ACCESS_LOG", {_access(record[1])}}}'
-            )
-        return json.dumps({"time": self._stamp(record.at), **fields})
+            fields = {"level": "INFO", "logger": "marserve", "message": record[1]}
+        return json.dumps({"time": self._stamp(record[0]), **fields})
 
     def _stamp(self, at: float) -> str:
         second = int(at)
@@ -261,7 +299,7 @@ class _JsonEncoder:
         return f"{self._second_text}.{int(at % 1 * 1000):03}Z"
 
 
-_ACCESS_LINE = re.compile(r'/([^ ]*) "([^ ]*) (.*) ([^ ]*)" ([0-9]+) ([0-9]+)', re.DOTALL)
+_ACCESS_LINE = re.compile(r'/([^ ]*) "([^ ]*) (.*) ([^ ]*)" ([0-9]+) ([0-9]+)(?: ([0-9a-f-]+))?', re.DOTALL)
 
 
 def _access(line: str) -> str:
@@ -269,12 +307,13 @@ def _access(line: str) -> str:
     found = _ACCESS_LINE.fullmatch(line)
     if found is None:
         return f'"message": {json.dumps(line)}'
-    peer, method, target, protocol, status, milliseconds = found.groups()
+    peer, method, target, protocol, status, milliseconds, request_id = found.groups()
     texts = ", ".join(
         f'"{name}": {_quote(text)}'
         for name, text in (("peer", peer), ("method", method), ("target", target), ("protocol", protocol))
     )
-    return f'{texts}, "status": {status}, "milliseconds": {milliseconds}'
+    line = f'{texts}, "status": {status}, "milliseconds": {milliseconds}'
+    return f'{line}, "request_id": "{request_id}"' if request_id else line
 
 
 def _clean(text: str) -> str:

@@ -44,6 +44,20 @@ class Histogram:
         self.sum += value * times
         self.last = value
 
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Count each of these values; those of one batch mostly fall between the same two bounds."""
+        if not values:
+            return
+        bounds = self.bounds
+        first = bisect_left(bounds, min(values))
+        if first == bisect_left(bounds, max(values)):
+            self.buckets[first] += len(values)
+        else:
+            for value in values:
+                self.buckets[bisect_left(bounds, value)] += 1
+        self.sum += sum(values)
+        self.last = values[-1]
+
     @property
     def count(self) -> int:
         """How many values were observed."""
@@ -79,7 +93,11 @@ class VersionMetrics:
     retried             re-run because their worker died; `isolated`: re-run because their batch raised
     expired, cancelled  deadline passed; client gone
     batch_checks        certificates won or lost, by `passed` or `failed`
-    batch_rechecks      served batches that were run again item by item; `batch_differences`: answered otherwise
+    batch_rechecks      served batches that were run again item by item; `batch_differences`: answered otherwise;
+                        `recheck_seconds` is what workers took for it
+    busy_seconds        in which workers ran batches for clients
+    lengths             lengths of inputs, by where they came from: handler, cache, guess, or failed; `length_seconds`
+                        is what workers took to say them
     expired_run         run though their deadline had passed before they were sent to a worker; it stays 0
     read_gauges         asked at scrape time
     """
@@ -90,18 +108,22 @@ class VersionMetrics:
         "batch_differences",
         "batch_rechecks",
         "batch_sizes",
+        "busy_seconds",
         "cancelled",
         "errors",
         "expired",
         "expired_run",
         "handler_seconds",
         "isolated",
+        "length_seconds",
+        "lengths",
         "model",
         "named_queue_s",
         "named_requests",
         "named_total_s",
         "queue_seconds",
         "read_gauges",
+        "recheck_seconds",
         "refused",
         "requests",
         "retried",
@@ -138,6 +160,10 @@ class VersionMetrics:
         self.batch_checks: dict[str, int] = defaultdict(int)
         self.batch_rechecks = 0
         self.batch_differences = 0
+        self.recheck_seconds = 0.0
+        self.busy_seconds = 0.0
+        self.lengths: dict[str, int] = defaultdict(int)
+        self.length_seconds = 0.0
         self.read_gauges = read_gauges
 
     @property
@@ -365,7 +391,7 @@ class Metrics:
 
     # ----------------------------------------------------------------------------------------------- our own
 
-    def _each_version(self, name: str, read: Callable[[VersionMetrics], int]) -> _Collect:
+    def _each_version(self, name: str, read: Callable[[VersionMetrics], float]) -> _Collect:
         return lambda: [f"{name}{{{view.labels}}} {_number(read(view.of))}" for view in self._versions]
 
     def _each_word(self, name: str, label: str, read: Callable[[VersionMetrics], _Words]) -> _Collect:
@@ -449,18 +475,29 @@ _SYSTEM_METRICS = {
 # What handlers may measure: TorchServe's list of model metrics, without PredictionTime, which the server knows itself.
 _HANDLER_METRICS = {"HandlerTime": ("ModelName", "Level")}
 
-_VERSION_COUNTERS: tuple[tuple[str, str, Callable[[VersionMetrics], int]], ...] = (
+_VERSION_COUNTERS: tuple[tuple[str, str, Callable[[VersionMetrics], float]], ...] = (
     ("marserve_requests_total", "Accepted requests.", lambda v: v.requests),
     ("marserve_retried_total", "Requests re-run because their worker died.", lambda v: v.retried),
     ("marserve_isolated_total", "Requests re-run because their batch raised.", lambda v: v.isolated),
     ("marserve_expired_total", "Requests whose deadline passed.", lambda v: v.expired),
     ("marserve_expired_run_total", "Requests run though their deadline had passed: none.", lambda v: v.expired_run),
     ("marserve_cancelled_total", "Requests whose client went away.", lambda v: v.cancelled),
+    ("marserve_worker_busy_seconds_total", "Time in which workers ran batches.", lambda v: v.busy_seconds),
+    (
+        "marserve_batch_recheck_seconds_total",
+        "Time in which workers ran served batches again.",
+        lambda v: v.recheck_seconds,
+    ),
     ("marserve_batch_rechecks_total", "Served batches that were run again item by item.", lambda v: v.batch_rechecks),
     (
         "marserve_batch_differences_total",
         "Of those, batches that were not answered as their items alone.",
         lambda v: v.batch_differences,
+    ),
+    (
+        "marserve_length_seconds_total",
+        "Time in which workers were asked how long inputs are.",
+        lambda v: v.length_seconds,
     ),
     ("marserve_worker_starts_total", "Worker processes started.", lambda v: v.worker_starts),
     ("marserve_worker_restarts_total", "Workers started in the place of one that ended.", lambda v: v.worker_restarts),
@@ -471,6 +508,7 @@ _VERSION_COUNTERS_BY_WORD: tuple[tuple[str, str, str, Callable[[VersionMetrics],
     ("marserve_errors_total", "Requests that failed, by cause.", "cause", lambda v: v.errors),
     ("marserve_model_refused_total", "Requests a model did not take, by cause.", "cause", lambda v: v.refused),
     ("marserve_worker_deaths_total", "Workers that ended unasked, by cause.", "cause", lambda v: v.worker_deaths),
+    ("marserve_lengths_total", "Lengths of inputs, by where they came from.", "source", lambda v: v.lengths),
     ("marserve_batch_checks_total", "Checks of batches against single requests.", "verdict", lambda v: v.batch_checks),
     (
         "marserve_worker_recycles_total",
