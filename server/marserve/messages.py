@@ -104,13 +104,26 @@ class Tolerance(msgspec.Struct, frozen=True, array_like=True):
 # ------------------------------------------------------------------------------------------- server to worker
 
 
+class Rank(msgspec.Struct, frozen=True, array_like=True):
+    """Which of the processes of a worker this one is, where a worker is a group of them (`parallelType`).
+
+    `is_mirrored`: every rank makes every call of the handler (`tp`, `pptp`), not rank 0 alone (`pp`). The ranks find
+    each other at `store_port` on loopback, whose listening socket rank 0 was given.
+    """
+
+    rank: int
+    size: int
+    is_mirrored: bool
+    store_port: int
+
+
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """Load this model. Everything the worker needs; it reads no settings and no archive of its own.
 
     `handler` is the manifest's or the registration's word (`image_classifier`, `h.py`, `h:entry`). `threads` is how
     many intra-op threads the worker may use, 0 for all cores. `environment` is added to the worker's.
     `memory_limit_bytes` is how much the worker may allocate beyond what it was born with, 0 for no limit.
-    `warm_up` are the inputs that each worker runs once before it says that it is ready.
+    `warm_up` are the inputs that each worker runs once before it says that it is ready. `rank` is None but in a group.
     """
 
     model: str
@@ -131,6 +144,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     environment: dict[str, str] = {}
     memory_limit_bytes: int = 0
     warm_up: list[Sample] = []
+    rank: Rank | None = None
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -153,6 +167,15 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     items: list[Item]
 
 
+class Batches(msgspec.Struct, frozen=True, array_like=True, tag="batches"):
+    """Small batches that share a frame, to be handled one after the other and each answered by itself.
+
+    Their bodies follow each other as the batches do.
+    """
+
+    batches: list[Batch]
+
+
 class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
     """Run these items alone and in batches and say whether the answers are alike. `number` as for a batch.
 
@@ -169,6 +192,17 @@ class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
     wanted: list[Result] | None = None
 
 
+class AskLengths(msgspec.Struct, frozen=True, array_like=True, tag="ask_lengths"):
+    """Say how long these items are, by the handler's own `length_of`. Bodies as in `Batch`.
+
+    It goes before batch `number`, never alone. After `limit_s` seconds no further item is looked at.
+    """
+
+    number: int
+    items: list[Item]
+    limit_s: float
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Finish what was sent and end."""
 
@@ -180,11 +214,16 @@ class Preload(msgspec.Struct, frozen=True, array_like=True, tag="preload"):
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True, tag="fork"):
-    """To a template: fork a worker; its descriptors come along as ancillary data (wire, stdout, stderr, page)."""
+    """To a template: fork a worker; its descriptors come along as ancillary data (wire, stdout, stderr, page).
+
+    `more` further ones follow for a rank of a group. `lineage` is what the worker's own processes are told by.
+    """
 
     worker_id: str
     seed: int
     threads: int
+    more: int = 0
+    lineage: str = ""
 
 
 # ------------------------------------------------------------------------------------------- worker to server
@@ -200,12 +239,14 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     """The model is loaded and the worker waits for batches. `warnings` are sentences for describe.
 
-    `warm_up_s` is how long the warm-up inputs took, 0 where there are none.
+    `warm_up_s` is how long the warm-up inputs took, 0 where there are none. `has_length_of`: the handler can be asked
+    how long an item is (`AskLengths`).
     """
 
     seconds: float
     warnings: list[str] = []
     warm_up_s: float = 0.0
+    has_length_of: bool = False
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):
@@ -301,6 +342,27 @@ class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
     notes: list[str]
 
 
+class Lengths(msgspec.Struct, frozen=True, array_like=True, tag="lengths"):
+    """The answer to `AskLengths`, before that of the batch behind it; `seconds` is the time inside the author's code.
+
+    One length an item, in order; fewer when the time was up. -1: the handler raised, or said no whole number from 0 on.
+    """
+
+    number: int
+    seconds: float
+    lengths: list[int]
+
+
+class OutOfStep(msgspec.Struct, frozen=True, array_like=True, tag="out_of_step"):
+    """From a rank of a group: the ranks did not end a call of the handler alike, so the group is not to be trusted.
+
+    `traceback` is that of the rank that raised.
+    """
+
+    detail: str
+    traceback: str
+
+
 class Metric(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One custom metric's value. `kind` is `counter`, `gauge` or `histogram`."""
 
@@ -318,5 +380,48 @@ class Metrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
     values: list[Metric]
 
 
-ToWorker = Load | Batch | Check | Stop | Preload | Fork
-ToServer = Hello | Loaded | NotLoaded | Templated | Forked | Exited | Results | Raised | Piece | Checked | Metrics
+ToWorker = Load | Batch | Batches | AskLengths | Check | Stop | Preload | Fork
+ToServer = (
+    Hello
+    | Loaded
+    | NotLoaded
+    | Templated
+    | Forked
+    | Exited
+    | Results
+    | Raised
+    | Piece
+    | Lengths
+    | Checked
+    | OutOfStep
+    | Metrics
+)
+
+# ------------------------------------------------------------------------------------------- rank to rank
+
+
+class Share(msgspec.Struct, frozen=True, array_like=True, tag="share"):
+    """From rank 0 to the others: the items that the next calls are made of; bodies as in `Batch`.
+
+    `is_once`: one call is made, which may have the bodies themselves.
+    """
+
+    items: list[Item]
+    is_once: bool
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
+    """From rank 0 to the others: call the handler with these of the shared items. `number` counts up from 1."""
+
+    number: int
+    chosen: list[int]
+
+
+class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag="call_ended"):
+    """From a rank to rank 0, and from rank 0 to the others: this call of the handler has ended."""
+
+    number: int
+    has_raised: bool
+
+
+ToRank = Share | Call | CallEnded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ import pytest
 from marserve import wire
 from marserve.errors import BadFrame
 from marserve.messages import (
+    AskLengths,
     Batch,
+    Batches,
     Hello,
     Item,
+    Lengths,
     Load,
     Loaded,
     Metrics,
@@ -25,7 +29,9 @@ from marserve.messages import (
     Results,
     Stop,
 )
+from marserve.pool.asked_lengths import Question
 from marserve.pool.batcher import Flight
+from marserve.pool.client import SHARED_FRAME_BYTES, WorkerClient
 from marserve.pool.queue import Job
 from support.fake_worker import FakeWorker
 from support.receivers import Told
@@ -55,11 +61,16 @@ class Ear:
                 await self._news.wait()
         return self.heard
 
-    def on_results(self, message: Results, bodies: list[bytes]) -> None:
-        """A batch has ended."""
+    def on_lengths(self, message: Lengths) -> None:
+        """The handler has said lengths."""
+        self._hear("lengths", message)
+
+    def on_results(self, ended: Sequence[tuple[Results, list[bytes]]]) -> None:
+        """Batches have ended."""
         if self.refuses:
             raise BadFrame("not what was running")
-        self._hear("results", (message, bodies))
+        for message, bodies in ended:
+            self._hear("results", (message, bodies))
 
     def on_raised(self, message: Raised) -> None:
         """A batch has raised."""
@@ -135,6 +146,83 @@ async def test_large_bodies_arrive_whole() -> None:
     assert bodies == [body, b"small"]
 
 
+def ahead(number: int, *bodies: bytes) -> Flight:
+    """A batch for a worker that is busy with another."""
+    found = flight(*(Request(f"{number}-{index}", [Part("body", body)]) for index, body in enumerate(bodies)))
+    found.number, found.is_ahead = number, True
+    return found
+
+
+async def test_small_batches_that_go_ahead_together_share_a_frame() -> None:
+    """One write and one encoding for what one turn of the event loop brings; each keeps its number and its bodies."""
+    async with FakeWorker(Ear()) as worker:
+        worker.client.exchange(ahead(1, b"a"))
+        worker.client.exchange(ahead(2, b"b", b"c"))
+
+        together, bodies = await worker.hear()
+
+    assert isinstance(together, Batches)
+    assert [(batch.number, [item.id for item in batch.items]) for batch in together.batches] == [
+        (1, ["1-0"]),
+        (2, ["2-0", "2-1"]),
+    ]
+    assert bodies == [b"a", b"b", b"c"]
+
+
+async def test_a_batch_for_a_worker_that_waits_leaves_at_once() -> None:
+    """And with it, before it, what was gathered: order is kept."""
+    async with FakeWorker(Ear()) as worker:
+        worker.client.exchange(ahead(1, b"a"))
+        waited_for = flight(Request("now", [Part("body", b"b")]))
+
+        worker.client.exchange(waited_for)
+        sent = worker.client.gathered
+        message, _ = await worker.hear()
+
+    assert sent == 0
+    assert isinstance(message, Batches)
+    assert [batch.number for batch in message.batches] == [1, 7]
+
+
+async def test_large_batches_do_not_share_a_frame() -> None:
+    """The worker would have to wait for the last of them to begin the first."""
+    large = bytes(SHARED_FRAME_BYTES)
+    async with FakeWorker(Ear()) as worker:
+        for number in (1, 2, 3):
+            worker.client.exchange(ahead(number, large))
+
+        heard = [(await worker.hear())[0] for _ in range(3)]
+
+    assert [(type(batch), batch.number) for batch in heard] == [(Batch, 1), (Batch, 2), (Batch, 3)]
+
+
+async def test_batches_that_ended_together_are_told_together_and_answered_with_one_frame() -> None:
+    """What the pool sends on while it hears of them leaves as one frame when it has heard all."""
+
+    class Pool(Ear):
+        """A pool that has the next batch ready for each that ended."""
+
+        client: WorkerClient
+
+        def on_results(self, ended: Sequence[tuple[Results, list[bytes]]]) -> None:
+            """Note how many came together, and send as many."""
+            self._hear("together", [message.number for message, _ in ended])
+            for message, _ in ended:
+                self.client.exchange(ahead(message.number + 10, b"next"))
+
+    pool = Pool()
+    async with FakeWorker(pool) as worker:
+        pool.client = worker.client
+        one = [b"".join(wire.encode(Results(n, 0.1, [Result(200, "", [])]), [b"x"])) for n in (1, 2, 3)]
+
+        await worker.write(b"".join(one))
+        message, bodies = await worker.hear()
+
+    assert pool.heard[0] == ("together", [1, 2, 3])
+    assert [batch.number for batch in message.batches] == [11, 12, 13]
+    assert bodies == [b"next"] * 3
+
+
 async def test_orders_arrive_in_their_order() -> None:
     """Load, work, stop."""
     async with FakeWorker(Ear()) as worker:
@@ -147,6 +235,20 @@ async def test_orders_arrive_in_their_order() -> None:
     assert kinds == [Load, Batch, Stop]
 
 
+async def test_a_question_for_lengths_carries_the_bodies() -> None:
+    """As a batch does, and the number of the batch that it goes before."""
+    jobs = flight(Request("a", [Part("body", b"one", "text/plain")]), Request("b", [Part("body", b"two")])).jobs
+    async with FakeWorker(Ear()) as worker:
+        worker.client.ask_lengths(Question(4, jobs, [b"", b""], 0.5))
+
+        message, bodies = await worker.hear()
+
+    assert isinstance(message, AskLengths)
+    assert (message.number, message.limit_s) == (4, 0.5)
+    assert [item.parts for item in message.items] == [[("body", "text/plain")], [("body", None)]]
+    assert bodies == [b"one", b"two"]
+
+
 async def test_everything_that_a_worker_says_goes_where_it_belongs() -> None:
     """In its order."""
     ear = Ear()
@@ -155,16 +257,18 @@ async def test_everything_that_a_worker_says_goes_where_it_belongs() -> None:
         await worker.say(Hello(1, "3.11"))
         await worker.say(Loaded(1.5))
         await worker.say(Metrics([]))
+        await worker.say(Lengths(1, 0.1, [3, -1]))
         await worker.say(Piece(1, RESULTS.results), [b"piece"])
         await worker.say(RESULTS, [b"body"])
         await worker.say(raised)
         await worker.say(NotLoaded("k", "m", "t"))
 
-        heard = await ear.next(6)
+        heard = await ear.next(7)
 
-    assert heard[:6] == [
+    assert heard[:7] == [
         ("loaded", Loaded(1.5)),
         ("metrics", Metrics([])),
+        ("lengths", Lengths(1, 0.1, [3, -1])),
         ("piece", (Piece(1, RESULTS.results), [b"piece"])),
         ("results", (RESULTS, [b"body"])),
         ("raised", raised),

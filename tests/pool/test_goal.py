@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
-from marserve.pool.goal import BatchCosts, GoalPolicy
+from marserve.pool.asked_lengths import BUSY_SHARE
+from marserve.pool.goal import WAY_S, BatchCosts, GoalPolicy
 from marserve.pool.options import PoolOptions
 from support.known_cost import Cost, KnownCost, bursty, poisson
 
@@ -61,6 +62,19 @@ def test_costs_that_double_are_known_after_few_batches_for_all_sizes() -> None:
     assert costs.cost(8) == pytest.approx(0.052, rel=0.05)
     assert costs.cost(16) == pytest.approx(0.084, rel=0.15)
     assert costs.cost(2) == pytest.approx(0.028, rel=0.15)
+
+
+def test_of_batches_of_microseconds_some_are_enough_until_they_take_longer() -> None:
+    """A jump to what counts is seen at once."""
+    goal = GoalPolicy(0.1, 8)
+    for _ in range(1000):
+        goal.learn(4, 1e-5)
+    assert goal.describe()["costs"][0]["bySize"]["4"] == pytest.approx(0.01)
+
+    for _ in range(10):
+        goal.learn(4, 0.02)
+
+    assert goal.describe()["costs"][0]["bySize"]["4"] == pytest.approx(20.0)
 
 
 def test_sizes_above_32_are_learned_in_steps() -> None:
@@ -147,6 +161,19 @@ def test_an_item_joins_only_within_the_padding_budget() -> None:
     assert goal.may_join(100, 1, 100, 50)
     assert not goal.may_join(100, 1, 100, 40)
     assert not goal.may_join(100, 1, 100, 300)
+
+
+def test_a_batch_goes_ahead_where_it_could_not_grow_or_is_cheap_and_the_goal_is_kept() -> None:
+    """Nothing goes ahead before anything is known."""
+    quick = informed(lambda size: WAY_S / 10 + 1e-6 * size, 0.050, most=64)
+    slow = informed(lambda size: 0.001 + 1e-5 * size, 0.050, most=64)
+
+    assert not GoalPolicy(0.1, 8).allows_ahead(8, 0.0)
+    assert quick.allows_ahead(16, 0.0)
+    assert not slow.allows_ahead(16, 0.0)
+    assert slow.allows_ahead(64, 0.0)
+    assert slow.allows_ahead(100, 0.0)
+    assert not slow.allows_ahead(64, 0.049)
 
 
 def test_describe_says_what_was_learned_and_chosen() -> None:
@@ -292,3 +319,39 @@ def test_batches_of_one_length_keep_the_padding_budget_and_do_more() -> None:
         assert sum(batch) >= 0.7 * max(batch) * len(batch)
     assert len(alike.latencies) == 3000
     assert alike.percentile(0.95) < 0.5 * mixed.percentile(0.95)
+
+
+def test_lengths_that_only_the_handler_knows_are_asked_for_and_keep_the_budget() -> None:
+    """The bytes say nothing of them: asked ahead, they make the same load answered sooner, at a bounded price."""
+    dice = random.Random(11)
+    lengths = [dice.choice([16, 20, 24, 400, 450, 512]) for _ in range(3000)]
+
+    def cost(size: int, longest: int, _now: float) -> float:
+        return 0.005 + 1e-5 * size * longest
+
+    def play(length_s: float | None) -> KnownCost:
+        pool = options("goal", 32, latency_goal_s=0.3, padding_budget=0.3)
+        return KnownCost(pool, cost, length_s=length_s).run(poisson(330.0, 3000, 2), lengths)
+
+    mixed, asked, dear = play(None), play(0.0002), play(0.02)
+
+    assert mixed.asked == 0
+    assert len(asked.latencies) == len(dear.latencies) == 3000
+    assert asked.asked > 500
+    assert asked.percentile(0.95) < 0.6 * mixed.percentile(0.95)
+    for played in (asked, dear):
+        busy_s = sum(cost(len(batch), max(batch), 0.0) for _, batch in played.batches)
+        assert 0 < played.dispatcher.metrics.length_seconds <= BUSY_SHARE * busy_s + 4 * 0.02
+        assert played.dispatcher.metrics.length_seconds == pytest.approx(
+            played.asked * (0.0002 if played is asked else 0.02)
+        )
+
+
+def test_who_comes_to_a_free_worker_is_never_asked_about() -> None:
+    """A lone request waits for nothing."""
+    played = KnownCost(options("goal", 32, latency_goal_s=0.3), linear, length_s=0.001).run(
+        [number * 0.1 for number in range(50)], [dice % 7 for dice in range(50)]
+    )
+
+    assert played.asked == 0
+    assert played.percentile(1.0) == pytest.approx(linear(1, 1, 0.0))

@@ -159,6 +159,37 @@ def escape_and_exit(value: bytes) -> Any:
     os._exit(0)
 
 
+def daemon(value: bytes) -> Any:
+    """Leave a process in a session of its own, whose parent has gone, with nothing inherited open."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        pid = os.fork()
+        if pid == 0:
+            os.closerange(0, 256)
+            time.sleep(60)
+            os._exit(0)
+        os.write(writing, str(pid).encode())
+        os._exit(0)
+    os.wait()
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        return told.read()
+
+
+def session(value: bytes) -> Any:
+    """Leave a program in a session of its own."""
+    command = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    return str(subprocess.Popen(command, start_new_session=True).pid)
+
+
+def slowly(value: bytes) -> Any:
+    """Do as the word says, and take so long that another worker has the next request."""
+    done = globals()[value.decode()](b"")
+    time.sleep(0.3)
+    return f"{os.getpid()} {done}"
+
+
 def close_streams(value: bytes) -> Any:
     """Close standard input, output and error."""
     os.closerange(0, 3)
@@ -184,6 +215,20 @@ def print_much(value: bytes) -> Any:
     for _ in range(10_000):
         print("x" * 999)  # noqa: T201
     return "ok"
+
+
+def print_a_gigabyte(value: bytes) -> Any:
+    """Print a gigabyte, in lines."""
+    line = b"x" * 9_999 + b"\n"
+    for _ in range(100_000):
+        sys.stdout.buffer.write(line)
+    sys.stdout.flush()
+    return "ok"
+
+
+def answer_a_gigabyte(value: bytes) -> Any:
+    """Answer more than anybody asked for."""
+    return b"x" * 1_000_000_000
 
 
 def print_binary(value: bytes) -> Any:

@@ -34,9 +34,12 @@ class FakeWorker:
     started_at: float = 1_700_000_000.25
     pid: int = 4711
     gpu_id: int | None = None
+    ranks: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
     memory_bytes: int = 50_000_000
     restarts: int = 0
     last_death: FakeDeath | None = None
+    next_start_at: float | None = None
 
 
 @dataclass

@@ -13,6 +13,7 @@ from itertools import count
 
 from marserve.errors import MarserveError, QueueFull
 from marserve.messages import Answer, Part, Request, Result
+from marserve.pool.asked_lengths import Question
 from marserve.pool.batcher import Flight
 from marserve.pool.dispatcher import Dispatcher
 from marserve.pool.options import PoolOptions
@@ -66,11 +67,16 @@ class _Client:
 
 @dataclass(eq=False)
 class KnownCost:
-    """One pool. `cost` is given a batch's size, its longest item's length and the time, and says how long it takes."""
+    """One pool. `cost` is given a batch's size, its longest item's length and the time, and says how long it takes.
+
+    With `length_s` the handler can be asked for lengths, and takes so long for each.
+    """
 
     options: PoolOptions
     cost: Cost
     workers: int = 1
+    length_s: float | None = None
+    asked: int = 0
     now: float = 0.0
     refused: int = 0
     latencies: list[tuple[float, float]] = field(default_factory=list)
@@ -78,7 +84,7 @@ class KnownCost:
 
     def __post_init__(self) -> None:
         self.dispatcher = Dispatcher(self.options, VersionMetrics("m", "1"), self)
-        self._ends: list[tuple[float, int, str, Flight, float]] = []
+        self._ends: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._free_at: dict[str, float] = {}
         self._lengths: dict[str, int] = {}
@@ -86,6 +92,8 @@ class KnownCost:
         for number in range(self.workers):
             self._free_at[f"w{number}"] = 0.0
             self.dispatcher.open_lane(f"w{number}", 0.0)
+        if self.length_s is not None:
+            self.dispatcher.offer_lengths()
 
     def run(self, arrivals: Iterable[float], lengths: Iterable[int] | None = None) -> KnownCost:
         """Let requests come at these times, each with its length (1 unless given), and all be answered."""
@@ -96,7 +104,7 @@ class KnownCost:
             length = next(sizes) if sizes is not None else 1
             name = str(number)
             self._lengths[name] = length
-            request = Request(name, [Part("body", b"")], headers=[(b"length", b"%d" % length)])
+            request = Request(name, [Part("body", name.encode())], headers=[(b"length", b"%d" % length)])
             try:
                 self.dispatcher.submit(request, _Client(arrived, self), arrived)
             except QueueFull:
@@ -112,10 +120,8 @@ class KnownCost:
             if end is not None and (wake is None or end <= wake):
                 if end > when:
                     return
-                self.now, _, key, flight, run_s = heapq.heappop(self._ends)
-                self.dispatcher.finished(
-                    key, flight.number, run_s, [OK] * len(flight.jobs), [b""] * len(flight.jobs), self.now
-                )
+                self.now, _, happen = heapq.heappop(self._ends)
+                happen()
             elif wake is not None:
                 if wake > when:
                     return
@@ -137,8 +143,27 @@ class KnownCost:
         lengths = [self._lengths[job.request.id] for job in flight.jobs]
         run_s = self.cost(len(flight.jobs), max(lengths), begins)
         self.batches.append((begins, lengths))
-        self._free_at[key] = begins + run_s
-        heapq.heappush(self._ends, (begins + run_s, next(self._order), key, flight, run_s))
+        self._occupy(key, begins + run_s, lambda: self._finish(key, flight, run_s))
+
+    def _finish(self, key: str, flight: Flight, run_s: float) -> None:
+        count = len(flight.jobs)
+        self.dispatcher.finished(key, flight.number, run_s, [OK] * count, [b""] * count, self.now)
+
+    def ask_lengths(self, key: str, question: Question) -> None:
+        """A worker is asked how long some inputs are: it says so before it begins its next batch."""
+        assert self.length_s is not None
+        lengths = [self._lengths[job.request.id] for job in question.jobs]
+        self.asked += len(lengths)
+        took_s = self.length_s * len(lengths)
+        self._occupy(
+            key,
+            max(self.now, self._free_at[key]) + took_s,
+            lambda: self.dispatcher.told_lengths(key, question.number, took_s, lengths),
+        )
+
+    def _occupy(self, key: str, until: float, then: Callable[[], None]) -> None:
+        self._free_at[key] = until
+        heapq.heappush(self._ends, (until, next(self._order), then))
 
     def mark_cancelled(self, key: str, number: int, index: int) -> None:
         """Nobody cancels here."""

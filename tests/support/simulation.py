@@ -3,7 +3,7 @@
 It drives the real `Dispatcher` through its real interface. Each request carries its own number as its body; a worker
 echoes it, so that an answer that went to the wrong client shows. Some worlds have a clock that rings late, as real ones
 do; some are scaled to nothing for a while; some clients send another request, or give up others, while they are told.
-In some worlds requests have priorities.
+In some worlds requests have priorities, in some handlers say how long inputs are, and workers die of that question.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from marserve.errors import (
     WorkerDied,
 )
 from marserve.messages import Answer, Part, Raised, Request, Result
+from marserve.pool.asked_lengths import Question
 from marserve.pool.batcher import MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT, Flight
 from marserve.pool.dispatcher import Dispatcher
 from marserve.pool.options import PoolOptions
@@ -86,6 +87,7 @@ class FakeWorker:
     key: str
     flights: list[Flight] = field(default_factory=list)
     begun: int = 0
+    questions: list[Question] = field(default_factory=list)
     is_running: bool = False
     is_dead: bool = False
 
@@ -105,7 +107,7 @@ class World:
             max_batch_delay_s=dice.choice([0.0, 0.005, 0.1]),
             batch_policy=dice.choice(["idle", "idle", "fixed", "goal"]),
             latency_goal_s=dice.choice([0.001, 0.02, 0.5]),
-            length_from=dice.choice([None, "body_bytes"]),
+            length_from=dice.choice([None, "body_bytes"]),  # where none, the handler may be asked
             padding_budget=dice.choice([0.0, 0.3]),
             queue_size=dice.choice([2, 10, 100]),
             use_job_ticket=dice.random() < 0.1,
@@ -136,6 +138,10 @@ class World:
         self.was_empty_of_workers = False
         self.is_asleep = False
         self._largest_batch = self.options.batch_size
+        self._lengths = random.Random(f"lengths {seed}")
+        self._says_lengths = self._lengths.random() < 0.7
+        self._dies_of_asking = self._lengths.choice([0.0, 0.05, 0.5])
+        self.asked = self.died_of_asking = 0
 
     # ---------------------------------------------------------------------------------------------- the story
 
@@ -271,6 +277,8 @@ class World:
         worker = FakeWorker(f"w{next(self.worker_numbers)}")
         if self.dispatcher.living_slots > 0:
             self.workers[worker.key] = worker
+            if self._says_lengths:
+                self.dispatcher.offer_lengths()
             self.dispatcher.open_lane(worker.key, self.now)
 
     def want_a_check(self) -> None:
@@ -385,7 +393,8 @@ class World:
             self.problems.append(f"a batch of {len(flight.jobs)}")
         if any(job.deadline is not None and job.deadline <= self.now for job in flight.jobs):
             self.problems.append("a request was sent to a worker after its deadline")
-        if not flight.is_group and (self.options.batch_policy != "goal" or self.options.length_from is None):
+        has_lengths = self.options.length_from is not None or self._says_lengths
+        if not flight.is_group and not (self.options.batch_policy == "goal" and has_lengths):
             self._check_order(flight)
         if len(flight.jobs) > 1 and any(job.request.is_describe for job in flight.jobs):
             self.problems.append("a describe request has company")
@@ -408,6 +417,39 @@ class World:
                 company = job.request.is_describe or any(other.request.is_describe for other in flight.jobs)
                 if job.arrived + job.priority * AGEING_S < last and not company:
                     self.problems.append(f"{job.request.id} was passed over")
+
+    def ask_lengths(self, key: str, question: Question) -> None:
+        """The dispatcher asks for lengths before a batch."""
+        worker = self.workers[key]
+        if worker.is_dead or worker.questions or not self._says_lengths or not question.jobs:
+            self.problems.append(f"{key} was asked for lengths it cannot say")
+        if worker.flights and worker.flights[-1].number >= question.number:
+            self.problems.append(f"{key} was asked for lengths after the batch that they go before")
+        worker.questions.append(question)
+
+    def say_lengths(self, worker: FakeWorker, question: Question) -> None:
+        """A worker says lengths, all of them or not, or that it cannot; or it ends, or is ended, over the question."""
+        if worker.is_dead:
+            return
+        dice = self._lengths
+        if dice.random() < self._dies_of_asking:
+            self.died_of_asking += 1
+            before = self._count_killed()
+            is_killed = dice.random() < 0.5
+            self.bury(worker, may_retry=is_killed, cause="killed" if is_killed else "response_timeout")
+            if self._count_killed() > before:
+                self.problems.append(f"{worker.key} ended while it was asked for lengths, and a request with it")
+            return
+        self.asked += 1
+        said = [dice.choice([-1, 0, 1, 7, 500]) for _ in question.jobs]
+        said = said[: dice.randint(1, len(said))]
+        worker.questions.pop(0)
+        self.dispatcher.told_lengths(worker.key, question.number, dice.random() * 0.001, said)
+        self.begin(worker)
+
+    def _count_killed(self) -> int:
+        """Clients that were told that a worker died with their request."""
+        return sum(isinstance(end, WorkerDied) for client in self.clients for end in client.ends)
 
     def mark_cancelled(self, key: str, number: int, index: int) -> None:
         """The dispatcher cancels a running item. The worker may see it or not."""
@@ -444,6 +486,10 @@ class World:
             return
         flight = worker.flights[0]
         if flight.is_check:  # it was lent in between; `end_check` goes on
+            return
+        if worker.questions and worker.questions[0].number == flight.number:
+            question = worker.questions[0]
+            self.after(self._lengths.random() * 0.001, lambda: self.say_lengths(worker, question))
             return
         worker.begun = flight.number
         clients = [self.by_request[job.request.id] for job in flight.jobs]

@@ -17,11 +17,14 @@ import msgspec
 import pytest
 
 from marserve.messages import (
+    AskLengths,
     Batch,
+    Batches,
     Check,
     Checked,
     Hello,
     Item,
+    Lengths,
     Load,
     Loaded,
     Metrics,
@@ -366,6 +369,20 @@ def test_a_piece_may_be_an_exception_too(stage: Stage) -> None:
 # ------------------------------------------------------------------------------------------- checks
 
 
+def test_a_question_for_lengths_is_answered_without_a_word_on_the_page(stage: Stage) -> None:
+    """The batch behind it has not begun: a worker that dies here gives it back unrun."""
+    model = LoadedModel(echo, make_context(), LOAD, lambda row: len(row["body"]))
+    loop = WorkerLoop(stage, stage.page, model)  # type: ignore[arg-type]
+
+    loop.serve_lengths(AskLengths(7, [item(), item()], 1.0), [bytearray(b"four"), bytearray(b"x")])
+
+    told = stage.sent[-1][0]
+    assert isinstance(told, Lengths)
+    assert (told.number, told.lengths) == (7, [4, 1])
+    assert stage.page.running[0] == 0
+    assert stage.page.finished == 0
+
+
 def test_a_check_is_a_batch_to_whoever_watches_the_page(stage: Stage) -> None:
     """It is begun anew with each call of the handler, and finished once."""
     running: list[int] = []
@@ -470,6 +487,26 @@ def test_leaving_is_not_swallowed(stage: Stage) -> None:
 
 
 # ------------------------------------------------------------------------------------------- expired, cancelled
+
+
+def test_batches_of_one_frame_are_answered_one_by_one(stage: Stage) -> None:
+    """Each by its number, with the bodies that are its own; one that raises is told between the others."""
+
+    def handle(rows: list[dict[str, Any]], context: Any) -> list[Any]:
+        if any(row["body"] == b"bad" for row in rows):
+            raise ValueError("bad")
+        return echo(rows, context)
+
+    loop = WorkerLoop(stage, stage.page, LoadedModel(handle, make_context(), LOAD))  # type: ignore[arg-type]
+    batches = [Batch(3, [item(), item()]), Batch(4, [item()]), Batch(5, [item(("x", None), ("body", None))])]
+    bodies = [bytearray(body) for body in (b"a", b"b", b"bad", b"other", b"c")]
+
+    loop.serve_batches(Batches(batches), bodies)
+
+    ended, raised, last = stage.sent
+    assert (ended[0].number, ended[1]) == (3, [b"a", b"b"])
+    assert (type(raised[0]), raised[0].number) == (Raised, 4)
+    assert (last[0].number, last[1]) == (5, [b"c"])
 
 
 def test_expired_and_cancelled_items_never_reach_the_handler(stage: Stage) -> None:

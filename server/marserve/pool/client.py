@@ -2,6 +2,9 @@
 
 `exchange` turns a flight into one frame; what comes back goes to a `Peer`, the worker's slot. A worker that says what
 no honest worker says is reported through `on_broken` and must be ended.
+
+A flight for a worker that waits for it is written at once. Those that go ahead to a busy worker are gathered until this
+turn of the event loop is over, and small ones share a frame: one write and one encoding for as many as come together.
 """
 
 from __future__ import annotations
@@ -13,28 +16,37 @@ from typing import Any, Protocol, cast
 from marserve import wire
 from marserve.errors import BadFrame
 from marserve.messages import (
+    AskLengths,
     Batch,
+    Batches,
     Check,
     Checked,
     Item,
+    Lengths,
     Load,
     Loaded,
     Metrics,
     NotLoaded,
+    OutOfStep,
     Piece,
     Raised,
     Results,
     Stop,
     ToWorker,
 )
+from marserve.pool.asked_lengths import Question
 from marserve.pool.batcher import Flight
+from marserve.pool.queue import Job
+
+# Bodies of one frame that several flights share: more would keep the worker waiting for the last to begin the first.
+SHARED_FRAME_BYTES = 16 * 1024
 
 
 class Peer(Protocol):
     """Who hears what the worker says. Called on the event loop; `BadFrame` raised here ends the worker."""
 
-    def on_results(self, message: Results, bodies: list[wire.Body]) -> None:
-        """A batch has ended."""
+    def on_results(self, ended: Sequence[tuple[Results, list[wire.Body]]]) -> None:
+        """One batch or more have ended, in this order."""
 
     def on_raised(self, message: Raised) -> None:
         """A batch has raised as a whole."""
@@ -45,6 +57,9 @@ class Peer(Protocol):
     def on_checked(self, message: Checked) -> None:
         """A check has ended."""
 
+    def on_lengths(self, message: Lengths) -> None:
+        """The handler has said how long some items are."""
+
     def on_metrics(self, message: Metrics) -> None:
         """What the handler measured."""
 
@@ -53,6 +68,9 @@ class Peer(Protocol):
 
     def on_not_loaded(self, message: NotLoaded) -> None:
         """Loading failed; the worker is on its way out."""
+
+    def on_out_of_step(self, message: OutOfStep) -> None:
+        """The ranks of a group did not end a call alike."""
 
     def on_broken(self, error: BadFrame) -> None:
         """The worker said what no honest worker says."""
@@ -68,6 +86,8 @@ class WorkerClient(asyncio.Protocol):
         self._peer = peer
         self._decoder = wire.server_decoder(max_frame_bytes=max_frame_bytes)
         self._transport: asyncio.Transport | None = None
+        self._gathered: list[Flight] = []
+        self._is_receiving = False  # who told us of it will flush
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ready to send."""
@@ -78,17 +98,48 @@ class WorkerClient(asyncio.Protocol):
         self._send(load)
 
     def exchange(self, flight: Flight) -> None:
-        """Send the flight's jobs; the peer hears how they ended."""
-        items = []
+        """Send the flight's jobs, at the latest when this turn of the event loop is over; the peer hears the end."""
+        gathered = self._gathered
+        gathered.append(flight)
+        if self._is_receiving:
+            return
+        if not flight.is_ahead:
+            self.flush()
+        elif len(gathered) == 1:
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    @property
+    def gathered(self) -> int:
+        """How many flights wait to be written together."""
+        return len(self._gathered)
+
+    def flush(self) -> None:
+        """Write the flights that were gathered."""
+        flights = self._gathered
+        if not flights:
+            return
+        self._gathered = []
+        together: list[Batch] = []
         bodies: list[wire.Body] = []
-        for job in flight.jobs:
-            request = job.request
-            parts = []
-            for part in request.parts:
-                parts.append((part.name, part.content_type))
-                bodies.append(part.body)
-            items.append(Item(request.id, parts, request.headers, request.server_headers, job.deadline))
-        self._send(Batch(flight.number, items), bodies)
+        size = 0
+        for flight in flights:
+            items, more = _items_of(flight.jobs)
+            more_bytes = sum(map(len, more))
+            if together and size + more_bytes > SHARED_FRAME_BYTES:
+                self._send_batches(together, bodies)
+                together, bodies, size = [], [], 0
+            together.append(Batch(flight.number, items))
+            bodies += more
+            size += more_bytes
+        self._send_batches(together, bodies)
+
+    def _send_batches(self, batches: list[Batch], bodies: list[wire.Body]) -> None:
+        self._write(batches[0] if len(batches) == 1 else Batches(batches), bodies)
+
+    def ask_lengths(self, question: Question) -> None:
+        """Have the handler say how long some items are; the peer hears it."""
+        items, bodies = _items_of(question.jobs)
+        self._send(AskLengths(question.number, items, question.limit_s), bodies)
 
     def check(self, check: Check, bodies: Sequence[wire.Body]) -> None:
         """Have the worker check something; the peer hears what it found."""
@@ -118,6 +169,10 @@ class WorkerClient(asyncio.Protocol):
             self._transport.abort()
 
     def _send(self, message: ToWorker, bodies: list[wire.Body] | None = None) -> None:
+        self.flush()
+        self._write(message, bodies)
+
+    def _write(self, message: ToWorker, bodies: list[wire.Body] | None = None) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             return  # its end is on its way to the peer
@@ -128,29 +183,58 @@ class WorkerClient(asyncio.Protocol):
             transport.writelines(buffers)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on every message that is now whole."""
+        """Hand on every message that is now whole, results that come together all at once."""
         peer = self._peer
+        self._is_receiving = True
         try:
+            ended: list[tuple[Results, list[wire.Body]]] = []
             for message, bodies in self._decoder.feed(data):
                 kind: Any = type(message)
                 if kind is Results:
-                    peer.on_results(cast("Results", message), bodies)
-                elif kind is Metrics:
+                    ended.append((cast("Results", message), bodies))
+                    continue
+                if ended:
+                    peer.on_results(ended)
+                    ended = []
+                if kind is Metrics:
                     peer.on_metrics(cast("Metrics", message))
                 elif kind is Raised:
                     peer.on_raised(cast("Raised", message))
                 elif kind is Piece:
                     peer.on_piece(cast("Piece", message), bodies)
+                elif kind is Lengths:
+                    peer.on_lengths(cast("Lengths", message))
+                elif kind is OutOfStep:
+                    peer.on_out_of_step(cast("OutOfStep", message))
                 elif kind is Checked:
                     peer.on_checked(cast("Checked", message))
                 elif kind is Loaded:
                     peer.on_loaded(cast("Loaded", message))
                 elif kind is NotLoaded:
                     peer.on_not_loaded(cast("NotLoaded", message))
+            if ended:
+                peer.on_results(ended)
         except BadFrame as error:
             peer.on_broken(error)
+        finally:
+            self._is_receiving = False
+            self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The worker is gone, or on its way."""
         self._transport = None
         self._peer.on_closed()
+
+
+def _items_of(jobs: Sequence[Job]) -> tuple[list[Item], list[wire.Body]]:
+    """What travels of jobs, and their bodies behind it."""
+    items: list[Item] = []
+    bodies: list[wire.Body] = []
+    for job in jobs:
+        request = job.request
+        parts = []
+        for part in request.parts:
+            parts.append((part.name, part.content_type))
+            bodies.append(part.body)
+        items.append(Item(request.id, parts, request.headers, request.server_headers, job.deadline))
+    return items, bodies

@@ -17,7 +17,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from marserve.errors import (
     BadFrame,
@@ -34,8 +34,10 @@ from marserve.errors import (
     WaitTooLong,
 )
 from marserve.messages import Answer, Raised, Receiver, Request, Result
+from marserve.pool.asked_lengths import AskedLengths, Question
 from marserve.pool.batcher import (
     AHEAD_BELOW_S,
+    AHEAD_FOR_GOAL_BELOW_S,
     MANY_AHEAD_BELOW_S,
     MAX_IN_FLIGHT,
     MAX_JOBS_IN_FLIGHT,
@@ -45,7 +47,7 @@ from marserve.pool.batcher import (
 )
 from marserve.pool.expected_wait import RunTimes, expected_wait_s
 from marserve.pool.goal import GoalPolicy
-from marserve.pool.lengths import read_rule
+from marserve.pool.lengths import FROM_HANDLER, read_rule
 from marserve.pool.options import PoolOptions
 from marserve.pool.queue import Job, JobQueue, JobState
 from marserve.telemetry.metrics import VersionMetrics
@@ -67,6 +69,9 @@ class Actions(Protocol):
     def send(self, key: str, flight: Flight) -> None:
         """Send the flight's jobs to worker `key`."""
 
+    def ask_lengths(self, key: str, question: Question) -> None:
+        """Ask worker `key` for lengths; the batch of that number is sent to it next."""
+
     def mark_cancelled(self, key: str, number: int, index: int) -> None:
         """Tell worker `key` that item `index` of batch `number` is no longer wanted."""
 
@@ -86,6 +91,14 @@ class Actions(Protocol):
         """Worker `key` is free for what a lane was wanted for (`want_lane`); `flight` has its number and no jobs."""
 
 
+class Landed(NamedTuple):
+    """A batch that has ended, with one result and one body a job, of which its jobs have not been told."""
+
+    flight: Flight
+    results: Sequence[Result]
+    bodies: Sequence[bytes | bytearray]
+
+
 class Dispatcher:
     """The pure heart of a pool. All calls come from one thread; `now` is the monotonic clock in seconds."""
 
@@ -99,13 +112,17 @@ class Dispatcher:
         self.goal: GoalPolicy | None = None
         if options.batch_policy == "goal" and options.latency_goal_s is not None:
             self.goal = GoalPolicy(options.latency_goal_s, options.batch_size, padding_budget=options.padding_budget)
+        # Where no rule says how long inputs are the handler may (docs/batching-goal.md).
+        has_rule = options.length_from not in (None, FROM_HANDLER)
+        self.asked_lengths = AskedLengths(metrics) if self.goal is not None and not has_rule else None
         self._batcher = Batcher(
             self.queue,
             max_batch_size=options.batch_size,
             max_delay_s=options.max_batch_delay_s,
             policy=options.batch_policy,
             goal=self.goal,
-            length_of=read_rule(options.length_from) if options.length_from is not None else None,
+            length_of=read_rule(options.length_from) if has_rule and options.length_from is not None else None,
+            asked_lengths=self.asked_lengths,
         )
         self._lanes: dict[str, WorkerLane] = {}
         self._idle: list[WorkerLane] = []
@@ -174,7 +191,11 @@ class Dispatcher:
         if request.names_version:
             self.metrics.named_requests += 1
         # While every worker is busy, a job that does not fill a batch changes nothing before its delay is up.
-        if self._idle or waiting + 1 >= options.batch_size:
+        if (
+            self._idle
+            or waiting + 1 >= options.batch_size
+            or (waiting + 1 == MAX_JOBS_IN_FLIGHT and self.goal is not None)
+        ):
             self.pump(now)
         if displaced is not None:
             self._fail(displaced, QueueFull(options.model, retry_after_s=self.retry_after_s()), now)
@@ -363,13 +384,18 @@ class Dispatcher:
 
     def _lane_for_batch_ahead(self, now: float) -> WorkerLane | None:
         """The least busy of the busy workers that may be sent another batch; None if it would not pay."""
-        if not self._batcher.pays_ahead(now):
+        policy = self.options.batch_policy
+        has_goal = self.goal is not None  # then whether it pays takes longer to say than whether somebody has room
+        if policy == "fixed" or not (has_goal or self._batcher.pays_ahead(now)):
             return None
+        below_s = self._ahead_below_s if policy == "idle" else min(self._ahead_below_s, AHEAD_FOR_GOAL_BELOW_S)
         best: WorkerLane | None = None
         for lane in self._lanes.values():
-            if _takes_another(lane, self._ahead_below_s) and (best is None or _busyness(lane) < _busyness(best)):
+            if _takes_another(lane, below_s) and (best is None or _busyness(lane) < _busyness(best)):
                 best = lane
-        return best if self.options.batch_policy == "idle" else None
+        if has_goal and best is not None and not self._batcher.pays_ahead(now):
+            return None
+        return best
 
     def _may_send_ahead(self) -> bool:
         below_s = self._ahead_below_s
@@ -378,23 +404,59 @@ class Dispatcher:
         )
 
     def _dispatch(self, lane: WorkerLane, jobs: list[Job], is_group: bool, now: float) -> None:
-        if lane.flights:
+        is_ahead = bool(lane.flights)
+        if is_ahead:
             self._ahead += len(jobs)
         else:
             self._idle.pop()
         lane.last_number += 1
-        flight = Flight(lane.last_number, jobs, is_group, now)
+        flight = Flight(lane.last_number, jobs, is_group, now, is_ahead=is_ahead)
         lane.flights.append(flight)
-        observe = self.metrics.queue_seconds.observe
+        metrics = self.metrics
         for job in jobs:
             job.state = JobState.RUNNING
             job.flight = flight
-            waited_s = now - job.arrived
-            observe(waited_s)
             if job.request.names_version:
-                self.metrics.named_queue_s += waited_s
-        self.metrics.batch_sizes.observe(len(jobs))
+                metrics.named_queue_s += now - job.arrived
+        metrics.queue_seconds.observe_all([now - job.arrived for job in jobs])
+        metrics.batch_sizes.observe(len(jobs))
+        if self._batcher.guessed and not is_group:
+            self._ask_lengths(lane, flight)
         self._actions.send(lane.key, flight)
+
+    # ------------------------------------------------------------------------------------------- lengths
+
+    def offer_lengths(self) -> None:
+        """A worker has loaded a handler that can say how long inputs are."""
+        if self.asked_lengths is not None:
+            self.asked_lengths.is_offered = True
+
+    def is_asked(self, key: str) -> bool:
+        """Whether worker `key` is being asked for lengths: it has, and nothing else is before it."""
+        lane = self._lanes.get(key)
+        if lane is None or lane.question is None:
+            return False
+        return lane.flights[0].number == lane.question.number
+
+    def _ask_lengths(self, lane: WorkerLane, flight: Flight) -> None:
+        """Ask for the lengths that the batcher missed, right before `flight`; one question at a time."""
+        guessed, self._batcher.guessed = self._batcher.guessed, []
+        if self.asked_lengths is None or lane.question is not None:
+            return
+        lane.question = self.asked_lengths.ask(guessed, flight.number, lane.mean_run_s)
+        if lane.question is not None:
+            self._actions.ask_lengths(lane.key, lane.question)
+
+    def told_lengths(self, key: str, number: int, seconds: float, lengths: Sequence[int]) -> None:
+        """Worker `key` has answered the question before batch `number`. Raises BadFrame if it was asked none such."""
+        lane = self._lanes.get(key)
+        question = lane.question if lane is not None else None
+        if lane is None or question is None or self.asked_lengths is None or question.number != number:
+            raise BadFrame(f"worker {key} speaks of lengths before batch {number}, which it was not asked for")
+        if len(lengths) > len(question.jobs) or not 0 <= seconds < math.inf:
+            raise BadFrame(f"worker {key} says {len(lengths)} lengths, of {len(question.jobs)}, in {seconds} s")
+        lane.question = None
+        self.asked_lengths.take(question, lengths, seconds)
 
     # ------------------------------------------------------------------------------------------- answers
 
@@ -409,24 +471,66 @@ class Dispatcher:
     ) -> None:
         """Worker `key` has ended batch `number`: one result and one body a job, in order.
 
-        Raises BadFrame when that is not what it was running; the worker must then be ended.
+        That is `land`, `pump` and `tell` in one. Raises BadFrame when that is not what it was running; the worker must
+        then be ended.
+        """
+        landed = self.land(key, number, handler_s, results, bodies, now)
+        self.pump(now)
+        self.tell(landed, now)
+
+    def land(
+        self,
+        key: str,
+        number: int,
+        handler_s: float,
+        results: Sequence[Result],
+        bodies: Sequence[bytes | bytearray],
+        now: float,
+    ) -> Landed:
+        """Book that worker `key` has ended batch `number`, so that `pump` may send it the next; nobody is told yet.
+
+        Raises BadFrame as `finished`.
         """
         flight = self._flight(key, number)
         if not len(results) == len(bodies) == len(flight.jobs):
             raise BadFrame(f"batch {number} has {len(flight.jobs)} items, its answer {len(results)}")
         self._land(key, flight, handler_s, now)
         if self.goal is not None and flight.jobs:
-            self.goal.learn(len(flight.jobs), handler_s, length=max(job.length for job in flight.jobs))
-        self.pump(now)
-        for job, result, body in zip(flight.jobs, results, bodies, strict=True):
+            length = max(job.length for job in flight.jobs) if self._batcher.knows_lengths else 1
+            self.goal.learn(len(flight.jobs), handler_s, length=length)
+            if self.asked_lengths is not None:
+                self.asked_lengths.earn(handler_s)
+        return Landed(flight, results, bodies)
+
+    def tell(self, landed: Landed, now: float) -> None:
+        """Tell each job of a batch that has landed its answer."""
+        flight = landed.flight
+        metrics, goal = self.metrics, self.goal
+        totals_s: list[float] = []
+        for job, result, body in zip(flight.jobs, landed.results, landed.bodies, strict=True):
             if job.deadline is not None and job.deadline <= flight.sent_at and result.error is None:
-                self.metrics.expired_run += 1
-            if job.state is JobState.DONE or job.flight is not flight:
+                metrics.expired_run += 1
+            if job.flight is not flight or job.state is JobState.DONE:
                 continue
-            if result.error is None:
-                self._answer(job, Answer(body, result.status, result.reason, result.headers), now)
-            else:
+            if result.error is not None:
                 self._fail_as_told(job, result, now)
+                continue
+            _close(job)
+            if job.held_by is not None:
+                self.resume(job)
+            total_s = now - job.arrived
+            totals_s.append(total_s)
+            if goal is not None:
+                goal.answered(total_s)
+            if job.request.names_version:
+                metrics.named_total_s += total_s
+            metrics.answers[result.status] += 1
+            answer = Answer(body, result.status, result.reason, result.headers)
+            if job.has_sent_pieces:
+                job.receiver.on_piece(answer, True)
+            else:
+                job.receiver.on_answer(answer)
+        metrics.total_seconds.observe_all(totals_s)
 
     def piece(
         self, key: str, number: int, results: Sequence[Result], bodies: Sequence[bytes | bytearray], now: float
@@ -482,9 +586,10 @@ class Dispatcher:
         if lane is None:
             return
         self._holders.pop(key, None)
+        was_asked = self._lose_question(lane, begun)
         if not lane.flights:
             self._idle.remove(lane)
-        elif not may_retry:
+        elif not may_retry and not was_asked:
             begun = max(begun, lane.flights[0].number)
         self._ahead -= sum(len(flight.jobs) for flight in list(lane.flights)[1:])
         failed: list[Job] = []
@@ -515,6 +620,15 @@ class Dispatcher:
         for job in failed:
             self._fail(job, error, now)
 
+    def _lose_question(self, lane: WorkerLane, begun: int) -> bool:
+        """Forget what a dead worker was asked. Returns whether it was at that when it ended: its batch is innocent."""
+        question, lane.question = lane.question, None
+        if question is None or self.asked_lengths is None:
+            return False
+        was_asked = lane.flights[0].number == question.number > begun
+        self.asked_lengths.lost(question, is_guilty=was_asked)
+        return was_asked
+
     def _flight(self, key: str, number: int) -> Flight:
         lane = self._lanes.get(key)
         if lane is None or not lane.flights or lane.flights[0].number != number or lane.flights[0].is_check:
@@ -526,9 +640,12 @@ class Dispatcher:
         if not 0 <= handler_s < math.inf:
             raise BadFrame(f"batch {flight.number} is said to have taken {handler_s} s")
         lane = self._lanes[key]
+        if lane.question is not None and lane.question.number == flight.number:
+            raise BadFrame(f"batch {flight.number} was answered before the lengths that were asked for before it")
         lane.flights.popleft()
         lane.mean_run_s = handler_s if not lane.mean_run_s else 0.8 * lane.mean_run_s + 0.2 * handler_s
         self._run_times.add(handler_s)
+        self.metrics.busy_seconds += handler_s
         self.metrics.handler_seconds.observe(handler_s, len(flight.jobs))
         if lane.flights:
             self._ahead -= len(lane.flights[0].jobs)
@@ -652,23 +769,6 @@ class Dispatcher:
                     break
         job.flight = None
         return True
-
-    def _answer(self, job: Job, answer: Answer, now: float) -> None:
-        _close(job)
-        if job.held_by is not None:
-            self.resume(job)
-        metrics = self.metrics
-        total_s = now - job.arrived
-        metrics.total_seconds.observe(total_s)
-        if self.goal is not None:
-            self.goal.answered(total_s)
-        if job.request.names_version:
-            metrics.named_total_s += total_s
-        metrics.answers[answer.status] += 1
-        if job.has_sent_pieces:
-            job.receiver.on_piece(answer, True)
-        else:
-            job.receiver.on_answer(answer)
 
     def _fail_as_told(self, job: Job, result: Result, now: float) -> None:
         """End a job with the error that its worker reported for it alone."""

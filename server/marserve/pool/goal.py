@@ -31,6 +31,10 @@ CLIP = 4.0
 LEAST_LEVEL = 1e-6
 # What a batch costs beyond its run: the way to the worker and back.
 WAY_S = 0.0001
+# A batch that takes less is not cut: two of them would take longer than it, for their ways alone.
+SMALL_S = 0.9 * WAY_S
+# Of such small batches, whose size is well known, one in so many is learned from.
+LEARN_EVERY = 8
 # How many seconds of everybody's time one second of the last one's is worth.
 DONE_WEIGHT = 4.0
 EXACT_SIZES = 32
@@ -61,6 +65,11 @@ class BatchCosts:
     def largest(self) -> int:
         """The largest size that was seen, 0 if none was."""
         return self._sizes[-1] if self._sizes else 0
+
+    def is_sure(self, size: int) -> bool:
+        """Whether a size was seen as often as is kept."""
+        runs = self._runs.get(_key(size))
+        return runs is not None and len(runs) == KEPT_RUNS
 
     def known(self) -> dict[int, float]:
         """What was learned: size to seconds."""
@@ -147,6 +156,7 @@ class GoalPolicy:
         self.chosen = 1
         self._costs: dict[int, BatchCosts] = {}
         self._latencies: deque[float] = deque(maxlen=KEPT_LATENCIES)
+        self._passed_over = 0
 
     def choose(self, waiting: int, oldest_wait_s: float, *, workers: int = 1, length: int = 1) -> int:
         """How many of `waiting` jobs should leave now, 1 or more.
@@ -160,20 +170,47 @@ class GoalPolicy:
             self.chosen = most if costs is not None else min(most, 2)
             return max(1, self.chosen)
         most = min(most, max(2, 2 * costs.largest))
-        best, best_score = most, (-1.0, -math.inf)
+        self.chosen = most
+        cost_s = costs.cost(most)
+        rounds = -(-waiting // most)
+        if cost_s < SMALL_S and oldest_wait_s + rounds * (cost_s + WAY_S) <= self.goal_s:
+            return most  # the usual case of quick handlers, who would notice how long thinking takes
+        workers = max(1, workers)
+        best_kept, best_quickness = -1.0, -math.inf
         for size in _candidates(most, costs.sizes):
-            score = self._judge(size, waiting, oldest_wait_s, max(1, workers), costs)
-            if score > best_score:
-                best, best_score = size, score
-        self.chosen = best
-        return best
+            quickness = self._quickness(size, waiting, workers, costs)
+            if best_kept >= waiting and quickness <= best_quickness:
+                continue  # no size keeps more than all
+            kept = self._count_kept(size, waiting, oldest_wait_s, workers, costs)
+            if (kept, quickness) > (best_kept, best_quickness):
+                self.chosen, best_kept, best_quickness = size, kept, quickness
+        return self.chosen
+
+    def allows_ahead(self, waiting: int, oldest_wait_s: float, *, length: int = 1) -> bool:
+        """Whether a busy worker should be sent the next batch before it is done with the present one.
+
+        That saves the way there, and takes from the batch what comes meanwhile. So it pays for a batch that could not
+        grow, and where a further batch costs less than the way; and only if both together keep the goal.
+        """
+        costs = self._costs.get(_bucket(length)) or self._nearest(length)
+        if costs is None:
+            return False
+        size = min(waiting, self.max_batch_size)
+        if size < self.max_batch_size and costs.fit()[0] >= WAY_S:
+            return False
+        return oldest_wait_s + 2 * costs.cost(size) + WAY_S <= self.goal_s
 
     def learn(self, size: int, seconds: float, *, length: int = 1) -> None:
         """A batch of `size` items, the longest of them `length` long, took so long."""
         bucket = _bucket(length)
-        if bucket not in self._costs:
-            self._costs[bucket] = BatchCosts()
-        self._costs[bucket].learn(size, seconds)
+        costs = self._costs.get(bucket)
+        if costs is None:
+            costs = self._costs[bucket] = BatchCosts()
+        elif seconds < SMALL_S and costs.is_sure(size):
+            self._passed_over += 1
+            if self._passed_over % LEARN_EVERY:
+                return  # thousands of these a second say no more than hundreds
+        costs.learn(size, seconds)
 
     def answered(self, latency_s: float) -> None:
         """A request was answered so long after it came."""
@@ -213,13 +250,10 @@ class GoalPolicy:
             described["isKept"] = p95_s <= self.goal_s
         return described
 
-    def _judge(
-        self, size: int, waiting: int, oldest_wait_s: float, workers: int, costs: BatchCosts
-    ) -> tuple[float, float]:
-        """How many of those that wait batches of `size` would keep within the goal, and minus how long they take.
+    # Both are of batches of one size that leave one after the other, as many at a time as there are workers.
 
-        Both counts are of batches that leave one after the other, as many at a time as there are workers.
-        """
+    def _count_kept(self, size: int, waiting: int, oldest_wait_s: float, workers: int, costs: BatchCosts) -> float:
+        """How many of those that wait would be answered within the goal."""
         cost = costs.cost(size) + WAY_S
         full, rest = divmod(waiting, size)
         kept = 0.0
@@ -228,15 +262,23 @@ class GoalPolicy:
             if done_s > self.goal_s:
                 break
             kept += _kept(number * size, size, waiting, oldest_wait_s, self.goal_s - done_s)
+        if rest:
+            rest_done_s = full // workers * cost + costs.cost(rest) + WAY_S
+            kept += _kept(full * size, rest, waiting, oldest_wait_s, self.goal_s - rest_done_s)
+        return kept
+
+    def _quickness(self, size: int, waiting: int, workers: int, costs: BatchCosts) -> float:
+        """Minus how long they all take."""
+        cost = costs.cost(size) + WAY_S
+        full, rest = divmod(waiting, size)
         rounds, over = divmod(full, workers)
         done_s = (rounds + bool(over)) * cost
         sum_s = size * cost * (workers * rounds * (rounds + 1) / 2 + over * (rounds + 1))
         if rest:
             rest_done_s = rounds * cost + costs.cost(rest) + WAY_S
-            kept += _kept(full * size, rest, waiting, oldest_wait_s, self.goal_s - rest_done_s)
             done_s = max(done_s, rest_done_s)
             sum_s += rest * rest_done_s
-        return kept, -(DONE_WEIGHT * done_s + sum_s / waiting)
+        return -(DONE_WEIGHT * done_s + sum_s / waiting)
 
     def _nearest(self, length: int) -> BatchCosts | None:
         """What was learned of the length that comes nearest to one that was not seen."""

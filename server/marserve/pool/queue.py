@@ -64,6 +64,7 @@ class Job:
         "has_sent_pieces",
         "held_by",
         "length",
+        "length_digest",
         "owner",
         "priority",
         "receiver",
@@ -88,6 +89,7 @@ class Job:
         self.priority = priority
         self.deaths = 0
         self.length = 0  # of its input, where batches are formed by length
+        self.length_digest = b""  # of its input, while that length is a guess that may be asked for
         self.has_sent_pieces = False
         self.state = JobState.WAITING
         self.flight: Flight | None = None

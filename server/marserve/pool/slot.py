@@ -22,16 +22,30 @@ from typing import Literal, Protocol
 import msgspec
 
 from marserve.errors import BadFrame
-from marserve.messages import Check, Checked, Load, Loaded, Metrics, NotLoaded, Piece, Raised, Results
+from marserve.messages import (
+    Check,
+    Checked,
+    Lengths,
+    Load,
+    Loaded,
+    Metrics,
+    NotLoaded,
+    OutOfStep,
+    Piece,
+    Raised,
+    Results,
+)
 from marserve.page import Page, create_page
+from marserve.pool.asked_lengths import Question
 from marserve.pool.batcher import Flight
 from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit, death_of_load, error_of
 from marserve.pool.certifier import Certifier
 from marserve.pool.cgroups import WorkerCgroup, WorkerCgroups
 from marserve.pool.client import WorkerClient
-from marserve.pool.dispatcher import Dispatcher
-from marserve.pool.hang import LOOK_BEFORE_S, Sample, describe_hang, read_sample
+from marserve.pool.dispatcher import Dispatcher, Landed
+from marserve.pool.hang import LOOK_BEFORE_S, Sample, describe_hangs, read_sample
 from marserve.pool.launchers import Launcher, StartFailed, WorkerEnds, WorkerProcess
+from marserve.pool.lengths import FROM_HANDLER
 from marserve.pool.memory import OomKills, resident_bytes
 from marserve.pool.options import PoolOptions
 from marserve.pool.output import WorkerLog, WorkerOutput
@@ -63,7 +77,11 @@ class DeathView:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """What describe says of one worker slot. `pid` is -1 while there is no process; times are UTC seconds."""
+    """What describe says of one worker slot. `pid` is -1 while there is no process; times are UTC seconds.
+
+    `ranks` are the process ids of a group of ranks, `devices` what a worker of several devices has. `next_start_at` is
+    infinite where the slot is tried again when it is scaled, None where it waits for nothing.
+    """
 
     id: str
     started_at: float
@@ -75,6 +93,9 @@ class WorkerView:
     load_s: float
     how_started: str
     last_death: DeathView | None
+    ranks: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
+    next_start_at: float | None = None
 
 
 class SlotOwner(Protocol):
@@ -111,9 +132,17 @@ class SlotOwner(Protocol):
 class Slot:
     """A place for one worker at a time."""
 
-    def __init__(self, slot_id: str, owner: SlotOwner, gpu_id: int | None, generation: int = 0) -> None:
+    def __init__(
+        self,
+        slot_id: str,
+        owner: SlotOwner,
+        gpu_id: int | None,
+        generation: int = 0,
+        devices: tuple[int, ...] = (),
+    ) -> None:
         self.id = slot_id
         self.generation = generation
+        self.devices = devices
         self.name = f"W-{slot_id}-{owner.options.model}_{owner.options.version}"
         self.gpu_id = gpu_id
         self.started_at = time.time()
@@ -122,6 +151,7 @@ class Slot:
         self.load_failures = 0
         self._failed_loads = 0
         self.has_given_up = False
+        self.next_start_at: float | None = None
         self.is_retired = False
         self._owner = owner
         self._policy = RestartPolicy(
@@ -137,7 +167,7 @@ class Slot:
 
     def successor(self) -> Slot:
         """A slot that can take this one's place: same id, birthday, device and history; its worker is a new one."""
-        heir = Slot(self.id, self._owner, self.gpu_id, self.generation + 1)
+        heir = Slot(self.id, self._owner, self.gpu_id, self.generation + 1, self.devices)
         heir.started_at, heir.last_death, heir.restarts = self.started_at, self.last_death, self.restarts + 1
         return heir
 
@@ -165,9 +195,11 @@ class Slot:
                 log.info("%s Retry worker: %s in %g seconds.", self.name, self.id, restart.delay_s)
             self._owner.slot_changed()
             if restart.delay_s:
+                self.next_start_at = time.time() + restart.delay_s
                 self._nudged.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._nudged.wait(), restart.delay_s if restart.delay_s < math.inf else None)
+                self.next_start_at = None
                 if self.is_retired:
                     break
             self.restarts += 1
@@ -205,7 +237,7 @@ class Slot:
     def view(self) -> WorkerView:
         """What describe says."""
         life = self._life
-        pid = life.process.pid if life is not None and life.process is not None else -1
+        pids = self.pids
         status: Status = (
             "READY" if self.is_ready else "UNLOADING" if self.is_retired or self.has_given_up else "LOADING"
         )
@@ -213,14 +245,22 @@ class Slot:
             id=self.id,
             started_at=self.started_at,
             status=status,
-            pid=pid,
+            pid=pids[0] if pids else -1,
             gpu_id=self.gpu_id,
-            memory_bytes=resident_bytes(pid),
+            memory_bytes=sum(map(resident_bytes, pids)),
             restarts=self.restarts,
             load_s=life.load_s if life is not None else 0.0,
             how_started=life.how if life is not None else "",
             last_death=self.last_death,
+            next_start_at=self.next_start_at,
+            ranks=tuple(pids) if self._owner.options.ranks else (),
+            devices=self.devices,
         )
+
+    @property
+    def pids(self) -> list[int]:
+        """The present worker's process, or those of its ranks; none while there is no worker."""
+        return self._life.pids if self._life is not None else []
 
     async def _live_once(self) -> Death:
         """One worker from start to end. Returns why it ended; everything it held is given back or failed by then."""
@@ -230,7 +270,6 @@ class Slot:
         owner.lives[life.key] = life
         owner.metrics.worker_starts += 1
         owner.slot_changed()
-        traceback = ""
         self._starting = asyncio.ensure_future(life.start(self.gpu_id))
         try:
             await self._starting
@@ -242,7 +281,7 @@ class Slot:
             await life.ended.wait()
         except StartFailed as failure:
             life.known = life.known or failure.death
-            traceback = failure.traceback
+            life.traceback = failure.traceback
         except asyncio.CancelledError:
             if not self.is_retired:
                 raise
@@ -253,7 +292,7 @@ class Slot:
                 self._failed_loads += 1
             is_unasked = not (self.is_retired and death.cause is Cause.STOPPED)
             if is_unasked:
-                self._record(death, traceback)  # before its clients hear of it, who may ask why
+                self._record(death, life.traceback)  # before its clients hear of it, who may ask why
                 if life.is_ready:
                     owner.crashed(self, death)
             life.hand_back(death)
@@ -296,6 +335,7 @@ class Life:
         self.own_bytes = 0
         self.process: WorkerProcess | None = None
         self.known: Death | None = None
+        self.traceback = ""
         self.is_ready = False
         self.ended = asyncio.Event()
         self.output = WorkerOutput(owner.options.model, owner.options.version, slot.id, owner.log)
@@ -305,6 +345,7 @@ class Life:
             self, max_frame_bytes=owner.load.max_answer_bytes * max(1, owner.options.batch_size)
         )
         self._page: Page | None = None
+        self._page_inode = 0
         self._loaded: asyncio.Future[Loaded | NotLoaded | None] = asyncio.get_running_loop().create_future()
         self._closed = asyncio.Event()
         self._hang_up: asyncio.TimerHandle | None = None
@@ -313,7 +354,8 @@ class Life:
         self._heard_at = 0.0
         self._awaited_number = 0
         self._may_retry = True
-        self._first_look: Sample | None = None
+        self._first_look_at = 0.0
+        self._first_looks: list[Sample | None] = []
         self._sigkill: asyncio.TimerHandle | None = None
         self._cgroup: WorkerCgroup | None = None
         self._recycle_after = owner.options.max_requests_per_worker or math.inf
@@ -351,6 +393,7 @@ class Life:
             page_descriptor = create_page()
             ends.callback(os.close, page_descriptor)
             self._page = Page(page_descriptor)
+            self._page_inode = os.fstat(page_descriptor).st_ino
             ours, theirs = socket.socketpair()
             ends.enter_context(theirs)
             try:
@@ -359,7 +402,11 @@ class Life:
                 ours.close()
                 raise
             launched = await owner.launcher.launch(
-                self._slot.id, WorkerEnds(theirs.fileno(), out, err, page_descriptor), owner.threads
+                self._slot.id,
+                WorkerEnds(theirs.fileno(), out, err, page_descriptor),
+                owner.threads,
+                self.output,
+                self._slot.devices,
             )
         self.process, self.how = launched.process, launched.how
         self.process.exited.add_done_callback(self._process_ended)
@@ -368,26 +415,41 @@ class Life:
                 f"{owner.options.model}-{owner.options.version}-{self.key}", owner.options.max_worker_memory_bytes
             )
             if self._cgroup is not None:
-                self._cgroup.add(self.pid)
+                for pid in self.pids:
+                    self._cgroup.add(pid)
         # A template may have loaded the model in vain; the worker's own load has the whole limit again.
         limit.reschedule(loop.time() + owner.options.startup_timeout_s)
         if launched.needs_load:
-            self._client.load(msgspec.structs.replace(owner.load, gpu_id=gpu_id, threads=owner.threads))
+            order = msgspec.structs.replace(owner.load, gpu_id=gpu_id, threads=owner.threads)
+            self._client.load(launched.order(order))
         loaded = await asyncio.shield(self._loaded)
-        if isinstance(loaded, Loaded):
+        if isinstance(loaded, Loaded) and await self.process.is_whole():
             self.load_s = launched.load_s if loaded.seconds == 0.0 else loaded.seconds
             self.warm_up_s, self.warnings = loaded.warm_up_s, loaded.warnings
+            if loaded.has_length_of:
+                owner.dispatcher.offer_lengths()
+            elif owner.options.length_from == FROM_HANDLER:
+                self.warnings = [
+                    *self.warnings,
+                    "lengthFrom: handler is not used: it has no length_of(row)",
+                ]
             if loaded.warm_up_s:
                 log.info("%s warmed up in %.3f s", self._slot.name, loaded.warm_up_s)
-            for warning in loaded.warnings:
+            for warning in self.warnings:
                 log.warning("%s %s", self._slot.name, warning)
             return
         if isinstance(loaded, NotLoaded):
-            raise StartFailed(death_of_load(loaded), loaded.traceback)
-        raise StartFailed(self.known or await self._how_it_ended())
+            if len(self.pids) == 1:
+                raise StartFailed(death_of_load(loaded), loaded.traceback)
+            self.process.rank_said(0, death_of_load(loaded), loaded.traceback)
+        raise StartFailed(self.known or await self._how_it_ended(), self.traceback)
 
     def _process_ended(self, _: object) -> None:
         """The process is gone. Its connection ends by itself, unless something it left behind holds that open."""
+        assert self.process is not None
+        told = self.process.told
+        if told is not None and self.known is None:
+            self.known, self.traceback = told
         self._hang_up = asyncio.get_running_loop().call_later(LAST_OUTPUT_S, self._client.close)
 
     async def _how_it_ended(self) -> Death:
@@ -396,6 +458,9 @@ class Life:
         status = await self.process.wait(STOP_GRACE_S)
         await self.output.drained(LAST_OUTPUT_S)
         death = classify_exit(status, known=self.known, evidence=self._evidence(status))
+        if self.known is not None:
+            return death
+        death = self.process.explain(death)
         tail = " | ".join(self.output.last_lines[-3:])
         return Death(death.cause, f"{death.detail}; it said: {tail}" if tail else death.detail, death.exit_code)
 
@@ -446,18 +511,28 @@ class Life:
         if not self._loaded.done():
             self._loaded.set_result(message)
 
-    def on_results(self, message: Results, bodies: list[Body]) -> None:
-        """A batch has ended."""
-        self._check_ended(message.number)
+    def on_results(self, ended: Sequence[tuple[Results, list[Body]]]) -> None:
+        """Batches have ended. The worker gets its next ones before clients are told: their sockets take longest."""
         now = self._heard_at = time.monotonic()
-        owner = self._owner
-        flights = owner.dispatcher.flights(self.key) if owner.certifier.samples_batches else ()
-        owner.dispatcher.finished(self.key, message.number, message.handler_s, message.results, bodies, now)
+        owner, dispatcher = self._owner, self._owner.dispatcher
+        landed: list[Landed] = []
+        try:
+            for message, bodies in ended:
+                self._check_ended(message.number)
+                landed.append(
+                    dispatcher.land(self.key, message.number, message.handler_s, message.results, bodies, now)
+                )
+        finally:  # whatever one of them is: those before it have ended
+            dispatcher.pump(now)
+            self._client.flush()
+            for batch in landed:
+                dispatcher.tell(batch, now)
         self._note_answer()
-        if flights:
-            owner.certifier.note(flights[0], message, bodies)
-        self._owner.batch_ended()
-        self.requests += len(message.results)
+        for (message, bodies), batch in zip(ended, landed, strict=True):
+            self.requests += len(message.results)
+            if owner.certifier.samples_batches:
+                owner.certifier.note(batch.flight, message, bodies)
+        owner.batch_ended()
         if self.requests >= self._recycle_after:
             self.due("requests")
 
@@ -501,9 +576,24 @@ class Life:
             self._has_answered = True
             self._slot.answered()
 
+    def ask_lengths(self, question: Question) -> None:
+        """Ask for lengths; a batch follows."""
+        self._client.ask_lengths(question)
+
+    def on_lengths(self, message: Lengths) -> None:
+        """The handler has said how long some items are: the response limit of the batch behind begins anew."""
+        self._heard_at = time.monotonic()
+        self._owner.dispatcher.told_lengths(self.key, message.number, message.seconds, message.lengths)
+
     def on_metrics(self, message: Metrics) -> None:
         """What the handler measured."""
         self._owner.worker_measured(message)
+
+    def on_out_of_step(self, message: OutOfStep) -> None:
+        """The ranks did not end a call alike: what they share can be trusted no more."""
+        if self.known is None:
+            self.traceback = message.traceback
+        self.kill(Death(Cause.OUT_OF_STEP, message.detail))
 
     def on_broken(self, error: BadFrame) -> None:
         """The worker said what no honest worker says: it cannot be trusted with anything it holds."""
@@ -538,8 +628,9 @@ class Life:
             look_at = due - min(LOOK_BEFORE_S, limit_s / 2)
             if now < look_at:
                 return look_at
-            if self._first_look is None or self._first_look.at < look_at:
-                self._first_look = read_sample(self.pid, now)
+            if self._first_look_at < look_at:
+                self._first_look_at = now
+                self._first_looks = [read_sample(pid, now) for pid in self.pids]
             return due
         if self._page.finished >= flight.number > self._awaited_number:
             self._awaited_number = flight.number
@@ -547,15 +638,18 @@ class Life:
             return now + limit_s
         self._may_retry = False
         ran_s = now - began if number == flight.number and began <= now else None
-        doing = describe_hang(self._first_look, read_sample(self.pid, now), ran_s)
+        looks = [read_sample(pid, now) for pid in self.pids]
+        doing = describe_hangs(self._first_looks, looks, ran_s)
         detail = f"no answer within responseTimeout, {limit_s:g} s"
+        if self._owner.dispatcher.is_asked(self.key) and number != flight.number:
+            detail += ", when the handler's length_of was asked"
         self.terminate(Death(Cause.RESPONSE_TIMEOUT, f"{detail}; {doing}" if doing else detail))
         return None
 
     @property
-    def pid(self) -> int:
-        """The worker's process, -1 before it has one."""
-        return self.process.pid if self.process is not None else -1
+    def pids(self) -> list[int]:
+        """The worker's process, or those of its ranks; none before it has one."""
+        return self.process.pids if self.process is not None else []
 
     def over_memory(self, own_bytes: int, limit_bytes: int) -> None:
         """It holds more memory than it may, in a way that its own limit does not see: end it."""
@@ -611,6 +705,7 @@ class Life:
             was_told = self.known is not None and self.known.cause is Cause.STOPPED
             await asyncio.wait([self.process.exited], timeout=STOP_GRACE_S if was_told else LAST_OUTPUT_S)
             status = await self.process.end(STOP_GRACE_S)
+            await self._owner.launcher.end_leftovers(self.process, self._page_inode)
             with contextlib.suppress(TimeoutError):  # what it wrote last is still on its way in
                 await asyncio.wait_for(self._closed.wait(), LAST_OUTPUT_S)
         for timer in (self._hang_up, self._sigkill):
@@ -620,6 +715,8 @@ class Life:
         if self.known is None and status is not None and status not in (0, signal.SIGKILL):
             await self.output.settled(LAST_OUTPUT_S)  # its last words may say more than its exit status
         death = classify_exit(status, known=self.known, evidence=self._evidence(status))
+        if self.known is None and self.process is not None:
+            death = self.process.explain(death)
         if self._cgroup is not None:
             self._cgroup.remove()
         return death

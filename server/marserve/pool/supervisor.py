@@ -17,13 +17,15 @@ from typing import Any
 import msgspec
 
 from marserve.errors import Draining, LoadFailed
+from marserve.machine.devices import choose_group
 from marserve.messages import Load, Metric, Metrics, Part, Receiver, Request
+from marserve.pool.asked_lengths import Question
 from marserve.pool.batcher import Flight
 from marserve.pool.cause_of_death import Cause, Death
 from marserve.pool.certifier import Certifier
 from marserve.pool.dispatcher import Dispatcher
 from marserve.pool.hang import LOOK_BEFORE_S
-from marserve.pool.launchers import Launcher, Launchers
+from marserve.pool.launchers import GroupShape, Launcher, Launchers
 from marserve.pool.options import PoolOptions
 from marserve.pool.output import WorkerLog
 from marserve.pool.queue import Job
@@ -64,10 +66,12 @@ class Pool:
         self.metrics = metrics
         self.log = worker_log
         self.dispatcher = Dispatcher(options, metrics, self)
-        self.launcher = Launcher(launchers, load, options.worker_start, uses_devices=bool(options.gpu_ids))
-        self.threads = load.threads or threads_for(
-            options.max_workers, launchers.cores, launchers.environment.get("OMP_NUM_THREADS")
-        )
+        shape = GroupShape(options.ranks, options.parallel_type != "pp") if options.ranks else None
+        self.launcher = Launcher(launchers, load, options.worker_start, uses_devices=bool(options.gpu_ids), group=shape)
+        self.threads = (options.rank_threads if shape is not None else 0) or load.threads
+        if not self.threads:
+            wish = launchers.environment.get("OMP_NUM_THREADS")
+            self.threads = threads_for(options.max_workers * max(1, options.ranks), launchers.cores, wish)
         self.lives: dict[str, Life] = {}
         self._launchers = launchers
         self._slots: list[Slot] = []
@@ -97,8 +101,11 @@ class Pool:
         if scaling.is_resting and not self.dispatcher.is_draining:
             scaling.begin(now)
         job = self.dispatcher.submit(request, receiver, now)
-        # A timer that is due within the batch delay is due before this job can need one.
-        if job.deadline is not None or (job.flight is None and self._wake_at > now + self.options.max_batch_delay_s):
+        # A timer that is due within the batch delay is due before this job can need one; with a goal there is no delay.
+        options = self.options
+        if job.deadline is not None or (
+            job.flight is None and options.batch_policy != "goal" and self._wake_at > now + options.max_batch_delay_s
+        ):
             self._set_wake()
         return job
 
@@ -143,14 +150,24 @@ class Pool:
     def resize(self, count: int) -> None:
         """Begin to have `count` workers: start what is missing, retire the last ones when their work is done."""
         while len(self._slots) < count:
-            gpu_id = self._launchers.devices.assign(self.options.model, self.options.version, self.options.gpu_ids)
-            slot = Slot(self._launchers.next_worker_id(), self, gpu_id)
+            slot = self._make_slot()
             self._slots.append(slot)
             slot.start()
         while len(self._slots) > count:
             slot = self._slots.pop()
             self._leave(slot, at_once=False)
         self.slot_changed()
+
+    def _make_slot(self) -> Slot:
+        """A place for one more worker, with its device, or with its group of them."""
+        options, level = self.options, self.options.parallel_level
+        if not level or not options.gpu_ids:
+            gpu_id = self._launchers.devices.assign(options.model, options.version, options.gpu_ids)
+            return Slot(self._launchers.next_worker_id(level), self, gpu_id)
+        living = [slot.devices for slot in self._slots]
+        leaving = [slot.devices for slot in self._leaving.values()]
+        devices = choose_group(options.gpu_ids, level, living, leaving)
+        return Slot(self._launchers.next_worker_id(level), self, devices[0], devices=devices)
 
     def drop_template(self) -> None:
         """Begin to end the template: the next worker has to load the model anew."""
@@ -234,6 +251,8 @@ class Pool:
             described["autoscaler"] = autoscaler
         if self.dispatcher.goal is not None:
             described["goal"] = self.dispatcher.goal.describe()
+            if self.dispatcher.asked_lengths is not None and self.dispatcher.asked_lengths.is_offered:
+                described["goal"]["lengths"] = self.dispatcher.asked_lengths.describe()
         described["batching"] = self.certifier.describe([life.warm_up_s for life in self._lives_with_warm_up()])
         return described
 
@@ -344,6 +363,12 @@ class Pool:
     def lane_lent(self, key: str, flight: Flight) -> None:
         """A worker is free for a check."""
         self.certifier.lent(key, flight)
+
+    def ask_lengths(self, key: str, question: Question) -> None:
+        """Ask a worker for lengths."""
+        life = self.lives.get(key)
+        if life is not None:
+            life.ask_lengths(question)
 
     def mark_cancelled(self, key: str, number: int, index: int) -> None:
         """Tell a worker that an item is no longer wanted."""

@@ -24,7 +24,9 @@ import msgspec
 from marserve import wire
 from marserve.allocator import keep_large_blocks
 from marserve.messages import (
+    AskLengths,
     Batch,
+    Batches,
     Check,
     Hello,
     Item,
@@ -35,6 +37,7 @@ from marserve.messages import (
     NotLoaded,
     Piece,
     Raised,
+    Rank,
     Result,
     Results,
     Stop,
@@ -43,6 +46,7 @@ from marserve.messages import (
 from marserve.page import Page
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.memory_limit import limit_memory
+from marserve.worker.rank import LOOK_FOR_ENDS_S, Follower, Leader, Peer, open_store
 from marserve_handlers.errors import (
     BAD_HEADER,
     CANCELLED,
@@ -93,12 +97,22 @@ class Connection:
 
 
 class WorkerLoop:
-    """One worker: loads a model unless a template has, then serves batches until told to stop."""
+    """One worker: loads a model unless a template has, then serves batches until told to stop.
 
-    def __init__(self, connection: Connection, page: Page, model: LoadedModel | None = None) -> None:
+    `more` are the descriptors of a rank of a group: rank 0 has the listening socket of the store and one socket to each
+    other rank in order, the others have one to rank 0.
+    """
+
+    def __init__(
+        self, connection: Connection, page: Page, model: LoadedModel | None = None, more: Sequence[int] = ()
+    ) -> None:
         self._connection = connection
         self._page = page
         self._model = model
+        self._more = more
+        self._leader: Leader | None = None
+        self._follower: Follower | None = None
+        self._store: object | None = None
         self._number = 0
 
     def run(self) -> NoReturn:
@@ -112,12 +126,20 @@ class WorkerLoop:
                     if type(message) is Batch:
                         self.serve_batch(message, bodies)
                         bodies.clear()  # not kept while the next ones are awaited
+                    elif type(message) is Batches:
+                        self.serve_batches(message, bodies)
+                        bodies.clear()
+                    elif type(message) is AskLengths:
+                        self.serve_lengths(message, bodies)
+                        bodies.clear()
                     elif type(message) is Check:
                         self.serve_check(message, bodies)
                     elif type(message) is Load:
                         self._load(message)
                     elif type(message) is Stop:
                         leave(0)
+                    if self._leader is not None:
+                        self._leader.settle()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             leave(0)
         except SystemExit as error:  # the author's code asked to end; its status is what the server is told
@@ -132,25 +154,50 @@ class WorkerLoop:
             limit_memory(load.memory_limit_bytes)
             enter_model_folder(load)
             use_threads(load.threads)
+            if load.rank is not None:
+                self._join(load.rank)
             self._model = load_model(load)
+            if self._leader is not None:
+                self._model = self._leader.lead(self._model)
         except SystemExit:
             raise
         except BaseException as error:
+            if load.rank is not None:  # if another rank's end is what it complains of, this one is ended meanwhile
+                time.sleep(LOOK_FOR_ENDS_S)
             self._connection.send(not_loaded(error))
             leave(1)
         self._ready(time.monotonic() - began)
+
+    def _join(self, place: Rank) -> None:
+        """Take this process's place in its group; the other ranks may be looking for the store already."""
+        descriptors = list(self._more)
+        for descriptor in descriptors:  # what the author's code starts has no business with them
+            os.set_inheritable(descriptor, False)
+        if place.rank == 0:
+            self._store = open_store(place, descriptors.pop(0))
+            peers = [Peer(rank, socket(fileno=descriptor)) for rank, descriptor in enumerate(descriptors, 1)]
+            self._leader = Leader(place, peers, self._connection, self._page)
+        elif place.is_mirrored:
+            leader = Peer(0, socket(fileno=descriptors[0]))
+            self._follower = Follower(place, leader, self._connection, self._page)
 
     def _ready(self, seconds: float) -> None:
         assert self._model is not None
         keep_large_blocks()  # not before: what loading frees should go back
         warm_up_s = 0.0
         problems: list[str] = []
-        if self._model.load.warm_up:
+        if self._model.load.warm_up and (self._model.load.rank is None or self._model.load.rank.rank == 0):
             from marserve.worker.checks import warm_up  # here: most models have nothing to warm up with
 
-            warm_up_s, problems = warm_up(self._model, self._model.load.warm_up)
+            warm_up_s, problems = warm_up(self._model, self._model.load.warm_up, self._share_for_calls)
         self._send_metrics()
-        self._connection.send(Loaded(seconds, problems, warm_up_s))
+        self._connection.send(Loaded(seconds, problems, warm_up_s, self._model.length_of is not None))
+        if self._follower is not None:
+            self._follower.follow(self._model)
+
+    def _share_for_calls(self, items: Sequence[Item], bodies: Sequence[bytearray]) -> None:
+        if self._leader is not None:
+            self._leader.share(items, bodies, once=False)
 
     # ------------------------------------------------------------------------------------------- a check
 
@@ -177,6 +224,7 @@ class WorkerLoop:
             return results[0], out[0]
 
         self._page.begin(check.number, time.monotonic())
+        self._share_for_calls(check.items, bodies[: sum(len(item.parts) for item in check.items)])
         checked = run_check(
             model, check, bodies, lambda: self._page.begin(check.number, time.monotonic()), answer_alone
         )
@@ -186,7 +234,24 @@ class WorkerLoop:
             drain()  # what a check measured is nobody's request
         self._connection.send(checked)
 
+    # ------------------------------------------------------------------------------------------- lengths
+
+    def serve_lengths(self, ask: AskLengths, bodies: list[bytearray]) -> None:
+        """Ask the handler how long these items are. Whoever watches the page sees the batch behind it not begun yet."""
+        from marserve.worker.lengths import read_lengths  # here: most models are never asked
+
+        assert self._model is not None
+        self._connection.send(read_lengths(self._model, ask, bodies))
+
     # ------------------------------------------------------------------------------------------- a batch
+
+    def serve_batches(self, together: Batches, bodies: list[bytearray]) -> None:
+        """Handle the batches of one frame, each as though it had come alone."""
+        at = 0
+        for batch in together.batches:
+            end = at + sum(len(item.parts) for item in batch.items)
+            self.serve_batch(batch, bodies[at:end])
+            at = end
 
     def serve_batch(self, batch: Batch, bodies: list[bytearray]) -> None:
         """Handle one batch and answer it: one result an item, in order, or one message that it raised."""
@@ -201,6 +266,8 @@ class WorkerLoop:
                 Results(number, 0.0, [result or HAS_EXPIRED for result in outcome]), [b""] * len(outcome)
             )
             return
+        if self._leader is not None:
+            self._leader.share(batch.items, bodies, once=True)
         context = self._model.context
         context.begin_batch(live)
         context.send_pieces = lambda pieces: self._send_piece(pieces, outcome)
@@ -316,7 +383,12 @@ class WorkerLoop:
         wanted = sum(result is None for result in outcome)
         if not isinstance(pieces, list) or len(pieces) != wanted:
             raise ValueError(f"an intermediate answer needs a list of {wanted} pieces, one for each row")
-        if self._page.has_cancels(self._number) and all(self._is_cancelled(row, outcome) for row in range(wanted)):
+        may_break_off = self._leader is None or self._leader.may_break_off
+        if (
+            may_break_off
+            and self._page.has_cancels(self._number)
+            and all(self._is_cancelled(row, outcome) for row in range(wanted))
+        ):
             raise NobodyWaits
         results, bodies = self._encode(pieces, outcome)
         self._connection.send(Piece(self._number, results), bodies)
