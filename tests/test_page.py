@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from marserve.page import MAX_CANCEL_INDEX, PAGE_BYTES, SLOTS, Page, create_page
+from marserve.page import FIRST_YES, MAX_CANCEL_INDEX, PAGE_BYTES, SLOTS, Page, create_page
 from marserve.pool.batcher import MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT
 
 
@@ -150,3 +150,46 @@ def test_closing_leaves_the_descriptor_to_its_owner() -> None:
     os.close(descriptor)
     with pytest.raises(ValueError, match="released"):
         page.begin(1, 0.0)
+
+
+# ------------------------------------------------------------------------------------------- between ranks
+
+
+def test_the_other_ranks_are_told_what_rank_0_was_told(pages: tuple[Page, Page]) -> None:
+    """Question by question: what is not asked yet is not known, and a yes is for all later questions."""
+    first, other = pages
+    first.begin_call(3)
+    assert other.answer_of(3, 1, 0) is None
+
+    assert [first.note_answer(0, False), first.note_answer(1, True), first.note_answer(0, True)] == [False, True, True]
+
+    assert [other.answer_of(3, question, 0) for question in (1, 2, 3, 4)] == [False, False, True, None]
+    assert [other.answer_of(3, question, 1) for question in (1, 2, 3)] == [False, True, True]
+    assert other.answer_of(4, 1, 0) is None
+
+
+def test_a_new_call_has_no_answers_yet(pages: tuple[Page, Page]) -> None:
+    """What was cancelled in the last one is another item now."""
+    first, other = pages
+    first.begin_call(1)
+    first.note_answer(5, True)
+
+    first.begin_call(2)
+    assert other.answer_of(2, 1, 5) is None
+    first.note_answer(5, False)
+
+    assert other.answer_of(2, 1, 5) is False
+    assert other.answer_of(1, 1, 5) is None
+
+
+def test_an_item_beyond_the_ranks_room_is_cancelled_for_none_of_them(pages: tuple[Page, Page]) -> None:
+    """Rank 0 must not know more than it can say."""
+    first, other = pages
+    first.begin_call(1)
+    last = PAGE_BYTES // 8 - FIRST_YES - 1
+
+    assert first.note_answer(last, True)
+    assert not first.note_answer(last + 1, True)
+
+    assert other.answer_of(1, 2, last)
+    assert other.answer_of(1, 2, last + 1) is False

@@ -8,6 +8,9 @@ aligned 8-byte word, written by one side only, so no lock is needed. Knows no pr
     1     worker     when it began, seconds on the monotonic clock (a double)
     2     worker     batches finished
     8…    server     16 slots of 17 words: a batch number, then one bit an item (the first 1,024)
+    280   rank 0     in a group of ranks: the number of the handler's call that the next two words are about
+    281   rank 0     how often the handler has asked in it whether an item is cancelled
+    282…  rank 0     for each of the first 230 items: which of these questions was the first to be told yes, 0 for none
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import os
 
 PAGE_BYTES = 4096
 SLOTS, SLOT_WORDS, FIRST_SLOT = 16, 17, 8
+CALL, QUESTIONS, FIRST_YES = 280, 281, 282
 MAX_CANCEL_INDEX = (SLOT_WORDS - 1) * 64
 
 
@@ -73,6 +77,41 @@ class Page:
     def has_cancels(self, number: int) -> bool:
         """Whether any item of batch `number` was cancelled: one look for the common case."""
         return self._words[FIRST_SLOT + number % SLOTS * SLOT_WORDS] == number
+
+    # ------------------------------------------------------------------------------------- between ranks
+
+    def begin_call(self, number: int) -> None:
+        """Rank 0 begins a call of the handler, in which nobody has asked for cancels yet."""
+        self._words[CALL] = 0
+        if self._words[QUESTIONS]:
+            self._words[QUESTIONS] = 0
+            for word in range(FIRST_YES, PAGE_BYTES // 8):
+                self._words[word] = 0
+        self._words[CALL] = number
+
+    def note_answer(self, index: int, is_cancelled: bool) -> bool:
+        """Rank 0's handler asked whether item `index` is cancelled. Returns what all ranks are told.
+
+        Items beyond the page's room are never told to be cancelled.
+        """
+        word = FIRST_YES + index
+        is_told = is_cancelled and word < PAGE_BYTES // 8
+        question = self._words[QUESTIONS] + 1
+        if is_told and not self._words[word]:
+            self._words[word] = question
+        self._words[QUESTIONS] = question
+        return is_told
+
+    def answer_of(self, number: int, question: int, index: int) -> bool | None:
+        """What rank 0's handler was told to its question of that number (from 1) in a call; None if it is still to ask.
+
+        A cancelled item stays so, so that the first yes says all.
+        """
+        if self._words[CALL] != number or self._words[QUESTIONS] < question:
+            return None
+        word = FIRST_YES + index
+        first_yes = self._words[word] if word < PAGE_BYTES // 8 else 0
+        return 0 < first_yes <= question
 
     # ------------------------------------------------------------------------------------- the server's side
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from marserve.errors import BadSettings
-from marserve.machine.devices import Assigner, cap, count_visible, usable_ids
+from marserve.machine.devices import (
+    Assigner,
+    Vendor,
+    cap,
+    choose_group,
+    count_visible,
+    most_groups,
+    show_only,
+    usable_ids,
+)
 
 
 @pytest.mark.parametrize(
@@ -92,3 +101,38 @@ def test_a_model_with_its_own_list_goes_round_that() -> None:
 def test_without_devices_there_is_no_gpu_id() -> None:
     """Handlers then see None."""
     assert Assigner(0).assign("a", "1", ()) is None
+
+
+@pytest.mark.parametrize(
+    ("devices", "vendor", "environment", "shown"),
+    [
+        ((0, 1), "nvidia", {}, {"CUDA_VISIBLE_DEVICES": "0,1"}),
+        ((2,), "amd", {}, {"HIP_VISIBLE_DEVICES": "2"}),
+        ((1, 2), "intel", {"XPU_VISIBLE_DEVICES": "4, 5,7"}, {"XPU_VISIBLE_DEVICES": "5,7"}),
+        ((0, 1), "nvidia", {"CUDA_VISIBLE_DEVICES": "3,2"}, {"CUDA_VISIBLE_DEVICES": "3,2"}),
+        ((0,), "apple", {}, {}),
+        ((0,), None, {}, {}),
+        ((), "nvidia", {}, {}),
+    ],
+)
+def test_a_worker_is_shown_its_devices_under_the_names_they_have(
+    devices: tuple[int, ...], vendor: Vendor | None, environment: dict[str, str], shown: dict[str, str]
+) -> None:
+    """A list that the server itself was given is looked up: indices are among what is visible."""
+    assert show_only(devices, vendor, environment) == shown
+
+
+def test_workers_of_several_devices_do_not_share_one_while_a_group_is_free() -> None:
+    """Consecutive, from the first on; the place of one that left is taken again, but one that is leaving last."""
+    devices = (0, 1, 2, 3, 4, 5, 6)
+    assert most_groups(devices, 2) == 3
+
+    given: list[tuple[int, ...]] = []
+    for _ in range(3):
+        given.append(choose_group(devices, 2, given, ()))
+
+    assert given == [(0, 1), (2, 3), (4, 5)]
+    assert choose_group(devices, 2, [(0, 1), (4, 5)], []) == (2, 3)
+    assert choose_group(devices, 2, [(0, 1)], [(2, 3)]) == (4, 5)
+    assert choose_group(devices, 2, [(4, 5)], [(0, 1), (2, 3)]) == (0, 1)
+    assert choose_group((5, 3, 1), 3, [], []) == (5, 3, 1)

@@ -167,6 +167,32 @@ def test_a_module_that_the_handler_misses_is_the_one_that_is_named(tmp_path: Pat
         load(tmp_path, "import no_such_package")
 
 
+# ------------------------------------------------------------------------------------------- how long items are
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def handle(data, context): return data\ndef length_of(row): return 7",
+        "class H:\n    def handle(self, data, context): return data\n    def length_of(self, row): return 7",
+        "class H:\n    def handle(self, data, context): return data\ndef length_of(row): return 7",
+    ],
+)
+def test_length_of_is_found_in_the_class_or_the_module(tmp_path: Path, source: str) -> None:
+    """Of an author who can say how long an item is."""
+    model = load(tmp_path, source)
+
+    assert model.length_of is not None
+    assert model.length_of({"body": b"x"}) == 7
+
+
+def test_most_handlers_cannot_say_how_long_an_item_is(tmp_path: Path) -> None:
+    """Nor is a value of that name a function."""
+    model = load(tmp_path, "length_of = 5\ndef handle(data, context): return data")
+
+    assert model.length_of is None
+
+
 # ------------------------------------------------------------------------------------------- what it finds around it
 
 

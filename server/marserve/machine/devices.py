@@ -6,6 +6,7 @@ at 0; None means no device.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -65,6 +66,36 @@ def usable_ids(device_type: str | None, device_ids: Sequence[int], devices: int)
     if device_ids and all(0 <= device < devices for device in device_ids):
         return tuple(device_ids)
     return tuple(range(devices))
+
+
+def show_only(devices: Sequence[int], vendor: Vendor | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable that shows a process these devices and no others; nothing where there is none for the vendor.
+
+    `devices` are indices among those that are visible already; what a list in `environment` calls them is kept.
+    """
+    name = VISIBLE_DEVICES.get(vendor) if vendor else None
+    if name is None or not devices:
+        return {}
+    names = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
+    return {name: ",".join(names[device] if device < len(names) else str(device) for device in devices)}
+
+
+def most_groups(device_ids: Sequence[int], level: int) -> int:
+    """How many workers of `level` devices each there can be."""
+    return len(device_ids) // level
+
+
+def choose_group(
+    device_ids: Sequence[int], level: int, living: Sequence[Sequence[int]], leaving: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    """The `level` devices of the next worker, consecutive in `device_ids`, out of groups that do not overlap.
+
+    The first that the fewest of the `living` workers have, and of those the one that the fewest `leaving` ones have.
+    None of `most_groups` is given twice while one is free.
+    """
+    groups = [tuple(device_ids[level * place : level * (place + 1)]) for place in range(len(device_ids) // level)]
+    held, lately = Counter(map(tuple, living)), Counter(map(tuple, leaving))
+    return min(groups, key=lambda group: (held[group], lately[group]))
 
 
 class Assigner:

@@ -14,7 +14,7 @@ from marserve.worker.template import run_template
 
 
 def main() -> None:
-    """Arguments: `worker PARENT WIRE PAGE` or `template PARENT CONTROL`, the last ones descriptors."""
+    """Arguments: `worker PARENT WIRE PAGE [MORE…]` or `template PARENT CONTROL`, the last ones descriptors."""
     if len(sys.argv) < 4:
         sys.exit("marserve.worker is started by the server; to start a server, type: marserve start")
     role, parent, *descriptors = sys.argv[1], *map(int, sys.argv[2:])
@@ -25,7 +25,7 @@ def main() -> None:
     configure_output()
     page = Page(descriptors[1])
     os.close(descriptors[1])
-    WorkerLoop(Connection(socket(fileno=descriptors[0])), page).run()
+    WorkerLoop(Connection(socket(fileno=descriptors[0])), page, more=descriptors[2:]).run()
 
 
 main()

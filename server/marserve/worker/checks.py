@@ -31,15 +31,21 @@ Row = dict[str, Any]
 AnswerAlone = Callable[[Item, Row], tuple[Result, bytes]]
 
 
-def warm_up(model: LoadedModel, samples: Sequence[Sample]) -> tuple[float, list[str]]:
+def warm_up(
+    model: LoadedModel,
+    samples: Sequence[Sample],
+    share: Callable[[Sequence[Item], Sequence[bytearray]], None] = lambda items, bodies: None,
+) -> tuple[float, list[str]]:
     """Run the samples one by one and, where batches are allowed, once together. Returns seconds and what went wrong.
 
-    A sample that fails is no reason not to serve; the sentence about it goes to describe.
+    A sample that fails is no reason not to serve; the sentence about it goes to describe. `share` is given what the
+    calls will be made of before the first of them.
     """
     began = time.monotonic()
     problems: list[str] = []
     rows: list[Row] = []
     items: list[Item] = []
+    bodies: list[bytearray] = []
     for index, sample in enumerate(samples):
         try:
             body = Path(model.load.model_dir, sample.file).read_bytes() if sample.file else sample.body
@@ -49,6 +55,8 @@ def warm_up(model: LoadedModel, samples: Sequence[Sample]) -> tuple[float, list[
         item = Item(f"sample-{index}", [("body", sample.content_type)], [], [], None)
         rows.extend(rows_of([item], [bytearray(body)], model.load.decode_input))
         items.append(item)
+        bodies.append(bytearray(body))
+    share(items, bodies)
     batches = [[index] for index in range(len(rows))]
     if model.load.batch_size > 1 and len(rows) > 1:
         batches.append(list(range(min(len(rows), model.load.batch_size))))

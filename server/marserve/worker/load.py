@@ -20,18 +20,25 @@ from marserve import __version__
 from marserve.messages import Load
 from marserve_handlers.builtin import BUILT_IN, find_built_in
 from marserve_handlers.context import Context
+from marserve_handlers.envelopes import find_envelope
 from marserve_handlers.metrics import MetricsCache
 
 Handle = Callable[[list[dict[str, Any]], Context], Any]
+LengthOf = Callable[[dict[str, Any]], Any]
 
 _TS_COMPAT = Path(marserve_handlers.__file__ or "").parent / "ts_compat"
 
 
 class LoadedModel:
-    """A handler that is ready: `handle(rows, context)`, and the one context that lives as long as the worker."""
+    """A handler that is ready: `handle(rows, context)`, and the one context that lives as long as the worker.
 
-    def __init__(self, handle: Handle, context: Context, load: Load) -> None:
+    `length_of(row)` says how long an item is, None where the author has written no such thing.
+    """
+
+    def __init__(self, handle: Handle, context: Context, load: Load, length_of: LengthOf | None = None) -> None:
         self.handle = handle
+        self.length_of = length_of
+        self.has_failed_length = False
         self.context = context
         self.load = load
 
@@ -69,7 +76,9 @@ def load_model(load: Load) -> LoadedModel:
     context.threads = load.threads
     word, _, function_name = load.handler.partition(":")
     found = _import_handler(word)
+    module: ModuleType | None = None
     if isinstance(found, ModuleType):
+        module = found
         entry = getattr(found, function_name or "handle", None)
         if callable(entry):
             try:
@@ -80,7 +89,7 @@ def load_model(load: Load) -> LoadedModel:
                     "TorchServe does: a handler that is a function must return at once when data is None."
                 )
                 raise
-            return LoadedModel(entry, context, load)
+            return LoadedModel(_in_envelope(entry, load.envelope), context, load, _length_of(module))
         found = _find_class(found)
     service = found()
     if not callable(getattr(service, "handle", None)):
@@ -88,7 +97,24 @@ def load_model(load: Load) -> LoadedModel:
     initialize = getattr(service, "initialize", None)
     if initialize is not None:
         initialize(context)
-    return LoadedModel(service.handle, context, load)
+    handle = _in_envelope(service.handle, load.envelope)
+    return LoadedModel(handle, context, load, _length_of(service) or _length_of(module))
+
+
+def _in_envelope(handle: Handle, word: str | None) -> Handle:
+    """`handle`, or what the envelope of that word makes of it. `initialize` is never wrapped."""
+    if not word:
+        return handle
+    envelope = find_envelope(word)(handle)
+    is_async = inspect.iscoroutinefunction(handle)
+    wrapped: Handle = getattr(envelope, "handle_async", envelope.handle) if is_async else envelope.handle
+    return wrapped
+
+
+def _length_of(owner: object) -> LengthOf | None:
+    """The `length_of` of a handler's object, or of its module."""
+    length_of = getattr(owner, "length_of", None)
+    return length_of if callable(length_of) else None
 
 
 def _import_handler(word: str) -> ModuleType | type[Any]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from marserve.pool.launchers.endpoints import WorkerEnds
 from marserve.pool.launchers.process import WorkerProcess, limit_threads, spawn
 
 
-def launch_fresh(ends: WorkerEnds, environment: Mapping[str, str], threads: int) -> WorkerProcess:
-    """Start a worker on these ends; it says hello on the wire and waits to be told what to load."""
+def launch_fresh(
+    ends: WorkerEnds, environment: Mapping[str, str], threads: int, more: Sequence[int] = (), *, lineage: str = ""
+) -> WorkerProcess:
+    """Start a worker on these ends; it says hello on the wire and waits to be told what to load.
+
+    `more` are the further descriptors of a rank of a group; `lineage` is what the worker's processes are told by.
+    """
     return spawn(
-        ["worker", str(os.getpid()), str(ends.wire), str(ends.page)],
+        ["worker", str(os.getpid()), str(ends.wire), str(ends.page), *map(str, more)],
         {**environment, **limit_threads(threads)},
-        pass_fds=(ends.wire, ends.page),
+        pass_fds=(ends.wire, ends.page, *more),
         out=ends.out,
         err=ends.err,
+        lineage=lineage,
     )

@@ -12,6 +12,10 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 
+from marserve.lineage import VARIABLE
+from marserve.messages import Load
+from marserve.pool.cause_of_death import Death
+
 log = logging.getLogger("marserve.pool.launchers")
 
 KILL_TIMEOUT_S = 10.0
@@ -21,12 +25,43 @@ class WorkerProcess:
     """One worker (or template) process and the process group it leads.
 
     `exited` is done when the process has ended and was reaped: its wait status as from `os.waitpid`, or None where
-    that could not be had.
+    that could not be had. `lineage` is what processes are told by that it leaves behind outside of its group.
     """
 
-    def __init__(self, pid: int, exited: asyncio.Future[int | None]) -> None:
+    def __init__(self, pid: int, exited: asyncio.Future[int | None], lineage: str = "") -> None:
         self.pid = pid
         self.exited = exited
+        self.lineage = lineage
+
+    @property
+    def pids(self) -> list[int]:
+        """Its process ids: one, but for a group of ranks (`group.py`)."""
+        return [self.pid]
+
+    @property
+    def lineages(self) -> list[str]:
+        """What processes are told by that it, or a rank of it, leaves behind."""
+        return [self.lineage]
+
+    def load(self, order: Load) -> Load:
+        """The order to load that it is given."""
+        return order
+
+    @property
+    def told(self) -> tuple[Death, str] | None:
+        """Why it ended, where that was said elsewhere than on its wire, with the author's traceback."""
+        return None
+
+    def rank_said(self, rank: int, death: Death, traceback: str) -> None:
+        """A rank of a group says why it is about to end."""
+
+    def explain(self, death: Death) -> Death:
+        """Its death, with all that is known here."""
+        return death
+
+    async def is_whole(self) -> bool:
+        """Wait until all that belongs to it has loaded the model, too; False if it ended before."""
+        return True
 
     def signal_group(self, number: int) -> None:
         """Send a signal to the process and everything it started in its group; nothing if it is gone."""
@@ -65,7 +100,13 @@ def limit_threads(count: int) -> dict[str, str]:
 
 
 def spawn(
-    arguments: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int], out: int, err: int
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    pass_fds: Sequence[int],
+    out: int,
+    err: int,
+    *,
+    lineage: str = "",
 ) -> WorkerProcess:
     """Start `python -m marserve.worker …` in a session of its own, on the event loop's thread.
 
@@ -74,7 +115,7 @@ def spawn(
     popen = subprocess.Popen(
         # -P: the server's working directory is no place to import from.
         [sys.executable, "-P", "-m", "marserve.worker", *arguments],
-        env=dict(environment),
+        env={**environment, VARIABLE: lineage} if lineage else dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=err,
@@ -83,7 +124,7 @@ def spawn(
     )
     exited: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
     _watch(popen, exited)
-    return WorkerProcess(popen.pid, exited)
+    return WorkerProcess(popen.pid, exited, lineage)
 
 
 def _watch(popen: subprocess.Popen[bytes], exited: asyncio.Future[int | None]) -> None:

@@ -1,0 +1,76 @@
+"""What a model's `parallelType`, `parallelLevel` and `torchrun` come to on this server. Pure.
+
+Contract 7.1, 7.2 and 10.5: the level counts only together with a type; with devices a worker takes as many of them as
+the level says, so that there can be at most devices ÷ level workers. On a server without devices a group of ranks
+computes on the CPU, and `custom` is one process like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from marserve.archive.model_config import ModelConfig
+from marserve.errors import NotEnoughDevices
+from marserve.machine.devices import most_groups
+
+# More processes than any one machine has devices for; each holds descriptors of all others' in rank 0.
+MOST_RANKS = 64
+
+# What torchrun would have been told and what holds here anyway: nothing to say about these.
+_MEANT_ANYWAY: Mapping[str, object] = {"nnodes": 1, "node-rank": 0, "rdzv-backend": "c10d", "monitor-interval": 5}
+_THREADS = ("OMP_NUMBER_THREADS", "OMP_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """As the fields of `PoolOptions` of these names; all nothing for an ordinary model."""
+
+    parallel_type: Literal["pp", "tp", "pptp", "custom"] | None = None
+    parallel_level: int = 0
+    rank_threads: int = 0
+    most_workers: int = 0
+
+
+def read_parallel(model: str, config: ModelConfig, gpu_ids: Sequence[int], warnings: list[str]) -> Parallel:
+    """What holds for a model whose workers may have `gpu_ids`; sentences on what is not used go to `warnings`.
+
+    Raises NotEnoughDevices where the devices are too few for one worker.
+    """
+    kind, level = config.parallel_type, config.parallel_level
+    if kind is None:
+        if level:
+            key = "torchrun" if config.torchrun is not None else "parallelLevel"
+            warnings.append(f"{key} of the model's configuration is not used: it needs a parallelType")
+        return Parallel()
+    if not level:
+        warnings.append(f"parallelType {kind} of the model's configuration is not used: it needs a parallelLevel")
+        return Parallel()
+    if level > MOST_RANKS:
+        warnings.append(f"parallelLevel {level} of the model's configuration is not used: it is more than {MOST_RANKS}")
+        return Parallel()
+    threads = 0
+    if config.torchrun is not None:
+        threads = _read_torchrun(config.torchrun, is_group=kind != "custom", warnings=warnings)
+    most = most_groups(gpu_ids, level) if gpu_ids else 0
+    if gpu_ids and not most:
+        raise NotEnoughDevices(model, level, len(gpu_ids))
+    return Parallel(kind, level, threads, most)
+
+
+def _read_torchrun(torchrun: Mapping[str, Any], *, is_group: bool, warnings: list[str]) -> int:
+    """The threads of each rank, 0 for a fair share; and what marserve's own launcher has no use for."""
+    threads = 0
+    for name, value in torchrun.items():
+        if name == "nproc-per-node" or (name in _MEANT_ANYWAY and _MEANT_ANYWAY[name] == value):
+            continue
+        if name in _THREADS and is_group and type(value) is int and value > 0:
+            threads = value
+        elif name in _THREADS and is_group:
+            warnings.append(f"{name} of torchrun is {value!r}, which is not used: it must be a whole number above 0")
+        elif name == "nnodes":
+            warnings.append(f"nnodes of torchrun is {value!r}, which is not used: a worker's ranks run on one machine")
+        else:
+            warnings.append(f"{name} of torchrun is not used: marserve starts and watches the ranks itself")
+    return threads

@@ -1,0 +1,330 @@
+"""A rank: one process of a worker that is a group of them, and how its ranks stay in step.
+
+Rank 0 alone hears the server. Where all ranks are to make every call of the handler (`tp`, `pptp`), it tells the others
+of each call just before it makes it: which items, after deadlines and cancels were looked at. So whatever is decided is
+decided once, and a collective never waits for a rank that left an item out. What a handler asks in a call (is this item
+cancelled?) is answered by rank 0, too, on the shared page.
+
+All ranks must end a call alike. One that raised where another did not may have left collectives half done, which would
+mix the next call's tensors with this one's; the group then says that it is out of step, and is formed anew.
+
+Knows the wire and the page. What comes from the author's code and is not rank 0's is thrown away.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import select
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from socket import socket
+from typing import Any, NoReturn, Protocol
+
+from marserve import wire
+from marserve.errors import BadFrame
+from marserve.messages import Call, CallEnded, Item, OutOfStep, Rank, Share, ToRank, ToServer
+from marserve.page import Page
+from marserve.worker.load import Handle, LoadedModel
+
+RECEIVE_BYTES = 256 * 1024
+LOOPBACK = "127.0.0.1"
+# After a rank has raised, how long the others have to end the call as well.
+OUT_OF_STEP_S = 5.0
+# How soon after rank 0 raised another rank's end shows, if that is why.
+LOOK_FOR_ENDS_S = 0.05
+# How often a rank looks whether rank 0 has asked what it is about to ask.
+ASK_EVERY_S = 0.0005
+# How long a rank that has nothing more to do waits for the server to end the group.
+END_S = 10.0
+
+log = logging.getLogger("marserve.worker")
+
+
+class ServerEnd(Protocol):
+    """The connection to the server."""
+
+    def send(self, message: ToServer, bodies: Sequence[bytes | bytearray | memoryview] = ()) -> None:
+        """Write one message whole."""
+
+    def receive(self) -> list[tuple[Any, list[Any]]]:
+        """Wait for the next messages. Raises EOFError when the server is gone."""
+
+
+class Peer:
+    """Another rank, at the other end of a socket."""
+
+    def __init__(self, rank: int, sock: socket) -> None:
+        self.rank = rank
+        self._sock = sock
+        self._decoder = wire.rank_decoder()
+        self._heard: list[tuple[ToRank, list[Any]]] = []
+
+    def tell(self, message: ToRank, bodies: Sequence[bytes | bytearray] = ()) -> None:
+        """Write one message whole. Raises EOFError when the rank is gone."""
+        try:
+            for buffer in wire.encode(message, bodies):
+                self._sock.sendall(buffer)
+        except OSError:
+            raise EOFError from None
+
+    def hear(self, limit_s: float | None = None) -> tuple[ToRank, list[Any]] | None:
+        """The next message with its bodies; None after `limit_s` seconds. Raises EOFError when the rank is gone."""
+        end = None if limit_s is None else time.monotonic() + limit_s
+        while not self._heard:
+            if end is not None and not self._is_readable(end - time.monotonic()):
+                return None
+            try:
+                data = self._sock.recv(RECEIVE_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                raise EOFError
+            try:
+                self._heard += self._decoder.feed(data)
+            except BadFrame:  # the author's code wrote to a descriptor that is not its own
+                raise EOFError from None
+        return self._heard.pop(0)
+
+    def hear_end(self, number: int, limit_s: float | None = None) -> CallEnded | None:
+        """Wait until the rank says that it has ended this call; None after `limit_s` seconds. Raises EOFError."""
+        while (told := self.hear(limit_s)) is not None:
+            message, _ = told
+            if type(message) is CallEnded and message.number == number:
+                return message
+        return None
+
+    def has_ended_within(self, seconds: float) -> bool:
+        """Whether the rank is gone, or goes, or has something to say, within that time."""
+        return bool(self._heard) or self._is_readable(seconds)
+
+    def _is_readable(self, within_s: float) -> bool:
+        return bool(select.select([self._sock], [], [], max(0.0, within_s))[0])
+
+
+class Leader:
+    """Rank 0: has the others make the calls that it makes."""
+
+    def __init__(self, place: Rank, peers: Sequence[Peer], server: ServerEnd, page: Page) -> None:
+        self._is_mirrored = place.is_mirrored
+        self._peers = peers
+        self._server = server
+        self._page = page
+        self._number = 0
+        self._unsettled = False
+        self._places: dict[int, int] = {}
+        self._shared: Sequence[Item] = ()
+
+    def lead(self, model: LoadedModel) -> LoadedModel:
+        """The same model, whose `handle` has the other ranks make each call as well."""
+        return LoadedModel(self._leading(model.handle), model.context, model.load, model.length_of)
+
+    def share(self, items: Sequence[Item], bodies: Sequence[bytes | bytearray], *, once: bool) -> None:
+        """Give the others the items that the next calls are made of; one call, or several."""
+        if not self._is_mirrored or not self._peers:
+            return
+        self.settle()
+        self._shared = items  # kept, so that no other item can have the identity of one of these
+        self._places = {id(item): index for index, item in enumerate(items)}
+        self._tell(Share(list(items), once), bodies)
+
+    def settle(self) -> None:
+        """Wait until the others have ended the last call, too. Does not return if they ended it otherwise."""
+        if self._unsettled:
+            self._unsettled = False
+            self._compare(None)
+
+    @property
+    def may_break_off(self) -> bool:
+        """Whether a call may end because nobody waits for its stream: not where other ranks would go on with it."""
+        return not self._is_mirrored or not self._peers
+
+    def _leading(self, handle: Handle) -> Handle:
+        def lead_call(rows: list[dict[str, Any]], context: Any) -> Any:
+            self._begin(context.batch_items)
+            context.ask_cancelled = self._answering(context.ask_cancelled)
+            try:
+                answered = handle(rows, context)
+            except SystemExit:
+                raise
+            except BaseException as error:  # the author's code
+                self._end_raised(error)
+                raise
+            self._end()
+            return answered
+
+        return lead_call
+
+    def _begin(self, items: Sequence[Item]) -> None:
+        if not self._is_mirrored or not self._peers:
+            return
+        self.settle()
+        self._number += 1
+        self._page.begin_call(self._number)
+        self._tell(Call(self._number, [self._places[id(item)] for item in items]))
+
+    def _answering(self, ask: Callable[[int], bool]) -> Callable[[int], bool]:
+        """As `ask`, and on the page for the other ranks: whether an item is cancelled is decided here for all."""
+        if not self._is_mirrored or not self._peers:
+            return ask
+        return lambda index: self._page.note_answer(index, ask(index))
+
+    def _end(self) -> None:
+        if self._is_mirrored and self._peers:
+            self._tell(CallEnded(self._number, False))
+            self._unsettled = True
+
+    def _end_raised(self, error: BaseException) -> None:
+        """Before anybody hears of it: was it another rank's end that made this one raise?"""
+        if self._is_mirrored and self._peers:
+            self._tell(CallEnded(self._number, True))
+            self._compare(error)
+        elif any(peer.has_ended_within(LOOK_FOR_ENDS_S) for peer in self._peers):
+            await_the_end(self._server)
+
+    def _compare(self, error: BaseException | None) -> None:
+        """Every rank must end the call as this one did."""
+        has_raised = error is not None
+        for peer in self._peers:
+            try:
+                ended = peer.hear_end(self._number, OUT_OF_STEP_S if has_raised else None)
+            except EOFError:
+                await_the_end(self._server)
+            if ended is None:
+                self._report(f"rank 0 raised, and {OUT_OF_STEP_S:g} s later rank {peer.rank} was still at it", error)
+            elif ended.has_raised != has_raised:
+                who = (0, peer.rank) if has_raised else (peer.rank, 0)
+                self._report(f"rank {who[0]} raised in a call that rank {who[1]} ended without", error)
+
+    def _report(self, detail: str, error: BaseException | None) -> NoReturn:
+        report(self._server, detail, error)
+
+    def _tell(self, message: ToRank, bodies: Sequence[bytes | bytearray] = ()) -> None:
+        for peer in self._peers:
+            try:
+                peer.tell(message, bodies)
+            except EOFError:
+                await_the_end(self._server)
+
+
+class Follower:
+    """Any other rank of a group in which all make every call: does what rank 0 tells it."""
+
+    def __init__(self, place: Rank, leader: Peer, server: ServerEnd, page: Page) -> None:
+        from marserve.worker import checks  # here: checks knows the loop, which knows ranks
+
+        self._checks = checks
+        self._rank = place.rank
+        self._leader = leader
+        self._server = server
+        self._page = page
+        self._items: list[Item] = []
+        self._bodies: list[bytearray] = []
+        self._is_once = True
+
+    def follow(self, model: LoadedModel) -> NoReturn:
+        """Make the calls that rank 0 makes, until it is gone."""
+        while True:
+            try:
+                told = self._leader.hear()
+                assert told is not None
+                message, bodies = told
+                if type(message) is Share:
+                    self._items, self._bodies, self._is_once = message.items, bodies, message.is_once
+                elif type(message) is Call:
+                    self._call(model, message)
+            except EOFError:  # ending here might be seen before rank 0's end, and be taken for the cause
+                await_the_end(self._server)
+
+    def _call(self, model: LoadedModel, call: Call) -> None:
+        context = model.context
+        items = [self._items[index] for index in call.chosen]
+        rows = self._checks.rows_of(items, self._bodies_of(call.chosen), model.load.decode_input)
+        self._checks.begin(context, items)
+        questions = 0
+
+        def ask(index: int) -> bool:
+            nonlocal questions
+            questions += 1
+            return self._ask(call.number, questions, index)
+
+        context.ask_cancelled = ask
+        failure: BaseException | None = None
+        try:
+            model.handle(rows, context)
+        except SystemExit:
+            raise
+        except BaseException as error:  # the author's code; if rank 0 raised as well, its traceback is what is told
+            failure = error
+        context.end_stream()
+        if self._is_once:
+            self._bodies = []
+        drain = getattr(context.metrics, "drain", None)
+        if drain is not None:
+            drain()  # rank 0's count
+        self._leader.tell(CallEnded(call.number, failure is not None))
+        ended = self._leader.hear_end(call.number, OUT_OF_STEP_S if failure is not None else None)
+        if failure is not None and ended is None:
+            detail = f"rank {self._rank} raised, and {OUT_OF_STEP_S:g} s later rank 0 was still at it"
+            report(self._server, detail, failure)
+        elif failure is not None and ended is not None and not ended.has_raised:
+            report(self._server, f"rank {self._rank} raised in a call that rank 0 ended without", failure)
+
+    def _bodies_of(self, chosen: Sequence[int]) -> list[bytearray]:
+        """The bodies of these items' parts, their own for a single call, copies where more calls follow."""
+        found: list[bytearray] = []
+        firsts = [0]
+        for item in self._items:
+            firsts.append(firsts[-1] + len(item.parts))
+        for index in chosen:
+            bodies = self._bodies[firsts[index] : firsts[index + 1]]
+            found.extend(bodies if self._is_once else map(bytearray, bodies))
+        return found
+
+    def _ask(self, number: int, question: int, index: int) -> bool:
+        """What rank 0's handler was told to the same question; no, if it ends the call without having asked."""
+        while (answer := self._page.answer_of(number, question, index)) is None:
+            if self._leader.has_ended_within(ASK_EVERY_S):
+                told = self._page.answer_of(number, question, index)
+                return bool(told)
+        return answer
+
+
+def open_store(place: Rank, descriptor: int) -> object | None:
+    """Let the ranks find each other: a store of torch's on a listening socket of loopback. Keep what is returned.
+
+    Handlers' `init_process_group` uses it as torchrun's agent's (`TORCHELASTIC_USE_AGENT_STORE`). One that torch opens
+    by itself would listen on all addresses. None where there is no torch; handlers then use something else.
+    """
+    try:
+        distributed = importlib.import_module("torch.distributed")
+        store: object = distributed.TCPStore(
+            LOOPBACK, place.store_port, place.size, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
+        )
+    except (ImportError, AttributeError) as error:
+        os.close(descriptor)
+        log.warning("the ranks of this worker have no store to find each other by: torch.distributed: %s", error)
+        return None
+    return store
+
+
+def report(server: ServerEnd, detail: str, error: BaseException | None) -> NoReturn:
+    """Say that the group is out of step, and wait for the end that follows."""
+    text = "" if error is None else "".join(traceback.format_exception(error))
+    server.send(OutOfStep(detail, text))
+    await_the_end(server)
+
+
+def await_the_end(server: ServerEnd) -> NoReturn:
+    """Another rank is gone, or the group is given up: the server ends this process, too, in a moment.
+
+    Nothing is said meanwhile, so that what was in flight is run again and not answered with what came of it.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(END_S)
+    print("the other ranks of this worker are gone, and nobody ended this one", file=sys.stderr, flush=True)  # noqa: T201
+    os._exit(1)
