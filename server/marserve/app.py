@@ -38,8 +38,10 @@ from marserve.api.description import description_router
 from marserve.api.health import health_router
 from marserve.api.http_connection import bind_connection
 from marserve.api.inference import InferenceSurface
+from marserve.api.large_answers import LargeAnswers
 from marserve.api.management import management_router
 from marserve.api.metrics import metrics_router
+from marserve.api.open_inference import open_inference_router
 from marserve.api.request_head import HttpLimits
 from marserve.archive.reader import Limits
 from marserve.errors import BadSettings
@@ -78,7 +80,12 @@ def run(settings: Settings) -> int:
     What kept it from starting is said in one sentence on standard error. Raises BadSettings for logs that cannot be
     written; nothing was started then.
     """
-    logs = configure_logs(folder=settings.log_location, format=settings.log_format, level=settings.log_level)
+    logs = configure_logs(
+        folder=settings.log_location,
+        format=settings.log_format,
+        level=settings.log_level,
+        has_request_ids=settings.access_log_request_id,
+    )
     server = Server(settings, logs)
     keep_large_blocks()
     try:
@@ -188,7 +195,9 @@ class Server:
             worker_environment(settings),
             self._logs.workers,
             first_worker_id=settings.initial_worker_port,
+            first_group_id=settings.initial_distribution_port,
             devices=Assigner(devices),
+            vendor=machine.vendor,
             cores=machine.cores,
             cgroups=WorkerCgroups(settings.worker_cgroup) if settings.worker_cgroup is not None else None,
         )
@@ -196,7 +205,11 @@ class Server:
         registry = self._build_registry(scratch.path, metrics, launchers, machine, devices)
         stack.push_async_callback(registry.stop)
         connections = ConnectionTable(http_limits(settings))
-        listeners = self._bind(registry, metrics, connections)
+        large_answers = LargeAnswers(
+            scratch.path, memory_bytes=settings.large_answer_memory, disk_bytes=settings.large_answer_disk
+        )
+        stack.callback(large_answers.close)
+        listeners = self._bind(registry, metrics, connections, large_answers)
         for listener in listeners:
             stack.callback(listener.close)
         if not settings.disable_system_metrics:
@@ -242,7 +255,9 @@ class Server:
         )
         return Registry(registry_options(settings, machine, devices), intake, make_pool, metrics)
 
-    def _bind(self, registry: Registry, metrics: Metrics, connections: ConnectionTable) -> list[Listener]:
+    def _bind(
+        self, registry: Registry, metrics: Metrics, connections: ConnectionTable, large_answers: LargeAnswers
+    ) -> list[Listener]:
         """Bind every address that is asked for; equal addresses are one listener with all their routes."""
         settings = self._settings
         wanted = {"Inference": settings.inference_address, "Management": settings.management_address}
@@ -257,7 +272,7 @@ class Server:
         listeners: list[Listener] = []
         try:
             for names in by_address.values():
-                listener = self._bind_one(names, wanted[names[0]], registry, metrics, connections)
+                listener = self._bind_one(names, wanted[names[0]], registry, metrics, connections, large_answers)
                 listeners.append(listener)
         except BaseException:
             for listener in listeners:
@@ -266,7 +281,13 @@ class Server:
         return listeners
 
     def _bind_one(
-        self, names: list[str], address: Address, registry: Registry, metrics: Metrics, connections: ConnectionTable
+        self,
+        names: list[str],
+        address: Address,
+        registry: Registry,
+        metrics: Metrics,
+        connections: ConnectionTable,
+        large_answers: LargeAnswers,
     ) -> Listener:
         settings = self._settings
         has_inference, has_management = "Inference" in names, "Management" in names
@@ -275,6 +296,8 @@ class Server:
         ]
         if has_inference or has_management:
             routers.append(health_router(registry, has_ping=has_inference))
+        if has_inference and settings.ts_open_inference_protocol:
+            routers.append(open_inference_router())
         if has_management:
             routers.append(management_router(registry, enable_model_api=settings.enable_model_api))
         if "Metrics" in names:
@@ -286,6 +309,7 @@ class Server:
             metrics,
             connections,
             overload_status=settings.unavailable_status,
+            large_answers=large_answers,
         )
         config = uvicorn.Config(
             build_app(

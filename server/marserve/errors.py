@@ -5,6 +5,7 @@ MarserveError
     BadInput                             its message says what was wrong
       BodyTooLarge
     RouteNotFound, MethodNotAllowed
+    InvalidToken                         no key, a wrong one, or one that has expired
     ModelNotFound, VersionNotFound, ArchiveNotFound
     VersionConflict, DefaultVersionInUse
   Unavailable                            come back later (`retry_after_s` says when, where it is known)
@@ -16,6 +17,7 @@ MarserveError
   RunFailed                              a worker had the request and could not answer it
     WorkerDied, OutOfMemory, HandlerFailed
   LoadFailed                             workers of a version could not load the model
+  NotEnoughDevices                       the server has too few for a worker of the model
   CleanUpTimedOut                        a worker did not end in time
   BadArchive                             found while reading an archive; names it and the member
     UnsafeArchive, DependencyFailed
@@ -68,6 +70,18 @@ class MethodNotAllowed(ClientError):
 
     def __init__(self) -> None:
         super().__init__("Requested method is not allowed, please refer to API document.")
+
+
+class InvalidToken(ClientError):
+    """The request has no key, a wrong one, or one that has expired: which of them it was is not said.
+
+    `what` is `Authorization`, or `Authentication` where a new key was asked for, as TorchServe words it.
+    """
+
+    cause = "token"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"Token {what} failed. Token either incorrect, expired, or not provided correctly")
 
 
 class ModelNotFound(ClientError):
@@ -257,6 +271,16 @@ class LoadFailed(MarserveError):
         self.model, self.version, self.out_of_memory, self.reason = model, version, out_of_memory, reason
         self.cause = cause or ("out_of_memory" if out_of_memory else "load_failed")
         super().__init__(f"Failed to start workers for model {model} version: {version or 'null'}")
+
+
+class NotEnoughDevices(MarserveError):
+    """The server has fewer devices than one worker of the model needs (`parallelLevel`)."""
+
+    cause = "no_devices"
+
+    def __init__(self, model: str, level: int, devices: int) -> None:
+        self.model, self.level, self.devices = model, level, devices
+        super().__init__(f"No enough gpu devices for model:{model} parallelLevel:{level}")
 
 
 class CleanUpTimedOut(MarserveError):

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from marserve.errors import BadFrame
-from marserve.messages import ToServer, ToWorker
+from marserve.messages import ToRank, ToServer, ToWorker
 
 VERSION = 1
 MAGIC = b"mW"
@@ -218,3 +218,8 @@ def server_decoder(*, max_frame_bytes: int = MAX_FRAME_BYTES) -> Decoder[ToServe
 def worker_decoder() -> Decoder[ToWorker]:
     """A decoder for the worker's end: messages from the server, bodies as `bytearray` (what handlers are given)."""
     return Decoder(ToWorker, bytearray)
+
+
+def rank_decoder() -> Decoder[ToRank]:
+    """A decoder for what the ranks of a group tell each other, bodies as `bytearray`."""
+    return Decoder(ToRank, bytearray)

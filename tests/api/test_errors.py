@@ -45,6 +45,7 @@ TABLE = [
     (errors.HandlerFailed("too large", 413), 507, "InternalServerException"),
     (errors.HandlerFailed("no status", 7), 500, "InternalServerException"),
     (errors.LoadFailed("m", "1"), 500, "InternalServerException"),
+    (errors.NotEnoughDevices("m", 4, 2), 500, "WorkerInitializationException"),
     (errors.LoadFailed("m", "1", out_of_memory=True), 507, "InternalServerException"),
     (errors.CleanUpTimedOut("m"), 408, "RequestTimeoutException"),
     (errors.BadArchive("Model name is not defined."), 400, "InvalidModelException"),

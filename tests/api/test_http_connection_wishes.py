@@ -47,6 +47,29 @@ async def test_a_priority_travels_with_the_request(priority: int) -> None:
     assert job.request.priority == priority
 
 
+@pytest.mark.parametrize(
+    "target",
+    ["/predictions/m", "/predictions/m/1.0", "/predictions/m/1.0/a/b", "/explanations/m", "/m/predict",
+     "/m/1.0/predict", "/models/m/invoke", "/invocations?model_name=m", "/v1/models/m:predict", "/v1/models/m:explain",
+     "/v2/models/m/infer", "/v2/models/m/explain"],
+)  # fmt: skip
+async def test_the_wishes_hold_on_every_inference_route_and_so_does_hanging_up(target: str) -> None:
+    """Deadline, priority, and a client that leaves: the same whatever the route is called."""
+    async with listening() as listener, listener.connect() as client:
+        before = monotonic()
+        await client.send(post("x-marserve-timeout-ms: 1500", "x-marserve-priority: 2", target=target))
+        job = await listener.plane.wait_for(1)
+        assert job.request.deadline is not None
+        assert before + 1.5 <= job.request.deadline <= monotonic() + 1.5
+        assert job.request.priority == 2
+        assert not job.is_cancelled
+
+        client.hang_up()
+        await listener.wait_until_empty()
+
+    assert job.is_cancelled
+
+
 async def test_without_the_headers_there_is_neither() -> None:
     """The model's own apply."""
     async with listening() as listener, listener.connect() as client:

@@ -332,6 +332,50 @@ async def test_a_negative_number_of_workers_is_the_client_s_fault(house: House, 
     assert error(await client.put("/models/m?min_worker=-1&synchronous=true"))[:2] == (400, "BadRequestException")
 
 
+@pytest.mark.parametrize("name", ["min_worker", "max_worker", "batch_size", "max_batch_delay"])
+async def test_a_number_that_is_none_changes_nothing_and_is_told(
+    house: House, client: httpx.AsyncClient, name: str
+) -> None:
+    """400 with the parameter and the value: scaled to one worker is not what was asked for."""
+    await client.post(f"/models?url={house.put()}")
+
+    status_code, kind, message = error(await client.put(f"/models/m?{name}=abc&synchronous=true"))
+
+    assert (status_code, kind) == (400, "BadRequestException")
+    assert message == f"{name} is 'abc'; it must be a whole number of at most 2147483647."
+    assert house.pools.of("m").scaled == []
+
+
+async def test_odd_words_of_a_scaling_are_logged_once_and_listed_by_describe(
+    house: House, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is done all the same."""
+    await client.post(f"/models?url={house.put()}")
+
+    for _ in range(3):
+        assert (await client.put("/models/m?min_workers=2&min_worker=2&synchronous=yes")).status_code == 202
+
+    told = [
+        "parameter 'min_workers' is not known and not used; did you mean min_worker?",
+        "synchronous is 'yes', which counts as false; say true or false",
+    ]
+    assert (await describe(client, "/models/m"))[0]["warnings"] == told
+    assert [record.getMessage() for record in caplog.records if "Model m" in record.getMessage()] == [
+        f"Model m version 1.0: {sentence}" for sentence in told
+    ]
+
+
+async def test_odd_words_of_a_list_are_logged_once(
+    house: House, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TorchServe takes them for not given."""
+    for _ in range(3):
+        assert (await client.get("/models?limit=two")).status_code == 200
+
+    logged = [record.getMessage() for record in caplog.records if "limit" in record.getMessage()]
+    assert logged == ["GET /models: limit is 'two', which is no whole number; it counts as not given"]
+
+
 async def test_the_default_version_is_set(house: House, client: httpx.AsyncClient) -> None:
     """And refused for what is not there, without the colon that other answers have."""
     await client.post(f"/models?url={house.put()}")
@@ -529,7 +573,7 @@ async def test_a_batch_size_that_is_no_number_does_not_count_as_a_call_to_scale(
 
     answered = error(await client.put("/models/m?batch_size=1O"))
 
-    assert (answered[0], answered[2]) == (400, "batch_size must be a whole number.")
+    assert (answered[0], answered[2]) == (400, "batch_size is '1O'; it must be a whole number of at most 2147483647.")
     assert house.pools.of("m").scaled == []
 
 

@@ -39,6 +39,20 @@ def test_an_integer_in_a_query_that_does_not_parse_counts_as_not_given(word: str
     assert len(query.warnings[0]) < 200
 
 
+@pytest.mark.parametrize("word", ["", "abc", "1.5", "2147483648", "9" * 5000])
+def test_where_no_recorded_call_says_otherwise_what_does_not_parse_is_refused(word: str) -> None:
+    """With the parameter's name and the value seen, cut where it is long."""
+    query = QueryParameters({"number": word, "flag": "7"}, KNOWN)
+
+    with pytest.raises(BadInput, match="it must be a whole number") as refused:
+        query.whole("number")
+
+    assert str(refused.value).startswith(f"number is {word[:57]!r}"[:60])
+    assert len(str(refused.value)) < 200
+    assert query.whole("flag") == 7
+    assert query.whole("word") is None
+
+
 @pytest.mark.parametrize(
     ("word", "expected", "told"),
     [(None, True, 0), ("true", True, 0), ("TRUE", True, 0), ("false", False, 0), ("yes", False, 1), ("", False, 1)],

@@ -135,6 +135,7 @@ def test_what_is_not_set_is_none_or_the_contracts_default(tmp_path: Path) -> Non
         ("batchPolicy: GOAL", "batch_policy", "goal"),
         ("lengthFrom: header:X-Tokens", "length_from", "header:X-Tokens"),
         ("lengthFrom: body_bytes", "length_from", "body_bytes"),
+        ("lengthFrom: handler", "length_from", "handler"),
         ("paddingBudget: 0", "padding_budget", 0.0),
         ("minWorkers: 0", "min_workers", 1),
         ("minWorkers: 0\nidleTimeout: 60", "min_workers", 0),

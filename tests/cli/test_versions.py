@@ -120,7 +120,7 @@ def test_the_table_of_workers_has_their_process_memory_and_device() -> None:
     rows = drawn(workers_table([description(workers=workers)]))
 
     assert rows[1] == ["digits/1.0", "9000", "READY", "4711", "1", "MiB", "-", "0"]
-    assert rows[2][:7] == ["digits/1.0", "9001", "LOADING", "-1", "-", "3", "2"]
+    assert rows[2][:7] == ["digits/1.0", "9001", "LOADING", "-", "-", "3", "2"]
 
 
 def test_the_last_words_of_a_version_are_its_traceback_and_its_last_lines() -> None:
@@ -148,5 +148,25 @@ def test_a_last_death_has_a_line_below_the_table() -> None:
     died = description("m", "2.0", workers=[worker(lastDeath=DEATH)], lastDeath=DEATH)
 
     assert deaths([description()]) == worker_deaths([description()]) == []
-    assert deaths([description(), died]) == ["", "m/2.0: last worker died: killed: ValueError: no weights"]
-    assert worker_deaths([died]) == ["", "m/2.0, worker 9000: died last: killed: ValueError: no weights"]
+    assert deaths([description(), died]) == ["", f"m/2.0: a worker died {DEATH['at']}: killed: ValueError: no weights"]
+    assert worker_deaths([died]) == ["", f"m/2.0, worker 9000: died {DEATH['at']}: killed: ValueError: no weights"]
+
+
+@pytest.mark.parametrize(
+    ("status", "next_start", "shown", "told"),
+    [
+        ("LOADING", "2026-01-31T13:45:00.000Z", "waiting", "; started again 2026-01-31T13:45:00.000Z"),
+        ("UNLOADING", "2026-01-31T13:50:00.000Z", "given up", "; started again 2026-01-31T13:50:00.000Z"),
+        ("UNLOADING", "when scaled", "given up", "; not started again before the model is scaled"),
+        ("LOADING", None, "LOADING", ""),
+    ],
+)
+def test_a_worker_that_waits_says_for_what(status: str, next_start: str | None, shown: str, told: str) -> None:
+    """TorchServe has no word for it: status in the table, and the time below it."""
+    next_member = {} if next_start is None else {"nextStart": next_start}
+    waiting = description("m", "2.0", workers=[worker(status, pid=-1, lastDeath=DEATH, **next_member)])
+
+    row = drawn(workers_table([waiting]))[1]
+
+    assert " ".join(row).startswith(f"m/2.0 9000 {shown} -")
+    assert worker_deaths([waiting])[1].endswith(f"no weights{told}")

@@ -30,6 +30,21 @@ def handle(data, context):
     return answers
 """
 SWAPPED = HANDLER.replace("return answers", "return answers[::-1]")
+TEXTS = (
+    HANDLER
+    + """
+def length_of(row):
+    return int(bytes(row["body"]).decode().partition(" ")[2])
+"""
+)
+GOAL_CONFIG = """
+minWorkers: 1
+maxWorkers: 1
+batchPolicy: goal
+latencyGoalMs: 400
+lengthFrom: handler
+paddingBudget: 0.2
+"""
 CONFIG = """
 minWorkers: 1
 maxWorkers: 1
@@ -50,8 +65,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     store.mkdir()
     for name, source in (("right", HANDLER), ("swapped", SWAPPED)):
         make_archive(store / f"{name}.mar", source, config=CONFIG, **{"sample.txt": b"two"})
+    make_archive(store / "texts.mar", TEXTS, config=GOAL_CONFIG)
     with Server(folder, store=store) as server:
-        for name in ("right", "swapped"):
+        for name in ("right", "swapped", "texts"):
             server.register(f"{name}.mar").raise_for_status()
         yield server
 
@@ -109,7 +125,7 @@ def test_an_item_fails_alone_with_the_status_that_its_exception_says(server: Ser
 
 
 def test_batches_are_formed_otherwise_without_a_restart(server: Server) -> None:
-    """`marserve tune`, and describe afterwards."""
+    """`marserve tune`, the management API, and describe after each."""
     settled(server, "right")
     pids = server.worker_pids("right")
 
@@ -120,3 +136,34 @@ def test_batches_are_formed_otherwise_without_a_restart(server: Server) -> None:
     assert (described["batchSize"], described["maxBatchDelay"]) == (4, 0)
     assert described["batching"]["largestBatch"] == 4
     assert server.worker_pids("right") == pids
+
+    put = server.client.put(f"{server.management}/models/right", params={"batch_size": 6, "max_batch_delay": 30})
+
+    assert put.status_code == 200
+    described = server.describe("right")
+    assert (described["batchSize"], described["maxBatchDelay"]) == (6, 30)
+    assert described["batching"]["largestBatch"] == 6
+    assert server.worker_pids("right") == pids
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda number: server.predict("right", f"w{number}"), range(16)))
+    assert [answer.json() for answer in answers] == [{"said": f"W{number}"} for number in range(16)]
+
+
+def test_a_model_with_a_goal_says_what_it_learned_and_asked(server: Server) -> None:
+    """Costs by length, as its handler says it; the metrics count what that took."""
+    with ThreadPoolExecutor(16) as pool:
+        bodies = [f"text{number} {900 if number % 2 else 30}".encode() for number in range(160)]
+        answers = list(pool.map(lambda body: server.predict("texts", body), bodies))
+
+    assert [answer.json() for answer in answers] == [{"said": body.decode().upper()} for body in bodies]
+    goal = server.describe("texts")["goal"]
+    assert goal["latencyGoalMs"] == 400
+    assert goal["isKept"] in (True, False)
+    assert {"lengthUpTo", "batchMs", "itemMs", "bySize"} <= set(goal["costs"][0])
+    assert goal["lengths"]["from"] == "handler"
+    assert goal["lengths"]["asked"] > 0
+    assert 0 < goal["lengths"]["shareOfBusy"] < 0.1
+    metrics = server.client.get(f"{server.metrics}/metrics").text
+    counted = f'marserve_lengths_total{{model="texts",version="1.0",source="handler"}} {goal["lengths"]["asked"]}'
+    assert counted in metrics
+    assert 'marserve_length_seconds_total{model="texts",version="1.0"} 0.' in metrics

@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from support.processes import living, until_blocking
 from support.server import Server, make_archive, poll
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers' limits and processes are Linux's")
@@ -113,19 +114,19 @@ def test_with_on_crash_fail_the_server_drains_and_ends_with_a_status(tmp_path: P
 
 
 def test_a_memory_limit_is_answered_with_507_and_the_worker_lives(tmp_path: Path) -> None:
-    """`maxWorkerMemory` of the model over `max_worker_memory` of the server."""
+    """`maxWorkerMemory` of the model over `max_worker_memory` of the server (RELIABILITY C6, its figures)."""
     with Server(tmp_path, settings={"max_worker_memory": "8GB"}) as server:
-        make_archive(server.store / "m.mar", HANDLER, config="maxWorkerMemory: 300MB\n")
+        make_archive(server.store / "m.mar", HANDLER, config="maxWorkerMemory: 1GB\n")
         assert server.register("m.mar").status_code == 200
         assert server.process is not None
         before = psutil.Process(server.process.pid).memory_info().rss
         pids = server.worker_pids("m")
 
-        answer = server.predict("m", b"take 2000000000")
+        answer = server.predict("m", b"take 10000000000")
 
         assert (answer.status_code, answer.headers["x-marserve-cause"]) == (507, "out_of_memory")
         assert answer.json()["message"] == "Out of resources"
-        assert server.predict("m", b"take 200000000").text == "200000000"
+        assert server.predict("m", b"take 500000000").text == "500000000"
         assert server.worker_pids("m") == pids
         assert psutil.Process(server.process.pid).memory_info().rss - before < 30_000_000
 
@@ -149,3 +150,62 @@ def test_workers_are_recycled_without_a_failed_request(tmp_path: Path) -> None:
         assert len(pids) == 3
         assert counted(server, "marserve_worker_recycles_total", 'reason="requests"') == 2
         assert "lastDeath" not in server.describe("m")
+
+
+LEAVER = """
+import os, signal, subprocess
+def handle(data, context):
+    return [leave(bytes(row["body"])) for row in data] if data else None
+def leave(word):
+    if word == b"program":
+        return str(subprocess.Popen(["sleep", "60"], start_new_session=True).pid)
+    pid = os.fork()
+    if pid:
+        return str(pid)
+    os.setsid()
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
+def test_what_a_worker_started_does_not_outlive_a_killed_server(tmp_path: Path, is_stopped: bool) -> None:
+    """Though it has left the worker's process group, and nobody is told of SIGKILL: the templates see to it."""
+    server = Server(tmp_path)
+    server.start()
+    try:
+        for name, start in (("forked", "fork"), ("fresh", "fresh")):
+            make_archive(server.store / f"{name}.mar", LEAVER, config=f"workerStart: {start}\n")
+            assert server.register(f"{name}.mar").status_code == 200
+        left = [int(server.predict(name, word).text) for name in ("forked", "fresh") for word in (b"program", b"fork")]
+        family = server.family()
+        assert server.process is not None
+        assert living(left) == set(left)
+        if is_stopped:
+            for process in family[1:]:
+                process.suspend()
+
+        server.process.kill()
+        server.process.wait()
+
+        until_blocking(lambda: not living(left), "what it started is gone", timeout_s=3.0)
+        _, alive = psutil.wait_procs(family, timeout=2)
+        assert not alive
+    finally:
+        server.stop(check=False)
+        server.client.close()
+
+
+def test_what_a_worker_started_ends_with_its_model_and_with_the_server(tmp_path: Path) -> None:
+    """Unregistering a model leaves its neighbour's processes alone."""
+    with Server(tmp_path) as server:
+        left = {}
+        for name in ("one", "two"):
+            make_archive(server.store / f"{name}.mar", LEAVER)
+            assert server.register(f"{name}.mar").status_code == 200
+            left[name] = [int(server.predict(name, word).text) for word in (b"program", b"fork")]
+
+        assert server.client.delete(f"{server.management}/models/one").status_code == 200
+
+        until_blocking(lambda: not living(left["one"]), "what it started is gone", timeout_s=3.0)
+        assert living(left["two"]) == set(left["two"])
+    assert not living(left["two"])

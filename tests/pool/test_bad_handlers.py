@@ -17,6 +17,7 @@ import pytest
 
 from marserve.errors import HandlerFailed, OutOfMemory, WorkerDied
 from marserve.messages import Answer
+from marserve.pool.memory import resident_bytes
 from support.processes import living, until
 from support.running_pool import RunningPool
 
@@ -89,7 +90,19 @@ async def test_running_out_of_memory_is_told_and_the_worker_lives(tmp_path: Path
 @pytest.mark.parametrize("start", ["fork", "fresh"])
 @pytest.mark.parametrize(
     "kind",
-    ["thread", "child", "fork", "close_streams", "no_stdout", "print_much", "print_binary", "lose_folder", "deaf"],
+    [
+        "thread",
+        "child",
+        "fork",
+        "daemon",
+        "session",
+        "close_streams",
+        "no_stdout",
+        "print_much",
+        "print_binary",
+        "lose_folder",
+        "deaf",
+    ],
 )
 async def test_what_leaves_the_worker_alive_is_answered(tmp_path: Path, kind: str, start: str) -> None:
     """And what it left behind goes with the worker."""
@@ -105,10 +118,11 @@ async def test_what_leaves_the_worker_alive_is_answered(tmp_path: Path, kind: st
         assert running.pids == pids
 
 
-@pytest.mark.parametrize("kind", ["child", "fork"])
-async def test_what_a_killed_worker_left_behind_goes_with_it(tmp_path: Path, kind: str) -> None:
-    """It is in the worker's process group; nobody has to stop the pool for it."""
-    async with RunningPool(tmp_path, BAD) as running:
+@pytest.mark.parametrize("start", ["fork", "fresh"])
+@pytest.mark.parametrize("kind", ["child", "fork", "daemon", "session"])
+async def test_what_a_killed_worker_left_behind_goes_with_it(tmp_path: Path, kind: str, start: str) -> None:
+    """In the worker's process group or out of it; nobody has to stop the pool for it."""
+    async with RunningPool(tmp_path, BAD, start=start) as running:
         await running.start()
         [pid] = running.pids
         left = int(await running.ask_body(kind.encode()))
@@ -133,6 +147,28 @@ async def test_what_breaks_the_worker_costs_no_other_request(tmp_path: Path, kin
             assert await is_well(running)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["print_a_gigabyte", "answer_a_gigabyte"])
+async def test_a_gigabyte_of_anything_costs_the_server_nothing(tmp_path: Path, kind: str) -> None:
+    """Lines are passed on as they come, and an answer over its limit never leaves the worker (C7)."""
+    async with RunningPool(tmp_path, BAD) as running:
+        await running.start()
+        running.log.line = lambda *_: None  # type: ignore[method-assign]  # else the test would keep what a log writes
+        pids, before = running.pids, resident_bytes(os.getpid())
+
+        end = await running.ask(kind.encode(), timeout_s=200.0)
+
+        if kind == "answer_a_gigabyte":
+            assert isinstance(end, HandlerFailed)
+            assert "max_response_size" in end.message
+        else:
+            assert isinstance(end, Answer)
+        assert resident_bytes(os.getpid()) - before < 50_000_000
+        assert await is_well(running)
+        assert running.pids == pids
+
+
 async def test_a_worker_whose_end_is_hidden_is_noticed(tmp_path: Path) -> None:
     """A process that it left holds its end of the wire open; the worker's own end must be enough."""
     async with RunningPool(tmp_path, BAD, retry_on_worker_death=False) as running:
@@ -143,12 +179,48 @@ async def test_a_worker_whose_end_is_hidden_is_noticed(tmp_path: Path) -> None:
         took = time.monotonic() - began
         escaped = int(running.file("escaped").read_text())
 
-        try:
-            assert isinstance(end, WorkerDied)
-            assert took < 5.0
-            assert await is_well(running)
-        finally:
-            os.kill(escaped, signal.SIGKILL)
+        assert isinstance(end, WorkerDied)
+        assert took < 5.0
+        assert not living([escaped])
+        assert await is_well(running)
+
+
+@pytest.mark.parametrize("kind", ["daemon", "session"])
+async def test_what_a_worker_left_behind_is_told_from_its_neighbours(tmp_path: Path, kind: str) -> None:
+    """The daemon of a worker that lives stays, though another worker of the same template ends."""
+    async with RunningPool(tmp_path, BAD, start="fork", workers=2) as running:
+        await running.start()
+        asked = [running.send(b"slowly " + kind.encode()) for _ in range(2)]
+        left = {}
+        for sent in asked:
+            answer = await sent.told()
+            assert isinstance(answer, Answer)
+            worker, process = map(int, answer.body.split())
+            left[worker] = process
+        running.look()
+        assert len(left) == 2
+        (dead, gone), (_, stays) = left.items()
+
+        os.kill(dead, signal.SIGKILL)
+
+        await until(lambda: not living([gone]), "what was left is gone")
+        assert living([stays])
+
+
+@pytest.mark.parametrize("kind", ["daemon", "session"])
+async def test_what_loading_left_behind_goes_with_the_model(tmp_path: Path, kind: str) -> None:
+    """A template's own daemons are nobody's after it."""
+    handler = tmp_path / "loads.py"
+    handler.write_text(
+        f"import pathlib, sys\nsys.path.insert(0, {str(BAD.parent)!r})\nimport bad_handler\n"
+        f"pathlib.Path('left').write_text(bad_handler.{kind}(b''))\n"
+        "def handle(data, context):\n    return data and [bytes(row['body']) for row in data]\n"
+    )
+    async with RunningPool(tmp_path, handler) as running:
+        await running.start()
+        left = int(running.file("left").read_text())
+
+    assert not living([left])
 
 
 async def test_killing_the_template_is_deadly_for_who_asked_for_it_alone(tmp_path: Path) -> None:

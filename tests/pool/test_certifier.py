@@ -291,6 +291,29 @@ async def test_served_batches_are_run_again_and_differences_counted(tmp_path: Pa
         assert spent_s == pytest.approx(certifier.in_service.seconds, abs=0.05)
 
 
+async def test_runs_again_take_a_hundredth_of_the_busy_seconds_by_the_counters(tmp_path: Path) -> None:
+    """Every batch would be run again if there were time for it; but for the end of the last run the share is kept."""
+    async with pool_of(
+        tmp_path, batch_size=4, samples=(), batch_check="off", batch_check_sample=1.0, workers=2, queue_size=1000
+    ) as running:
+        await running.start()
+        running.file("slow").touch()
+
+        for number in range(60):
+            sent = [running.send(b"%d-%d" % (number, index)) for index in range(16)]
+            for each in sent:
+                await each.told()
+            await settled(running)
+
+        metrics = running.metrics
+        assert metrics.batch_rechecks > 0
+        assert metrics.busy_seconds > 2.0
+        longest_s = 4 * 0.05
+        assert 0 < metrics.recheck_seconds <= 0.01 * metrics.busy_seconds + longest_s
+        assert metrics.recheck_seconds == pytest.approx(running.pool.certifier.in_service.seconds)
+        assert metrics.recheck_seconds <= 0.02 * metrics.busy_seconds + 0.02
+
+
 async def test_without_an_allowance_nothing_is_run_again(tmp_path: Path) -> None:
     """One per cent of a few milliseconds pays for nothing."""
     async with pool_of(tmp_path, batch_size=4, samples=(), batch_check="off", batch_check_sample=1.0) as running:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.pool.hang import Sample, describe_hang, parse_stat, read_sample
+from marserve.pool.hang import Sample, describe_hang, describe_hangs, parse_stat, read_sample
 
 STAT = "4711 (py (th) on) S 1 4711 4711 0 -1 4194304 9 0 0 0 250 50 0 0 20 0 1 0 100 1 1"
 
@@ -67,3 +67,17 @@ def test_with_one_look_only_the_state_and_the_batch_are_told() -> None:
     """The first look may have failed."""
     assert describe_hang(None, Sample(11.0, "R", 5.0), 2.0) == "the batch has run for 2.0 s"
     assert "stopped" in describe_hang(None, Sample(11.0, "T", 5.0), 2.0)
+
+
+def test_of_a_group_every_rank_is_told_of() -> None:
+    """Which of them is stopped matters: the others only wait for it."""
+    first = [Sample(10.0, "S", 1.0), Sample(10.0, "S", 1.0)]
+    last = [Sample(11.0, "S", 1.0), Sample(11.0, "T", 1.0)]
+
+    told = describe_hangs(first, last, 5.0)
+
+    assert told.startswith("rank 0: wedged, waiting for something that does not come")
+    assert told.endswith("rank 1: the process is stopped (state T): a signal or a debugger holds it")
+    assert describe_hangs(first[:1], last[:1], 5.0) == describe_hang(first[0], last[0], 5.0)
+    assert describe_hangs([], last, 5.0).count("rank") == 2
+    assert describe_hangs([], [None, None], None) == ""

@@ -181,3 +181,23 @@ async def test_a_lack_of_descriptors_leaves_nothing_open(monkeypatch: pytest.Mon
 
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(made[0][1])
+
+
+async def test_each_rank_of_a_group_has_lines_of_its_own(pipes: Pipes) -> None:
+    """In the log under the worker's number and its own; what is kept is that of the rank to ask."""
+    out, err = await pipes.output.open(1)
+    await write(pipes.out, b"zero\n" * 3)
+    await write(out, b"one\n")
+    await write(err, b"rest")
+    os.close(out)
+    os.close(err)
+    await pipes.close()
+
+    assert {(line.worker_id, line.text) for line in pipes.log.lines} == {
+        ("9000", "zero"),
+        ("9000.1", "one"),
+        ("9000.1", "rest"),
+    }
+    assert pipes.output.last_lines == ["zero"] * 3
+    pipes.output.teller = 1
+    assert sorted(pipes.output.last_lines) == ["one", "rest"]

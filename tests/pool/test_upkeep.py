@@ -16,7 +16,7 @@ class Worker:
     """A worker that remembers what was done to it."""
 
     def __init__(self, pid: int = 7, *, is_ready: bool = True, ready_at: float = 100.0) -> None:
-        self.pid, self.is_ready, self.ready_at = pid, is_ready, ready_at
+        self.pids, self.is_ready, self.ready_at = [pid] if pid > 0 else [], is_ready, ready_at
         self.requests = self.first_bytes = self.own_bytes = 0
         self.ended: list[tuple[int, int]] = []
         self.reasons: list[str] = []
@@ -107,3 +107,18 @@ async def test_nothing_runs_where_nothing_is_asked_for() -> None:
 
     assert looks._task is None
     await looks.stop()
+
+
+@pytest.mark.anyio
+async def test_a_group_of_ranks_is_as_large_as_all_of_them() -> None:
+    """The limit is the worker's, however many processes it is."""
+    worker = Worker()
+    worker.pids = [7, 8]
+    sizes = {7: 70 * MIB, 8: 80 * MIB}
+    looks = Upkeep(
+        PoolOptions("m", "1.0", 1, 1, max_worker_memory_bytes=100 * MIB), lambda: [worker], read_bytes=sizes.__getitem__
+    )
+
+    await looks.look()
+
+    assert worker.ended == [(150 * MIB, 100 * MIB)]

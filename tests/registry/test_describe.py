@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -91,6 +92,22 @@ async def test_a_worker_is_described_in_utc() -> None:
     assert described["deviceType"] == "gpu"
 
 
+@pytest.mark.parametrize(
+    ("next_start_at", "told"),
+    [(1_700_000_300.5, "2023-11-14T22:18:20.500Z"), (math.inf, "when scaled"), (None, None)],
+)
+async def test_a_worker_that_waits_for_its_next_try_says_until_when(
+    next_start_at: float | None, told: str | None
+) -> None:
+    """Or that it waits to be scaled."""
+    workers = [FakeWorker("9000", status="UNLOADING", next_start_at=next_start_at)]
+
+    described = describe(PoolOptions("m", "1.0", 1, 1), _workers=workers)
+
+    assert described["workers"][0].get("nextStart") == told
+    assert ("nextStart" in described["workers"][0]) is (told is not None)
+
+
 async def test_members_without_a_value_are_left_out() -> None:
     """Never null."""
     described = describe(PoolOptions("m", "1.0", 1, 1))
@@ -98,6 +115,18 @@ async def test_members_without_a_value_are_left_out() -> None:
     assert not {"deviceIds", "warnings", "lastDeath", "customizedMetadata"} & set(described)
     assert None not in described.values()
     assert described["workers"][0]["gpuUsage"] == "N/A"
+
+
+async def test_a_group_of_ranks_tells_their_processes_and_devices() -> None:
+    """Other workers have no such members."""
+    options = PoolOptions("m", "1.0", 2, 2, gpu_ids=(0, 1))
+
+    described = describe(options, _workers=[FakeWorker("29500", ranks=(7, 8), devices=(0, 1)), FakeWorker("9000")])
+
+    group, other = described["workers"]
+    assert group["ranks"] == [{"rank": 0, "pid": 7}, {"rank": 1, "pid": 8}]
+    assert group["gpuIds"] == [0, 1]
+    assert not {"ranks", "gpuIds"} & other.keys()
 
 
 async def test_device_ids_are_shown_only_where_they_are_used() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from marserve.archive.model_config import ModelConfig
+from marserve.errors import NotEnoughDevices
 from marserve.messages import Sample
 from marserve.pool.options import PoolOptions
 from marserve.registry.effective_options import (
@@ -285,3 +286,24 @@ def test_a_model_with_samples_is_checked_before_it_is_given_batches() -> None:
         assert choose(archive=config)[1] == [
             "warmUp and batchCheck of the model's configuration are not used: it has no samples"
         ]
+
+
+def test_there_are_as_many_workers_of_several_devices_as_there_are_devices_for() -> None:
+    """Contract 10.5: both numbers are cut, which describe says."""
+    config = ModelConfig(parallel_type="tp", parallel_level=2, min_workers=3, max_workers=4)
+
+    options, warnings = choose(archive=config, gpu_count=5)
+
+    assert (options.min_workers, options.max_workers, options.most_workers) == (2, 2, 2)
+    assert (options.parallel_type, options.parallel_level, options.ranks) == ("tp", 2, 2)
+    assert warnings == ["there are at most 2 workers: each has 2 of 5 devices"]
+    on_cpu, warnings = choose(archive=config)
+    assert (on_cpu.min_workers, on_cpu.max_workers, on_cpu.ranks, warnings) == (3, 4, 2, [])
+    custom = ModelConfig(parallel_type="custom", parallel_level=2)
+    assert choose(archive=custom, gpu_count=4)[0].ranks == 0
+
+
+def test_too_few_devices_for_one_worker_are_an_error() -> None:
+    """Rather than a version that can never have a worker."""
+    with pytest.raises(NotEnoughDevices):
+        choose(archive=ModelConfig(parallel_type="pp", parallel_level=4), gpu_count=2)

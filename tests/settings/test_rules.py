@@ -44,9 +44,7 @@ ASKS_FOR_MORE = {
     "metrics_config": "metrics.yaml",
     "model_metrics_auto_detect": "true",
     "model_snapshot": '{"name": "x"}',
-    "service_envelope": "json",
     "system_metrics_cmd": "measure.sh",
-    "ts_open_inference_protocol": "true",
 }
 
 

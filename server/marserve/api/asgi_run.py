@@ -59,7 +59,7 @@ class AsgiRun:
         if message["type"] == "http.response.start" and not self._has_started:
             self._has_started = True
             if not self._cycle.disconnected:
-                self._listener.record(self._peer, self._line, message["status"], self._began, monotonic())
+                self._listener.record(self._peer, self._line, message["status"], self._began, monotonic(), self.id)
             headers = self._listener.response_headers.complete(list(message.get("headers", [])), self.id)
             message = {**message, "headers": headers}
         await self._send_on(message)

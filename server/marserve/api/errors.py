@@ -25,11 +25,13 @@ from marserve.errors import (
     DependencyFailed,
     Draining,
     HandlerFailed,
+    InvalidToken,
     LoadFailed,
     MarserveError,
     MethodNotAllowed,
     ModelNotFound,
     NoDescribeRoom,
+    NotEnoughDevices,
     NoTicket,
     OutOfMemory,
     QueueFull,
@@ -135,6 +137,7 @@ _TABLE: dict[type[BaseException], tuple[int, str]] = {
     BodyTooLarge: (413, "RequestEntityTooLargeException"),
     RouteNotFound: (404, "ResourceNotFoundException"),
     MethodNotAllowed: (405, "MethodNotAllowedException"),
+    InvalidToken: (400, "InvalidKeyException"),
     ModelNotFound: (404, "ModelNotFoundException"),
     VersionNotFound: (404, "ModelVersionNotFoundException"),
     ArchiveNotFound: (404, "ModelNotFoundException"),
@@ -144,6 +147,7 @@ _TABLE: dict[type[BaseException], tuple[int, str]] = {
     DeadlinePassed: (504, "RequestTimeoutException"),
     OutOfMemory: (507, INTERNAL),
     LoadFailed: (500, INTERNAL),
+    NotEnoughDevices: (500, "WorkerInitializationException"),
     CleanUpTimedOut: (408, "RequestTimeoutException"),
     BadArchive: (400, "InvalidModelException"),
     DependencyFailed: (400, "ModelException"),
@@ -195,12 +199,15 @@ def error_body(error: BaseException, *, overload_status: int = 503) -> bytes:
 
 
 def error_headers(error: BaseException) -> list[tuple[str, str]]:
-    """Headers that go with an error beside its content type: `retry-after` (whole seconds), `x-marserve-cause`."""
+    """Headers that go with an error beside its content type: `retry-after` (whole seconds), `x-marserve-cause`,
+    `www-authenticate`."""
     headers = []
     if isinstance(error, Unavailable) and error.retry_after_s is not None:
         headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
     if isinstance(error, MarserveError) and error.cause is not None:
         headers.append(("x-marserve-cause", error.cause))
+    if isinstance(error, InvalidToken):
+        headers.append(("www-authenticate", "Bearer"))
     return headers
 
 

@@ -30,6 +30,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from marserve.api.asgi_run import AsgiRun
+from marserve.api.auth import Tokens, authorization_of
 from marserve.api.connections import ConnectionTable
 from marserve.api.errors import BodyTooSlow, HeadersTooLarge, MalformedRequest, RequestTooSlow, TargetTooLong
 from marserve.api.exchange import Exchange
@@ -71,11 +72,13 @@ def bind_connection(
     response_headers: ResponseHeaders | None = None,
     overload_status: int = 503,
     large_answers: LargeAnswers | None = None,
+    tokens: Tokens | None = None,
 ) -> type[HttpConnection]:
     """Make the protocol class of one listener, for uvicorn's `Config(http=…)`.
 
     `surface` is None on a listener without inference routes. Whoever made `connections` starts and stops it, and closes
-    `large_answers`. Uvicorn's own access log, `Date` and `Server` headers are best switched off beside it.
+    `large_answers`. With `tokens` inference routes need the inference key; for the other routes `auth.Guard` asks.
+    Uvicorn's own access log, `Date` and `Server` headers are best switched off beside it.
     """
     shared = Listener(
         surface,
@@ -86,6 +89,7 @@ def bind_connection(
         response_headers or ResponseHeaders(),
         overload_status,
         large_answers or LargeAnswers(),
+        tokens,
     )
 
     class BoundConnection(HttpConnection):
@@ -325,6 +329,9 @@ class HttpConnection(HttpToolsProtocol):
             limits,
             listener.match,
         )
+        if listener.tokens is not None and head.route is not None:
+            # Before the body: who has no key sends none. A header that passes may be remembered, key and all.
+            listener.tokens.check("inference", authorization_of(lines))
         self.phase = BODY
         self.body = b""
         self.body_bytes = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 from uuid import uuid4
 
+from marserve.api.auth import KnownHeads, Tokens
 from marserve.api.connections import ConnectionTable
 from marserve.api.inference import InferenceSurface
 from marserve.api.large_answers import LargeAnswers
@@ -59,6 +60,7 @@ class Listener:
         "overload_status",
         "response_headers",
         "surface",
+        "tokens",
     )
 
     def __init__(
@@ -71,8 +73,10 @@ class Listener:
         response_headers: ResponseHeaders,
         overload_status: int,
         large_answers: LargeAnswers,
+        tokens: Tokens | None = None,
     ) -> None:
         self.surface = surface
+        self.tokens = tokens
         self.match = surface.match if surface is not None else _match_nothing
         self.limits = limits
         self.access_log: AccessLog | None = access_log if access_log.is_on else None
@@ -82,7 +86,7 @@ class Listener:
         self.response_headers = response_headers
         self.overload_status = overload_status
         self.large_answers = large_answers
-        self.heads: dict[bytes, Head] = {}
+        self.heads: dict[bytes, Head] = {} if tokens is None else KnownHeads(tokens)
         # A request id has a UUID's shape: random up to its last group, which counts.
         self.id_prefix = str(uuid4())[:24]
         self.last_id = 0

@@ -5,6 +5,8 @@ It decides nothing about models; what may be done to them, and what went wrong, 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -33,6 +35,8 @@ from marserve.messages import Answer, Part
 from marserve.registry.calls import Progress, RegisterParameters
 from marserve.registry.models import Registry
 
+log = logging.getLogger("marserve.api")
+
 REGISTER_PARAMETERS = (
     "url",
     "model_name",
@@ -59,6 +63,7 @@ SCALE_PARAMETERS = (
 )
 
 MOST_CHECK_SAMPLES = 64
+MOST_REMARKS = 1000
 
 # What clients send for "not given" where a number must stand.
 _NOT_GIVEN = {
@@ -106,8 +111,23 @@ def management_router(registry: Registry, *, enable_model_api: bool) -> APIRoute
     return router
 
 
+class _Remarks:
+    """Says once in the log what was odd about calls that name no model; the same again says nothing."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+
+    def tell(self, call: str, sentences: Iterable[str]) -> None:
+        """Log those of a call's warnings that are new; clients' words are many, so their number is bounded."""
+        for sentence in sentences:
+            if (call, sentence) not in self._told and len(self._told) < MOST_REMARKS:
+                self._told.add((call, sentence))
+                log.warning("%s: %s", call, sentence)
+
+
 def _add_models(router: APIRouter, registry: Registry) -> None:
     """What is there: list, describe, KServe's question."""
+    remarks = _Remarks()
 
     @router.get("/models", operation_id="listModels", summary="List models", responses={200: {"model": ModelList}})
     async def list_models(
@@ -117,6 +137,7 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
     ) -> Response:
         query = QueryParameters(request.query_params, ("limit", "next_page_token"))
         page = registry.list_models(query.integer("limit"), query.integer("next_page_token"))
+        remarks.tell("GET /models", query.warnings)
         token = {} if page.next_offset is None else {"nextPageToken": str(page.next_offset)}
         return PrettyJson({**token, "models": [{"modelName": name, "modelUrl": url} for name, url in page.models]})
 
@@ -181,9 +202,11 @@ def _add_scale(router: APIRouter, registry: Registry) -> None:
 
     async def scale(request: Request, model: str, version: str | None) -> Response:
         query = QueryParameters(request.query_params, SCALE_PARAMETERS)
-        minimum = query.integer("min_worker")
-        maximum = query.integer("max_worker")
-        batch_size, delay_ms = _whole(query, "batch_size"), _whole(query, "max_batch_delay")
+        minimum, maximum = query.whole("min_worker"), query.whole("max_worker")
+        batch_size, delay_ms = query.whole("batch_size"), query.whole("max_batch_delay")
+        is_synchronous = query.flag("synchronous", False)
+        if query.warnings:
+            registry.remark(model, version or query.text("model_version") or None, query.warnings)
         if batch_size is not None or delay_ms is not None:
             told = registry.tune(
                 model,
@@ -199,7 +222,7 @@ def _add_scale(router: APIRouter, registry: Registry) -> None:
             version or query.text("model_version") or None,
             min_workers=minimum,
             max_workers=minimum if maximum is None else maximum,
-            synchronous=query.flag("synchronous", False),
+            synchronous=is_synchronous,
         )
         return PrettyJson({"status": scaled.message}, status_code=_STATUS[scaled.progress])
 
@@ -251,16 +274,6 @@ def _add_scale(router: APIRouter, registry: Registry) -> None:
         registry.set_default(model_name, model_version)
         told = f'Default version successfully updated for model "{model_name}" to "{model_version}"'
         return PrettyJson({"status": told})
-
-
-def _whole(query: QueryParameters, name: str) -> int | None:
-    """A parameter that TorchServe's scale call does not have, so that what does not parse need not count as not given:
-    the call would scale then. Raises BadInput.
-    """
-    number = query.integer(name)
-    if number is None and query.text(name) is not None:
-        raise BadInput(f"{name} must be a whole number.")
-    return number
 
 
 def _add_check(router: APIRouter, registry: Registry) -> None:

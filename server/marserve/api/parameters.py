@@ -1,8 +1,9 @@
 """Reads the parameters of management calls the way TorchServe's clients send them.
 
-In a query nothing has a type: an integer that does not parse counts as not given, and only the word `true` is true
-(contract 2.1). JSON has types, so there a value of the wrong one is an error. What counts as not given, or is not
-known, is told in `warnings`.
+In a query nothing has a type: for TorchServe an integer that does not parse counts as not given, and only the word
+`true` is true (contract 2.1). Where a recorded call does so, `integer` takes it so; elsewhere `whole` refuses it. JSON
+has types, so there a value of the wrong one is an error. What counts as not given, or is not known, is told in
+`warnings`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,14 @@ class QueryParameters:
             return number
         self.warnings.append(f"{name} is {_shown(word)}, which is no whole number; it counts as not given")
         return None
+
+    def whole(self, name: str) -> int | None:
+        """As `integer`. Raises BadInput for what does not parse: the call would do what nobody asked for."""
+        word = self._values.get(name)
+        number = None if word is None else self.integer(name)
+        if word is not None and number is None:
+            raise BadInput(f"{name} is {_shown(word)}; it must be a whole number of at most {_LARGEST}.")
+        return number
 
     def flag(self, name: str, default: bool) -> bool:
         """True for the word `true` in any case, `default` where nothing is given, False for anything else."""

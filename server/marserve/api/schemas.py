@@ -57,6 +57,13 @@ class Death(Shape):
     lastLines: Annotated[list[str] | None, Field(description="what the worker printed last")] = None
 
 
+class WorkerRank(Shape):
+    """One process of a worker that is a group of them."""
+
+    rank: int
+    pid: int
+
+
 class Worker(Shape):
     """One worker of a version."""
 
@@ -69,7 +76,12 @@ class Worker(Shape):
     gpuUsage: str
     restarts: int
     gpuId: int | None = None
+    gpuIds: list[int] | None = None
+    ranks: list[WorkerRank] | None = None
     lastDeath: Death | None = None
+    nextStart: Annotated[
+        str | None, Field(description="when it is tried again after failing, UTC, or `when scaled`")
+    ] = None
 
 
 class JobQueueStatus(Shape):

@@ -28,7 +28,7 @@ _MAX_DEPTH = 64
 _MAX_SAMPLES = 64
 _TOLERANCE = Tolerance()
 _MAX_NODES = 50_000  # with every alias counted as what it stands for
-_LENGTH_RULE = re.compile(r"body_bytes|header:[!#$%&'*+.^_`|~0-9A-Za-z-]+|json:[^.\s]+(?:\.[^.\s]+)*")
+_LENGTH_RULE = re.compile(r"body_bytes|handler|header:[!#$%&'*+.^_`|~0-9A-Za-z-]+|json:[^.\s]+(?:\.[^.\s]+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def _word(*words: str) -> Callable[[object], object]:
 
 def _length_rule(value: object) -> str:
     if not isinstance(value, str) or _LENGTH_RULE.fullmatch(value) is None:
-        raise _Unusable("body_bytes, header:NAME or json:PATH")
+        raise _Unusable("body_bytes, header:NAME, json:PATH or handler")
     return value
 
 
@@ -276,7 +276,7 @@ KEYS: tuple[Key, ...] = (
         _seconds(_at_least(1), 1000),
         "batchPolicy goal: time to answer that 95 % of requests are to have, ms.",
     ),
-    Key("lengthFrom", "length_from", _length_rule, "batchPolicy goal: how long inputs are; batches are of one length."),
+    Key("lengthFrom", "length_from", _length_rule, "batchPolicy goal: how long inputs are: a rule, or handler."),
     Key("paddingBudget", "padding_budget", _share, "batchPolicy goal: which part of a batch may be padding, 0 to 1."),
     Key("autoscale", "autoscale", _flag, "Whether the number of workers between the two follows the need."),
     Key(
@@ -332,8 +332,8 @@ KEYS: tuple[Key, ...] = (
     Key("deviceType", "device_type", _word("cpu", "gpu"), "Where workers compute."),
     Key("deviceIds", "device_ids", _device_ids, "Which accelerators are used."),
     Key("parallelType", "parallel_type", _word("pp", "tp", "pptp", "custom"), "How one model spans several devices."),
-    Key("parallelLevel", "parallel_level", _at_least(0), "How many processes make up one worker."),
-    Key("torchrun", "torchrun", _map, "How torchrun starts a worker of several processes."),
+    Key("parallelLevel", "parallel_level", _at_least(0), "How many processes, or devices, make up one worker."),
+    Key("torchrun", "torchrun", _map, "Of torchrun's words those that count: nproc-per-node, OMP_NUMBER_THREADS."),
     Key("jobQueueSize", "job_queue_size", _at_least(0), "Most waiting requests; 0: the server's job_queue_size."),
     Key("useJobTicket", "use_job_ticket", _flag, "Whether requests are refused unless a worker is idle."),
     Key("continuousBatching", "continuous_batching", _flag, "Whether requests join a running batch."),

@@ -92,7 +92,11 @@ def versions_table(versions: Iterable[Description]) -> Table:
 
 def deaths(versions: Iterable[Description]) -> list[str]:
     """A line for each version that lost a worker: too long for a cell."""
-    lines = [f"{label(version)}: last worker died: {death}" for version in versions if (death := last_death(version))]
+    lines = [
+        f"{label(version)}: a worker died {_time(version)}: {death}"
+        for version in versions
+        if (death := last_death(version))
+    ]
     return ["", *lines] if lines else []
 
 
@@ -112,8 +116,8 @@ def workers_table(versions: Iterable[Description]) -> Table:
         (
             label(version),
             str(worker["id"]),
-            worker["status"],
-            str(worker["pid"]),
+            _status(worker),
+            str(worker["pid"]) if worker["pid"] > 0 else "-",
             f"{worker['memoryUsage'] / 2**20:.0f} MiB" if worker["memoryUsage"] else "-",
             str(worker["gpuId"]) if worker.get("gpu") and "gpuId" in worker else "-",
             str(worker.get("restarts", 0)),
@@ -127,12 +131,31 @@ def workers_table(versions: Iterable[Description]) -> Table:
 def worker_deaths(versions: Iterable[Description]) -> list[str]:
     """A line for each worker that has died and was started again."""
     lines = [
-        f"{label(version)}, worker {worker['id']}: died last: {death}"
+        f"{label(version)}, worker {worker['id']}: died {_time(worker)}: {death}{_next_start(worker)}"
         for version in versions
         for worker in version["workers"]
         if (death := last_death(worker))
     ]
     return ["", *lines] if lines else []
+
+
+def _time(dead: Description) -> str:
+    return str(dead["lastDeath"]["at"])
+
+
+def _next_start(worker: Description) -> str:
+    """When a worker is started again that waits for it; empty for one that does not."""
+    at = worker.get("nextStart")
+    if not at:
+        return ""
+    return "; not started again before the model is scaled" if at == "when scaled" else f"; started again {at}"
+
+
+def _status(worker: Description) -> str:
+    """What a person calls it: TorchServe has no word for a worker that waits, or is given up."""
+    if not worker.get("nextStart"):
+        return str(worker["status"])
+    return "given up" if worker["status"] == "UNLOADING" else "waiting"
 
 
 def _worker_counts(version: Description) -> str:

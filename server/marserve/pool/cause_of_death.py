@@ -32,6 +32,7 @@ class Cause(StrEnum):
     LOAD_FAILED = "load_failed"
     FORK_REFUSED = "fork_refused"
     BAD_FRAME = "bad_frame"
+    OUT_OF_STEP = "out_of_step"
     STOPPED = "stopped"
 
 

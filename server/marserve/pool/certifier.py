@@ -288,6 +288,7 @@ class Certifier:
                 seconds = checked.seconds / checked.calls
                 self._item_s = seconds if not self._item_s else 0.8 * self._item_s + 0.2 * seconds
             metrics.batch_rechecks += 1
+            metrics.recheck_seconds += checked.seconds
             if self.in_service.take(checked):
                 metrics.batch_differences += 1
                 log.warning("%s: a batch was not answered as its items alone: %s", self._name, sentence_of(checked))

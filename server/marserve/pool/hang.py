@@ -7,6 +7,7 @@ time looked like. The judgement is pure; `read_sample` asks `/proc`.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,14 @@ def parse_stat(text: str, now: float, ticks_per_s: int) -> Sample:
     # The second field is the program's name in parentheses and may hold anything, spaces and parentheses too.
     fields = text[text.rindex(")") + 1 :].split()
     return Sample(now, fields[0], (int(fields[11]) + int(fields[12])) / ticks_per_s)
+
+
+def describe_hangs(firsts: Sequence[Sample | None], lasts: Sequence[Sample | None], ran_s: float | None) -> str:
+    """As `describe_hang`, of each process where a worker is a group of ranks; looks are in the order of the ranks."""
+    several = len(lasts) > 1
+    padded = [*firsts, *[None] * (len(lasts) - len(firsts))]
+    told = [describe_hang(first, last, ran_s) for first, last in zip(padded, lasts, strict=False)]
+    return "; ".join(f"rank {rank}: {words}" if several else words for rank, words in enumerate(told) if words)
 
 
 def describe_hang(first: Sample | None, last: Sample | None, ran_s: float | None) -> str:

@@ -18,6 +18,8 @@ from marserve.messages import Request
 
 LengthOf = Callable[[Request], int]
 
+# No rule of the server's: the handler's own `length_of` is asked (`asked_lengths.py`).
+FROM_HANDLER = "handler"
 
 MAX_JSON_BYTES = 1 << 18
 MAX_LENGTH = 1 << 40

@@ -28,6 +28,10 @@ class PoolOptions:
     with one of `no_restart_exit_codes`. `on_crash` `fail` has the whole server end when a worker crashes.
     `readiness_rule` says how many loaded workers make the version ready: one, the least number, or all there should be.
 
+    With `parallel_level` a worker has that many of `gpu_ids`, next to each other, and with a `parallel_type` other than
+    `custom` it is a group of so many processes with `rank_threads` threads each (0: a fair share). `most_workers` is
+    how many the devices are enough for, 0 for any number.
+
     `samples` are inputs that `batch_check` compares batches with (`pool/certificate.py`); `batch_check_sample` is the
     share of served batches that is run again item by item, 0 for none.
     """
@@ -50,6 +54,10 @@ class PoolOptions:
     batch_isolation: bool = True
     worker_start: Literal["auto", "fork", "fresh"] = "auto"
     gpu_ids: tuple[int, ...] = ()
+    parallel_type: Literal["pp", "tp", "pptp", "custom"] | None = None
+    parallel_level: int = 0
+    rank_threads: int = 0
+    most_workers: int = 0
     latency_goal_s: float | None = None
     length_from: str | None = None
     padding_budget: float = 0.25
@@ -68,3 +76,8 @@ class PoolOptions:
     batch_check: Literal["off", "warn", "refuse"] = "off"
     batch_check_sample: float = 0.0
     batch_tolerance: Tolerance = DEFAULT_TOLERANCE
+
+    @property
+    def ranks(self) -> int:
+        """How many processes a worker is, 0 where it is no group of them."""
+        return self.parallel_level if self.parallel_type not in (None, "custom") else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections import deque
+from collections import defaultdict, deque
 from typing import Literal, Protocol
 
 MAX_LINE_BYTES = 8192
@@ -33,34 +33,36 @@ class WorkerOutput:
 
     def __init__(self, model: str, version: str, worker_id: str, log: WorkerLog) -> None:
         self._model, self._version, self._worker_id, self._log = model, version, worker_id, log
-        self._kept: deque[str] = deque(maxlen=KEPT_LINES)
+        self._kept: defaultdict[int, deque[str]] = defaultdict(lambda: deque(maxlen=KEPT_LINES))
+        self.teller = 0
         self._transports: list[asyncio.BaseTransport] = []
         self._closed: list[asyncio.Future[None]] = []
 
     @property
     def last_lines(self) -> list[str]:
-        """The newest lines, oldest first."""
-        return list(self._kept)
+        """The newest lines, oldest first: in a group of ranks those of `teller`, the one to ask why it ended."""
+        return list(self._kept[self.teller])
 
-    async def open(self) -> tuple[int, int]:
+    async def open(self, rank: int = 0) -> tuple[int, int]:
         """Make the two pipes and begin to read; the caller gets, and must close, their write ends.
 
-        Raises OSError where the system gives no more descriptors; nothing is open then.
+        Each rank of a group has two of its own; in the log its lines are those of the worker `ID.RANK`, rank 0's of
+        the worker. Raises OSError where the system gives no more descriptors; nothing is open then.
         """
         with contextlib.ExitStack() as ends:
-            out = await self._open_one("stdout", ends)
-            err = await self._open_one("stderr", ends)
+            out = await self._open_one("stdout", rank, ends)
+            err = await self._open_one("stderr", rank, ends)
             ends.pop_all()
             return out, err
 
-    async def _open_one(self, stream: Stream, ends: contextlib.ExitStack) -> int:
+    async def _open_one(self, stream: Stream, rank: int, ends: contextlib.ExitStack) -> int:
         loop = asyncio.get_running_loop()
         read_end, write_end = os.pipe()
         ends.callback(os.close, write_end)
         pipe = os.fdopen(read_end, "rb", buffering=0)
         closed: asyncio.Future[None] = loop.create_future()
         try:
-            transport, _ = await loop.connect_read_pipe(lambda: _Lines(self, stream, closed), pipe)
+            transport, _ = await loop.connect_read_pipe(lambda: _Lines(self, stream, rank, closed), pipe)
         except BaseException:
             with contextlib.suppress(OSError):  # uvloop may have closed it already
                 pipe.close()
@@ -80,22 +82,23 @@ class WorkerOutput:
         for transport in self._transports:
             transport.close()
 
-    def take(self, stream: Stream, raw: bytes) -> None:
+    def take(self, stream: Stream, raw: bytes, rank: int = 0) -> None:
         """One line without its end."""
         level = "INFO" if stream == "stdout" else "WARNING"
         if raw.startswith(_MARK) and raw.count(_MARK) >= 2:
             _, marked, raw = raw.split(_MARK, 2)
             level = _LEVELS.get(marked, level)  # an author's own level has no name here
         text = raw.decode("utf-8", "backslashreplace").rstrip("\r")
-        self._kept.append(text)
-        self._log.line(self._model, self._version, self._worker_id, stream, level, text)
+        self._kept[rank].append(text)
+        worker_id = f"{self._worker_id}.{rank}" if rank else self._worker_id
+        self._log.line(self._model, self._version, worker_id, stream, level, text)
 
 
 class _Lines(asyncio.Protocol):
     """Cuts one pipe into lines."""
 
-    def __init__(self, output: WorkerOutput, stream: Stream, closed: asyncio.Future[None]) -> None:
-        self._output, self._stream, self._closed = output, stream, closed
+    def __init__(self, output: WorkerOutput, stream: Stream, rank: int, closed: asyncio.Future[None]) -> None:
+        self._output, self._stream, self._rank, self._closed = output, stream, rank, closed
         self._rest = b""
 
     def data_received(self, data: bytes) -> None:
@@ -105,10 +108,10 @@ class _Lines(asyncio.Protocol):
             lines.append(self._rest)
             self._rest = b""
         for line in lines:
-            self._output.take(self._stream, line[:MAX_LINE_BYTES])
+            self._output.take(self._stream, line[:MAX_LINE_BYTES], self._rank)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._rest:
-            self._output.take(self._stream, self._rest[:MAX_LINE_BYTES])
+            self._output.take(self._stream, self._rest[:MAX_LINE_BYTES], self._rank)
         if not self._closed.done():
             self._closed.set_result(None)

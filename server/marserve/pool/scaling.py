@@ -205,12 +205,12 @@ class Scaling:
         """
         if self._reading is None and (self._memory_at is None or now - self._memory_at >= MEMORY_LOOK_S):
             self._memory_at = now
-            pids = [slot.view().pid for slot in self._pool.slots if slot.is_ready]
+            pids = [slot.pids for slot in self._pool.slots if slot.is_ready]
             self._reading = asyncio.create_task(asyncio.to_thread(self._read_memory, pids))
             self._reading.add_done_callback(self._memory_read)
 
-    def _read_memory(self, pids: Sequence[int]) -> tuple[int | None, int | None]:
-        return self._read_available(), max(map(self._read_own, pids), default=None)
+    def _read_memory(self, workers: Sequence[Sequence[int]]) -> tuple[int | None, int | None]:
+        return self._read_available(), max((sum(map(self._read_own, pids)) for pids in workers), default=None)
 
     def _memory_read(self, reading: asyncio.Task[tuple[int | None, int | None]]) -> None:
         self._reading = None

@@ -1,7 +1,8 @@
 """Looks at a pool's workers once a second, where their options ask for it: ends those over their memory limit, and has
 those replaced that have grown or aged too much.
 
-Sizes are read in a thread: the kernel may take milliseconds for a large process. Pools without such options have none
+Sizes are read in a thread: the kernel may take milliseconds for a large process. A worker that is a group of ranks is
+as large as all of them together. Pools without such options have none
 of this running.
 """
 
@@ -31,8 +32,8 @@ class Watched(Protocol):
     own_bytes: int
 
     @property
-    def pid(self) -> int:
-        """Its process, -1 before it has one."""
+    def pids(self) -> Sequence[int]:
+        """Its process, or those of its ranks; none before it has one."""
 
     def over_memory(self, own_bytes: int, limit_bytes: int) -> None:
         """It holds too much: end it."""
@@ -80,10 +81,11 @@ class Upkeep:
 
     async def look(self) -> None:
         """Look once at every worker."""
-        workers = [worker for worker in self._workers() if worker.pid > 0]
+        workers = [worker for worker in self._workers() if worker.pids]
         sizes = [0] * len(workers)
         if self._limit_bytes or self._policy.max_growth_bytes:
-            sizes = await asyncio.to_thread(lambda: [self._read_bytes(worker.pid) for worker in workers])
+            pids = [list(worker.pids) for worker in workers]
+            sizes = await asyncio.to_thread(lambda: [sum(map(self._read_bytes, own)) for own in pids])
         now = time.monotonic()
         for worker, size in zip(workers, sizes, strict=True):
             self.judge(worker, size, now)

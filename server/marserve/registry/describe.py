@@ -5,6 +5,7 @@ Times are written in UTC. Members without a value are left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +14,9 @@ from typing import Any
 from marserve.archive.model_config import ModelConfig
 from marserve.pool.options import PoolOptions
 from marserve.registry.ports import DeathLike, PoolLike, WorkerLike
+
+# Instead of a time: a worker that is not started again by itself.
+WHEN_SCALED = "when scaled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +32,15 @@ class Facts:
 
 
 def describe_version(
-    facts: Facts, pool: PoolLike, *, min_workers: int, max_workers: int, is_default: bool
+    facts: Facts,
+    pool: PoolLike,
+    *,
+    min_workers: int,
+    max_workers: int,
+    is_default: bool,
+    remarks: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One element of the describe answer."""
+    """One element of the describe answer. `remarks` are warnings about calls since."""
     options, config = facts.options, facts.config
     described: dict[str, Any] = {
         "modelName": options.model,
@@ -74,7 +84,7 @@ def describe_version(
         **pool.described,
     }
     described |= _limits_of_life(options)
-    warnings = [*facts.warnings, *pool.warnings]
+    warnings = [*facts.warnings, *pool.warnings, *remarks]
     if warnings:
         described["warnings"] = warnings
     if pool.last_death is not None:
@@ -123,8 +133,14 @@ def _describe_worker(worker: WorkerLike) -> dict[str, Any]:
     }
     if worker.gpu_id is not None:
         described["gpuId"] = worker.gpu_id
+    if worker.devices:
+        described["gpuIds"] = list(worker.devices)
+    if worker.ranks:
+        described["ranks"] = [{"rank": rank, "pid": pid} for rank, pid in enumerate(worker.ranks)]
     if worker.last_death is not None:
         described["lastDeath"] = _describe_death(worker.last_death)
+    if worker.next_start_at is not None:
+        described["nextStart"] = _utc(worker.next_start_at) if worker.next_start_at < math.inf else WHEN_SCALED
     return described
 
 

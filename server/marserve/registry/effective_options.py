@@ -20,6 +20,7 @@ from typing import Literal, TypeVar
 
 from marserve.archive.model_config import ModelConfig
 from marserve.pool.options import PoolOptions
+from marserve.registry.parallel import read_parallel
 from marserve.settings import ModelDefaults
 
 RUNTIMES = ("python", "python3")
@@ -69,7 +70,7 @@ def effective_options(
     """The options that a version's pool runs with, and sentences about what was not used.
 
     `configured` is the version's entry of the `models` setting; its workers count only at start-up. `gpu_count` is
-    how many accelerators the server may use.
+    how many accelerators the server may use. Raises NotEnoughDevices where one worker of the model needs more.
     """
     warnings: list[str] = []
     minimum, maximum = _workers(requested, archive, configured, defaults.workers, at_startup, warnings)
@@ -77,6 +78,13 @@ def effective_options(
     if policy == "goal" and archive.latency_goal_s is None:
         warnings.append("batchPolicy goal of the model's configuration is not used: it needs latencyGoalMs")
         policy = "idle"
+    gpu_ids = _gpu_ids(archive, gpu_count, warnings)
+    parallel = read_parallel(model, archive, gpu_ids, warnings)
+    if parallel.most_workers and max(minimum, maximum) > parallel.most_workers:
+        minimum, maximum = min(minimum, parallel.most_workers), min(maximum, parallel.most_workers)
+        warnings.append(
+            f"there are at most {maximum} workers: each has {parallel.parallel_level} of {len(gpu_ids)} devices"
+        )
     most_together = DEFAULT_BATCH_SIZE if policy != "goal" else DEFAULT_GOAL_BATCH_SIZE
     options = PoolOptions(
         model=model,
@@ -124,7 +132,11 @@ def effective_options(
         batch_check_sample=archive.batch_check_sample,
         batch_tolerance=archive.batch_tolerance,
         worker_start=archive.worker_start,
-        gpu_ids=_gpu_ids(archive, gpu_count, warnings),
+        gpu_ids=gpu_ids,
+        parallel_type=parallel.parallel_type,
+        parallel_level=parallel.parallel_level,
+        rank_threads=parallel.rank_threads,
+        most_workers=parallel.most_workers,
         autoscale=_first(archive.autoscale, defaults.autoscale),
         idle_timeout_s=archive.idle_timeout_s if minimum == 0 and maximum else None,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from marserve.errors import (
@@ -55,6 +55,8 @@ DRAIN_LOOK_S = 0.02
 # What ending workers may take beyond the time that they are given to drain: SIGTERM, SIGKILL, reaping.
 KILL_GRACE_S = 15.0
 STOP_LIMIT_S = 60.0
+# Remarks on calls that a version keeps for describe.
+MOST_REMARKS = 20
 
 Result = TypeVar("Result")
 
@@ -65,10 +67,11 @@ class _Version:
     `is_settled`: its first load has ended, well or badly.
     """
 
-    __slots__ = ("facts", "is_settled", "max_workers", "min_workers", "pool", "unpacked")
+    __slots__ = ("facts", "is_settled", "max_workers", "min_workers", "pool", "remarks", "unpacked")
 
     def __init__(self, plan: Plan, pool: PoolLike) -> None:
         self.facts = plan.facts
+        self.remarks: list[str] = []
         self.unpacked = plan.unpacked
         self.pool = pool
         self.min_workers = plan.facts.options.min_workers
@@ -269,6 +272,9 @@ class Registry:
         if self._is_draining:
             raise Draining
         chosen = self._find(model, version)
+        most = chosen.facts.options.most_workers
+        if most:  # as many as there are devices for (contract 10.5)
+            min_workers, max_workers = min(min_workers, most), min(max_workers, most)
         chosen.min_workers, chosen.max_workers = min_workers, max_workers
         may_sleep = chosen.facts.options.idle_timeout_s is not None
         chosen.pool.scale(min_workers, max_workers if min_workers or may_sleep else 0)
@@ -283,6 +289,17 @@ class Registry:
                 model, version, out_of_memory=error.out_of_memory, reason=error.reason, cause=error.cause or ""
             ) from error
         return Scaled(model, version, min_workers, "done" if is_ready else "partial")
+
+    def remark(self, model: str, version: str | None, sentences: Iterable[str]) -> None:
+        """Note what was odd about a call for a version: in the log, and among describe's warnings. Each once.
+
+        Raises ModelNotFound, VersionNotFound.
+        """
+        chosen = self._find(model, version)
+        for sentence in sentences:
+            if sentence not in chosen.remarks and len(chosen.remarks) < MOST_REMARKS:
+                chosen.remarks.append(sentence)
+                log.warning("Model %s version %s: %s", model, chosen.name, sentence)
 
     def tune(self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None) -> str:
         """Change how batches are formed, at once and without a restart. Returns a sentence with the values in force.
@@ -356,6 +373,7 @@ class Registry:
             min_workers=version.min_workers,
             max_workers=version.max_workers,
             is_default=entry is not None and entry.default == version.name,
+            remarks=version.remarks,
         )
 
     def list_models(self, limit: int | None = None, offset: int | None = None) -> ModelPage:

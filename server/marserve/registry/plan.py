@@ -59,7 +59,7 @@ def make_plan(
     """Work out name, version and the values that win, and see that a worker could find the handler.
 
     Raises BadArchive when the archive says too little, or its handler is nowhere; LoadFailed for the latter where the
-    caller would have waited for workers.
+    caller would have waited for workers; NotEnoughDevices.
     """
     model, version = _name(parameters, unpacked, is_at_startup)
     facts = _facts(model, version, parameters, unpacked, options, is_at_startup)

@@ -74,12 +74,24 @@ class WorkerLike(Protocol):
         """Its accelerator, None on the CPU."""
 
     @property
+    def ranks(self) -> Sequence[int]:
+        """The processes of its ranks, if it is a group of them."""
+
+    @property
+    def devices(self) -> Sequence[int]:
+        """Its accelerators, if it has several of its own."""
+
+    @property
     def memory_bytes(self) -> int:
         """Its resident memory."""
 
     @property
     def restarts(self) -> int:
         """How often it was started again."""
+
+    @property
+    def next_start_at(self) -> float | None:
+        """When it is tried again after failing, seconds since the epoch; infinity: when it is scaled; else None."""
 
     @property
     def last_death(self) -> DeathLike | None:

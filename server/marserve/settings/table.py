@@ -307,7 +307,6 @@ class Settings:
         "Answer the Open Inference Protocol (/v2) too; the variable's word for yes is `oip`.",
         ADDRESSES,
         always_env="TS_OPEN_INFERENCE_PROTOCOL",
-        refuses="asks for the Open Inference Protocol, which is not there yet; remove it",
     )
     use_native_io: bool = _key(
         BOOL,
@@ -413,10 +412,9 @@ class Settings:
     service_envelope: str | None = _key(
         OPTIONAL_TEXT,
         None,
-        "Envelope (body, json, kserve, kservev2 or a module) around all handlers.",
+        "Envelope around all handlers: body, json, kserve, kservev2, or a module with a class of that kind.",
         MODELS_AND_WORKERS,
         ts_env="TS_SERVICE_ENVELOPE",
-        refuses="asks for an envelope around handlers, which is not there yet; remove it",
     )
     decode_input_request: bool = _key(
         BOOL,
@@ -454,11 +452,10 @@ class Settings:
     initial_distribution_port: int = _key(
         INT,
         29500,
-        "Ports of models that run on several devices count up from here.",
+        "Ids of workers with a `parallelLevel` count up from here, in steps of it.",
         MODELS_AND_WORKERS,
         minimum=0,
         ts_env="TS_INITIAL_DISTRIBUTION_PORT",
-        accepts="models on several devices are not there yet",
     )
     autoscale: bool = _own(
         BOOL,
@@ -634,6 +631,13 @@ class Settings:
         OBSERVING,
         choices=("text", "json"),
     )
+    access_log_request_id: bool = _own(
+        BOOL,
+        False,
+        "Whether text lines of the access log end with the request's id, as TorchServe's do not; JSON always has it.",
+        OBSERVING,
+        marserve=True,
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _own(
         CHOICE, "info", "The least level of the server log.", OBSERVING, choices=("debug", "info", "warning", "error")
     )
@@ -702,6 +706,22 @@ class Settings:
     )
     max_connections_per_address: int = _own(
         INT, 5_000, "Connections from one address; more are closed at once. 0: no limit.", LIMITS, minimum=0
+    )
+    large_answer_memory: int = _own(
+        SIZE,
+        256 * 1024**2,
+        "What answers over 1 MiB may hold in memory, all together, while their clients take them. More waits in files "
+        "below `temporary_folder`, as do answers to slow clients; on its way there may be three times as much.",
+        LIMITS,
+        minimum=16 * 1024**2,
+    )
+    large_answer_disk: int = _own(
+        SIZE,
+        32 * 1024**3,
+        "What such answers may hold in files, all together; a tenth of the disk stays free all the same. Beyond both "
+        "limits the answer that waits longest is cut off.",
+        LIMITS,
+        minimum=0,
     )
     max_archive_bytes: int = _own(
         INT, 64 * 1024**3, "What an archive may hold, unpacked.", LIMITS, unit="bytes", minimum=1
