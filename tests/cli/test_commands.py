@@ -12,7 +12,7 @@ import pytest
 from support.command_line import marserve
 
 COMMANDS = ("start", "stop", "status", "archive", "register", "models", "set-default", "unregister")
-COMMANDS += ("scale", "tune", "check", "infer", "version")
+COMMANDS += ("scale", "tune", "check", "infer", "migrate", "version")
 
 
 def test_help_lists_every_command() -> None:

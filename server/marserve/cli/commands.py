@@ -11,6 +11,7 @@ import marserve
 from marserve.cli.archive import archive
 from marserve.cli.check import check
 from marserve.cli.infer import infer
+from marserve.cli.migrate import migrate
 from marserve.cli.models import models
 from marserve.cli.register import register
 from marserve.cli.scale import scale
@@ -59,6 +60,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     tune,
     check,
     infer,
+    migrate,
     version,
 )
 for command in _COMMANDS:

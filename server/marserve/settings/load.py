@@ -110,7 +110,7 @@ def _read_file(path: Path, sources: _Sources) -> None:
     except OSError as error:
         raise BadSettings(f"{shown} cannot be read ({error.strerror})", source=str(shown)) from error
     unknown: dict[str, str] = {}
-    for name, text, line in _read_properties(data, str(shown)):
+    for name, text, line in read_properties(data, str(shown)):
         where = f"{shown}, line {line}"
         text = _replace_variables(text, name, where, sources.environment)
         if name not in KEYS:
@@ -124,8 +124,8 @@ def _read_file(path: Path, sources: _Sources) -> None:
         sources.warnings.append(f"{name} is no key that is known; it is ignored{_nearest(name)} ({where})")
 
 
-def _read_properties(data: bytes, shown: str) -> Iterable[tuple[str, str, int]]:
-    """Keys, values and the lines they begin in."""
+def read_properties(data: bytes, shown: str) -> Iterable[tuple[str, str, int]]:
+    """Keys, values and the lines they begin in. Raises BadSettings for an escape that is none."""
     line = 1
     try:
         for element in javaproperties.parse(data):

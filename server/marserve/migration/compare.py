@@ -1,0 +1,176 @@
+"""Asks two running servers the same and compares their answers: the old one's are what is wanted.
+
+Requests come from a file of cases (JSON: a list, or an object with `cases`, each with `path`, and `method`, `headers`,
+`body` where needed) or from a folder: `FOLDER/MODEL/anything` is posted to `/predictions/MODEL`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import mimetypes
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from marserve.errors import BadInput
+
+RELATIVE_TOLERANCE = 1e-3
+ABSOLUTE_TOLERANCE = 1e-6
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+MAX_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request. `name` says where it came from."""
+
+    name: str
+    path: str
+    method: str = "POST"
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two answers to a case differ: `status`, `content-type`, or a place in the body (`$.scores[2]`)."""
+
+    case: str
+    where: str
+    old: str
+    new: str
+
+
+def read_cases(source: Path) -> list[Case]:
+    """The requests of a file or a folder. Raises BadInput for what holds none."""
+    try:
+        cases = list(_from_folder(source) if source.is_dir() else _from_file(source))
+    except OSError as error:
+        raise BadInput(f"{source} cannot be read: {error.strerror}") from error
+    if not cases:
+        raise BadInput(f"{source} holds no requests; give cases as JSON, or a folder with one folder a model")
+    return cases
+
+
+def _from_folder(folder: Path) -> Iterator[Case]:
+    for model in sorted(path for path in folder.iterdir() if path.is_dir()):
+        for file in sorted(path for path in model.iterdir() if path.is_file()):
+            kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+            yield Case(
+                f"{model.name}/{file.name}",
+                f"/predictions/{model.name}",
+                "POST",
+                {"content-type": kind},
+                file.read_bytes(),
+            )
+
+
+def _from_file(file: Path) -> Iterator[Case]:
+    try:
+        document = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise BadInput(f"{file} is no JSON: {error}") from error
+    cases = document.get("cases", []) if isinstance(document, dict) else document
+    if not isinstance(cases, list):
+        raise BadInput(f"{file} must hold a list of cases, or an object with one under `cases`")
+    for number, case in enumerate(cases, 1):
+        if not isinstance(case, dict) or "path" not in case or case.get("to", "inference") != "inference":
+            continue  # steps of a recording that are no inference request
+        body, kind = _body_of(case.get("body"), file.parent)
+        headers = {str(name): str(value) for name, value in (case.get("headers") or {}).items()}
+        if kind and not any(name.lower() == "content-type" for name in headers):
+            headers["content-type"] = kind
+        name = str(case.get("id") or f"case {number}")
+        yield Case(name, str(case["path"]), str(case.get("method", "GET")), headers, body)
+
+
+def _body_of(body: Any, folder: Path) -> tuple[bytes, str | None]:
+    if body is None:
+        return b"", None
+    if isinstance(body, str):
+        return body.encode(), None
+    if not isinstance(body, dict):
+        raise BadInput(f"a case's body is {body!r}; it must be text, or an object with text, json, base64 or file")
+    if "json" in body:
+        return json.dumps(body["json"]).encode(), "application/json"
+    if "text" in body:
+        return str(body["text"]).encode(), body.get("type")
+    if "base64" in body:
+        return base64.b64decode(body["base64"]), body.get("type")
+    if "file" in body:
+        path = folder / str(body["file"])
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise BadInput(f"a case's file is {body['file']!r}; it must lie beside the cases")
+        return path.read_bytes(), body.get("type")
+    raise BadInput(f"a case's body has {', '.join(body)}; it must have text, json, base64 or file")
+
+
+def compare(cases: Sequence[Case], old: httpx.Client, new: httpx.Client) -> list[Difference]:
+    """Ask both servers every case, the old one first. Raises httpx.HTTPError when one of them cannot be reached."""
+    found: list[Difference] = []
+    for case in cases:
+        answers = [
+            client.request(case.method, case.path, headers=case.headers, content=case.body or None)
+            for client in (old, new)
+        ]
+        found += compare_answers(case.name, *answers)
+    return found
+
+
+def compare_answers(name: str, old: httpx.Response, new: httpx.Response) -> Iterator[Difference]:
+    """Where the new answer is not the old one: status, kind of content, and the body's first places that differ."""
+    if old.status_code != new.status_code:
+        yield Difference(name, "status", str(old.status_code), f"{new.status_code} {_short(new.text)}")
+        return
+    kinds = [answer.headers.get("content-type", "").partition(";")[0].strip() for answer in (old, new)]
+    if kinds[0] != kinds[1]:
+        yield Difference(name, "content-type", kinds[0], kinds[1])
+    try:
+        documents = [json.loads(answer.content) for answer in (old, new)]
+    except ValueError:
+        if _masked(old.content) != _masked(new.content):
+            yield Difference(name, "body", _short(old.text), _short(new.text))
+        return
+    for where, left, right in _differences("$", documents[0], documents[1]):
+        yield Difference(name, where, _short(left), _short(right))
+
+
+def _differences(where: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys([*old, *new]):
+            if key not in old or key not in new:
+                yield f"{where}.{key}", old.get(key, "nothing"), new.get(key, "nothing")
+            else:
+                yield from _differences(f"{where}.{key}", old[key], new[key])
+    elif isinstance(old, list) and isinstance(new, list):
+        if len(old) != len(new):
+            yield f"{where}.length", len(old), len(new)
+            return
+        for index, (left, right) in enumerate(zip(old, new, strict=True)):
+            yield from _differences(f"{where}[{index}]", left, right)
+    elif not _is_same(old, new):
+        yield where, old, new
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    numbers = [isinstance(each, int | float) and not isinstance(each, bool) for each in (old, new)]
+    if all(numbers):
+        return math.isclose(old, new, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE) or old == new
+    if isinstance(old, str) and isinstance(new, str):
+        return _UUID.sub("<id>", old) == _UUID.sub("<id>", new)
+    return type(old) is type(new) and bool(old == new)
+
+
+def _masked(body: bytes) -> bytes:
+    return _UUID.sub("<id>", body.decode("latin-1")).encode("latin-1")
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"

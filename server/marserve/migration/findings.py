@@ -1,0 +1,47 @@
+"""What a survey says: findings with a place, and the three verdicts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Verdict = Literal["works", "differs", "action"]
+ORDER: tuple[Verdict, ...] = ("action", "differs", "works")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    `works`: as it did. `differs`: it works, and something about it is not as it was. `action`: somebody has to do
+    something first; `fix` says what. `file` is relative to the folder surveyed; a member of an archive stands behind
+    `!`. `line` counts from 1, 0 where there is none.
+    """
+
+    verdict: Verdict
+    file: str
+    line: int
+    what: str
+    fix: str = ""
+
+    @property
+    def place(self) -> str:
+        """`config.properties:14`."""
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """What needs somebody first, then by place."""
+    return sorted(findings, key=lambda found: (ORDER.index(found.verdict), found.file, found.line, found.what))
+
+
+def counts(findings: Iterable[Finding]) -> dict[str, int]:
+    """How many of each verdict."""
+    found = list(findings)
+    return {verdict: sum(each.verdict == verdict for each in found) for verdict in ORDER}
+
+
+def as_document(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """For JSON."""
+    return [{**asdict(each), "place": each.place} for each in findings]

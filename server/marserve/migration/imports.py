@@ -1,0 +1,129 @@
+"""What a handler imports, and whether that can be had here: in the archive, installed, or under the name `ts`.
+
+Parses; imports nothing. What stands inside a `try` that catches its absence is the author's own affair.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+TS = "ts"
+_CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One import: a module's full name, what is taken from it (empty for `import m`), and its line."""
+
+    module: str
+    names: tuple[str, ...]
+    line: int
+
+
+def read_imports(source: bytes) -> list[Import]:
+    """Imports that must succeed. Raises SyntaxError (its `lineno` says where), ValueError for what is no text."""
+    found: list[Import] = []
+    _collect(ast.parse(source), found)
+    return found
+
+
+def _collect(node: ast.AST, found: list[Import]) -> None:
+    if isinstance(node, ast.Import):
+        found.extend(Import(alias.name, (), node.lineno) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        if not node.level and node.module:
+            found.append(Import(node.module, tuple(alias.name for alias in node.names), node.lineno))
+    elif isinstance(node, ast.Try) and any(_catches_absence(handler) for handler in node.handlers):
+        for part in (*node.handlers, *node.orelse, *node.finalbody):
+            _collect(part, found)
+    elif isinstance(node, ast.If) and isinstance(node.test, ast.Name | ast.Attribute) and _is_typing(node.test):
+        for part in node.orelse:
+            _collect(part, found)
+    else:
+        for child in ast.iter_child_nodes(node):
+            _collect(child, found)
+
+
+def _catches_absence(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(isinstance(each, ast.Name) and each.id in _CAUGHT for each in types)
+
+
+def _is_typing(test: ast.expr) -> bool:
+    name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""
+    return name == "TYPE_CHECKING"
+
+
+def is_there(module: str, folder: Path) -> bool:
+    """Whether the first part of a module's name is in the archive's folder, in Python, or installed."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or (folder / f"{top}.py").is_file() or (folder / top).is_dir():
+        return True
+    if any(folder.glob(f"{top}.*.so")) or (folder / f"{top}.so").is_file():
+        return True
+    return _is_installed(top)
+
+
+@cache
+def _is_installed(top: str) -> bool:
+    try:
+        return find_spec(top) is not None
+    except (ImportError, ValueError, OSError):
+        return False
+
+
+def missing_in_ts(wanted: Import) -> Iterator[str]:
+    """What of an import under TorchServe's name `ts` is not there: the module, or names of it."""
+    folder = _ts_folder()
+    if folder is None:
+        return
+    path = folder.joinpath(*wanted.module.split(".")[1:])
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not file.is_file():
+        yield wanted.module
+        return
+    if not wanted.names or "*" in wanted.names:
+        return
+    offered = _names_of(file)
+    for name in wanted.names:
+        if name not in offered and not (path / f"{name}.py").is_file() and not (path / name).is_dir():
+            yield f"{wanted.module}.{name}"
+
+
+@cache
+def _ts_folder() -> Path | None:
+    """Where modules under TorchServe's names lie; they are read here, and imported by workers alone."""
+    spec = find_spec("marserve_handlers")
+    locations = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(locations[0]) / "ts_compat" / TS if locations else None
+
+
+@cache
+def _names_of(file: Path) -> frozenset[str]:
+    """What a module has at its top: what it defines, imports and assigns."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    if "__getattr__" in names:
+        return _Everything(names)
+    return frozenset(names)
+
+
+class _Everything(frozenset[str]):
+    """The names of a module that makes names when it is asked for them."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
