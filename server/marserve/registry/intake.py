@@ -19,7 +19,9 @@ from marserve.archive.manifest import Manifest, read_manifest
 from marserve.archive.model_config import ModelConfig, read_model_config
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits, unpack
-from marserve.errors import MarserveError, OutOfMemory
+from marserve.errors import ArchiveNotFound, MarserveError, OutOfMemory
+from marserve.store.fetch_guard import is_address
+from marserve.store.http import Fetcher
 from marserve.store.local import Found, LocalStore
 
 
@@ -49,20 +51,52 @@ class Intake:
     may hold anything.
     """
 
-    def __init__(self, store: LocalStore, scratch: Path, limits: Limits, trusted: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        store: LocalStore,
+        scratch: Path,
+        limits: Limits,
+        trusted: Collection[str] = (),
+        fetcher: Fetcher | None = None,
+    ) -> None:
+        """`fetcher` fetches addresses into the store; without one they are refused."""
         self.store = store
         self.scratch = scratch
         self._limits = limits
         self._trusted = frozenset(trusted)
+        self._fetcher = fetcher
 
-    def take_in(self, url: str) -> Unpacked:
-        """Find, unpack and check one archive.
+    def fetch(self, url: str) -> str | None:
+        """Fetch an archive that is named by its address into the store; its name there, None for what is no address.
+
+        Raises ArchiveNotFound when it is not allowed, ArchiveExists, DownloadFailed, OutOfMemory.
+        """
+        if self._fetcher is None or not is_address(url):
+            return None
+        if ".." in url:
+            raise ArchiveNotFound(f"Relative path is not allowed in url: {url}")
+        if self.store.root is None:
+            raise ArchiveNotFound("Model store has not been configured.")
+        return self._fetcher.fetch(url, self.store.root)
+
+    def stop_fetching(self) -> None:
+        """End downloads that are under way."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+
+    def take_in(self, url: str, fetched: str | None = None) -> Unpacked:
+        """Find, unpack and check one archive; `fetched` is its name in the store if it was fetched for this.
 
         Raises ArchiveNotFound, BadArchive or UnsafeArchive; OutOfMemory when the disk is full, and MarserveError when
-        files cannot be read or written for another reason.
+        files cannot be read or written for another reason. What was fetched and cannot be used is deleted again.
         """
         try:
-            return self._take_in(url)
+            try:
+                return self._take_in(fetched or url)
+            except BaseException:
+                if fetched is not None and self.store.root is not None:
+                    (self.store.root / fetched).unlink(missing_ok=True)
+                raise
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfMemory(f"No space is left to save model: {url}") from error
@@ -70,7 +104,7 @@ class Intake:
 
     def _take_in(self, url: str) -> Unpacked:
         found = self.store.find(url)
-        trusted = self._is_trusted(found)
+        trusted = is_trusted(found, self._trusted)
         if found.kind == "folder":
             return _read(found.path.resolve(), is_private=False, trusted=trusted)
         self.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -82,20 +116,22 @@ class Intake:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
-    def _is_trusted(self, found: Found) -> bool:
-        if not self._trusted or found.name in self._trusted:
-            return bool(self._trusted)
-        if found.kind == "folder":
-            return False
-        with found.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() in self._trusted
-
     def clear(self) -> None:
         """Delete the scratch folder if nothing is left in it."""
         try:
             self.scratch.rmdir()
         except OSError:
             return
+
+
+def is_trusted(found: Found, trusted: Collection[str]) -> bool:
+    """Whether the operator's word, names or SHA-256 digests, covers this archive. Blocks."""
+    if not trusted or found.name in trusted:
+        return bool(trusted)
+    if found.kind == "folder":
+        return False
+    with found.path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() in trusted
 
 
 def _read(folder: Path, *, is_private: bool, trusted: bool) -> Unpacked:

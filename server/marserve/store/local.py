@@ -33,10 +33,14 @@ class Found:
 
 
 class LocalStore:
-    """The model store at `root`, or none at all (None): then nothing is found."""
+    """The model store at `root`, or none at all (None): then nothing is found.
 
-    def __init__(self, root: Path | None) -> None:
+    `missing` is the sentence for what it does not hold, with places for `url` and for the `name` looked for.
+    """
+
+    def __init__(self, root: Path | None, *, missing: str = "Model not found at: {url}") -> None:
         self.root = root
+        self._missing = missing
 
     def find(self, url: str) -> Found:
         """Find what `url` names: an archive's file, or a folder.
@@ -60,8 +64,8 @@ class LocalStore:
             if name not in ("", ".") and path.is_dir():
                 return Found(_inner_folder(path), "folder", name)
         except (OSError, ValueError):  # a name too long, or with a NUL, or a file that may not be read
-            raise ArchiveNotFound(f"Model not found at: {url}") from None
-        raise ArchiveNotFound(f"Model not found at: {url}")
+            raise ArchiveNotFound(self._missing.format(url=url, name=name)) from None
+        raise ArchiveNotFound(self._missing.format(url=url, name=name))
 
     def names(self) -> list[str]:
         """What `load_models=all` loads, in order: folders and archives (contract 6.4), nothing hidden.

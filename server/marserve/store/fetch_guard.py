@@ -1,0 +1,213 @@
+"""Which addresses may be fetched from: what a URL is, whether the operator allows it, which hosts never are.
+
+Pure but for `resolve_host`, which asks the system's resolver. A URL is judged in one normal form, the one that is
+fetched: what two readers may understand differently is refused and not guessed at.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import unquote
+
+from marserve.errors import ArchiveNotFound
+
+Scheme = Literal["http", "https", "file"]
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+MAX_URL_BYTES = 8192
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+_ADDRESS = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*://")
+_URL = re.compile(r"([A-Za-z]+)://([^/?]*)([^?]*)(\?.*)?")
+# As RFC 3986 has it, without `#`: a fragment is never sent, and only serves to make a pattern match.
+_PLAIN = re.compile(r"[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=%]+")
+_HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9\-_]{0,62})(\.[a-z0-9_]([a-z0-9\-_]{0,62}))*")
+_LOOKS_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~+@=,%!$&'()\-]{0,199}")
+
+# Where clouds tell a machine its own secrets, beyond what is link-local: Alibaba, Amazon's IPv6 form, Oracle.
+_NEVER = tuple(ipaddress.ip_network(each) for each in ("100.100.100.200/32", "fd00:ec2::/32", "192.0.0.192/32"))
+# Forms of IPv6 that carry an IPv4 address for a gateway to go on with.
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A URL in its normal form. `host` is lower case, an IPv6 address without its brackets; empty for files."""
+
+    scheme: Scheme
+    host: str
+    port: int
+    path: str
+    query: str
+
+    @property
+    def url(self) -> str:
+        """The normal form: what is matched against patterns and what is fetched."""
+        if self.scheme == "file":
+            return f"file://{self.path}"
+        return f"{self.scheme}://{self.authority}{self.path}{self.query}"
+
+    @property
+    def authority(self) -> str:
+        """Host and port as the `Host` header has them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == DEFAULT_PORTS.get(self.scheme) else f"{host}:{self.port}"
+
+    @property
+    def file_name(self) -> str:
+        """The last part of the path, which the archive is called in the store."""
+        return self.path.rpartition("/")[2]
+
+
+class BadTarget(ArchiveNotFound):
+    """The URL is none that is fetched."""
+
+
+def is_address(url: str) -> bool:
+    """Whether a registration's `url` is an address, not a name in the store."""
+    return bool(_ADDRESS.match(url))
+
+
+def hide_query(url: str) -> str:
+    """A URL for logs and descriptions: presigned ones carry their secret in the query, others in user information."""
+    if not is_address(url):
+        return url
+    scheme, _, rest = url.partition("://")
+    rest, mark, _ = rest.partition("?")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}{'?…' if mark else ''}"
+
+
+def parse_target(url: str) -> Target:
+    """Read a URL strictly. Raises BadTarget for what is no http, https or file URL, or not plainly one."""
+
+    def refuse(why: str) -> BadTarget:
+        return BadTarget(f"Given URL {hide_query(url)[:500]} is refused: {why}")
+
+    if len(url) > MAX_URL_BYTES:
+        raise refuse(f"it has more than {MAX_URL_BYTES} characters")
+    if not _PLAIN.fullmatch(url):
+        raise refuse("it holds characters that no URL has unescaped (a fragment counts as one)")
+    found = _URL.fullmatch(url)
+    scheme = found[1].lower() if found else ""
+    if found is None or scheme not in ("http", "https", "file"):
+        raise refuse("only http, https and file are fetched")
+    authority, path, query = found[2], found[3], found[4] or ""
+    if any(part in (".", "..") for part in unquote(unquote(path)).replace("\\", "/").split("/")):
+        raise refuse("its path leads through `.` or `..`")
+    if "%" in path and re.search(r"%(?![0-9A-Fa-f]{2})|%00|%2[fF]|%5[cC]", path):
+        raise refuse("its path holds an escape that hides a separator, or is none")
+    if not _FILE_NAME.fullmatch(path.rpartition("/")[2]):
+        raise refuse("its path ends with no name that a file in the store can have")
+    if scheme == "file":
+        if authority.lower() not in ("", "localhost") or query:
+            raise refuse("a file has no host and no query")
+        return Target("file", "", 0, path, "")
+    host, port = _read_authority(authority, refuse)
+    default = DEFAULT_PORTS[scheme]
+    return Target("https" if scheme == "https" else "http", host, port or default, path, query)
+
+
+def _read_authority(authority: str, refuse: Callable[[str], BadTarget]) -> tuple[str, int]:
+    if "@" in authority:
+        raise refuse("user information does not belong into it")
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::([0-9]{1,5}))?", authority)
+    if found is None:
+        raise refuse("its host and port are none")
+    host = found[1].strip("[]").lower()
+    port = int(found[2]) if found[2] else 0
+    if port > 65535 or (found[2] and not port):
+        raise refuse(f"{found[2]} is no port")
+    if found[1].startswith("["):
+        try:
+            return ipaddress.IPv6Address(host).compressed, port
+        except ValueError:
+            raise refuse("its host is no IPv6 address") from None
+    if _LOOKS_NUMERIC.fullmatch(host):
+        try:
+            return str(ipaddress.IPv4Address(host)), port
+        except ValueError:
+            raise refuse("its host is a number that is no IPv4 address in its usual form") from None
+    if not _HOST.fullmatch(host):
+        raise refuse("its host is no name in lower ASCII letters, digits, dashes and dots")
+    return host, port
+
+
+class AllowedUrls:
+    """The operator's patterns: a URL is allowed when one matches its normal form as a whole, whatever the case."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._patterns = [re.compile(pattern, re.IGNORECASE) for pattern in patterns]
+        self._plain = [_plain_text(pattern) for pattern in patterns]
+
+    def check(self, target: Target) -> None:
+        """Raises ArchiveNotFound, in TorchServe's words, for what no pattern matches."""
+        if not any(pattern.fullmatch(target.url) for pattern in self._patterns):
+            raise ArchiveNotFound(f"Given URL {hide_query(target.url)} does not match any allowed URL(s)")
+
+    def names_host(self, target: Target) -> bool:
+        """Whether a pattern that matches spells the host out: only then may it be one of a private network."""
+        host = f"[{target.host}]" if ":" in target.host else target.host
+        literal = re.compile(rf"^{target.scheme}://{re.escape(host)}(:{target.port})?(/|$)", re.IGNORECASE)
+        return any(
+            literal.match(plain) is not None
+            for pattern, plain in zip(self._patterns, self._plain, strict=True)
+            if pattern.fullmatch(target.url)
+        )
+
+
+def _plain_text(pattern: str) -> str:
+    """The beginning of a pattern that can only mean itself, up to the path: scheme, host and port without escapes."""
+    text = pattern.removeprefix("^")
+    found = re.match(r"(https?)(\\?:)(\\?/){2}((?:\\[.\-:\[\]]|[A-Za-z0-9.\-:_]|\\\[|\\\])+)(?=\\?/|$)", text)
+    if found is None:
+        return ""
+    host = re.sub(r"\\(.)", r"\1", found[4])
+    return f"{found[1]}://{host}/"
+
+
+def check_address(target: Target, address: IPAddress, *, is_named: bool) -> None:
+    """Raises ArchiveNotFound for an address that is not connected to. `is_named`: a pattern spells the host out."""
+    for each in _meanings(address):
+        is_never = (
+            each.is_link_local
+            or each.is_multicast
+            or each.is_unspecified
+            or (each.is_reserved and not each.is_loopback)
+            or any(each in network for network in _NEVER if network.version == each.version)
+            or each == ipaddress.IPv4Address("255.255.255.255")
+        )
+        if is_never:
+            raise BadTarget(
+                f"Given URL {hide_query(target.url)} is refused: {target.host} is {address}, which is never fetched"
+            )
+        if not each.is_global and not is_named:
+            raise BadTarget(
+                f"Given URL {hide_query(target.url)} is refused: {target.host} is {address}, an address that is not "
+                "public; a pattern of allowed_urls must spell the host out to allow that"
+            )
+
+
+def _meanings(address: IPAddress) -> list[IPAddress]:
+    """The address, and the IPv4 address that an IPv6 one may stand for."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    inner = (address.ipv4_mapped, address.sixtofour, *(address.teredo or ()))
+    found: list[IPAddress] = [each for each in inner if each is not None]
+    if address in _NAT64 or (int(address) >> 32 == 0 and int(address) > 1):
+        found.append(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
+    if address.ipv4_mapped is not None:
+        return found  # a mapped address is that IPv4 address and nothing else
+    return [address, *found]
+
+
+def resolve_host(target: Target) -> list[IPAddress]:
+    """The addresses of a target's host, each once. Blocks. Raises OSError where there are none."""
+    found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found))
