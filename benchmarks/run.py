@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import echo
 import goal
+import grpc_calls
 import kill
 import large_body
 import many_models
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "large_body": large_body.measure,
     "models": models.measure,
     "workers": workers.measure,
+    "grpc": grpc_calls.measure,
     "start": start.measure,
     "kill": kill.measure,
     "memory": memory.measure,

@@ -194,12 +194,14 @@ class Marserve(Server):
     ) -> None:
         """`settings` are further lines of its config.properties; `program` is what Python runs in place of the CLI."""
         folder.mkdir(parents=True)
-        port, self.management_port, metrics_port = free_ports(3)
+        port, self.management_port, metrics_port, self.grpc_port, grpc_management_port = free_ports(5)
         config = folder / "config.properties"
         lines = {
             "inference_address": f"http://127.0.0.1:{port}",
             "management_address": f"http://127.0.0.1:{self.management_port}",
             "metrics_address": f"http://127.0.0.1:{metrics_port}",
+            "grpc_inference_port": str(self.grpc_port),
+            "grpc_management_port": str(grpc_management_port),
             "load_models": archive.name,
             **(settings or {}),
         }

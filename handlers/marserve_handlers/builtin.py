@@ -7,6 +7,18 @@ import importlib
 BUILT_IN = {
     "base_handler": ("marserve_handlers.base", "BaseHandler"),
     "image_classifier": ("marserve_handlers.image_classifier", "ImageClassifier"),
+    "image_segmenter": ("marserve_handlers.image_segmenter", "ImageSegmenter"),
+    "object_detector": ("marserve_handlers.object_detector", "ObjectDetector"),
+    "text_classifier": ("marserve_handlers.text_classifier", "TextClassifier"),
+    "densenet_handler": ("marserve_handlers.densenet", "DenseNetHandler"),
+    "dali_image_classifier": ("marserve_handlers.dali", "DALIImageClassifier"),
+    "vllm_handler": ("marserve_handlers.vllm", "VLLMHandler"),
+    "trt_llm_handler": ("marserve_handlers.trt_llm", "TRTLLMHandler"),
+    "vision_handler": ("marserve_handlers.vision", "VisionHandler"),
+    "text_handler": ("marserve_handlers.text", "TextHandler"),
+    "dali_handler": ("marserve_handlers.dali", "DALIHandler"),
+    "distributed.base_pippy_handler": ("marserve_handlers.distributed.pippy", "BasePippyHandler"),
+    "distributed.base_deepspeed_handler": ("marserve_handlers.distributed.deepspeed", "BaseDeepSpeedHandler"),
 }
 """Name in the manifest to module and class."""
 

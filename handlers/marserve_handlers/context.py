@@ -186,6 +186,11 @@ class Context:
         if metrics is not None:
             metrics.request_ids = request_ids
 
+    @property
+    def batch_items(self) -> Sequence[RequestView]:
+        """What `begin_batch` was given last."""
+        return self._items
+
     def response_of(self, idx: int) -> tuple[int, str, list[tuple[str, str]]] | None:
         """Status, reason and headers that the handler set for item `idx`, or None: 200, no phrase, no headers.
 

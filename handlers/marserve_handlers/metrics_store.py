@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 MetricUnit = Units()
 
+HOST_DIMENSION = [Dimension("Level", "Host")]
+"""The dimensions of figures of the machine."""
+
 PREDICTION_METRIC = "PredictionTime"
 """The name of the timing that the worker takes of every batch."""
 

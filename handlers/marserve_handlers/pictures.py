@@ -129,7 +129,7 @@ class PictureTransform:
         """The transform that `handler` of a model's configuration asks for; TorchServe's where it says nothing.
 
         `mode` (`L` or `RGB`), `resize` (shorter side, [height, width], or false), `size` (side or [height, width] of
-        what the model takes), `scale`, `mean`, `std` (a number, or one a channel). With `size` and no `resize` the
+        what the model takes, or false), `scale`, `mean`, `std` (a number, or one a channel). With `size` alone the
         picture is scaled to cover `size`. `L` has no mean and std unless they are given. Raises ValueError, naming
         the key, for a value that cannot be used.
         """
@@ -137,8 +137,10 @@ class PictureTransform:
         if not isinstance(mode, str) or mode not in _CHANNELS:
             raise ValueError(f"handler.mode of the model's configuration is {mode!r}; it must be L or RGB.")
         channels = _CHANNELS[mode]
-        size = _sides("size", section["size"]) if "size" in section else (224, 224)
-        is_covering = "size" in section and "resize" not in section
+        size: tuple[int, int] | None = (224, 224)
+        if "size" in section:
+            size = None if section["size"] is False else _sides("size", section["size"])
+        is_covering = size is not None and "size" in section and "resize" not in section
         scale = section.get("scale", 1 / 255)
         if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not scale > 0 or math.isinf(scale):
             raise ValueError(f"handler.scale of the model's configuration is {scale!r}; it must be a number above 0.")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,6 +36,20 @@ def timed(func: Callable[P, R]) -> Callable[P, R]:
         if metrics is not None:
             metrics.add_time(metric, round((time.perf_counter() - began) * 1000, 3), None, "ms")
         return result
+
+    return run
+
+
+def timeit(func: Callable[P, R]) -> Callable[P, R]:
+    """Decorate any function: each call logs its name and how long it took, in milliseconds."""
+
+    @functools.wraps(func)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        began = time.perf_counter()
+        try:
+            return func(*args, **kwargs)
+        finally:
+            logger.info("%s took %.3f ms", func.__qualname__, (time.perf_counter() - began) * 1000)
 
     return run
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -25,6 +26,8 @@ class VisionHandler(BaseHandler):
     """
 
     image_processing: Any = PictureTransform()
+    transform_defaults: ClassVar[Mapping[str, Any]] = {}
+    """What `handler` of the configuration is taken to say of the transform where it says nothing."""
 
     def initialize(self, context: Context) -> None:
         """Load the model and read `handler` of its configuration.
@@ -38,7 +41,7 @@ class VisionHandler(BaseHandler):
         section = self.model_yaml_config.get("handler")
         is_ours = isinstance(self.image_processing, PictureTransform)
         if is_ours and isinstance(section, dict) and any(key in section for key in _TRANSFORM_KEYS):
-            self.image_processing = PictureTransform.from_config(section)
+            self.image_processing = PictureTransform.from_config({**self.transform_defaults, **section})
 
     @timed
     def preprocess(self, data: list[Any]) -> Any:
@@ -49,13 +52,13 @@ class VisionHandler(BaseHandler):
         """
         transform = self.image_processing
         if isinstance(transform, PictureTransform):
-            batch: Any = _fill_batch([_value_of(row) for row in data], transform)
+            batch: Any = _fill_batch([picture_value(row) for row in data], transform)
             if self.takes_arrays:
                 return batch
             from marserve_handlers.runtimes.tensors import as_tensor
 
             return as_tensor(batch, self.device)
-        rows = [self._process_row(_value_of(row)) for row in data]
+        rows = [self._process_row(picture_value(row)) for row in data]
         if self.takes_arrays:
             return np.stack([np.asarray(row) for row in rows])
         from marserve_handlers.runtimes.tensors import stack
@@ -84,7 +87,7 @@ class VisionHandler(BaseHandler):
         return _numbers(value)
 
 
-def _value_of(row: Any) -> Any:
+def picture_value(row: Any) -> Any:
     """As `value_of`, and BadPicture for a form without the field in which a picture is looked for."""
     if isinstance(row, dict) and not row.keys() & {"data", "body"}:
         # curl --data-binary calls any file a form unless it is told otherwise.
@@ -96,6 +99,13 @@ def _value_of(row: Any) -> Any:
     return value_of(row)
 
 
+def read_array(value: Any, transform: PictureTransform) -> FloatArray:
+    """One row's value as an array: a picture through `transform`, nested lists as they are. Raises BadPicture."""
+    if isinstance(value, (bytes, bytearray, str)):
+        return transform.to_array(open_picture(value))
+    return _numbers(value)
+
+
 def _fill_batch(values: list[Any], transform: PictureTransform) -> FloatArray:
     """One array [B, C, H, W]; pictures of one known size are written straight into their place."""
     if transform.size is not None and all(isinstance(value, (bytes, bytearray, str)) for value in values):
@@ -103,10 +113,7 @@ def _fill_batch(values: list[Any], transform: PictureTransform) -> FloatArray:
         for place, value in zip(batch, values, strict=True):
             transform.fill(open_picture(value), place)
         return batch
-    rows = [
-        transform.to_array(open_picture(value)) if isinstance(value, (bytes, bytearray, str)) else _numbers(value)
-        for value in values
-    ]
+    rows = [read_array(value, transform) for value in values]
     if any(row.shape != rows[0].shape for row in rows):
         raise BadPicture("The picture's size is not the one that this model takes.")
     return np.stack(rows)

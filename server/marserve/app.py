@@ -20,22 +20,25 @@ import socket
 import ssl
 import struct
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
 import uvicorn
 import uvloop
 from fastapi import APIRouter
+from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from marserve import __version__
-from marserve.allocator import keep_large_blocks
+from marserve.allocator import BY_SERVER, keep_large_blocks
 from marserve.api.application import build_app
+from marserve.api.auth import Access, CannotKeepTokens, Guard, Kind, Tokens, token_router
 from marserve.api.connections import ConnectionTable
 from marserve.api.description import description_router
-from marserve.api.health import health_router
+from marserve.api.health import PROBES, health_router
 from marserve.api.http_connection import bind_connection
 from marserve.api.inference import InferenceSurface
 from marserve.api.large_answers import LargeAnswers
@@ -43,23 +46,42 @@ from marserve.api.management import management_router
 from marserve.api.metrics import metrics_router
 from marserve.api.open_inference import open_inference_router
 from marserve.api.request_head import HttpLimits
+from marserve.api.response_headers import ResponseHeaders
+from marserve.api.sagemaker import Endpoint, sagemaker_router
+from marserve.api.tls import Identity, make_up_identity, read_keystore, read_pem_files, server_context
+from marserve.api.workflows import workflow_router
 from marserve.archive.reader import Limits
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine, Meter, describe_machine
 from marserve.machine.devices import Assigner, cap
+from marserve.machine.measuring_program import ProgramFailed, run_program
 from marserve.messages import Load
 from marserve.pool.cgroups import WorkerCgroups
+from marserve.pool.environments import Environments
 from marserve.pool.launchers import Launchers
 from marserve.pool.options import PoolOptions
 from marserve.pool.supervisor import Pool
+from marserve.registry.call_modes import SequenceHeaderNames
 from marserve.registry.calls import RegistryOptions
 from marserve.registry.intake import Intake
 from marserve.registry.models import Registry
 from marserve.registry.scratch import Scratch, remove_orphans
-from marserve.settings import Address, Settings, startup_report
+from marserve.settings import KEYS, Address, Settings, startup_report
+from marserve.store.fetch_guard import AllowedUrls
+from marserve.store.http import Fetcher
 from marserve.store.local import LocalStore
 from marserve.telemetry.logs import Logs, configure_logs
-from marserve.telemetry.metrics import Metrics, VersionMetrics
+from marserve.telemetry.metric_definitions import BUILT_IN, read_metrics_file
+from marserve.telemetry.metric_line import parse_line
+from marserve.telemetry.metrics import LEGACY_PAGE, Metrics, VersionMetrics
+from marserve.telemetry.metrics_log import MetricsLog
+from marserve.telemetry.model_metrics import ModelMetrics
+from marserve.telemetry.printed_metrics import PrintedMetrics
+from marserve.workflows.intake import WorkflowIntake
+from marserve.workflows.workflows import WorkflowOptions, Workflows
+
+if TYPE_CHECKING:
+    from marserve.api.grpc_listener import GrpcLimits, GrpcListener
 
 log = logging.getLogger("marserve.app")
 
@@ -67,6 +89,14 @@ BACKLOG = 2048
 # Linux: a socket filter of one instruction, "return 0 bytes", drops what arrives (linux/filter.h, asm/socket.h).
 SO_ATTACH_FILTER, BPF_RET = 26, 0x06
 ACCEPT_REST_S = 0.02
+# How long the operator's own program may take to measure the machine.
+PROGRAM_S = 60.0
+# The key that commands send; a server that was started beside them has no use for it, its workers still less.
+TOKEN_VARIABLE = "MARSERVE_TOKEN"
+# How long a client may take to agree on TLS.
+HANDSHAKE_S = 10.0
+# What the extra `grpc` brings; the server starts without it.
+GRPC_PACKAGES = frozenset(("grpc", "grpc_health", "grpc_reflection", "google"))
 # Connections are accepted at the latest this long after the start, though models of the start are still being read.
 READ_MODELS_FIRST_S = 1.0
 # After the drain, how long connections may take to send their last answers out.
@@ -85,9 +115,11 @@ def run(settings: Settings) -> int:
         format=settings.log_format,
         level=settings.log_level,
         has_request_ids=settings.access_log_request_id,
+        metrics_folder=settings.metrics_location,
+        has_metrics=settings.metrics_mode != "prometheus",
     )
     server = Server(settings, logs)
-    keep_large_blocks()
+    keep_large_blocks(BY_SERVER)
     try:
         uvloop.run(server.serve())
     except CannotStart as error:
@@ -126,9 +158,15 @@ class Listener:
 
         tls: ssl.SSLContext | None = self.config.ssl
         if self.address.scheme == "unix":
-            self.server = await loop.create_unix_server(protocol, sock=self.sock, ssl=tls, backlog=BACKLOG)
+            self.server = await loop.create_unix_server(protocol, sock=self.sock, backlog=BACKLOG)
         else:
-            self.server = await loop.create_server(protocol, sock=self.sock, ssl=tls, backlog=BACKLOG)
+            self.server = await loop.create_server(
+                protocol,
+                sock=self.sock,
+                ssl=tls,
+                ssl_handshake_timeout=HANDSHAKE_S if tls is not None else None,
+                backlog=BACKLOG,
+            )
 
     async def turn_away(self) -> None:
         """Let no new connection in, and take in those that the system has accepted on our behalf.
@@ -158,7 +196,10 @@ class Server:
     def __init__(self, settings: Settings, logs: Logs) -> None:
         self._settings = settings
         self._logs = logs
+        self._workflows: Workflows | None = None
         self.has_failed = False
+        self._tokens: Tokens | None = None
+        self._tls: ssl.SSLContext | None = None
         self._signals = 0
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -189,11 +230,12 @@ class Server:
         scratch = Scratch(settings.temporary_folder)
         stack.callback(scratch.remove)
         self._keep(stack, asyncio.to_thread(remove_orphans, settings.temporary_folder))
-        metrics = Metrics(machine.hostname, self._logs.dropped)
+        metrics = self._build_metrics(machine, stack)
+        worker_log = PrintedMetrics(self._logs.workers, metrics.update_custom)
         devices = cap(machine.accelerators, settings.number_of_gpu)
         launchers = Launchers(
             worker_environment(settings),
-            self._logs.workers,
+            worker_log,
             first_worker_id=settings.initial_worker_port,
             first_group_id=settings.initial_distribution_port,
             devices=Assigner(devices),
@@ -202,16 +244,31 @@ class Server:
             cgroups=WorkerCgroups(settings.worker_cgroup) if settings.worker_cgroup is not None else None,
         )
         stack.push_async_callback(launchers.close)
-        registry = self._build_registry(scratch.path, metrics, launchers, machine, devices)
+        environments = Environments(
+            environment_folder(settings),
+            scratch.path / "environments",
+            launchers.environment,
+            limit_bytes=settings.environment_cache_size,
+            timeout_s=settings.environment_timeout,
+            leftovers=launchers.leftovers,
+        )
+        registry = self._build_registry(scratch.path, metrics, worker_log, launchers, machine, devices, environments)
         stack.push_async_callback(registry.stop)
+        self._workflows = self._build_workflows(scratch.path, registry)
+        stack.push_async_callback(self._workflows.stop)
         connections = ConnectionTable(http_limits(settings))
         large_answers = LargeAnswers(
             scratch.path, memory_bytes=settings.large_answer_memory, disk_bytes=settings.large_answer_disk
         )
         stack.callback(large_answers.close)
+        await self._prepare_access()
         listeners = self._bind(registry, metrics, connections, large_answers)
         for listener in listeners:
             stack.callback(listener.close)
+        grpc_listeners = self._bind_grpc(registry, metrics)
+        for grpc_listener in grpc_listeners:
+            stack.push_async_callback(grpc_listener.stop)
+        await self._write_tokens(stack)
         if not settings.disable_system_metrics:
             self._keep(stack, self._watch_machine(machine, metrics))
         reading = self._keep(stack, registry.load_at_start(settings.load_models))
@@ -223,37 +280,112 @@ class Server:
         for listener in listeners:
             await listener.accept()
             log.info("%s API listens on %s", " and ".join(listener.names), listener.address)
+        for grpc_listener in grpc_listeners:
+            await grpc_listener.accept()
+            log.info("%s API listens on %s", grpc_listener.name, grpc_listener.address)
         connections.start()
         stack.callback(connections.stop)
         gc.collect()
         gc.freeze()  # what the start made stays: collections on the hot path need not look at it again
         self._logs.announce("Model server started.")
         await self._stop_asked.wait()
-        await self._drain(registry, connections, listeners)
+        await self._drain(registry, connections, listeners, grpc_listeners)
 
     # ------------------------------------------------------------------------------------------- parts
 
+    def _build_metrics(self, machine: Machine, stack: contextlib.AsyncExitStack) -> Metrics:
+        """The metrics that the metrics file lists, on the page or as lines. Raises CannotStart for a file that is none.
+
+        A page is only read from; lines need a thread, which ends after everything that is measured.
+        """
+        settings = self._settings
+        try:
+            path = settings.metrics_config
+            definitions = BUILT_IN if path is None else read_metrics_file(path)
+        except BadSettings as error:
+            raise CannotStart(str(error)) from error
+        models = ModelMetrics(definitions, detects=settings.model_metrics_auto_detect)
+        mode, lines = settings.metrics_mode, None
+        if mode != "prometheus":
+            skips = LEGACY_PAGE if mode == "legacy" else ()
+            lines = MetricsLog(definitions.front, models.known, machine.hostname, self._logs.write_metrics, skips)
+        metrics = Metrics(
+            machine.hostname, self._logs.dropped, definitions=definitions, model_metrics=models, mode=mode, lines=lines
+        )
+        if lines is not None:
+            lines.start(metrics.responses)
+            stack.callback(lines.close)
+        return metrics
+
     def _build_registry(
-        self, scratch: Path, metrics: Metrics, launchers: Launchers, machine: Machine, devices: int
+        self,
+        scratch: Path,
+        metrics: Metrics,
+        worker_log: PrintedMetrics,
+        launchers: Launchers,
+        machine: Machine,
+        devices: int,
+        environments: Environments,
     ) -> Registry:
         settings = self._settings
 
         def make_pool(options: PoolOptions, load: Load) -> Pool:
             version = VersionMetrics(options.model, options.version)
+            if settings.metrics_config is not None:
+                load = msgspec.structs.replace(load, metrics_file=str(settings.metrics_config))
             return Pool(
                 options,
                 load,
                 launchers,
                 version,
-                self._logs.workers,
+                worker_log,
                 on_measured=lambda values: metrics.update_custom(options.model, values),
                 on_failed=self._on_crash,
             )
 
+        limits = archive_limits(settings)
         intake = Intake(
-            LocalStore(settings.model_store), scratch / "models", archive_limits(settings), settings.trusted_models
+            LocalStore(settings.model_store),
+            scratch / "models",
+            limits,
+            settings.trusted_models,
+            Fetcher(AllowedUrls(settings.allowed_urls), max_bytes=limits.max_total_bytes),
         )
-        return Registry(registry_options(settings, machine, devices), intake, make_pool, metrics)
+        return Registry(registry_options(settings, machine, devices), intake, make_pool, metrics, environments)
+
+    def _build_workflows(self, scratch: Path, registry: Registry) -> Workflows:
+        settings = self._settings
+        intake = WorkflowIntake(
+            settings.workflow_store, scratch / "workflows", archive_limits(settings), settings.trusted_models
+        )
+        options = WorkflowOptions(
+            most_running=settings.job_queue_size,
+            max_answer_bytes=settings.max_response_size,
+            unregister_timeout_s=settings.unregister_model_timeout,
+        )
+        return Workflows(registry, intake, options)
+
+    async def _prepare_access(self) -> None:
+        """Make the keys of clients, and the TLS of https addresses, where either is asked for."""
+        settings = self._settings
+        if not settings.disable_token_authorization:
+            self._tokens = Tokens(settings.token_file, settings.token_expiration_min * 60)
+        try:
+            identity = await asyncio.to_thread(listeners_identity, settings)
+            self._tls = server_context(identity) if identity is not None else None
+        except BadSettings as error:
+            raise CannotStart(str(error)) from error
+
+    async def _write_tokens(self, stack: contextlib.AsyncExitStack) -> None:
+        """Let clients find their keys. After the ports are ours: a server that cannot start leaves another's file."""
+        if self._tokens is None:
+            return
+        try:
+            await asyncio.to_thread(self._tokens.write)
+        except CannotKeepTokens as error:
+            raise CannotStart(str(error)) from error
+        stack.callback(self._tokens.remove)
+        log.info("Tokens are on: clients find their keys in %s", self._settings.token_file)
 
     def _bind(
         self, registry: Registry, metrics: Metrics, connections: ConnectionTable, large_answers: LargeAnswers
@@ -291,31 +423,43 @@ class Server:
     ) -> Listener:
         settings = self._settings
         has_inference, has_management = "Inference" in names, "Management" in names
-        routers: list[APIRouter] = [
-            description_router(registry, has_inference=has_inference, has_management=has_management)
+        own: Access = "either" if has_inference and has_management else "management" if has_management else "inference"
+        routers: list[tuple[APIRouter, Access]] = [
+            (description_router(registry, has_inference=has_inference, has_management=has_management), own)
         ]
+        if has_inference and settings.sagemaker_endpoints:
+            routers.append((sagemaker_router(registry, sagemaker_endpoint(settings, os.environ)), own))
         if has_inference or has_management:
-            routers.append(health_router(registry, has_ping=has_inference))
+            health = health_router(registry, has_ping=has_inference, ping_route=settings.health_route)
+            routers.append((health, own))
         if has_inference and settings.ts_open_inference_protocol:
-            routers.append(open_inference_router())
+            routers.append((open_inference_router(), "inference"))
         if has_management:
-            routers.append(management_router(registry, enable_model_api=settings.enable_model_api))
+            routers.append((management_router(registry, enable_model_api=settings.enable_model_api), "management"))
+        if has_management and self._workflows is not None:
+            workflows = workflow_router(self._workflows, enable_model_api=settings.enable_model_api)
+            routers.append((workflows, "management"))
+        if has_management and self._tokens is not None:
+            routers.append((token_router(self._tokens), "open"))  # asks for the API key itself
         if "Metrics" in names:
-            routers.append(metrics_router(metrics, is_filled=settings.metrics_mode != "log"))
+            routers.append((metrics_router(metrics, is_filled=settings.metrics_mode != "log"), "open"))
         connection = bind_connection(
-            InferenceSurface(registry) if has_inference else None,
+            InferenceSurface(registry, self._workflows, settings.predict_route) if has_inference else None,
             http_limits(settings),
             self._logs.access,
             metrics,
             connections,
             overload_status=settings.unavailable_status,
             large_answers=large_answers,
+            response_headers=ResponseHeaders(cors_headers(settings)),
+            tokens=self._tokens,
         )
         config = uvicorn.Config(
             build_app(
-                routers,
+                [router for router, _ in routers],
                 title=f"marserve: {' and '.join(names)} API",
                 overload_status=settings.unavailable_status,
+                guard=self._guard(routers, own) if has_inference or has_management else None,
             ),
             http=connection,
             ws="none",
@@ -325,25 +469,129 @@ class Server:
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            ssl_keyfile=settings.private_key_file if address.is_tls else None,
-            ssl_certfile=settings.certificate_file if address.is_tls else None,
         )
         try:
             config.load()
+            config.ssl = self._tls if address.is_tls else None
             sock = bind(address)
-        except (OSError, ssl.SSLError) as error:
+        except OSError as error:
             raise CannotStart(
                 f"Failed to bind to address: {address} ({error.strerror or error}). Is another server running there? "
                 f"Set {'_address, '.join(name.lower() for name in names)}_address to a free one."
             ) from error
         return Listener(address, names, sock, config, ServerState())
 
+    def _guard(self, routers: list[tuple[APIRouter, Access]], otherwise: Access) -> Callable[[ASGIApp], ASGIApp] | None:
+        """What asks a listener's requests for keys; None where tokens are off."""
+        settings, tokens = self._settings, self._tokens
+        if tokens is None:
+            return None
+        pings = ("/ping", settings.health_route or "/ping") if settings.allow_open_ping else ()
+        open_paths = (*PROBES, *pings)
+        answers_preflight = bool(settings.cors_allowed_origin)
+        return lambda app: Guard(app, tokens, routers, otherwise, open_paths, answers_preflight=answers_preflight)
+
+    def _bind_grpc(self, registry: Registry, metrics: Metrics) -> list[GrpcListener]:
+        """Bind the gRPC ports; none, and a line in the log, without the libraries that they need."""
+        settings = self._settings
+        try:
+            from marserve.api.grpc_listener import GrpcAddress, GrpcPorts
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] not in GRPC_PACKAGES:
+                raise
+            log.warning(
+                "gRPC ports %d and %d stay closed: %s is not installed; pip install 'marserve[grpc]' opens them",
+                settings.grpc_inference_port,
+                settings.grpc_management_port,
+                error.name,
+            )
+            return []
+        listeners: list[GrpcListener] = []
+        address, name = GrpcAddress(settings.grpc_inference_address, settings.grpc_inference_port), "grpc_inference"
+        try:
+            ports = GrpcPorts(
+                registry,
+                self._logs.access,
+                metrics,
+                identity=grpc_identity(settings),
+                overload_status=settings.unavailable_status,
+            )
+            listeners.append(
+                ports.bind_inference(
+                    address,
+                    grpc_limits(
+                        settings,
+                        settings.grpc_inference_max_connection_age_ms,
+                        settings.grpc_inference_max_connection_age_grace_ms,
+                    ),
+                    self._authorize("inference"),
+                    has_open_inference=settings.ts_open_inference_protocol,
+                    sequence=SequenceHeaderNames(
+                        settings.ts_header_key_sequence_id,
+                        settings.ts_header_key_sequence_start,
+                        settings.ts_header_key_sequence_end,
+                    ),
+                )
+            )
+            address = GrpcAddress(settings.grpc_management_address, settings.grpc_management_port)
+            name = "grpc_management"
+            listeners.append(
+                ports.bind_management(
+                    address,
+                    grpc_limits(
+                        settings,
+                        settings.grpc_management_max_connection_age_ms,
+                        settings.grpc_management_max_connection_age_grace_ms,
+                    ),
+                    self._authorize("management"),
+                    enable_model_api=settings.enable_model_api,
+                )
+            )
+        except BadSettings as error:
+            raise CannotStart(str(error)) from error
+        except OSError as error:
+            raise CannotStart(
+                f"Failed to bind to address: {address} ({error.strerror or error}). Is another server running there? "
+                f"Set {name}_port or {name}_address to a free one."
+            ) from error
+        return listeners
+
+    def _authorize(self, kind: Kind) -> Callable[[str | bytes | None], None] | None:
+        """What lets a call pass that has the key of this kind; None where none is needed."""
+        tokens = self._tokens
+        return None if tokens is None else lambda value: tokens.check(kind, value)
+
     async def _watch_machine(self, machine: Machine, metrics: Metrics) -> None:
         """Read the machine's figures from time to time."""
+        settings = self._settings
+        if settings.system_metrics_cmd:
+            await self._watch_with_program(settings.system_metrics_cmd.split(), metrics)
         meter = Meter(machine)
         while True:
             metrics.set_system(await asyncio.to_thread(meter.read))
-            await asyncio.sleep(self._settings.metric_time_interval)
+            await asyncio.sleep(settings.metric_time_interval)
+
+    async def _watch_with_program(self, words: list[str], metrics: Metrics) -> NoReturn:
+        """Have the operator's own program read the machine's figures. What is wrong with it is said when it changes."""
+        settings = self._settings
+        told = ""
+        while True:
+            trouble = ""
+            try:
+                printed = await run_program(words, settings.working_directory, PROGRAM_S)
+            except ProgramFailed as error:
+                trouble = str(error)
+            else:
+                for line in printed:
+                    metric = parse_line(line)
+                    if metric is None:
+                        trouble = f"printed a line that says no metric: {line[:200]!r}"
+                    elif not metrics.update_front(metric):
+                        trouble = f"measured {metric.name}, which ts_metrics does not list with those dimensions"
+            if trouble and trouble != told:
+                log.error("system_metrics_cmd=%s %s", " ".join(words), trouble)
+            told = trouble
+            await asyncio.sleep(settings.metric_time_interval)
 
     def _keep(self, stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something beside the server; it is ended, and awaited, with it. Its failure is logged."""
@@ -379,13 +627,19 @@ class Server:
         self.has_failed = True
         self._stop_asked.set()
 
-    async def _drain(self, registry: Registry, connections: ConnectionTable, listeners: list[Listener]) -> None:
+    async def _drain(
+        self,
+        registry: Registry,
+        connections: ConnectionTable,
+        listeners: list[Listener],
+        grpc_listeners: list[GrpcListener],
+    ) -> None:
         """Answer what was accepted, refuse what comes; a second signal ends the wait."""
         settings = self._settings
         registry.begin_drain()
         await self._unless_hurried(asyncio.sleep(settings.drain_delay))
         registry.refuse_new()
-        given_up = await self._unless_hurried(registry.drain(settings.drain_timeout))
+        given_up = await self._unless_hurried(self._finish_accepted(registry))
         if given_up:
             log.warning("%d requests were given up: they were not answered within drain_timeout", given_up)
         await asyncio.gather(*(listener.turn_away() for listener in listeners))
@@ -393,7 +647,19 @@ class Server:
             listener.close()
             for connection in list(listener.state.connections):
                 connection.shutdown()
-        await self._unless_hurried(self._wait_for_connections(connections), CLOSE_CONNECTIONS_S)
+        closing = [listener.stop(CLOSE_CONNECTIONS_S) for listener in grpc_listeners]
+        closing.append(self._wait_for_connections(connections))
+        await self._unless_hurried(wait_for_all(closing), CLOSE_CONNECTIONS_S)
+
+    async def _finish_accepted(self, registry: Registry) -> int:
+        """Wait for what was accepted; returns how many requests are left. Workflows first: their nodes are models."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._settings.drain_timeout
+        left = 0
+        if self._workflows is not None:
+            self._workflows.refuse_new()
+            left = await self._workflows.drain(self._settings.drain_timeout)
+        return left + await registry.drain(max(0.0, end - loop.time()))
 
     async def _wait_for_connections(self, connections: ConnectionTable) -> None:
         while len(connections):
@@ -409,6 +675,11 @@ class Server:
                 other.cancel()
         await asyncio.wait([task, hurry])
         return task.result() if task in done else None
+
+
+async def wait_for_all(works: Sequence[Coroutine[Any, Any, Any]]) -> None:
+    """Return when all have ended."""
+    await asyncio.gather(*works)
 
 
 # ------------------------------------------------------------------------------------------------ from settings
@@ -439,15 +710,34 @@ def bind(address: Address) -> socket.socket:
 
 
 def worker_environment(settings: Settings) -> dict[str, str]:
-    """What workers inherit: the server's environment without what the operator hides, and what handlers look for."""
+    """What workers inherit: the server's environment without what the operator hides, and what handlers look for.
+
+    What is a secret of the server's own is hidden too.
+    """
     hidden = settings.blacklist_env_vars
+    secrets = {TOKEN_VARIABLE}.union(*((key.env, key.ts_env) for key in KEYS.values() if key.is_secret))
     environment = {
-        name: value for name, value in os.environ.items() if hidden is None or hidden.fullmatch(name) is None
+        name: value
+        for name, value in os.environ.items()
+        if name not in secrets and (hidden is None or hidden.fullmatch(name) is None)
     }
     environment["TS_DECODE_INPUT_REQUEST"] = str(settings.decode_input_request).lower()
+    environment["TS_IPEX_ENABLE"] = str(settings.ipex_enable).lower()
+    environment["TS_IPEX_GPU_ENABLE"] = str(settings.ipex_gpu_enable).lower()
     # onnxruntime reports its use to its makers as soon as it is imported, unless told not to.
     environment["ORT_DISABLE_TELEMETRY"] = "1"
     return environment
+
+
+def environment_folder(settings: Settings) -> Path | None:
+    """Where what archives require is kept: what the setting says, else in the user's cache; None without a home."""
+    if settings.environment_folder is not None:
+        return settings.environment_folder
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return cache / "marserve" / "environments"
 
 
 def http_limits(settings: Settings) -> HttpLimits:
@@ -464,6 +754,71 @@ def http_limits(settings: Settings) -> HttpLimits:
         body_bytes_per_s=settings.min_body_rate,
         keep_alive_s=settings.keep_alive_timeout,
     )
+
+
+def grpc_identity(settings: Settings) -> Identity | None:
+    """Certificate and key of the gRPC ports, None where they speak in the clear. Raises BadSettings."""
+    if not settings.enable_grpc_ssl:
+        return None
+    assert settings.certificate_file is not None
+    assert settings.private_key_file is not None
+    identity = read_pem_files(settings.certificate_file, settings.private_key_file)
+    server_context(identity)  # says what does not fit, which grpcio does not
+    return identity
+
+
+def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None) -> GrpcLimits:
+    """The limits of a gRPC client, from the settings."""
+    from marserve.api.grpc_listener import GrpcLimits
+
+    return GrpcLimits(
+        message_bytes=settings.max_request_size,
+        header_bytes=settings.max_header_bytes,
+        connections=settings.max_connections,
+        calls_per_connection=settings.grpc_max_calls_per_connection,
+        age_s=None if age_ms is None else age_ms / 1000,
+        age_grace_s=None if age_grace_ms is None else age_grace_ms / 1000,
+        keepalive_s=settings.grpc_keepalive_time,
+        keepalive_timeout_s=settings.grpc_keepalive_timeout,
+        least_ping_interval_s=settings.grpc_min_ping_interval,
+    )
+
+
+def cors_headers(settings: Settings) -> list[tuple[str, str]]:
+    """What every answer tells browsers: the settings' words as they stand."""
+    told = {
+        "Access-Control-Allow-Origin": settings.cors_allowed_origin,
+        "Access-Control-Allow-Methods": settings.cors_allowed_methods,
+        "Access-Control-Allow-Headers": settings.cors_allowed_headers,
+    }
+    return [(name, value) for name, value in told.items() if value]
+
+
+def sagemaker_endpoint(settings: Settings, environment: Mapping[str, str]) -> Endpoint:
+    """What a SageMaker endpoint is told, and whether it serves many models."""
+    handler = settings.default_service_handler
+    return Endpoint(
+        concurrent_transforms=settings.NUM_WORKERS or 1,
+        max_request_bytes=settings.max_request_size,
+        is_multi_model=environment.get("SAGEMAKER_MULTI_MODE", "false").lower() not in ("", "false"),
+        service_file=settings.working_directory / handler.partition(":")[0] if handler else None,
+    )
+
+
+def listeners_identity(settings: Settings) -> Identity | None:
+    """Certificate and key of https addresses; None where there are none. Raises BadSettings.
+
+    As TorchServe has it: the keystore if one is named, else the PEM files, else a certificate that is made up.
+    """
+    addresses = [settings.inference_address, settings.management_address, settings.metrics_address]
+    hosts = [address.host for address in addresses if address.is_tls]
+    if not hosts:
+        return None
+    if settings.keystore is not None:
+        return read_keystore(settings.keystore, settings.keystore_pass, settings.keystore_type)
+    if settings.certificate_file is not None and settings.private_key_file is not None:
+        return read_pem_files(settings.certificate_file, settings.private_key_file)
+    return make_up_identity(dict.fromkeys([*hosts, "localhost", "127.0.0.1", socket.gethostname()]))
 
 
 def archive_limits(settings: Settings) -> Limits:
@@ -484,6 +839,7 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
         max_worker_memory_bytes=settings.max_worker_memory,
         readiness_rule=settings.readiness_rule,
         default_handler=settings.default_service_handler,
+        envelope=settings.service_envelope,
         decode_input=settings.decode_input_request,
         limit_max_image_pixels=settings.limit_max_image_pixels,
         max_answer_bytes=settings.max_response_size,
@@ -491,4 +847,6 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
         autoscale=settings.autoscale,
         gpu_count=devices,
         models=settings.models,
+        installs_requirements=settings.install_py_dep_per_model,
+        allowed_urls=settings.allowed_urls,
     )

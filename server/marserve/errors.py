@@ -7,20 +7,27 @@ MarserveError
     RouteNotFound, MethodNotAllowed
     InvalidToken                         no key, a wrong one, or one that has expired
     ModelNotFound, VersionNotFound, ArchiveNotFound
+      WorkflowArchiveNotFound
     VersionConflict, DefaultVersionInUse
+    WorkflowNotFound, WorkflowConflict
   Unavailable                            come back later (`retry_after_s` says when, where it is known)
     NoWorker                             no worker; and with it, for TorchServe's clients
-      QueueFull, NoTicket
+      QueueFull, NoTicket, SequencesFull, SequenceGone
     WaitTooLong, Draining, FingerprintRefused
+    WorkflowBusy                         a workflow, or one of its nodes, takes no more now
   DeadlinePassed                         nobody waits any more
   ClientGone                             the client hung up; never sent, only counted
   RunFailed                              a worker had the request and could not answer it
     WorkerDied, OutOfMemory, HandlerFailed
+    NodeFailed                           a node of a workflow gave no answer, however often it was tried
   LoadFailed                             workers of a version could not load the model
+  WorkflowFailed                         nodes of a workflow could not be registered
   NotEnoughDevices                       the server has too few for a worker of the model
   CleanUpTimedOut                        a worker did not end in time
   BadArchive                             found while reading an archive; names it and the member
     UnsafeArchive, DependencyFailed
+    BadWorkflow                          a workflow's archive or spec says what cannot be
+      BadDag
   BadSettings                            found at start; names the key and where it stands
   BadFrame                               bytes on the wire that no honest peer sends
 """
@@ -104,12 +111,48 @@ class ArchiveNotFound(ClientError):
     """The store holds no such archive, or the URL is not allowed."""
 
 
+class ArchiveExists(MarserveError):
+    """A download would take the place of a file in the store."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"Model file already exists {name}")
+
+
+class DownloadFailed(MarserveError):
+    """An archive that may be fetched could not be. `reason` is for the log."""
+
+    def __init__(self, url: str, reason: str = "") -> None:
+        self.url, self.reason = url, reason
+        super().__init__(f"Failed to download archive from: {url}")
+
+
 class VersionConflict(ClientError):
     """This version of the model is registered already."""
 
     def __init__(self, model: str, version: str) -> None:
         self.model, self.version = model, version
         super().__init__(f"Model version {version} is already registered for model {model}")
+
+
+class WorkflowNotFound(ClientError):
+    """No workflow of that name is registered."""
+
+    def __init__(self, workflow: str) -> None:
+        self.workflow = workflow
+        super().__init__(f"Workflow not found: {workflow}")
+
+
+class WorkflowArchiveNotFound(ArchiveNotFound):
+    """The workflow store holds no such archive, or the URL is not allowed."""
+
+
+class WorkflowConflict(ClientError):
+    """A workflow of this name is registered, or being registered."""
+
+    def __init__(self, workflow: str) -> None:
+        self.workflow = workflow
+        super().__init__(f"Workflow {workflow} is already registered.")
 
 
 class DefaultVersionInUse(ClientError):
@@ -154,6 +197,22 @@ class NoTicket(NoWorker):
     """The model uses job tickets and no worker is idle."""
 
     cause = "no_ticket"
+
+
+class SequencesFull(NoWorker):
+    """There is no room for another sequence, or in the line of this one. `cause` says which."""
+
+    def __init__(self, model: str, cause: str) -> None:
+        super().__init__(model)
+        self.cause = cause
+
+
+class SequenceGone(NoWorker):
+    """What a worker knew of the sequence is no more: its worker ended, or the sequence did. `cause` says which."""
+
+    def __init__(self, model: str, cause: str) -> None:
+        super().__init__(model)
+        self.cause = cause
 
 
 class WaitTooLong(Unavailable):
@@ -204,6 +263,17 @@ class FingerprintRefused(Unavailable):
     def __init__(self, model: str, retry_after_s: float) -> None:
         self.model, self.retry_after_s = model, retry_after_s
         super().__init__(f'This request killed workers of model "{model}" lately; it is refused for a while.')
+
+
+class WorkflowBusy(Unavailable):
+    """A workflow has as many unfinished requests as it may have, or one of its nodes takes no more (`node`)."""
+
+    def __init__(
+        self, workflow: str, node: str | None = None, *, cause: str = "queue_full", retry_after_s: float | None = None
+    ) -> None:
+        self.workflow, self.node, self.cause, self.retry_after_s = workflow, node, cause, retry_after_s
+        what = f"Workflow {workflow}" if node is None else f"Node {node} of workflow {workflow}"
+        super().__init__(f"{what} takes no more requests now. Try again later.")
 
 
 class DeadlinePassed(MarserveError):
@@ -259,6 +329,14 @@ class HandlerFailed(RunFailed):
         super().__init__(message)
 
 
+class NodeFailed(RunFailed):
+    """A node of a workflow gave no answer, or one that cannot be used. `cause` is that of what befell it."""
+
+    def __init__(self, workflow: str, node: str, cause: str | None = None, text: str | None = None) -> None:
+        self.workflow, self.node, self.cause = workflow, node, cause
+        super().__init__(text or f"Error executing {node}")
+
+
 class LoadFailed(MarserveError):
     """No worker of the version could load the model. `reason` is for the log and for describe.
 
@@ -271,6 +349,18 @@ class LoadFailed(MarserveError):
         self.model, self.version, self.out_of_memory, self.reason = model, version, out_of_memory, reason
         self.cause = cause or ("out_of_memory" if out_of_memory else "load_failed")
         super().__init__(f"Failed to start workers for model {model} version: {version or 'null'}")
+
+
+class WorkflowFailed(MarserveError):
+    """A workflow is not registered, because nodes of it could not be. `failures` are sentences, one a node.
+
+    `is_authors`: what is wrong stands in the archive or in the call, and trying again would not help. `reason` says why
+    workers could not load a node, for the log and for who manages the server.
+    """
+
+    def __init__(self, workflow: str, failures: list[str], *, is_authors: bool = False, reason: str = "") -> None:
+        self.workflow, self.failures, self.is_authors, self.reason = workflow, failures, is_authors, reason
+        super().__init__(f"Workflow {workflow} has failed to register. Failures: [{', '.join(failures)}]")
 
 
 class NotEnoughDevices(MarserveError):
@@ -304,7 +394,23 @@ class UnsafeArchive(BadArchive):
 
 
 class DependencyFailed(BadArchive):
-    """The archive's own requirements could not be installed."""
+    """The archive's own requirements could not be installed. `reason` is for the log: pip's own words, as a rule."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(message)
+
+
+class BadWorkflow(BadArchive):
+    """A workflow's archive or its spec cannot be used. `reason` says more than TorchServe's words, if that is known."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(message)
+
+
+class BadDag(BadWorkflow):
+    """The nodes of a workflow do not make a graph that can be run."""
 
 
 class CannotArchive(MarserveError):

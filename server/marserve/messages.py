@@ -36,7 +36,8 @@ class Request(msgspec.Struct, frozen=True):
     `headers` are the client's, names in the case they came in. `server_headers` are the server's additions
     (`url_path`, `explain`, `describe`), which win over client headers of that spelling. Of two parts of one name the
     later wins. `deadline` is None where there is none. `names_version`: the client named the version itself.
-    `priority` is 0 (most urgent) to 9, None for the model's own.
+    `priority` is 0 (most urgent) to 9, None for the model's own. `is_inner`: it is a part of a request that was
+    accepted before (a node of a workflow), so it is taken while the server drains, and not counted once more.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Request(msgspec.Struct, frozen=True):
     is_explain: bool = False
     names_version: bool = False
     priority: int | None = None
+    is_inner: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -124,6 +126,11 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     many intra-op threads the worker may use, 0 for all cores. `environment` is added to the worker's.
     `memory_limit_bytes` is how much the worker may allocate beyond what it was born with, 0 for no limit.
     `warm_up` are the inputs that each worker runs once before it says that it is ready. `rank` is None but in a group.
+    `import_paths` come before everything else that is imported from; `packages` is the folder of the model's own
+    requirements, behind the archive and before everything installed, empty where there is none.
+    `metrics_file` lists the metrics that a handler may ask for by name; None: the two ready-made ones.
+    `is_continuous`: the handler says of each answer whether more follows. `is_concurrent`: it is called again while it
+    still runs.
     """
 
     model: str
@@ -145,12 +152,16 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     memory_limit_bytes: int = 0
     warm_up: list[Sample] = []
     rank: Rank | None = None
+    metrics_file: str | None = None
+    packages: str = ""
+    is_continuous: bool = False
+    is_concurrent: bool = False
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One request of a batch; the bodies of its parts travel behind the metadata, in order.
 
-    `parts` are (name, content type) pairs.
+    `parts` are (name, content type) pairs; none where the worker has the request already, and is called with it again.
     """
 
     id: str
@@ -201,6 +212,13 @@ class AskLengths(msgspec.Struct, frozen=True, array_like=True, tag="ask_lengths"
     number: int
     items: list[Item]
     limit_s: float
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """To a worker that runs many batches at once: item `index` of batch `number` is no longer wanted."""
+
+    number: int
+    index: int
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
@@ -380,7 +398,7 @@ class Metrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
     values: list[Metric]
 
 
-ToWorker = Load | Batch | Batches | AskLengths | Check | Stop | Preload | Fork
+ToWorker = Load | Batch | Batches | AskLengths | Check | Cancel | Stop | Preload | Fork
 ToServer = (
     Hello
     | Loaded

@@ -65,6 +65,10 @@ class Page:
         self._words[0] = 0
         self._words[2] += 1
 
+    def count_finished(self) -> None:
+        """A batch has ended, while others run: of those `running` says the number that began last."""
+        self._words[2] += 1
+
     def is_cancelled(self, number: int, index: int) -> bool:
         """Whether the server cancelled item `index` of batch `number`."""
         slot = FIRST_SLOT + number % SLOTS * SLOT_WORDS

@@ -70,7 +70,7 @@ def test_an_inference_route_is_read(target: str, expected: Route) -> None:
      "/predictions/m//x", "/explanations", "/v1/models/m", "/v1/models", "/v1/models/:predict", "/v1/models/m:other",
      "/v2/models/m", "/v2/models/m/ready", "/v2/models/m/versions/1/infer", "/v2/health/ready", "/v2",
      "/models", "/models/m", "/models/a/b", "/models/m/1.0", "/models//invoke", "/models/m/predict", "/models/predict",
-     "/api-description", "/api-description/predict", "/wfpredict/w", "/wfpredict/predict", "/m", "/m/other",
+     "/api-description", "/api-description/predict", "/wfpredict", "/m", "/m/other",
      "/a/b/c/predict", "//predict", "/a//predict", "/PREDICTIONS/m", "/invocations/x", "//predictions/m",
      "ftp://host/predictions/m", "host:80"],
 )  # fmt: skip
@@ -195,3 +195,19 @@ def test_targets_are_remembered_within_a_bound() -> None:
 
     assert len(surface._known) <= MAX_KNOWN_TARGETS
     assert all(len(target) < 1000 for target in surface._known)
+
+
+def test_a_further_route_predicts_with_the_only_model_of_the_start() -> None:
+    """Whatever its query; the paths beside it are nobody's."""
+    plane = FakeDataPlane(only_startup_model="m")
+    surface = InferenceSurface(plane, further_route="/v1/endpoints/1:predict")
+
+    route = surface.match(b"/v1/endpoints/1:predict?alt=json")
+    assert route is not None
+    surface.predict(route, "id", [], None, b"body", Waiting())
+
+    (job,) = plane.submitted
+    assert (job.model, job.body, job.request.server_headers) == ("m", b"body", [("explain", "False")])
+    assert surface.match(b"/v1/endpoints/1") is None
+    assert surface.match(b"/v1/endpoints/1:predict/more") is None
+    assert InferenceSurface(plane).match(b"/v1/endpoints/1:predict") is None

@@ -169,7 +169,7 @@ def test_the_command_of_a_shell_makes_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--handler", "text_classifier"], "which TorchServe has: name one of base_handler and image_classifier"),
+        (["--handler", "densenet"], "Built-in handlers are base_handler, image_classifier, image_segmenter"),
         (["--handler", "image_clasifier"], "did you mean image_classifier?"),
         (["--handler", "image_classifier", "-s", "labels.txt"], "must end in .pt, .pt2, .onnx"),
         (["--handler", "image_classifier", "-s", "state.pth"], "weights alone need --model-file"),

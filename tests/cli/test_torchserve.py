@@ -86,14 +86,6 @@ def test_a_temporary_folder_that_is_none_is_refused(
     )
 
 
-def test_tokens_that_are_not_there_are_refused_with_a_sentence(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    """TorchServe's default asks for them."""
-    status, text = said(capsys, "--start", "--ncs", "--model-store", ".")
-
-    assert status == 1
-    assert "--disable-token-auth" in text
-
-
 def test_flags_become_settings() -> None:
     """Only those that were given; the names are the settings' keys."""
     flags = torchserve.parser().parse_args(

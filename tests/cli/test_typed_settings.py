@@ -62,11 +62,3 @@ def test_a_missing_file_of_the_environment_is_told_with_its_variable(monkeypatch
 
     with pytest.raises(BadSettings, match=r"gone \(variable MARSERVE_CONFIG_FILE\)"):
         load_as_typed({})
-
-
-def test_no_flag_of_torchserve_is_recommended() -> None:
-    """`marserve` has another way to say the same."""
-    with pytest.raises(BadSettings, match="start with --set disable_token_authorization=true, or write") as refused:
-        load_as_typed({"disable_token_authorization": "false"}, ["disable_token_authorization"])
-
-    assert "--disable-token-auth," not in refused.value.message

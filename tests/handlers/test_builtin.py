@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from marserve.archive.writer import BUILT_IN_HANDLERS as ARCHIVERS_HANDLERS
+from marserve.registry.handler_check import BUILT_IN_HANDLERS
 from marserve_handlers.builtin import BUILT_IN, find_built_in
 
 
+def test_the_server_knows_the_same_names() -> None:
+    """It may not import this package, and refuses handlers that are nowhere; the archiver packs no file for some."""
+    assert set(BUILT_IN_HANDLERS) == set(BUILT_IN)
+    assert set(ARCHIVERS_HANDLERS) <= set(BUILT_IN)
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_built_in_handler_can_be_found(name: str) -> None:
     """Its class comes back, with the methods that a worker calls."""
     pytest.importorskip("PIL.Image")
+    pytest.importorskip("torch")
     found = find_built_in(name)
 
     assert found is not None

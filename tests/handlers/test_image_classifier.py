@@ -194,6 +194,30 @@ def test_explaining_without_captum_says_what_is_missing(
     assert caught.value.error_code == 501
 
 
+@pytest.mark.torch
+def test_pixels_that_spoke_for_a_class_are_named(tmp_path: Path) -> None:
+    """Integrated gradients of the input's shape; the field `target` says for which class."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("captum.attr", reason="explanations need captum")
+    (tmp_path / "channels.py").write_text(
+        "import torch\n\n\nclass Channels(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return x.mean(dim=(2, 3))\n"
+    )
+    torch.save({}, tmp_path / "channels.pt")
+    handler = ImageClassifier()
+    handler.initialize(
+        make_context(tmp_path, "channels.pt", "channels.py", {"handler": {"size": 2, "mean": 0, "std": 1}})
+    )
+    handler.context.begin_batch([FakeItem(server_headers=[("explain", "True")])])
+
+    (answer,) = handler.handle([{"body": bytearray(encode_picture(draw_picture(2, 2))), "target": 2}], handler.context)
+
+    attributions = np.asarray(answer)
+    assert attributions.shape == (3, 2, 2)
+    assert not attributions[:2].any()
+    assert attributions[2].any()
+
+
 def test_softmax_survives_large_scores() -> None:
     """Rows sum up to 1, however large the scores."""
     probabilities = softmax(np.array([[1000.0, 1001.0], [-1000.0, 0.0]], dtype=np.float32))

@@ -296,3 +296,11 @@ def test_sixteen_bits_keep_their_upper_eight() -> None:
     deep.save(buffer, "PNG")
 
     assert np.asarray(convert_mode(open_picture(buffer.getvalue()), "L")).tolist() == [[0, 0, 1, 128, 255]]
+
+
+def test_without_resize_and_size_the_picture_keeps_its_own() -> None:
+    """Both false: what a detector wants."""
+    transform = PictureTransform.from_config({"resize": False, "size": False, "mean": 0.0, "std": 1.0})
+
+    assert transform.to_array(draw_picture(3, 5)).shape == (3, 3, 5)
+    assert PictureTransform.from_config({"resize": 6, "size": False}).to_array(draw_picture(3, 5)).shape == (3, 6, 10)

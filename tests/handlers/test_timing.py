@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
-from marserve_handlers.timing import timed
+from marserve_handlers.timing import timed, timeit
 from support.model_context import make_context
 
 
@@ -62,3 +63,18 @@ def test_a_failing_step_keeps_its_exception() -> None:
         handler.fail()
     assert handler.context.metrics.drain() == []
     assert handler.preprocess.__name__ == "preprocess"
+
+
+def test_any_function_may_be_timed(caplog: pytest.LogCaptureFixture) -> None:
+    """Its name and its time go to the log, also when it raises."""
+
+    @timeit
+    def divide(number: int) -> float:
+        return 1 / number
+
+    with caplog.at_level(logging.INFO):
+        assert divide(2) == 0.5
+        with pytest.raises(ZeroDivisionError):
+            divide(0)
+
+    assert [message.rpartition(" took ")[0].rpartition(".")[2] for message in caplog.messages] == ["divide", "divide"]

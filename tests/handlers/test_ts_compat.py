@@ -76,19 +76,25 @@ def test_a_name_of_torchserve_is_ours(module: str, name: str, home: str | None) 
         assert getattr(loaded, name).__module__ == home
 
 
+# What stands in a file beside imports and `__all__`: the check of `ts` itself, and a module that is run as a program.
+ALLOWED = {"refuse_beside_torchserve(__path__)", "if __name__ == '__main__':\n    main()"}
+
+
 def test_the_folder_defines_nothing() -> None:
     """Every file is imports and `__all__`: whoever reads a handler's traceback finds the code in one place."""
     for file in FOLDER.rglob("*.py"):
         tree = ast.parse(file.read_text("utf-8"))
         for node in tree.body[1:]:
-            is_all = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-            assert isinstance(node, ast.ImportFrom) or is_all, f"{file.name}, line {node.lineno}"
+            is_all = isinstance(node, (ast.Assign, ast.AnnAssign)) and "__all__" in ast.unparse(node)
+            is_fine = isinstance(node, ast.ImportFrom) or is_all or ast.unparse(node) in ALLOWED
+            assert is_fine, f"{file.name}, line {node.lineno}"
 
 
 def test_all_names_of_the_folder_can_be_imported() -> None:
     """No file names something that is gone."""
     pytest.importorskip("PIL.Image")
-    for file in FOLDER.rglob("*.py"):
+    pytest.importorskip("torch")  # some names are values of the runtimes
+    for file in (FOLDER / "ts").rglob("*.py"):
         parts = file.relative_to(FOLDER).with_suffix("").parts
         module = importlib.import_module(".".join(part for part in parts if part != "__init__"))
         for name in getattr(module, "__all__", []):

@@ -29,6 +29,7 @@ from marserve.pool.batcher import Flight
 from marserve.pool.dispatcher import MAX_REFUSED_FINGERPRINTS, Dispatcher, fingerprint_of
 from marserve.pool.options import PoolOptions
 from marserve.pool.queue import Job, JobState
+from marserve.telemetry.measurements import Answered, Event, Queued, Ran, Tap
 from marserve.telemetry.metrics import VersionMetrics
 from support.receivers import Told
 
@@ -1366,3 +1367,41 @@ def test_a_describe_request_runs_alone() -> None:
     stage.answer("w", run_s=1.0)
 
     assert [bodies for _, bodies in stage.sent] == [[b"1"], [b"?"], [b"2"]]
+
+
+# ---------------------------------------------------------------------------------------------- single events
+
+
+def test_who_wants_single_events_is_told_of_each_batch() -> None:
+    """When it left the queue, how long it ran, when its requests were answered: once each, in seconds."""
+    stage = Stage(batch_size=2)
+    events: list[Event] = []
+    stage.metrics.tap = Tap("m", "1", events.append)
+    stage.submit_all([b"a", b"b"], now=1.0)
+    stage.open("w", now=1.5)
+
+    stage.answer("w", now=1.75, run_s=0.125)
+
+    assert events == [
+        Queued("m", "1", [0.5, 0.5], []),
+        Ran("m", ["r0", "r1"], 0.125, 0.125),
+        Answered("m", "1", [0.75, 0.75], []),
+    ]
+
+
+def test_who_wants_single_events_is_told_of_failures_and_of_named_versions() -> None:
+    """A request that failed was answered, too."""
+    stage = Stage()
+    events: list[Event] = []
+    stage.metrics.tap = Tap("m", "1", events.append)
+    client = Client()
+    client.job = stage.dispatcher.submit(Request("r", [Part("body", b"x")], names_version=True), client, 1.0)
+    stage.open("w", now=1.5)
+
+    stage.fail("w", now=2.0)
+
+    assert [event for event in events if not isinstance(event, Ran)] == [
+        Queued("m", "1", [0.5], [0.5]),
+        Answered("m", "1", [1.0], [1.0]),
+    ]
+    assert stage.metrics.named_total_s == 1.0

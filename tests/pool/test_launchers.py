@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from marserve.archive.requirements import Requirements
 from marserve.errors import LoadFailed, WorkerDied
 from marserve.pool.cause_of_death import Cause
+from marserve.pool.environments import Environments
 from marserve.pool.launchers import Launchers, StartFailed, WorkerEnds
 from marserve.pool.launchers.fresh import launch_fresh
 from marserve.pool.launchers.process import WorkerProcess
@@ -515,3 +517,45 @@ async def test_closing_the_launchers_ends_who_waits_for_a_shared_template(tmp_pa
 
     for end in await asyncio.gather(*waiting, return_exceptions=True):
         assert isinstance(end, StartFailed)
+
+
+# ------------------------------------------------------------------------------------------- environments of their own
+
+SAYS_WHERE = """
+import sys
+import msgspec
+def handle(data, context):
+    return None if data is None else [f"{sys.prefix} {sys.executable}"]
+"""
+
+
+async def test_workers_of_a_virtual_environment_run_in_its_interpreter(tmp_path: Path) -> None:
+    """Each in a new one; that their start is not what was asked for is said where it matters only."""
+    environment = await Environments(tmp_path / "e", tmp_path / "f", os.environ).obtain("m", Requirements(), "venv")
+    python = str(environment.python)
+    async with RunningPool(tmp_path, SAYS_WHERE, python=python) as running:
+        await running.start()
+
+        prefix, executable = (await running.ask_body(b"x")).decode().split()
+
+        assert (prefix, executable) == (str(environment.folder / "venv"), python)
+        assert [view.how_started for view in running.pool.workers()] == ["fresh"]
+    environment.release()
+
+
+async def test_a_virtual_environment_cannot_be_forked_into(tmp_path: Path) -> None:
+    """`workerStart: fork` refuses to load instead, with the reason."""
+    async with RunningPool(tmp_path, SAYS_WHERE, python=sys.executable, start="fork") as running:
+        with pytest.raises(LoadFailed) as failed:
+            await running.start()
+
+    assert "useVenv" in failed.value.reason
+
+
+async def test_packages_that_were_imported_for_many_are_not_met(tmp_path: Path) -> None:
+    """Where forking the loaded model is not safe, such a worker is fresh, not forked from the shared template."""
+    source = "import socket\nopened = socket.socket()\ndef handle(data, context): return data and ['ok']\n"
+    async with RunningPool(tmp_path, source, may_share_imports=False) as running:
+        await running.start()
+
+        assert [view.how_started for view in running.pool.workers()] == ["fresh"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.registry.handler_check import BUILT_IN_HANDLERS, find_defect, module_of
+from marserve.registry.handler_check import BUILT_IN_HANDLERS, find_defect, folder_of, module_of
 from marserve_handlers.builtin import BUILT_IN
 
 
@@ -70,6 +70,37 @@ def test_no_handler_is_a_defect(folder: Path, handler: str | None) -> None:
 def test_an_unknown_module_may_come_with_the_model_s_own_packages(folder: Path) -> None:
     """They are installed for the worker only."""
     assert find_defect("no_such_module", folder, installs_requirements=True) is None
+
+
+def test_once_they_are_installed_the_packages_are_looked_through(folder: Path, tmp_path: Path) -> None:
+    """A module there, and nothing else."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "came_along.py").touch()
+
+    assert find_defect("came_along:f", folder, installs_requirements=False, packages=packages) is None
+    assert find_defect("stayed_away", folder, installs_requirements=False, packages=packages) is not None
+
+
+def test_the_folder_of_a_handler_is_looked_through_if_the_archive_has_it(folder: Path) -> None:
+    """`path/h.py:f`: its folder comes first on the path, and never one outside."""
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "er" / "h.py").touch()
+    (folder / "out").symlink_to("/")
+
+    assert folder_of("deep/er/h.py:f", folder) == folder / "deep" / "er"
+    assert find_defect("deep/er/h.py:f", folder, installs_requirements=False) is None
+    for word in (
+        "h.py:f",
+        "gone/h.py",
+        "/deep/h.py",
+        "../h.py",
+        "deep/../../h.py",
+        "out/h.py",
+        "a\0/b",
+        "x" * 3000 + "/h",
+    ):
+        assert folder_of(word, folder) is None
 
 
 def test_a_module_name_loses_folders_and_its_ending() -> None:

@@ -253,7 +253,7 @@ async def test_a_worker_is_told_all_that_it_needs(tmp_path: Path) -> None:
 
     load = house.pools.of("m").load
     assert Path(load.model_dir).parent == house.scratch
-    assert load.import_paths == [load.model_dir]
+    assert load.import_paths == []
     assert load.model_config == {"batchSize": 4, "mine": {"a": [1]}}
     assert (load.batch_size, load.decode_input, load.max_answer_bytes, load.threads) == (4, False, 7, 3)
     assert (load.envelope, load.device_type) == ("json", "gpu")

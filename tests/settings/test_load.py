@@ -188,6 +188,42 @@ def test_some_variables_are_always_read(here: Path, entry: Entry) -> None:
     assert settings.temporary_folder == here / "tmp"
 
 
+@pytest.mark.parametrize("entry", ["torchserve", "marserve"])
+def test_vertexs_port_counts_where_nothing_else_names_the_address(here: Path, entry: Entry) -> None:
+    """File, variable and flag go before it; its routes are always read."""
+    vertex = {"AIP_HTTP_PORT": "7080", "AIP_HEALTH_ROUTE": "/health", "AIP_PREDICT_ROUTE": "/v1/endpoints/1:predict"}
+    named = "inference_address=http://127.0.0.1:9\n"
+
+    alone = load(here, "", environment=vertex, entry=entry)
+    by_file = load(here, named, environment=vertex, entry=entry)
+    by_variable = load(
+        here,
+        "enable_envvars_config=true\n",
+        environment=vertex | {"TS_INFERENCE_ADDRESS": "http://127.0.0.1:10"},
+        entry=entry,
+    )
+
+    assert str(alone.inference_address) == "http://0.0.0.0:7080"
+    assert (alone.health_route, alone.predict_route) == ("/health", "/v1/endpoints/1:predict")
+    assert (by_file.inference_address.port, by_variable.inference_address.port) == (9, 10)
+    with pytest.raises(BadSettings, match=r"\(AIP_HTTP_PORT\)"):
+        load(here, "", environment={"AIP_HTTP_PORT": "http"}, entry=entry)
+
+
+@pytest.mark.parametrize("route", ["health", "/", "/a b", "/a?b", "/a//b", "//a"])
+def test_a_route_is_a_plain_path(here: Path, route: str) -> None:
+    """Nothing that would have to be decoded or that has a query."""
+    with pytest.raises(BadSettings, match="it must be a path such as"):
+        load(here, f"health_route={route}\n")
+
+
+def test_the_commands_own_key_is_no_unknown_setting(here: Path) -> None:
+    """Whoever has it in the environment is not told off."""
+    assert not [
+        note for note in load(here, "", environment={"MARSERVE_TOKEN": "x"}, entry="marserve").notes if "TOKEN" in note
+    ]
+
+
 def test_a_value_without_origin_is_a_default(here: Path) -> None:
     """`explain` says so, hides secrets and knows no other names."""
     settings = load(here, "keystore_pass=hunter2\n")

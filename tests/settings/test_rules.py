@@ -31,20 +31,11 @@ def load(
 
 
 ASKS_FOR_MORE = {
-    "cors_allowed_headers": "X-A",
-    "cors_allowed_methods": "GET",
-    "cors_allowed_origin": "*",
     "cpu_launcher_enable": "true",
     "debug": "true",
-    "enable_grpc_ssl": "true",
-    "install_py_dep_per_model": "true",
     "ipex_enable": "true",
     "ipex_gpu_enable": "true",
-    "keystore": "keys.p12",
-    "metrics_config": "metrics.yaml",
-    "model_metrics_auto_detect": "true",
     "model_snapshot": '{"name": "x"}',
-    "system_metrics_cmd": "measure.sh",
 }
 
 
@@ -62,7 +53,7 @@ def test_what_is_not_there_is_refused_with_a_sentence(here: Path, entry: Entry, 
 
     message = str(error.value)
     assert message.startswith(f"{name}={here / value if KEYS[name].kind.name == 'path' else value} ")
-    assert any(step in message for step in ("remove it", "set it to false", "set this to false", "as PEM in"))
+    assert any(step in message for step in ("remove it", "set it to false", "set this to false"))
     assert message.endswith("(config.properties, line 3)")
 
 
@@ -76,50 +67,57 @@ def test_values_that_switch_such_a_thing_off_are_accepted(here: Path) -> None:
 
 
 def test_what_changes_nothing_is_said_once_for_all_keys_of_a_kind(here: Path) -> None:
-    """`grpc_*_port` prepares what nothing uses; the Java server's keys never will."""
+    """The Java server's keys never will."""
     settings = load(
         here,
         metrics_mode="prometheus",
-        grpc_inference_port="7171",
-        grpc_management_port="7172",
         number_of_netty_threads="32",
         vmargs="-Xmx1g",
         io_ratio="50",
     )
 
     assert settings.notes == (
-        "grpc_inference_port, grpc_management_port: accepted; no gRPC port is opened yet",
         "number_of_netty_threads, vmargs: accepted; the Java server's, without effect here",
     )
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"), [("log", "stays empty"), ("legacy", "all metrics are"), ("prometheus", None)]
+    ("mode", "said"), [("log", "stays empty"), ("legacy", "three counters are"), ("prometheus", None)]
 )
 def test_a_metrics_mode_that_differs_from_torchserves_is_said(here: Path, mode: str, said: str | None) -> None:
-    """TorchServe's default, `log`, means that there is nothing to see yet."""
+    """TorchServe's default, `log`, means an empty page."""
     notes = load(here, metrics_mode=mode).notes
 
     assert len(notes) == (0 if said is None else 1)
     assert all(note.startswith(f"metrics_mode={mode}: ") and str(said) in note for note in notes)
 
 
-@pytest.mark.parametrize(("value", "how"), [(None, "is not given, so it is false"), ("false", "is false")])
-def test_asking_for_tokens_is_refused(here: Path, value: str | None, how: str) -> None:
-    """TorchServe's default asks; the sentence names both ways out."""
-    with pytest.raises(BadSettings) as error:
-        load(here, disable_token_authorization=value)
+@pytest.mark.parametrize(
+    ("vmargs", "is_said"), [("-Xmx1g -Dlog4j.configurationFile=file:///x.xml", True), ("-Xmx1g", False)]
+)
+def test_a_log4j_configuration_is_answered_with_the_keys_that_do_the_same(
+    here: Path, vmargs: str, is_said: bool
+) -> None:
+    """Other arguments of the Java machine were nobody's wish for logs."""
+    warnings = load(here, metrics_mode="prometheus", vmargs=vmargs).warnings
 
-    assert f"disable_token_authorization {how}, which asks for tokens" in str(error.value)
-    assert "--disable-token-auth" in str(error.value)
-    assert "disable_token_authorization=true" in str(error.value)
+    assert [f"vmargs={vmargs} names a log4j configuration" in warning for warning in warnings] == [True] * is_said
+    assert all("log_location and metrics_location" in warning for warning in warnings)
 
 
-def test_marserve_runs_without_tokens_unless_asked(here: Path) -> None:
-    """Asking for them is refused there too."""
+def test_the_two_entries_differ_in_whether_tokens_are_asked_for(here: Path) -> None:
+    """TorchServe asks unless told not to; marserve is on loopback and asks when told to."""
+    assert not load(here, disable_token_authorization=None).disable_token_authorization
     assert load(here, "marserve", disable_token_authorization=None).disable_token_authorization
-    with pytest.raises(BadSettings, match="asks for tokens"):
-        load(here, "marserve", disable_token_authorization="false")
+    assert not load(here, "marserve", disable_token_authorization="false").disable_token_authorization
+
+
+def test_the_key_file_lies_in_the_working_directory_unless_told_otherwise(here: Path) -> None:
+    """TorchServe's clients look for it there."""
+    assert load(here).token_file == here / "key_file.json"
+    assert load(here, token_file="run/keys.json").token_file == here / "run" / "keys.json"
+    with pytest.raises(BadSettings, match="token_file is empty"):
+        load(here, token_file="")
 
 
 # ---------------------------------------------------------------------------------------------------- folders
@@ -176,18 +174,47 @@ def test_https_with_certificate_and_key_is_accepted(here: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["inference_address", "management_address", "metrics_address"])
-def test_https_without_a_certificate_is_refused(here: Path, name: str) -> None:
-    """TorchServe would make one up."""
+def test_https_with_half_of_a_pair_is_refused(here: Path, name: str) -> None:
+    """A certificate without its key says nothing."""
     with pytest.raises(BadSettings) as error:
         load(here, certificate_file="cert.pem", **{name: "https://127.0.0.1:8443"})
 
     assert f"{name}=https://127.0.0.1:8443 is https, and private_key_file is not given" in str(error.value)
 
 
+def test_https_without_a_certificate_has_one_made_up_with_a_warning(here: Path) -> None:
+    """As TorchServe does, silently."""
+    (warning,) = load(here, inference_address="https://127.0.0.1:8443").warnings
+
+    assert "no certificate is given: one is made up at each start" in warning
+
+
+def test_a_keystore_takes_the_place_of_both_files(here: Path) -> None:
+    """With its password, which is shown nowhere."""
+    (here / "keys.p12").write_bytes(b"")
+
+    settings = load(here, inference_address="https://127.0.0.1:8443", keystore="keys.p12", keystore_pass="hush")
+
+    assert settings.keystore == here / "keys.p12"
+    assert settings.warnings == ()
+    assert "hush" not in settings.explain("keystore_pass")
+    with pytest.raises(BadSettings, match=r"keystore is 'gone\.p12', and there is no such file"):
+        load(here, keystore="gone.p12")
+
+
 def test_a_certificate_that_is_not_there_is_named(here: Path) -> None:
     """Before anything listens."""
     with pytest.raises(BadSettings, match=r"certificate_file is 'gone\.pem', and there is no such file"):
         load(here, certificate_file="gone.pem")
+
+
+def test_tls_on_the_grpc_ports_needs_pem_files(here: Path) -> None:
+    """No keystore and no certificate made up, as in TorchServe."""
+    with pytest.raises(BadSettings, match="enable_grpc_ssl is true, and private_key_file is not given"):
+        load(here, enable_grpc_ssl="true", certificate_file="cert.pem")
+
+    settings = load(here, enable_grpc_ssl="true", certificate_file="cert.pem", private_key_file="key.pem")
+    assert settings.enable_grpc_ssl
 
 
 # ------------------------------------------------------------------------------------------------- addresses
@@ -211,6 +238,14 @@ def test_marserve_opens_management_only_when_told(here: Path) -> None:
     assert load(here, "marserve", management_address="http://0.0.0.0:8081", allow_open_management="true")
 
 
+@pytest.mark.parametrize("entry", ["torchserve", "marserve"])
+def test_management_that_asks_for_tokens_may_be_open(here: Path, entry: Entry) -> None:
+    """Nobody manages models unasked then."""
+    settings = load(here, entry, management_address="http://0.0.0.0:8081", disable_token_authorization="false")
+
+    assert settings.warnings == ()
+
+
 def test_torchserve_takes_tokens_switched_off_for_being_told_and_warns(here: Path) -> None:
     """Its images bind all interfaces so."""
     settings = load(here, management_address="http://0.0.0.0:8081")
@@ -225,3 +260,14 @@ def test_inference_and_metrics_may_be_open(here: Path) -> None:
     settings = load(here, "marserve", inference_address="http://0.0.0.0:80", metrics_address="http://0.0.0.0:82")
 
     assert settings.warnings == ()
+
+
+def test_management_over_grpc_is_opened_only_when_told(here: Path) -> None:
+    """It can do what HTTP's can."""
+    with pytest.raises(BadSettings, match=r"grpc_management_address=0\.0\.0\.0 can be reached from other machines"):
+        load(here, "marserve", grpc_management_address="0.0.0.0")
+
+    [warning] = load(here, grpc_management_address="0.0.0.0", metrics_mode="prometheus").warnings
+    assert warning.startswith("grpc_management_address=0.0.0.0 can be reached")
+    assert load(here, "marserve", grpc_inference_address="0.0.0.0").warnings == ()
+    assert load(here, "marserve", grpc_management_address="localhost").warnings == ()

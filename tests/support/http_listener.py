@@ -14,6 +14,7 @@ from typing import Any
 import trustme
 import uvicorn
 
+from marserve.api.auth import Tokens
 from marserve.api.connections import ConnectionTable
 from marserve.api.http_connection import bind_connection
 from marserve.api.inference import InferenceSurface
@@ -97,6 +98,7 @@ async def listening(
     has_inference: bool = True,
     response_headers: ResponseHeaders | None = None,
     overload_status: int = 503,
+    tokens: Tokens | None = None,
 ) -> AsyncIterator[Listening]:
     """Serve on a free port of this machine; over TLS, with a certificate made in `tls_folder`, where one is given.
 
@@ -113,6 +115,7 @@ async def listening(
         table,
         response_headers=response_headers,
         overload_status=overload_status,
+        tokens=tokens,
     )
     files: dict[str, Any] = {}
     client_context = None

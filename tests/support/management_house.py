@@ -17,6 +17,7 @@ from marserve.archive.reader import Limits
 from marserve.registry.calls import RegistryOptions
 from marserve.registry.intake import Intake
 from marserve.registry.models import Registry
+from marserve.registry.ports import EnvironmentsLike
 from marserve.store.local import LocalStore
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import FakeMetrics, FakePools
@@ -25,7 +26,7 @@ from support.fake_pool import FakeMetrics, FakePools
 class House:
     """The parts, and what its fakes saw."""
 
-    def __init__(self, root: Path, **options: Any) -> None:
+    def __init__(self, root: Path, *, environments: EnvironmentsLike | None = None, **options: Any) -> None:
         self.store = root / "store"
         self.store.mkdir(exist_ok=True)
         self.scratch = root / "models"
@@ -36,6 +37,7 @@ class House:
             Intake(LocalStore(self.store), self.scratch, Limits()),
             self.pools,
             self.metrics,
+            environments,
         )
 
     def folders(self) -> list[str]:

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -72,19 +73,25 @@ class Server:
         settings: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`tls` is what a client of https addresses trusts; without it they are http."""
         self.folder = folder
         self.entry = entry
         self.store = store or folder / "store"
         self.store.mkdir(parents=True, exist_ok=True)
         self.temporary = folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
-        ports = free_ports(3)
-        self.inference, self.management, self.metrics = (f"http://127.0.0.1:{port}" for port in ports)
+        ports = free_ports(5)
+        scheme = "http" if tls is None else "https"
+        self.inference, self.management, self.metrics = (f"{scheme}://127.0.0.1:{port}" for port in ports[:3])
+        self.grpc_inference, self.grpc_management = (f"127.0.0.1:{port}" for port in ports[3:])
         self._settings = {
             "inference_address": self.inference,
             "management_address": self.management,
             "metrics_address": self.metrics,
+            "grpc_inference_port": str(ports[3]),
+            "grpc_management_port": str(ports[4]),
             "disable_token_authorization": "true",
             "enable_model_api": "true",
             "metrics_mode": "prometheus",
@@ -94,7 +101,7 @@ class Server:
         self._environment = dict(environment or {})
         self._output = folder / "console.log"
         self.process: subprocess.Popen[bytes] | None = None
-        self.client = httpx.Client(timeout=30.0)
+        self.client = httpx.Client(timeout=30.0, verify=True if tls is None else tls)
 
     # ---------------------------------------------------------------------------------------------- life
 
@@ -143,7 +150,7 @@ class Server:
             if self.process.poll() is not None:
                 raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.output()}")
             with contextlib.suppress(httpx.TransportError):
-                if self.client.get(f"{self.inference}/ping").status_code == 200:
+                if self.client.get(f"{self.inference}/livez").status_code == 200:
                     return
             time.sleep(0.02)
         raise AssertionError(f"the server does not listen:\n{self.output()}")
@@ -171,7 +178,7 @@ class Server:
         assert not alive, f"left running: {alive}"
         left = [path for path in self.temporary.rglob("*") if not path.name.startswith(("torch", "pymp"))]
         assert not left, f"left behind: {left}"
-        for address in (self.inference, self.management, self.metrics):
+        for address in (self.inference, self.management, self.metrics, self.grpc_inference, self.grpc_management):
             with socket.socket() as sock:
                 assert sock.connect_ex(("127.0.0.1", int(address.rsplit(":", 1)[1]))) != 0, f"{address} still listens"
 

@@ -4,6 +4,7 @@ It drives the real `Dispatcher` through its real interface. Each request carries
 echoes it, so that an answer that went to the wrong client shows. Some worlds have a clock that rings late, as real ones
 do; some are scaled to nothing for a while; some clients send another request, or give up others, while they are told.
 In some worlds requests have priorities, in some handlers say how long inputs are, and workers die of that question.
+In some requests belong to sequences, run in steps that others join (continuous batching), or run many at once.
 """
 
 from __future__ import annotations
@@ -22,21 +23,24 @@ from marserve.errors import (
     FingerprintRefused,
     HandlerFailed,
     MarserveError,
-    NoTicket,
     NoWorker,
     QueueFull,
+    SequenceGone,
+    SequencesFull,
     WaitTooLong,
     WorkerDied,
 )
 from marserve.messages import Answer, Part, Raised, Request, Result
 from marserve.pool.asked_lengths import Question
 from marserve.pool.batcher import MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT, Flight
-from marserve.pool.dispatcher import Dispatcher
-from marserve.pool.options import PoolOptions
+from marserve.pool.dispatchers import make_dispatcher
+from marserve.pool.options import PoolOptions, SequenceOptions
 from marserve.pool.queue import AGEING_S, LEAST_URGENT, Job, JobState
 from marserve.telemetry.metrics import VersionMetrics
 
 ECHO = Result(200, "", [])
+MORE = Result(200, "", [("ts_stream_next", "true")])
+LAST = Result(200, "", [("ts_stream_next", "false")])
 
 
 @dataclass
@@ -53,6 +57,10 @@ class Client:
     told_when_gone: bool = False
     killed: int = 0
     pieces: list[bytes] = field(default_factory=list)
+    sequence: str | None = None
+    begins: bool = False
+    ends_sequence: bool = False
+    steps: int = 1
     ended_at: float = 0.0
     when_told: Callable[[], float] = lambda: 0.0
     when_streamed: Callable[[], None] = lambda: None
@@ -90,6 +98,17 @@ class FakeWorker:
     questions: list[Question] = field(default_factory=list)
     is_running: bool = False
     is_dead: bool = False
+    left: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Home:
+    """Where a sequence ran last, since when, and whether it has ended."""
+
+    key: str
+    last: float
+    number: int
+    is_over: bool = False
 
 
 class World:
@@ -116,8 +135,14 @@ class World:
             batch_isolation=dice.random() < 0.9,
             default_priority=dice.choice([5, 5, 0, 9]),
         )
+        self._modes = random.Random(f"mode {seed}")
+        self.mode = self._modes.choice(["plain"] * 4 + ["sequences", "steps", "both", "concurrent"])
+        self._choose_mode()
         self.metrics = VersionMetrics("m", "1")
-        self.dispatcher = Dispatcher(self.options, self.metrics, self)
+        self.dispatcher = make_dispatcher(self.options, self.metrics, self)
+        self.homes: dict[str, Home] = {}
+        self.begun_anew: dict[str, float] = {}
+        self.lost_sequences = 0
         self.now = 0.0
         self.clients: list[Client] = []
         self.by_request: dict[str, Client] = {}
@@ -142,6 +167,30 @@ class World:
         self._says_lengths = self._lengths.random() < 0.7
         self._dies_of_asking = self._lengths.choice([0.0, 0.05, 0.5])
         self.asked = self.died_of_asking = 0
+
+    def _choose_mode(self) -> None:
+        """Some worlds have workers that know something of requests between calls, or that run many at once."""
+        dice, options = self._modes, self.options
+        if self.mode in ("sequences", "both"):
+            sequences = SequenceOptions(
+                max_idle_s=dice.choice([0.02, 0.5]),
+                timeout_s=dice.choice([0.0, 0.0, 0.0, 0.3]),
+                queue_size=dice.choice([1, 4, 20]),
+                most=dice.choice([1, 3, 10]),
+                frees_ended=dice.random() < 0.3,
+            )
+            options = dataclasses.replace(options, sequences=sequences)
+        if self.mode in ("steps", "both"):
+            options = dataclasses.replace(options, continuous_batching=True)
+        if self.mode == "concurrent":
+            options = dataclasses.replace(
+                options, is_concurrent=True, most_concurrent=dice.choice([2, 20]), response_timeout_s=1.0
+            )
+        if self.mode != "plain":
+            policy = dice.choice(["idle", "fixed"]) if self.mode == "concurrent" else "idle"
+            isolation = options.batch_isolation and self.mode == "concurrent"
+            options = dataclasses.replace(options, batch_policy=policy, batch_isolation=isolation)
+        self.options = options
 
     # ---------------------------------------------------------------------------------------------- the story
 
@@ -213,6 +262,7 @@ class World:
         request = Request(
             str(number),
             [Part("body", client.nonce)],
+            self._headers_of(client, is_describe=is_describe),
             deadline=deadline,
             is_describe=is_describe,
             priority=priority,
@@ -224,20 +274,42 @@ class World:
             self.after(0.05, self.wake_up)
         try:
             client.job = self.dispatcher.submit(request, client, self.now)
-        except (NoWorker, QueueFull, NoTicket, FingerprintRefused, WaitTooLong, DeadlinePassed) as error:
+        except (NoWorker, FingerprintRefused, WaitTooLong, DeadlinePassed) as error:
             client.refused = error
             self._check_refusal(number, error, deadline, was_idle=was_idle)
             if client.ends:
                 self.problems.append(f"{number}: refused and answered")
             return
+        if client.begins and client.sequence is not None:
+            self.begun_anew[client.sequence] = self.now
         # What dead workers gave back may have made it longer; who makes room for another leaves it as it is.
         if len(self.dispatcher.queue) > max(length, self.options.queue_size + self.options.batch_size):
             self.problems.append("the queue is longer than its bound")
         if dice.random() < 0.15:
             self.after(dice.random() * 0.3, lambda: self.hang_up(client))
 
+    def _headers_of(self, client: Client, *, is_describe: bool) -> list[tuple[bytes, bytes]]:
+        """What a client says of its sequence, if it has one; and for how many steps it will run."""
+        dice = self._modes
+        if is_describe:
+            return []
+        if self.options.continuous_batching:
+            client.steps = dice.choice([1, 1, 2, 5])
+        if self.options.sequences is None or dice.random() < 0.1:
+            return []
+        client.sequence = f"s{dice.randint(0, 5)}"
+        headers = [(b"TS_request_sequence_id" if dice.random() < 0.1 else b"ts_request_sequence_id", client.sequence)]
+        client.begins, client.ends_sequence = dice.random() < 0.3, dice.random() < 0.1
+        if client.begins:
+            headers.append((b"ts_request_sequence_start", "true"))
+        if client.ends_sequence:
+            headers.append((b"ts_request_sequence_end", "true"))
+        return [(name, value.encode()) for name, value in headers]
+
     def _check_refusal(self, number: int, error: MarserveError, deadline: float | None, *, was_idle: bool) -> None:
         """A deadline is a reason to refuse only where there is one, and no worker is free."""
+        if isinstance(error, SequencesFull | SequenceGone) and self.options.sequences is None:
+            self.problems.append(f"{number}: refused for a sequence where there are none")
         if isinstance(error, WaitTooLong):
             if was_idle and not self.closing:
                 self.problems.append(f"{number}: refused for its wait, though a worker was idle")
@@ -384,6 +456,9 @@ class World:
         if worker.is_dead:
             self.problems.append(f"{key} was sent work after its end")
         flights = worker.flights
+        if self.mode != "plain":
+            self._check_modal_send(worker, flight)
+            return
         if len(flights) >= MAX_IN_FLIGHT and len(flights) * len(flights[-1].jobs) >= MAX_JOBS_IN_FLIGHT:
             self.problems.append(f"{key} has {len(flights)} flights already")
         if flight.is_group and worker.flights:
@@ -402,6 +477,70 @@ class World:
         if not worker.is_running:
             worker.is_running = True
             self.after(0.0001, lambda: self.begin(worker))
+
+    def _check_modal_send(self, worker: FakeWorker, flight: Flight) -> None:
+        """What must hold where a flight is a step, has sequences in it, or is one of many."""
+        say = self.problems.append
+        if worker.flights and self.mode != "concurrent":
+            say(f"{worker.key} has {len(worker.flights)} flights already")
+        if not 1 <= len(flight.jobs) <= self._largest_batch:
+            say(f"a batch of {len(flight.jobs)}")
+        held = sum(len(each.jobs) for each in worker.flights)
+        has_room = not held or flight.is_group or held + len(flight.jobs) <= self.options.most_concurrent
+        if self.mode == "concurrent" and not has_room:
+            say(f"{worker.key} has more requests than it may")
+        joined = [job for job in flight.jobs if not job.has_sent_pieces]
+        if flight.is_group and len(joined) != 1 and self.mode in ("steps", "both"):
+            say("one who is run again has joined with others")
+        if any(job.deadline is not None and job.deadline <= self.now for job in flight.jobs):
+            say("a request was sent to a worker after its deadline")
+        if len(flight.jobs) > 1 and any(job.request.is_describe for job in flight.jobs):
+            say("a describe request has company")
+        if self.options.sequences is not None:
+            self._check_sequences(worker, flight)
+        worker.flights.append(flight)
+        if self.mode == "concurrent":
+            self.after(0.0001, lambda: self._run(worker, flight))
+        elif not worker.is_running:
+            worker.is_running = True
+            self.after(0.0001, lambda: self.begin(worker))
+
+    def _check_sequences(self, worker: FakeWorker, flight: Flight) -> None:
+        """Each sequence runs in order, one request at a time, where it ran before; or has ended, or begins anew."""
+        say, sequences = self.problems.append, self.options.sequences
+        assert sequences is not None
+        running = [
+            self.by_request[job.request.id].sequence
+            for other in [flight, *(each for one in self.workers.values() if not one.is_dead for each in one.flights)]
+            for job in other.jobs
+        ]
+        named = [name for name in running if name is not None]
+        if len(set(named)) < len(named) and not sequences.timeout_s:
+            say(f"a sequence runs twice at a time: {sorted(named)}")
+        for job in flight.jobs:
+            client = self.by_request[job.request.id]
+            home = self.homes.get(client.sequence or "")
+            if home is None:
+                continue
+            if int(job.request.id) < home.number and not sequences.timeout_s:
+                say(f"{job.request.id}: overtaken in its sequence")
+            has_ended = home.is_over or job.arrived - home.last >= sequences.max_idle_s or sequences.timeout_s
+            is_restart = client.begins or self.begun_anew.get(client.sequence or "", -1.0) >= home.last
+            is_restart = is_restart and self.workers[home.key].is_dead
+            if home.key != worker.key and not has_ended and not is_restart:
+                say(f"{job.request.id}: went to {worker.key}, though {home.key} had its sequence")
+
+    def _note_sequences(self, worker: FakeWorker, flight: Flight) -> None:
+        """A worker has run a flight: it knows of its sequences now."""
+        sequences = self.options.sequences
+        if sequences is None:
+            return
+        for job in flight.jobs:
+            client = self.by_request[job.request.id]
+            if client.sequence is not None:
+                # Whether it is over is the dispatcher's to say, if others wait: then either is right.
+                is_over = client.ends_sequence and (sequences.frees_ended or client.steps > 1)
+                self.homes[client.sequence] = Home(worker.key, self.now, int(job.request.id), is_over)
 
     def _check_order(self, flight: Flight) -> None:
         """Nobody who still waits should have gone before the last of this batch. What came back unrun goes first."""
@@ -491,12 +630,22 @@ class World:
             question = worker.questions[0]
             self.after(self._lengths.random() * 0.001, lambda: self.say_lengths(worker, question))
             return
-        worker.begun = flight.number
+        self._run(worker, flight)
+
+    def _run(self, worker: FakeWorker, flight: Flight) -> None:
+        """A worker runs a flight."""
+        if worker.is_dead or flight not in worker.flights:
+            return
+        worker.begun = max(worker.begun, flight.number)
         clients = [self.by_request[job.request.id] for job in flight.jobs]
         deadlines = [math.inf if job.deadline is None else job.deadline for job in flight.jobs]
         live = [client for client, deadline in zip(clients, deadlines, strict=True) if deadline > self.now]
-        if any(client.pieces for client in live):
-            self.problems.append("run again after bytes of an answer had gone out")
+        for client, job in zip(clients, flight.jobs, strict=True):
+            if client in live and client.pieces and job.request.id not in worker.left:
+                self.problems.append("run again after bytes of an answer had gone out")
+        if self.options.continuous_batching:
+            for client, job in zip(clients, flight.jobs, strict=True):
+                worker.left.setdefault(job.request.id, client.steps)
         kinds = {client.kind for client in live}
         run_s = self._run_s * (0.5 + self.dice.random())
         if "poison" in kinds:
@@ -504,11 +653,14 @@ class World:
                 client.killed += client.kind == "poison"
             self.after(run_s, lambda: self.bury(worker, may_retry=True, cause="exit"))
         elif "hang" in kinds:
-            self.after(1.0, lambda: self.bury(worker, may_retry=False, cause="response_timeout"))
+            self.at(
+                max(self.now, flight.sent_at + 1.0),
+                lambda: self.bury(worker, may_retry=False, cause="response_timeout"),
+            )
         elif "bad" in kinds:
             self.after(run_s, lambda: self.raise_batch(worker, flight, run_s))
         else:
-            if self._streams and self.dice.random() < 0.5:
+            if self._streams and self.dice.random() < 0.5 and self.options.sequences is None:
                 self.after(run_s * self.dice.random(), lambda: self.send_piece(worker, flight, live))
             self.after(run_s, lambda: self.answer(worker, flight, live, run_s))
 
@@ -517,14 +669,21 @@ class World:
         if worker.is_dead:
             return
         clients = [self.by_request[job.request.id] for job in flight.jobs]
+        if flight not in worker.flights:
+            return
         results = [ECHO if client in live else Result(504, "", [], "expired") for client in clients]
         bodies = [client.nonce for client in clients]
+        for job in flight.jobs:
+            worker.left.setdefault(job.request.id, 1)
         self.dispatcher.piece(worker.key, flight.number, results, bodies, self.now)
 
     def answer(self, worker: FakeWorker, flight: Flight, live: list[Client], run_s: float) -> None:
         """A worker answers a flight."""
         clients = [self.by_request[job.request.id] for job in flight.jobs]
-        results = [ECHO if client in live else Result(504, "", [], "expired") for client in clients]
+        results = [
+            self._result(worker, job, client) if client in live else Result(504, "", [], "expired")
+            for client, job in zip(clients, flight.jobs, strict=True)
+        ]
         bodies = [client.nonce for client in clients]
         if worker.is_dead:  # a late answer: nobody may be given it
             try:
@@ -533,18 +692,36 @@ class World:
                 return
             self.problems.append("an answer of a dead worker was taken")
             return
-        worker.flights.pop(0)
+        worker.flights.remove(flight)
+        self._note_sequences(worker, flight)
         self.dispatcher.finished(worker.key, flight.number, run_s, results, bodies, self.now)
-        self.begin(worker)
+        self._go_on(worker)
+
+    def _result(self, worker: FakeWorker, job: Job, client: Client) -> Result:
+        """An echo; in continuous batching with the word whether more follows, and perhaps that the sequence is over."""
+        if not self.options.continuous_batching:
+            return ECHO
+        worker.left[job.request.id] -= 1
+        if worker.left[job.request.id] > 0:
+            return MORE
+        if client.ends_sequence and client.steps > 1:
+            return Result(200, "", [("ts_request_sequence_end", f"none;{client.sequence}")])
+        return LAST
+
+    def _go_on(self, worker: FakeWorker) -> None:
+        """A worker has ended a flight: the next one is already on its way where many run at once."""
+        if self.mode != "concurrent":
+            self.begin(worker)
 
     def raise_batch(self, worker: FakeWorker, flight: Flight, run_s: float) -> None:
         """A worker's handler raises for a flight."""
         if worker.is_dead:
             return
-        worker.flights.pop(0)
+        worker.flights.remove(flight)
+        self._note_sequences(worker, flight)
         raised = Raised(flight.number, run_s, "handler", "Prediction failed", 503, "")
         self.dispatcher.raised(worker.key, raised, self.now)
-        self.begin(worker)
+        self._go_on(worker)
 
     def bury(self, worker: FakeWorker, *, may_retry: bool, cause: str) -> None:
         """A worker is gone."""
@@ -564,6 +741,8 @@ class World:
             say("something waits or runs for ever")
         if any(not self.workers[key].is_dead for key in self.held):
             say("a worker is held for ever")
+        if self.mode != "plain" and any(not self.workers[key].is_dead for key in self.closing):
+            say("a worker that was to go is kept for ever")
         if self.metrics.expired_run:
             say(f"{self.metrics.expired_run} requests were run after their deadline")
         for number, client in enumerate(self.clients):
@@ -587,6 +766,8 @@ class World:
         if isinstance(end, Answer):
             if {end.body, *client.pieces} != {client.nonce}:
                 say(f"{number}: was given the answer of {end.body!r}")
+            if self.options.continuous_batching and not self._streams and len(client.pieces) != client.steps - 1:
+                say(f"{number}: had {len(client.pieces)} pieces in {client.steps} steps")
             if client.job.deadline is not None and client.ended_at >= client.job.deadline:
                 say(f"{number}: answered after its deadline")
             if client.kind != "good":
@@ -596,11 +777,13 @@ class World:
                 say(f"{number}: a {client.kind} request failed for another's fault")
         elif isinstance(end, WorkerDied):
             allowed = deaths >= 2 or not self.options.retry_on_worker_death or end.cause == "response_timeout"
-            if not allowed and not client.pieces:
+            if not allowed and not client.pieces and self.options.sequences is None:
                 say(f"{number}: failed after {deaths} deaths")
         elif isinstance(end, DeadlinePassed):
             if client.job.deadline is None or client.ended_at < client.job.deadline:
                 say(f"{number}: past a deadline that had not come")
+        elif isinstance(end, SequenceGone) and self.options.sequences is not None:
+            self.lost_sequences += end.cause == "sequence_lost"
         elif isinstance(end, QueueFull):
             self.displaced += 1
             if not self._urgency or client.job.priority == 0:

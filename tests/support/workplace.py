@@ -39,6 +39,7 @@ class Workplace:
         self.store.mkdir()
         self.temporary.mkdir()
         self.inference, self.management, self.metrics = (f"http://127.0.0.1:{port}" for port in free_ports(3))
+        self.grpc_ports = free_ports(2)
         self.configure()
 
     def __enter__(self) -> Workplace:
@@ -55,6 +56,8 @@ class Workplace:
             "inference_address": self.inference,
             "management_address": self.management,
             "metrics_address": self.metrics,
+            "grpc_inference_port": str(self.grpc_ports[0]),
+            "grpc_management_port": str(self.grpc_ports[1]),
             "model_store": "store",
             "disable_token_authorization": "true",
             "enable_model_api": "true",

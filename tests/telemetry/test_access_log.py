@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from marserve.telemetry.access_log import AccessLog, access_line
+import pytest
+
+from marserve.telemetry.access_log import AccessLog, access_line, legible
 
 
 def test_a_line_reads_as_torchserve_writes_it() -> None:
@@ -20,6 +22,16 @@ def test_a_target_cannot_end_its_quotes_and_cannot_fill_memory() -> None:
 
     assert quoted.count('"') == 2
     assert len(long) < 2200
+
+
+@pytest.mark.parametrize("evil", ["a\nb", "a\rb", "\x1b[2Ja", "a\x85b", "a\u2028b", "a\x00b", "\ud800"])
+def test_a_target_cannot_break_its_line_or_reach_a_terminal(evil: str) -> None:
+    """Control characters are written percent-encoded, each as the octet that the client sent."""
+    line = access_line("::1:5", "GET", f"/é{evil}", "HTTP/1.1", 404, 0)
+
+    assert line.isprintable()
+    assert "/é" in line
+    assert legible("/\x1b\x85\xe9") == "/%1B%85\xe9"
 
 
 def test_without_writers_nothing_is_logged() -> None:

@@ -66,6 +66,80 @@ def test_lines_come_out_in_order_and_closing_writes_the_rest() -> None:
     assert writer.dropped == 0
 
 
+def test_finished_lines_and_records_keep_their_order() -> None:
+    """Finished lines are joined on the way in and records encoded on the way out: neither overtakes the other."""
+    sink = GatedSink()
+    writer = LineWriter(
+        "test", sink, lambda records: "\n".join(f"record {r}" if isinstance(r, int) else r for r in records), int,
+        linger_s=0.001,
+    )  # fmt: skip
+    writer.start()
+
+    for number in range(20_000):
+        if number % 300 == 299:
+            writer.write(number)
+        else:
+            writer.write(f"line {number}")
+    writer.close(5)
+
+    kinds = ["record" if n % 300 == 299 else "line" for n in range(20_000)]
+    assert sink.written.decode().splitlines() == [f"{kind} {n}" for n, kind in enumerate(kinds)]
+    assert writer.dropped == 0
+
+
+def test_finished_lines_are_bounded_too() -> None:
+    """Joined or not, no more lines wait than there is room for; each that is dropped is counted."""
+    sink = GatedSink()
+    sink.gate.clear()
+    writer = start_writer(sink, capacity=200)
+    writer.write("first")
+    assert sink.entered.wait(5)
+
+    for number in range(1000):
+        writer.write(f"line {number}")
+    assert writer.dropped == 800
+    sink.gate.set()
+    writer.close(5)
+
+    assert sink.written.decode().splitlines() == ["first", "800 lost", *(f"line {n}" for n in range(200))]
+
+
+def test_a_disk_that_fails_loses_joined_lines_by_the_count() -> None:
+    """What a piece held is counted line by line."""
+    sink = GatedSink()
+    sink.gate.clear()
+    sink.fails = True
+    writer = start_writer(sink)
+    for number in range(150):
+        writer.write(f"line {number}")
+
+    sink.gate.set()
+    writer.close(5)
+
+    assert writer.dropped == 150
+    assert not sink.written
+
+
+def test_under_load_the_thread_wakes_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is woken for the first line alone: as long as more come while it waits nobody need say so."""
+    sink = GatedSink()
+    sink.gate.clear()
+    writer = start_writer(sink)
+    woken = []
+    wake = writer._wake.set
+    monkeypatch.setattr(writer._wake, "set", lambda: (woken.append(1), wake()))
+    writer.write("first")
+    assert sink.entered.wait(5)
+
+    for number in range(100):
+        writer.write(f"line {number}")
+    assert len(woken) == 1
+    sink.gate.set()
+    writer.close(5)
+
+    assert len(sink.written.decode().splitlines()) == 101
+
+
 def test_a_full_buffer_drops_and_says_so_later() -> None:
     """While nobody takes the lines they are dropped and counted; the log tells how many are missing."""
     sink = GatedSink()
@@ -142,6 +216,25 @@ def test_a_pipe_nobody_reads_does_not_block_the_writing_side() -> None:
 
     assert dropped_while_stuck > 1000
     assert len(os.read(read_end, 1 << 20)) > 0
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_a_pipe_gets_every_byte_however_slowly_it_is_read() -> None:
+    """What there is no room for is written later; whoever else writes to the pipe still blocks as before."""
+    read_end, write_end = os.pipe()
+    writer = start_writer(DescriptorSink(write_end), capacity=10_000)
+    lines = [f"{number} {'x' * 100}" for number in range(5000)]
+    for line in lines:
+        writer.write(line)
+
+    read = bytearray()
+    while read.count(b"\n") < len(lines):
+        read += os.read(read_end, 1000)
+    writer.close(5)
+
+    assert read.decode().splitlines() == lines
+    assert os.get_blocking(write_end)
     os.close(read_end)
     os.close(write_end)
 

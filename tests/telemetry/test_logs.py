@@ -15,7 +15,7 @@ import pytest
 
 from marserve.errors import BadSettings
 from marserve.telemetry.access_log import access_line
-from marserve.telemetry.logs import Announcement, Logs, ServerLine, _JsonEncoder, _TextEncoder, configure_logs
+from marserve.telemetry.logs import Logs, configure_logs
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 
@@ -122,7 +122,7 @@ def test_no_text_breaks_a_line_or_reaches_the_terminal(evil: str) -> None:
     """Control characters and ANSI codes of clients and handlers are escaped."""
     console = Console()
     with opened(console) as logs:
-        logs.access.write(evil)
+        logs.access.write(access_line("127.0.0.1:1", "GET", evil, "HTTP/1.1", 200, 3))
         logs.workers.line(evil, evil, "9000", "stdout", "INFO", evil)
         logging.getLogger("marserve").info("%s", evil)
 
@@ -204,23 +204,36 @@ def test_lost_lines_are_counted_by_outlet(tmp_path: Path) -> None:
     os.close(console.read_end)
 
 
-def test_lines_that_are_made_together_are_those_that_are_made_alone() -> None:
-    """Access lines of one millisecond share their making; order, stamps and cleaning stay each line's own."""
-    lines = [
-        (10.0001, '/1:1 "GET /a HTTP/1.1" 200 1'),
-        (10.0004, '/1:1 "GET /\x1b[31m HTTP/1.1" 200 2'),
-        (10.0011, '/1:1 "GET /b HTTP/1.1" 200 3'),
-        ServerLine(10.0012, "WARNING", "main", "marserve", "between\nthem", "Traceback\nValueError: 1"),
-        (10.0013, '/1:1 "GET /c HTTP/1.1" 200 4'),
-        Announcement(10.9999, "Model server started."),
-        (10.9999, '/1:1 "GET /d HTTP/1.1" 200 5'),
-    ]
-    for make in (_TextEncoder, _JsonEncoder):
-        for is_access_file in (True, False):
-            encode = make(is_access_file=is_access_file)
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_lines_of_one_outlet_come_in_the_order_in_which_they_were_written(format: str) -> None:
+    """Lines of the access log are made otherwise than others, and many at once; none overtakes another."""
+    console = Console()
+    expected = []
+    with opened(console, format=format) as logs:
+        for number in range(300):  # as many as the pipe holds
+            logs.access.write(access_line("127.0.0.1:1", "GET", f"/{number}", "HTTP/1.1", 200, 3))
+            expected.append(f"/{number}")
+            if number % 30 == 7:
+                logging.getLogger("marserve").info("/between")
+                expected.append("/between")
 
-            together = encode(lines)
+    assert re.findall(r"/(?:between|\d+(?=[ \"]))", "\n".join(console.lines()).replace("/1.1", "")) == expected
 
-            assert together == "\n".join(encode([line]) for line in lines)
-            assert "\x1b" not in together
-            assert ("10,999" in together) or ("10.999" in together)
+
+def test_a_line_of_the_access_log_has_the_time_at_which_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the millisecond, also when the clock is set back; in the file and on standard output alike."""
+    console = Console()
+    times_s = [10.0001, 10.0004, 10.0011, 10.9999, 11.0, 10.0011]
+    with opened(console, tmp_path) as logs:
+        for at_s in times_s:
+            monkeypatch.setattr("marserve.telemetry.access_log.time.time", lambda at_s=at_s: at_s)
+            logs.access.write(f"/ {at_s}")
+        monkeypatch.undo()
+
+    printed = console.lines()
+    filed = (tmp_path / "access_log.log").read_text().splitlines()
+    assert [line.split(" ")[0][-6:] for line in printed] == ["10,000", "10,000", "10,001", "10,999", "11,000", "10,001"]
+    assert [line.replace(" [INFO ] access ACCESS_LOG", "") for line in printed] == filed
+    assert [line.split(" - ")[1] for line in filed] == [f"/ {at_s}" for at_s in times_s]

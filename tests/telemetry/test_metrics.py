@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from marserve.messages import Metric
-from marserve.telemetry.metrics import CONTENT_TYPE, Gauges, Histogram, Metrics, VersionMetrics
+from marserve.telemetry.metric_definitions import BUILT_IN, Definition, Definitions
+from marserve.telemetry.metrics import CONTENT_TYPE, Gauges, Metrics, VersionMetrics
+from marserve.telemetry.model_metrics import ModelMetrics
+from support.shared import shared
 
-INVENTORY = Path(__file__).parents[2].parent / "shared" / "contract" / "torchserve_inventory.json"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def read_page(metrics: Metrics, *names: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -59,17 +63,6 @@ def busy_version(model: str = "echo", version: str = "1.0") -> VersionMetrics:
     counts.worker_restarts += 1
     counts.worker_deaths["signal"] += 1
     return counts
-
-
-def test_a_value_equal_to_a_bound_counts_under_it() -> None:
-    """`le` means less or equal."""
-    histogram = Histogram((1, 2))
-
-    for value in (0.5, 1, 1.5, 2, 3):
-        histogram.observe(value)
-
-    assert histogram.buckets == [2, 2, 1]
-    assert (histogram.count, histogram.sum, histogram.last) == (5, 8.0, 3)
 
 
 @given(st.lists(st.tuples(st.floats(0, 200), st.integers(1, 64))))
@@ -320,9 +313,164 @@ def test_lost_log_lines_are_shown() -> None:
 
 def test_every_metric_of_torchserve_is_on_the_page() -> None:
     """Names and types are those of the inventory."""
-    if not INVENTORY.exists():
-        pytest.skip("needs ../shared/contract/torchserve_inventory.json beside the checkout")
+    inventory = json.loads(shared("contract", "torchserve_inventory.json").read_text())
     page = Metrics("box").render().decode().splitlines()
 
-    for metric in json.loads(INVENTORY.read_text())["metrics"]:
+    for metric in inventory["metrics"]:
         assert f"# TYPE {metric['name']} {metric['type']}" in page
+
+
+# ------------------------------------------------------------------------------------------------ a metrics file
+
+
+def listing(*front: Definition, model: Definition | None = None) -> Definitions:
+    """A metrics file with these metrics."""
+    return Definitions({each.name: each for each in front}, {model.name: model} if model is not None else {})
+
+
+def test_only_what_the_file_lists_is_shown_and_under_its_labels() -> None:
+    """TorchServe drops the rest; marserve's own metrics stay."""
+    asked = ("model_name", "model_version", "Hostname")
+    definition = Definition("ts_inference_requests_total", "counter", "Count", asked)
+    metrics = Metrics("box", definitions=listing(definition))
+    metrics.register(busy_version())
+
+    samples = read_page(metrics)
+
+    assert value_of(samples, definition.name, model_name="echo", model_version="default", Hostname="box") == 3
+    page = metrics.render().decode()
+    assert "QueueTime" not in page
+    assert "PredictionTime" not in page
+    assert "# TYPE marserve_requests_total counter" in page
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"), [("counter", "{} 30.0"), ("histogram", "_count{} 3.0"), ("gauge", "{} 20.0")]
+)
+def test_a_time_of_the_servers_may_have_any_type(kind: str, line: str) -> None:
+    """What counts cannot tell comes from the single events of versions that have a tap, and else they have none."""
+    definition = Definition("QueueTime", kind, "ms", ("Level", "Hostname"))
+    metrics = Metrics("box", definitions=listing(definition))
+    version = VersionMetrics("m", "1")
+    metrics.register(version)
+    assert (version.tap is None) == (kind == "gauge")
+
+    for waits_s in ([0.005, 0.005], [0.020]):
+        version.queue_seconds.observe_all(waits_s)
+        version.total_seconds.observe_all(waits_s)
+        if version.tap is not None:
+            version.tap.queued(waits_s, [])
+
+    its_labels = '{Level="Host",Hostname="box"}'
+    assert "QueueTime" + line.replace("{}", its_labels) in metrics.render().decode().splitlines()
+
+
+def test_counts_of_answers_and_requests_may_have_any_type() -> None:
+    """They are read off the counts at scrape time, and what a version had before it left."""
+    answers = Definition("Requests2XX", "histogram", "Count", ("Level", "Hostname"))
+    accepted = Definition("ts_inference_requests_total", "gauge", "Count", ("m", "v", "h"))
+    metrics = Metrics("box", definitions=listing(answers, accepted))
+    version = VersionMetrics("m", "1")
+    metrics.register(version)
+    metrics.responses[2] += 3
+    version.requests += 2
+
+    first, second = metrics.render().decode(), metrics.render().decode()
+
+    assert 'Requests2XX_count{Level="Host",Hostname="box"} 3.0' in first
+    assert 'ts_inference_requests_total{m="m",v="default",h="box"} 1.0' in first
+    assert first == second
+    metrics.remove(version)
+    assert 'm="m"' not in metrics.render().decode()
+
+
+def test_the_handlers_time_may_be_a_histogram() -> None:
+    """Of one observation a batch."""
+    definition = Definition("PredictionTime", "histogram", "ms", ("ModelName", "Level", "Hostname"))
+    metrics = Metrics("box", definitions=listing(model=definition))
+    version = VersionMetrics("m", "1")
+    metrics.register(version)
+    assert version.tap is not None
+
+    version.tap.ran(["a", "b"], 0.0003, 0.0)
+
+    samples = read_page(metrics)
+    its = {"ModelName": "m", "Level": "Model", "Hostname": "box"}
+    assert value_of(samples, "PredictionTime_count", **its) == 1
+    assert value_of(samples, "PredictionTime_bucket", le="0.5", **its) == 1
+    assert value_of(samples, "PredictionTime_bucket", le="0.25", **its) == 0
+
+
+def test_dimensions_that_the_server_has_no_values_for_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """The metric is there, as in TorchServe, and stays without samples."""
+    metrics = Metrics("box", definitions=listing(Definition("QueueTime", "gauge", "ms", ("Level", "Zone", "Hostname"))))
+    metrics.register(busy_version())
+
+    assert "# TYPE QueueTime gauge" in metrics.render().decode()
+    assert "\nQueueTime{" not in metrics.render().decode()
+    assert "Metric QueueTime gets no values" in caplog.text
+
+
+def test_a_name_that_prometheus_does_not_take_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """It would cost the whole page."""
+    metrics = Metrics("box", definitions=listing(Definition("Queue Time", "gauge", "ms", ("Hostname",))))
+
+    assert "Queue Time" not in metrics.render().decode()
+    assert "Metric Queue Time is not shown" in caplog.text
+
+
+@pytest.mark.parametrize(("kind", "line"), [("counter", " 3.0"), ("gauge", " 2.0"), ("histogram", "_count")])
+def test_detected_metrics_are_shown_with_the_type_they_came_with(kind: str, line: str) -> None:
+    """`model_metrics_auto_detect`; they go with their model."""
+    metrics = Metrics("box", model_metrics=ModelMetrics(BUILT_IN, detects=True))
+    metrics.register(busy_version(model := "m", "1"))
+    version = metrics._versions[0].of
+
+    for value in (1.0, 2.0):
+        metrics.update_custom(model, [Metric("Width", value, "Count", kind, [("Colour", "blue")], "")])
+
+    page = metrics.render().decode()
+    assert f"# TYPE Width {kind}" in page
+    assert any(each.startswith("Width") and line in each and 'Colour="blue"' in each for each in page.splitlines())
+    metrics.remove(version)
+    assert "Colour" not in metrics.render().decode()
+
+
+def test_a_detected_name_that_prometheus_does_not_take_is_dropped() -> None:
+    """And counted."""
+    metrics = Metrics("box", model_metrics=ModelMetrics(BUILT_IN, detects=True))
+
+    metrics.update_custom("m", [Metric("My Width", 1.0, "Count", "gauge", [], "")])
+
+    assert "Width" not in metrics.render().decode()
+    assert value_of(read_page(metrics), "marserve_dropped_metric_values_total") == 1
+
+
+def test_a_figure_of_the_operators_program_goes_by_the_list() -> None:
+    """Its own metrics as well as TorchServe's; what is not listed, or has other dimensions, is none."""
+    room = Definition("RoomTemperature", "gauge", "Celsius", ("Room", "Hostname"))
+    metrics = Metrics("box", definitions=listing(room, BUILT_IN.front["CPUUtilization"]))
+
+    taken = [
+        metrics.update_front(Metric(name, 21.5, "x", "", dimensions, ""))
+        for name, dimensions in (
+            ("RoomTemperature", [("Room", "1")]),
+            ("CPUUtilization", [("Level", "Host")]),
+            ("CPUUtilization", []),
+            ("MemoryUsed", [("Level", "Host")]),
+        )
+    ]
+
+    assert taken == [True, True, False, False]
+    samples = read_page(metrics)
+    assert value_of(samples, "RoomTemperature", Room="1", Hostname="box") == 21.5
+    assert value_of(samples, "CPUUtilization", Level="Host", Hostname="box") == 21.5
+
+
+def test_every_metric_is_documented() -> None:
+    """In a table of docs/metrics.md, with its type."""
+    rows = [line for line in (DOCS / "metrics.md").read_text().splitlines() if line.startswith("| `")]
+    families = re.findall(r"# TYPE (\S+) (\S+)", Metrics("box").render().decode())
+
+    missing = [name for name, kind in families if not any(f"`{name}`" in row and f"| {kind}" in row for row in rows)]
+    assert not missing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from marserve.messages import Load
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
+from marserve_handlers.errors import ModelNotLoadable
 from support.model_folders import write_model
 
 
@@ -225,6 +227,44 @@ def test_the_archives_modules_are_found_first_then_those_that_were_named(tmp_pat
     assert "" not in sys.path
 
 
+def test_the_order_on_the_path_is_torchserves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handler's folder, inherited, archive, `ts`, the model's packages, what is installed; programs get it as well."""
+    for name in ("archive/sub", "inherited", "packages"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "inherited"), "relative"]))
+    monkeypatch.chdir(tmp_path)
+    order = write_model(
+        tmp_path / "archive",
+        "",
+        import_paths=[str(tmp_path / "archive" / "sub")],
+        packages=str(tmp_path / "packages"),
+    )
+
+    enter_model_folder(order)
+
+    names = [Path(path).name for path in sys.path[:6]]
+    assert names == ["sub", "inherited", "relative", "archive", "ts_compat", "packages"]
+    assert os.environ["PYTHONPATH"].split(os.pathsep) == sys.path[:6]
+    assert sys.path[2] == str(tmp_path / "relative")
+
+
+def test_a_models_own_package_wins_over_an_installed_one_and_the_archive_over_both(tmp_path: Path) -> None:
+    """Behind the archive, before site-packages."""
+    for folder, names in {"installed": "abc", "packages": "ab", "model": "a"}.items():
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / f"in_{name}.py").write_text(f"where = {folder!r}\n")
+    sys.path.append(str(tmp_path / "installed"))
+    source = """
+    import in_a, in_b, in_c
+    def handle(data, context): return [in_a.where, in_b.where, in_c.where]
+    """
+
+    model = load(tmp_path / "model", source, packages=str(tmp_path / "packages"))
+
+    assert model.handle([{}], model.context) == ["model", "packages", "installed"]
+
+
 def test_entering_a_folder_twice_adds_nothing(tmp_path: Path) -> None:
     """A worker forked before loading has a path already."""
     order = write_model(tmp_path, "")
@@ -279,3 +319,71 @@ def test_without_a_configuration_the_context_has_an_empty_one(tmp_path: Path) ->
     enter_model_folder(order)
 
     assert load_model(order).context.model_yaml_config == {}
+
+
+def test_a_handler_finds_the_metrics_of_the_metrics_file(tmp_path: Path) -> None:
+    """By name and type, and nothing but those; without a file there are the two ready-made ones."""
+    file = tmp_path / "metrics.yaml"
+    file.write_text("model_metrics: {counter: [{name: Jobs, unit: Count, dimensions: [ModelName]}]}")
+    source = """
+    def handle(data, context):
+        return [list(known) for known in context.metrics.cache.values()] if data else None
+    """
+
+    with_file = load(tmp_path / "a", source, metrics_file=str(file))
+    without = load(tmp_path / "b", source)
+
+    assert with_file.handle([{}], with_file.context) == [["Jobs"]]
+    assert with_file.context.metrics.get_metric("Jobs").dimension_names == ["ModelName"]
+    assert with_file.context.metrics.config_file_path == str(file)
+    assert without.handle([{}], without.context) == [["HandlerTime", "PredictionTime"]]
+
+
+# ------------------------------------------------------------------------------------------------- envelopes
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def handle(data, context): return [value + 1 for value in data] if data else None",
+        "class H:\n    def handle(self, data, context): return [value + 1 for value in data]",
+    ],
+)
+def test_an_envelope_stands_around_the_handler(tmp_path: Path, source: str) -> None:
+    """Around a function and around a class; loading goes past it."""
+    model = load(tmp_path, source, envelope="kserve")
+
+    assert model.handle([{"body": {"instances": [1, 2]}}], model.context) == [{"predictions": [2, 3]}]
+
+
+def test_an_envelope_around_a_coroutine_is_one(tmp_path: Path) -> None:
+    """So that a worker that waits for such handlers waits for it."""
+    model = load(tmp_path, "class H:\n    async def handle(self, data, context): return data", envelope="body")
+
+    assert inspect.iscoroutinefunction(model.handle)
+
+
+def test_an_unknown_envelope_fails_the_load(tmp_path: Path) -> None:
+    """With the words there are."""
+    with pytest.raises(ModuleNotFoundError, match="is none of body, json, kserve, kservev2"):
+        load(tmp_path, "def handle(data, context): return data", envelope="kfserving")
+
+
+def test_an_envelope_of_the_archives_own_may_be_named(tmp_path: Path) -> None:
+    """A module beside the handler."""
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "wrapped.py").write_text(
+        "class Wrapped:\n    def __init__(self, handle): self._handle = handle\n"
+        "    def handle(self, data, context): return ['wrapped', *self._handle(data, context)]\n"
+    )
+
+    model = load(tmp_path, "def handle(data, context): return [1]", envelope="wrapped")
+
+    assert model.handle([{}], model.context) == ["wrapped", 1]
+
+
+def test_the_built_in_base_classes_are_found_by_their_dotted_names(tmp_path: Path) -> None:
+    """TorchServe looks below its folder of handlers."""
+    pytest.importorskip("torch")
+    with pytest.raises(ModelNotLoadable, match="needs a group of ranks"):
+        load(tmp_path, "", "distributed.base_pippy_handler")

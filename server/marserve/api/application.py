@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
@@ -21,7 +21,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from marserve import __version__
 from marserve.api.errors import error_answer
-from marserve.errors import BadInput, LoadFailed, MarserveError, MethodNotAllowed, RouteNotFound
+from marserve.errors import (
+    BadInput,
+    BadWorkflow,
+    LoadFailed,
+    MarserveError,
+    MethodNotAllowed,
+    RouteNotFound,
+    WorkflowFailed,
+)
 
 # A reason in a header: long enough for an exception's words, short enough for any proxy.
 MAX_REASON_CHARACTERS = 500
@@ -41,12 +49,18 @@ class PrettyJson(JSONResponse):
 
 
 def build_app(
-    routers: Sequence[APIRouter], *, title: str, docs_url: str | None = None, overload_status: int = 503
+    routers: Sequence[APIRouter],
+    *,
+    title: str,
+    docs_url: str | None = None,
+    overload_status: int = 503,
+    guard: Callable[[ASGIApp], ASGIApp] | None = None,
 ) -> FastAPI:
     """The application of one listener. Routers that share a path are asked in their order.
 
     `docs_url` is where a page for people is served, if anywhere; it needs scripts from outside. `overload_status` is
-    for what is refused because the server is full or going.
+    for what is refused because the server is full or going. `guard` puts something before the routes that sees every
+    request, its path split.
     """
     app = FastAPI(
         title=title,
@@ -65,6 +79,8 @@ def build_app(
 
     for kind in (MarserveError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, answer)
+    if guard is not None:
+        app.add_middleware(guard)
     app.add_middleware(Border)
     return app
 
@@ -115,7 +131,9 @@ def error_response(error: Exception, overload_status: int = 503) -> Response:
     """An error as the contract's error object."""
     answer = error_answer(error, overload_status=overload_status)
     headers = dict(answer.headers)
-    if isinstance(error, LoadFailed) and error.reason:  # only the management API raises it, where more may be said
+    if (
+        isinstance(error, LoadFailed | BadWorkflow | WorkflowFailed) and error.reason
+    ):  # only the management API raises it, where more may be said
         headers["x-marserve-reason"] = _header_text(error.reason)
     return Response(answer.body, status_code=answer.status, headers=headers)
 

@@ -84,6 +84,7 @@ _INFERENCE = (
     ("/models/{model_name}/invoke", "invoke", "Predict (SageMaker, several models)", True),
     ("/{model_name}/predict", "legacy_predict", "Predict (older form)", True),
     ("/{model_name}/{model_version}/predict", "legacy_version_predict", "Predict with a version (older form)", True),
+    ("/wfpredict/{workflow_name}", "workflow_predictions", "Run a workflow", False),
 )
 
 
@@ -117,7 +118,7 @@ _WISHES: list[Document] = [
 def _inference_operation(path: str, operation: str, summary: str, takes_query: bool) -> Document:
     parameters: list[Document] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in ("model_name", "model_version")
+        for name in ("model_name", "model_version", "workflow_name")
         if "{" + name + "}" in path
     ]
     if path == "/invocations":
@@ -148,7 +149,7 @@ def _inference_operation(path: str, operation: str, summary: str, takes_query: b
                 "description": "What the handler answered; it may choose another status and any content type.",
                 "content": {"*/*": {"schema": {}}},
             },
-            "404": {"description": "No such model or version.", **error},
+            "404": {"description": "No such model, version or workflow.", **error},
             "413": {"description": "The body is too large.", **error},
             "500": {"description": "The worker died or took too long.", **error},
             "503": {"description": "No worker, a full queue, a deadline too near, or the handler raised.", **error},

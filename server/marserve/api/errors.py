@@ -13,16 +13,20 @@ from typing import NamedTuple
 import msgspec
 
 from marserve.errors import (
+    ArchiveExists,
     ArchiveNotFound,
     BadArchive,
+    BadDag,
     BadInput,
     BadSettings,
+    BadWorkflow,
     BodyTooLarge,
     CleanUpTimedOut,
     ClientError,
     DeadlinePassed,
     DefaultVersionInUse,
     DependencyFailed,
+    DownloadFailed,
     Draining,
     HandlerFailed,
     InvalidToken,
@@ -36,10 +40,16 @@ from marserve.errors import (
     OutOfMemory,
     QueueFull,
     RouteNotFound,
+    SequencesFull,
     Unavailable,
     VersionConflict,
     VersionNotFound,
     WaitTooLong,
+    WorkflowArchiveNotFound,
+    WorkflowBusy,
+    WorkflowConflict,
+    WorkflowFailed,
+    WorkflowNotFound,
 )
 
 INTERNAL = "InternalServerException"
@@ -141,7 +151,13 @@ _TABLE: dict[type[BaseException], tuple[int, str]] = {
     ModelNotFound: (404, "ModelNotFoundException"),
     VersionNotFound: (404, "ModelVersionNotFoundException"),
     ArchiveNotFound: (404, "ModelNotFoundException"),
+    ArchiveExists: (500, INTERNAL),
+    DownloadFailed: (400, "DownloadArchiveException"),
     VersionConflict: (409, "ConflictStatusException"),
+    WorkflowNotFound: (404, "WorkflowNotFoundException"),
+    WorkflowArchiveNotFound: (404, "WorkflowNotFoundException"),
+    WorkflowConflict: (409, "ConflictStatusException"),
+    WorkflowFailed: (500, "WorkflowException"),
     DefaultVersionInUse: (403, "InvalidModelVersionException"),
     Unavailable: (503, "ServiceUnavailableException"),
     DeadlinePassed: (504, "RequestTimeoutException"),
@@ -151,12 +167,14 @@ _TABLE: dict[type[BaseException], tuple[int, str]] = {
     CleanUpTimedOut: (408, "RequestTimeoutException"),
     BadArchive: (400, "InvalidModelException"),
     DependencyFailed: (400, "ModelException"),
+    BadWorkflow: (400, "InvalidWorkflowException"),
+    BadDag: (400, "InvalidDAGException"),
     BadSettings: (400, "BadRequestException"),
     MarserveError: (500, INTERNAL),
 }
 
 # Errors that say "full" or "going", and may be answered with another status than 503 by setting.
-_OVERLOAD = (QueueFull, NoTicket, NoDescribeRoom, WaitTooLong, Draining, TooManyConnections)
+OVERLOAD = (QueueFull, NoTicket, SequencesFull, NoDescribeRoom, WaitTooLong, WorkflowBusy, Draining, TooManyConnections)
 
 _encoder = msgspec.json.Encoder()
 
@@ -173,7 +191,9 @@ def error_status(error: BaseException, *, overload_status: int = 503) -> int:
         return error.code if 200 <= error.code <= 999 else 500
     if isinstance(error, LoadFailed) and error.out_of_memory:
         return 507
-    if isinstance(error, _OVERLOAD):
+    if isinstance(error, WorkflowFailed) and error.is_authors:
+        return 400
+    if isinstance(error, OVERLOAD):
         return overload_status
     return _entry(error)[0]
 

@@ -15,17 +15,20 @@ from marserve.api.application import PrettyJson
 from marserve.api.schemas import Health, Probe
 from marserve.registry.models import Registry
 
+PROBES = ("/livez", "/readyz", "/startupz")
+"""The paths that need no credential, whatever else does."""
 
-def health_router(registry: Registry, *, has_ping: bool = True) -> APIRouter:
-    """The probes, and with `has_ping` (the inference listener) `/ping` too."""
+
+def health_router(registry: Registry, *, has_ping: bool = True, ping_route: str | None = None) -> APIRouter:
+    """The probes, and with `has_ping` (the inference listener) `/ping` too, also under the path of `ping_route`."""
     router = APIRouter(default_response_class=PrettyJson)
     if has_ping:
-        _add_ping(router, registry)
+        _add_ping(router, registry, ping_route)
     _add_probes(router, registry)
     return router
 
 
-def _add_ping(router: APIRouter, registry: Registry) -> None:
+def _add_ping(router: APIRouter, registry: Registry, further_route: str | None) -> None:
     """Contract 1.6: any method, and anything behind the word."""
 
     @router.get(
@@ -39,7 +42,8 @@ def _add_ping(router: APIRouter, registry: Registry) -> None:
         return PrettyJson({"status": "Healthy" if is_healthy else "Unhealthy"}, status_code=200 if is_healthy else 500)
 
     # An empty list of methods is every method.
-    router.add_route("/ping", ping, methods=[], include_in_schema=False)
+    for path in {"/ping", further_route or "/ping"}:
+        router.add_route(path, ping, methods=[], include_in_schema=False)
     router.add_route("/ping/{rest:path}", ping, methods=[], include_in_schema=False)
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from urllib.parse import unquote
 
 from marserve.api.request_body import is_form, read_fields, read_parts
-from marserve.errors import BadInput
+from marserve.errors import BadInput, WorkflowNotFound
 from marserve.messages import Part, Receiver, Request
 
 # Targets are the client's; the table of those seen must not grow with them.
@@ -43,13 +43,20 @@ class DataPlane(Protocol):
         """Take a request for a model's version (None: its default). Raises typed errors when it cannot be taken."""
 
 
+class WorkflowPlane(Protocol):
+    """What takes requests for workflows."""
+
+    def submit(self, workflow: str, request: Request, receiver: Receiver) -> Job:
+        """Take a request for a workflow. Raises typed errors when it cannot be taken."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """An inference route, read from a target. Equal targets share one.
 
     `model` is None on `/invocations` without `?model_name=`. `server_headers` go to the handler over the client's.
     `query_parts` are the query's parameters on the routes that take them as input, else empty. `is_explain` tells an
-    explanation from a prediction.
+    explanation from a prediction. With `is_workflow` it is a workflow that `model` names.
     """
 
     model: str | None
@@ -57,13 +64,21 @@ class Route:
     server_headers: list[tuple[str, str]]
     query_parts: list[Part]
     is_explain: bool = False
+    is_workflow: bool = False
 
 
 class InferenceSurface:
-    """Turns inference requests over HTTP into requests of the data plane."""
+    """Turns inference requests over HTTP into requests of the data plane. Without `workflows` none is found.
 
-    def __init__(self, data_plane: DataPlane) -> None:
+    `further_route` is a path that predicts as `/invocations` does, but takes no input from its query.
+    """
+
+    def __init__(
+        self, data_plane: DataPlane, workflows: WorkflowPlane | None = None, further_route: str | None = None
+    ) -> None:
         self._data_plane = data_plane
+        self._workflows = workflows
+        self._further_route = None if further_route is None else further_route.encode()
         self._known: dict[bytes, Route | None] = {}
 
     def match(self, target: bytes) -> Route | None:
@@ -73,6 +88,8 @@ class InferenceSurface:
             return known[target]
         except KeyError:
             route = read_route(target)
+        if route is None and target.partition(b"?")[0] == self._further_route:
+            route = Route(None, None, [("explain", "False")], [])
         if len(target) <= MAX_KNOWN_TARGET_BYTES:
             if len(known) >= MAX_KNOWN_TARGETS:
                 known.clear()
@@ -100,6 +117,10 @@ class InferenceSurface:
             parts = [Part("body", body, content_type)]
         else:
             parts = read_parts(bytes(body), content_type)
+        if route.is_workflow:
+            return self._run_workflow(
+                route.model or "", Request(request_id, parts, headers, [], deadline, priority=priority), receiver
+            )
         if route.query_parts:
             parts = route.query_parts + parts
         return self._data_plane.submit(
@@ -117,6 +138,11 @@ class InferenceSurface:
             ),
             receiver,
         )
+
+    def _run_workflow(self, workflow: str, request: Request, receiver: Receiver) -> Job:
+        if self._workflows is None:
+            raise WorkflowNotFound(workflow)
+        return self._workflows.submit(workflow, request, receiver)
 
     def _find_model(self, parts: list[Part]) -> str:
         """The model of an `/invocations` that names none in its query (contract §1.2)."""
@@ -148,6 +174,9 @@ def read_route(target: bytes) -> Route | None:
         return _versioned(segments, _VERSIONED[first])
     if first in ("v1", "v2"):
         return _kserve(segments)
+    if first.lower() == "wfpredict":
+        is_named = len(segments) > 1 and segments[1] != ""  # what follows the name says nothing
+        return Route(segments[1], None, [], [], is_workflow=True) if is_named else None
     match segments:
         case ["invocations"]:
             parts = read_fields(query)
@@ -155,7 +184,7 @@ def read_route(target: bytes) -> Route | None:
             return Route(named[-1].decode("utf-8", "replace") or None if named else None, None, [], parts)
         case ["models", str(model), "invoke"] if model:
             return Route(model, None, [], read_fields(query))
-        case ["models" | "ping" | "wfpredict" | "api-description", *_]:
+        case ["models" | "ping" | "api-description", *_]:
             return None
         case [str(model), "predict"]:
             return Route(model, None, [], read_fields(query))

@@ -6,13 +6,13 @@ No sockets here. Nothing of it is global: a server makes one for each listener.
 from __future__ import annotations
 
 from typing import Final, Protocol
-from uuid import uuid4
 
 from marserve.api.auth import KnownHeads, Tokens
 from marserve.api.connections import ConnectionTable
 from marserve.api.inference import InferenceSurface
 from marserve.api.large_answers import LargeAnswers
 from marserve.api.request_head import Head, HttpLimits
+from marserve.api.request_ids import RequestIds
 from marserve.api.response_headers import ResponseHeaders
 
 MAX_KNOWN_HEADS: Final = 1024
@@ -51,12 +51,11 @@ class Listener:
         "connections",
         "has_ids",
         "heads",
-        "id_prefix",
         "large_answers",
-        "last_id",
         "limits",
         "match",
         "metrics",
+        "next_id",
         "overload_status",
         "response_headers",
         "surface",
@@ -87,14 +86,7 @@ class Listener:
         self.overload_status = overload_status
         self.large_answers = large_answers
         self.heads: dict[bytes, Head] = {} if tokens is None else KnownHeads(tokens)
-        # A request id has a UUID's shape: random up to its last group, which counts.
-        self.id_prefix = str(uuid4())[:24]
-        self.last_id = 0
-
-    def next_id(self) -> str:
-        """A request id: unique, and as long and as shaped as a UUID."""
-        self.last_id += 1
-        return f"{self.id_prefix}{self.last_id & 0xFFFF_FFFF_FFFF:012x}"
+        self.next_id = RequestIds().next
 
     def remember(self, head_bytes: bytes, head: Head) -> None:
         """Keep an accepted header, so that the same bytes need not be parsed again."""

@@ -32,7 +32,7 @@ from marserve.api.schemas import (
 )
 from marserve.errors import BadInput
 from marserve.messages import Answer, Part
-from marserve.registry.calls import Progress, RegisterParameters
+from marserve.registry.calls import Progress, RegisterParameters, default_set_message, unregistered_message
 from marserve.registry.models import Registry
 
 log = logging.getLogger("marserve.api")
@@ -91,11 +91,13 @@ Waiting = Annotated[Flag, Query(description="wait until the workers have loaded 
 NotWaiting = Annotated[Flag, Query(description="wait until the workers have loaded the model; false if not given")]
 
 
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def errors_of(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What the API description says of these statuses: an error object."""
     return {status: {"model": ErrorBody} for status in statuses}
 
 
-def _said(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def said(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What the API description says of these statuses: a sentence."""
     return {status: {"model": StatusMessage} for status in statuses}
 
 
@@ -111,7 +113,7 @@ def management_router(registry: Registry, *, enable_model_api: bool) -> APIRoute
     return router
 
 
-class _Remarks:
+class Remarks:
     """Says once in the log what was odd about calls that name no model; the same again says nothing."""
 
     def __init__(self) -> None:
@@ -127,7 +129,7 @@ class _Remarks:
 
 def _add_models(router: APIRouter, registry: Registry) -> None:
     """What is there: list, describe, KServe's question."""
-    remarks = _Remarks()
+    remarks = Remarks()
 
     @router.get("/models", operation_id="listModels", summary="List models", responses={200: {"model": ModelList}})
     async def list_models(
@@ -138,14 +140,13 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         query = QueryParameters(request.query_params, ("limit", "next_page_token"))
         page = registry.list_models(query.integer("limit"), query.integer("next_page_token"))
         remarks.tell("GET /models", query.warnings)
-        token = {} if page.next_offset is None else {"nextPageToken": str(page.next_offset)}
-        return PrettyJson({**token, "models": [{"modelName": name, "modelUrl": url} for name, url in page.models]})
+        return PrettyJson(page.document())
 
     @router.get(
         "/models/{model_name}",
         operation_id="describeModel",
         summary="Describe a model's default version",
-        responses={200: {"model": list[ModelDescription]}, **_errors(404, 500, 503, 504)},
+        responses={200: {"model": list[ModelDescription]}, **errors_of(404, 500, 503, 504)},
     )
     async def describe(request: Request, model_name: Name, customized: Customized = None) -> Response:
         return await _describe(registry, request, model_name, None, customized)
@@ -154,7 +155,7 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         "/models/{model_name}/{model_version}",
         operation_id="version_describeModel",
         summary="Describe a version, or `all`",
-        responses={200: {"model": list[ModelDescription]}, **_errors(404, 500, 503, 504)},
+        responses={200: {"model": list[ModelDescription]}, **errors_of(404, 500, 503, 504)},
     )
     async def describe_version(
         request: Request, model_name: Name, model_version: Name, customized: Customized = None
@@ -167,7 +168,7 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         "/v1/models/{model_name}",
         operation_id="kserveReady",
         summary="Whether a model can answer (KServe V1)",
-        responses={200: {"model": KServeReady}, **_errors(404)},
+        responses={200: {"model": KServeReady}, **errors_of(404)},
     )
     async def is_ready(model_name: Name) -> Response:
         return PrettyJson({"name": model_name, "ready": registry.is_model_ready(model_name)})
@@ -226,7 +227,7 @@ def _add_scale(router: APIRouter, registry: Registry) -> None:
         )
         return PrettyJson({"status": scaled.message}, status_code=_STATUS[scaled.progress])
 
-    answers = {**_said(200, 202, 206), **_errors(400, 404, 500, 503, 507)}
+    answers = {**said(200, 202, 206), **errors_of(400, 404, 500, 503, 507)}
 
     @router.put(
         "/models/{model_name}",
@@ -268,12 +269,11 @@ def _add_scale(router: APIRouter, registry: Registry) -> None:
         "/models/{model_name}/{model_version}/set-default",
         operation_id="setDefault",
         summary="Let a version answer requests that name none",
-        responses={200: {"model": StatusMessage}, **_errors(404)},
+        responses={200: {"model": StatusMessage}, **errors_of(404)},
     )
     async def set_default(model_name: Name, model_version: Name) -> Response:
         registry.set_default(model_name, model_version)
-        told = f'Default version successfully updated for model "{model_name}" to "{model_version}"'
-        return PrettyJson({"status": told})
+        return PrettyJson({"status": default_set_message(model_name, model_version)})
 
 
 def _add_check(router: APIRouter, registry: Registry) -> None:
@@ -290,7 +290,7 @@ def _add_check(router: APIRouter, registry: Registry) -> None:
             raise BadInput(f"There are {len(samples)} samples; a check takes at most {MOST_CHECK_SAMPLES}.")
         return PrettyJson(await registry.check(model, version, samples))
 
-    answers: dict[int | str, dict[str, Any]] = {200: {"model": CheckReport}, **_errors(400, 404, 500, 503)}
+    answers: dict[int | str, dict[str, Any]] = {200: {"model": CheckReport}, **errors_of(400, 404, 500, 503)}
     body: dict[str, Any] = {
         "requestBody": {
             "description": "one sample, or several as the values of a form; none: the samples of the model",
@@ -327,7 +327,7 @@ def _add_register(router: APIRouter, registry: Registry) -> None:
         "/models",
         operation_id="registerModel",
         summary="Register an archive as a version of a model",
-        responses={**_said(200, 202, 206), **_errors(400, 404, 409, 500, 503, 507)},
+        responses={**said(200, 202, 206), **errors_of(400, 404, 409, 500, 503, 507)},
         openapi_extra={
             "requestBody": {
                 "description": "the parameters as JSON, in place of the query",
@@ -395,11 +395,11 @@ def _given(parameters: Parameters, name: str) -> int | None:
 
 
 def _add_unregister(router: APIRouter, registry: Registry) -> None:
-    answers = {**_said(200), **_errors(403, 404, 408)}
+    answers = {**said(200), **errors_of(403, 404, 408)}
 
     async def unregister(model: str, version: str | None) -> Response:
         await registry.unregister(model, version)
-        return PrettyJson({"status": f'Model "{model}" unregistered'})
+        return PrettyJson({"status": unregistered_message(model)})
 
     @router.delete(
         "/models/{model_name}",

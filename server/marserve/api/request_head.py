@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from marserve.api.errors import ExpectationFailed, HeadersTooLarge, MalformedRequest, TargetTooLong
 from marserve.api.inference import Route
 from marserve.errors import BadInput, BodyTooLarge, MethodNotAllowed
+from marserve.telemetry.access_log import legible
 
 UNKNOWN_LENGTH = -1
 
@@ -102,11 +103,8 @@ class Head:
 
 
 def request_line(method: bytes, target: bytes, version: str) -> str:
-    """`POST /predictions/noop HTTP/1.1`, fit for one line of a log: no quotation marks, no endless targets."""
-    text = target.decode("latin-1").replace('"', "%22")
-    if len(text) > 2048:
-        text = text[:2048] + "..."
-    return f"{method.decode('latin-1')} {text} HTTP/{version}"
+    """`POST /predictions/noop HTTP/1.1`, fit for one line of a log: no quotation marks, controls, endless targets."""
+    return f"{method.decode('latin-1')} {legible(target.decode('latin-1'))} HTTP/{version}"
 
 
 def read_head(
@@ -218,7 +216,7 @@ def _read_wish(head: Head, what: str, value: bytes) -> None:
     else:
         if head.priority is not None:
             raise BadInput("x-marserve-priority stands in the request more than once; it must stand there once.")
-        head.priority = _read_priority(value)
+        head.priority = read_priority(value)
 
 
 def read_timeout_s(value: bytes) -> float:
@@ -230,7 +228,8 @@ def read_timeout_s(value: bytes) -> float:
     )
 
 
-def _read_priority(value: bytes) -> int:
+def read_priority(value: bytes) -> int:
+    """The value of `x-marserve-priority`. Raises BadInput."""
     if len(value) == 1 and value.isdigit():
         return int(value)
     raise BadInput(f"x-marserve-priority is {_show(value)}; it must be a whole number from 0 (most urgent) to 9.")

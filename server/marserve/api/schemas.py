@@ -148,6 +148,19 @@ class CheckReport(Shape):
     seconds: float
 
 
+class Requirements(Shape):
+    """What became of an archive's own requirements."""
+
+    status: Literal["installed", "not installed"]
+    file: Annotated[str | None, Field(description="its name in the archive")] = None
+    kind: Annotated[Literal["packages", "venv"] | None, Field(description="a folder, or an environment")] = None
+    folder: Annotated[str | None, Field(description="where they are")] = None
+    log: Annotated[str | None, Field(description="what pip said")] = None
+    installed: Annotated[list[str] | None, Field(description="as in a lock file: name==version and hash")] = None
+    seconds: Annotated[float | None, Field(description="how long their installation took")] = None
+    wasInstalledBefore: Annotated[bool | None, Field(description="for another model, version or server")] = None
+
+
 class ModelDescription(Shape):
     """One version of a model: the values it runs with, and its workers."""
 
@@ -169,7 +182,7 @@ class ModelDescription(Shape):
     deviceIds: list[int] | None = None
     continuousBatching: bool
     useJobTicket: bool
-    useVenv: bool
+    useVenv: Annotated[bool, Field(description="whether the model's configuration asks for it")]
     stateful: bool
     sequenceMaxIdleMSec: int
     sequenceTimeoutMSec: int
@@ -194,11 +207,52 @@ class ModelDescription(Shape):
     noRestartExitCodes: list[int] | None = None
     onCrash: Literal["fail"] | None = None
     readinessRule: Literal["min", "all"] | None = None
+    requirements: Requirements | None = None
     warnings: Annotated[list[str] | None, Field(description="what was asked for and is not used, and why")] = None
     lastDeath: Death | None = None
     customizedMetadata: Annotated[
         dict[str, Any] | None, Field(description="what the handler says of itself (`customized=true`)")
     ] = None
+
+
+class ListedWorkflow(Shape):
+    """A workflow in the list."""
+
+    workflowName: str
+    workflowUrl: Annotated[str, Field(description="what it was registered with")]
+
+
+class WorkflowList(Shape):
+    """One page of the workflows, by name."""
+
+    nextPageToken: Annotated[str | None, Field(description="`next_page_token` of the next page, if one follows")] = None
+    workflows: list[ListedWorkflow]
+
+
+class WorkflowNode(Shape):
+    """One node of a workflow, and the version that stands behind it."""
+
+    nodeName: str
+    nodeType: Literal["model", "function"]
+    modelName: str
+    modelVersion: str
+    retryAttempts: Annotated[int, Field(description="how often a failed attempt is followed by another")]
+    timeoutMs: Annotated[int, Field(description="longest time for an attempt, milliseconds")]
+
+
+class WorkflowDescription(Shape):
+    """A workflow: its graph, and the values that its spec has for all models."""
+
+    workflowName: str
+    workflowUrl: Annotated[str, Field(description="what it was registered with")]
+    minWorkers: int
+    maxWorkers: int
+    batchSize: int
+    maxBatchDelay: Annotated[int, Field(description="milliseconds")]
+    workflowDag: Annotated[str, Field(examples=["{prepare=[detect], detect=[finish]}"])]
+    nodes: list[WorkflowNode]
+    runningRequests: Annotated[int, Field(description="requests that are on their way")]
+    warnings: Annotated[list[str] | None, Field(description="what was asked for and is not used, and why")] = None
 
 
 class KServeReady(Shape):
@@ -219,6 +273,16 @@ class Probe(Shape):
 
     status: str
     reasons: list[str]
+
+
+class RegisterWorkflowBody(BaseModel):
+    """A workflow's registration as JSON: the same parameters as in the query, which then does not count."""
+
+    url: Annotated[str, Field(description="the archive's name in the workflow store", examples=["caption.war"])]
+    workflow_name: str | None = None
+    response_timeout: Annotated[int, Field(ge=1, description="seconds")] | None = None
+    startup_timeout: Annotated[int, Field(ge=1, description="seconds")] | None = None
+    s3_sse_kms: bool = False
 
 
 class RegisterBody(BaseModel):

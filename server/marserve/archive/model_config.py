@@ -18,16 +18,15 @@ from typing import Any, Literal
 
 import yaml
 
+from marserve.archive.bounded_yaml import load_yaml
 from marserve.archive.manifest import Manifest
 from marserve.errors import BadArchive
 from marserve.messages import Sample, Tolerance
 from marserve.settings.values import parse_size
 
 _MAX_BYTES = 1 << 18
-_MAX_DEPTH = 64
 _MAX_SAMPLES = 64
 _TOLERANCE = Tolerance()
-_MAX_NODES = 50_000  # with every alias counted as what it stands for
 _LENGTH_RULE = re.compile(r"body_bytes|handler|header:[!#$%&'*+.^_`|~0-9A-Za-z-]+|json:[^.\s]+(?:\.[^.\s]+)*")
 
 
@@ -83,8 +82,10 @@ class ModelConfig:
     sequence_max_idle_s: float = 0.0
     sequence_timeout_s: float = 0.0
     max_sequence_job_queue_size: int = 1
-    max_num_sequence: int = 1
+    max_num_sequence: int | None = None
+    free_ended_sequences: bool = False
     async_communication: bool = False
+    max_concurrent_requests: int = 1000
     use_venv: bool = False
     document: dict[str, Any] | None = None
     warnings: list[str] = field(default_factory=list)
@@ -351,8 +352,15 @@ KEYS: tuple[Key, ...] = (
         _raised_to(1),
         "Most waiting requests of one sequence.",
     ),
-    Key("maxNumSequence", "max_num_sequence", _raised_to(1), "Most sequences at a time."),
+    Key("maxNumSequence", "max_num_sequence", _raised_to(1), "Most sequences at a time; else batchSize x workers."),
+    Key("freeEndedSequences", "free_ended_sequences", _flag, "Whether a client's end header frees its sequence."),
     Key("asyncCommunication", "async_communication", _flag, "Whether the handler answers out of order."),
+    Key(
+        "maxConcurrentRequests",
+        "max_concurrent_requests",
+        _between(1, 100_000),
+        "asyncCommunication: most requests that a worker has at once.",
+    ),
     Key("useVenv", "use_venv", _flag, "Whether the model's requirements get an environment of their own."),
 )
 
@@ -389,7 +397,7 @@ def parse_model_config(data: bytes, name: str = "model-config.yaml") -> ModelCon
         raise BadArchive(f"{name} has more than {_MAX_BYTES} bytes.")
     warnings: list[str] = []
     try:
-        document = _load_yaml(data, name, warnings)
+        document = load_yaml(data, name, warnings)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark is not None else ""
@@ -445,72 +453,3 @@ def _apply_torchrun(document: dict[Any, Any], values: dict[str, Any]) -> None:
 def _show(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-def _load_yaml(data: bytes, name: str, warnings: list[str]) -> Any:
-    loader = _BoundedLoader(data, name, warnings)
-    try:
-        return loader.get_single_data()
-    except RecursionError:
-        raise BadArchive(f"{name} is nested too deeply.") from None
-    finally:
-        loader.dispose()
-
-
-class _BoundedLoader(yaml.SafeLoader):
-    """PyYAML's safe loader in Python (its C twin recurses on the C stack), with bounds on depth and on expansion."""
-
-    def __init__(self, data: bytes, name: str, warnings: list[str]) -> None:
-        super().__init__(data)
-        self._name, self._warnings = name, warnings
-        self._depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise BadArchive(f"{self._name} is nested more than {_MAX_DEPTH} deep.")
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
-
-    def get_single_node(self) -> Any:
-        node = super().get_single_node()
-        if node is not None:
-            self._judge(node)
-        return node
-
-    def _judge(self, root: yaml.Node) -> None:
-        """Refuse application tags, loops and bombs; note keys that stand twice. Each node is visited once."""
-        sizes: dict[int, int] = {}
-        open_nodes: set[int] = set()
-
-        def measure(node: yaml.Node) -> int:
-            if id(node) in sizes:
-                return sizes[id(node)]
-            if id(node) in open_nodes:
-                raise BadArchive(f"{self._name} holds an anchor that contains itself.")
-            if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
-                line = node.start_mark.line + 1 if node.start_mark is not None else 0
-                raise BadArchive(f"{self._name} holds the tag {node.tag!r} in line {line}; objects are not built.")
-            open_nodes.add(id(node))
-            total = 1
-            if isinstance(node, yaml.MappingNode):
-                self._note_repeated_keys(node)
-                total += sum(measure(key) + measure(value) for key, value in node.value)
-            elif isinstance(node, yaml.SequenceNode):
-                total += sum(measure(item) for item in node.value)
-            open_nodes.discard(id(node))
-            if total > _MAX_NODES:
-                raise BadArchive(f"{self._name} expands to more than {_MAX_NODES} values.")
-            sizes[id(node)] = total
-            return total
-
-        measure(root)
-
-    def _note_repeated_keys(self, node: yaml.MappingNode) -> None:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                if key.value in seen:
-                    self._warnings.append(f"{key.value} stands in {self._name} more than once; the last one counts")
-                seen.add(key.value)

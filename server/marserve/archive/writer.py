@@ -124,15 +124,29 @@ def write_archive(
         export_path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CannotArchive(f"The export path {export_path} is no folder and cannot be made one ({error}).") from None
+    packing = Packing(
+        plan.members,
+        output,
+        MANIFEST_PATH,
+        lambda created: _manifest(plan.spec, created),
+        source_date_epoch=source_date_epoch,
+        on_member=on_member,
+        on_bytes=on_bytes,
+    )
+    write_packing(packing, output, archive_format, force=force)
+    return output
+
+
+def write_packing(packing: Packing, output: Path, archive_format: str, *, force: bool) -> None:
+    """Write a planned archive whole or not at all; its folder exists. Raises CannotArchive."""
     if os.path.lexists(output) and not force:
         raise CannotArchive(f"{output} already exists. Use --force (-f) to overwrite it.")
-    packing = _Packing(plan, output, source_date_epoch, on_member or _ignore, on_bytes or _ignore)
-    partial = export_path / f".{output.name}.{secrets.token_hex(8)}.part"
+    partial = output.parent / f".{output.name}.{secrets.token_hex(8)}.part"
     try:
         if archive_format == "no-archive":
             packing.write_folder(partial)
         elif archive_format == "tgz":
-            packing.write_tar(partial)
+            packing.write_tar(partial, top=output.name.removesuffix(".tar.gz"))
         else:
             packing.write_zip(partial, zipfile.ZIP_DEFLATED if archive_format == "default" else zipfile.ZIP_STORED)
         _put_in_place(partial, output)
@@ -140,7 +154,6 @@ def write_archive(
         raise CannotArchive(f"{output} cannot be written ({error}).") from error
     finally:
         _remove(partial)
-    return output
 
 
 def output_path(model_name: str, export_path: Path, archive_format: str) -> Path:
@@ -151,17 +164,13 @@ def output_path(model_name: str, export_path: Path, archive_format: str) -> Path
 
 def plan_archive(spec: ArchiveSpec) -> Plan:
     """Find every file of the archive and judge its name. Raises CannotArchive."""
-    if not _NAME.fullmatch(spec.model_name):
-        raise CannotArchive(
-            f"The model name {spec.model_name!r} cannot be used: it must begin with a letter or digit and hold only "
-            "letters, digits, hyphens, underscores and dots."
-        )
+    check_name("model", spec.model_name)
     if spec.runtime not in RUNTIMES:
         raise CannotArchive(f"There is no runtime {spec.runtime!r}; choose one of {', '.join(RUNTIMES)}.")
     if not spec.version:
         raise CannotArchive("The version is empty; name one, such as 1.0.")
     warnings: list[str] = []
-    collected = _Collection()
+    collected = Collection()
     handler = handler_file(spec.handler, spec.runtime)
     if handler is not None:
         collected.add(handler.name, handler)
@@ -170,15 +179,7 @@ def plan_archive(spec: ArchiveSpec) -> Plan:
             if not path.is_file():
                 raise CannotArchive(f"File does not exist: {path}")
             collected.add(path.name, path)
-    for path in _expand(spec.extra_files, warnings):
-        if path.is_dir():
-            for name, inner in _walk(path):
-                if name != MANIFEST_PATH:
-                    collected.add(name, inner)
-        elif path.is_file():
-            collected.add(path.name, path)
-        else:
-            raise CannotArchive(f"File does not exist: {path}" if not path.exists() else f"{path} is no file or folder")
+    collected.add_extra(spec.extra_files, warnings, leave_out=MANIFEST_PATH)
     total_bytes = sum(path.stat().st_size for path in collected.members.values())
     return Plan(spec, dict(sorted(collected.members.items())), warnings, total_bytes)
 
@@ -200,14 +201,37 @@ def handler_file(handler: str, runtime: str = "python") -> Path | None:
     return path
 
 
-class _Collection:
+def check_name(what: str, name: str) -> None:
+    """Refuse a name of a `model` or `workflow` that TorchServe's archivers refuse. Raises CannotArchive."""
+    if not _NAME.fullmatch(name):
+        raise CannotArchive(
+            f"The {what} name {name!r} cannot be used: it must begin with a letter or digit and hold only "
+            "letters, digits, hyphens, underscores and dots."
+        )
+
+
+class Collection:
     """The members so far; refuses names that our own reader would, and two files of one name."""
 
     def __init__(self) -> None:
         self.members: dict[str, Path] = {}
         self._names = NameSpace()
 
+    def add_extra(self, words: Sequence[str], warnings: list[str], *, leave_out: str) -> None:
+        """Add files, the contents of folders, and what wildcards match, but no file that would be `leave_out`."""
+        for path in _expand(words, warnings):
+            if path.is_dir():
+                for name, inner in _walk(path):
+                    if name != leave_out:
+                        self.add(name, inner)
+            elif path.is_file():
+                self.add(path.name, path)
+            else:
+                why = f"{path} is no file or folder" if path.exists() else f"File does not exist: {path}"
+                raise CannotArchive(why)
+
     def add(self, name: str, path: Path) -> None:
+        """Add one file under this name. Raises CannotArchive."""
         other = self.members.get(name)
         if other is not None:
             if not other.samefile(path) and not _same_bytes(other, path):
@@ -247,26 +271,31 @@ def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(folder).as_posix(), path
 
 
-class _Packing:
-    """One archive being written."""
+class Packing:
+    """One archive being written: `members`, and the manifest that `make_manifest` makes of a time in seconds UTC.
+
+    That is `source_date_epoch`, else the newest member's. `on_member` and `on_bytes` as for `write_archive`.
+    """
 
     def __init__(
         self,
-        plan: Plan,
+        members: dict[str, Path],
         output: Path,
-        source_date_epoch: int | None,
-        on_member: Callable[[Packed], None],
-        on_bytes: Callable[[int], None],
+        manifest_path: str,
+        make_manifest: Callable[[float], bytes],
+        *,
+        source_date_epoch: int | None = None,
+        on_member: Callable[[Packed], None] | None = None,
+        on_bytes: Callable[[int], None] | None = None,
     ) -> None:
         # An earlier archive of this name, found in an extra folder, is no part of the new one.
         own = output.resolve()
-        members = {name: path for name, path in plan.members.items() if not path.resolve().is_relative_to(own)}
+        members = {name: path for name, path in members.items() if not path.resolve().is_relative_to(own)}
         newest = max((path.stat().st_mtime for path in members.values()), default=0.0)
-        self._manifest = _manifest(plan.spec, newest if source_date_epoch is None else source_date_epoch)
-        self._members: dict[str, Path | None] = dict(sorted({**members, MANIFEST_PATH: None}.items()))
-        self._top = plan.spec.model_name
+        self._manifest = make_manifest(newest if source_date_epoch is None else source_date_epoch)
+        self._members: dict[str, Path | None] = dict(sorted({**members, manifest_path: None}.items()))
         self._scratch = output.parent
-        self._on_member, self._on_bytes = on_member, on_bytes
+        self._on_member, self._on_bytes = on_member or _ignore, on_bytes or _ignore
 
     def write_zip(self, partial: Path, method: int) -> None:
         """Write a zip file, its members compressed by `method`."""
@@ -281,15 +310,15 @@ class _Packing:
                     for chunk in chunks:
                         member.write(chunk)
 
-    def write_tar(self, partial: Path) -> None:
-        """Write a gzip-compressed tar file with one folder around all."""
+    def write_tar(self, partial: Path, top: str) -> None:
+        """Write a gzip-compressed tar file with one folder, `top`, around all."""
         with (
             partial.open("xb") as file,
             gzip.GzipFile("", "wb", 6, file, mtime=0) as packed,
             tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
         ):
             for name, size, chunks in self._contents():
-                info = tarfile.TarInfo(f"{self._top}/{name}")
+                info = tarfile.TarInfo(f"{top}/{name}")
                 info.size = size
                 info.mode = 0o644
                 archive.addfile(info, cast("BinaryIO", _ChunkFile(chunks)))
@@ -373,17 +402,21 @@ def _manifest(spec: ArchiveSpec, created: float) -> bytes:
         "requirementsFile": name(spec.requirements_file),
         "configFile": name(spec.config_file),
     }
-    try:
-        created_on = datetime.fromtimestamp(int(created), UTC).strftime("%d/%m/%Y %H:%M:%S")
-    except (ValueError, OverflowError, OSError):
-        raise CannotArchive(f"{created} seconds is no time that `createdOn` can hold.") from None
     document = {
-        "createdOn": created_on,
+        "createdOn": created_on(created),
         "runtime": spec.runtime,
         "model": {key: value for key, value in model.items() if value is not None},
         "archiverVersion": __version__,
     }
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def created_on(seconds: float) -> str:
+    """A time, in seconds UTC, as manifests have it. Raises CannotArchive."""
+    try:
+        return datetime.fromtimestamp(int(seconds), UTC).strftime("%d/%m/%Y %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        raise CannotArchive(f"{seconds} seconds is no time that `createdOn` can hold.") from None
 
 
 def _put_in_place(partial: Path, output: Path) -> None:

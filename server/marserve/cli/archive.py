@@ -15,8 +15,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from marserve.archive.model_config import KEYS, ModelConfig, parse_model_config
 from marserve.archive.pickle_check import check_files
-from marserve.archive.writer import BUILT_IN_HANDLERS as TORCHSERVES_HANDLERS
 from marserve.archive.writer import (
+    BUILT_IN_HANDLERS,
     FORMATS,
     ArchiveSpec,
     Packed,
@@ -28,13 +28,14 @@ from marserve.archive.writer import (
 from marserve.cli.output import AsJson, CommandFailed, Output, table
 from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import BadArchive, CannotArchive
-from marserve.registry.handler_check import BUILT_IN_HANDLERS
 
 Format = StrEnum("Format", {word.replace("-", "_"): word for word in FORMATS})  # type: ignore[misc]  # from one list
 _TENSOR_HANDLER = "base_handler"
 # What the built-in handlers load: by itself, and with a model file.
 _PROGRAMS = (".pt", ".pt2", ".onnx", ".so")
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+# Their models are named in the configuration, and lie elsewhere.
+_LANGUAGE_MODELS = ("vllm_handler", "trt_llm_handler")
 
 
 def archive(
@@ -45,7 +46,7 @@ def archive(
     handler: Annotated[
         str | None,
         typer.Option(
-            help=f"A built-in handler ({' or '.join(BUILT_IN_HANDLERS)}), or the path of a Python file, with :function "
+            help=f"A built-in handler ({', '.join(BUILT_IN_HANDLERS)}), or the path of a Python file, with :function "
             f"where one is meant. Default: {_TENSOR_HANDLER} for TorchScript, .pt2 and ONNX files."
         ),
     ] = None,
@@ -148,20 +149,18 @@ def _foresee(plan: Plan) -> list[str]:
     warnings += [f"servers will refuse this archive. {finding}" for finding in findings]
     if plan.spec.model_file is not None and plan.spec.serialized_file is None:
         warnings.append(f"there is a model file ({plan.spec.model_file.name}) and no serialized file with its weights")
-    if handler_file(plan.spec.handler, plan.spec.runtime) is None and plan.spec.serialized_file is None:
+    is_built_in = handler_file(plan.spec.handler, plan.spec.runtime) is None
+    if is_built_in and plan.spec.serialized_file is None and plan.spec.handler not in _LANGUAGE_MODELS:
         warnings.append(f"the handler {plan.spec.handler} needs a serialized file, and there is none")
     return warnings
 
 
 def _check_handler(spec: ArchiveSpec) -> None:
-    """Refuse a handler that marserve has not, and one of its own with a file that it cannot load.
-
-    (`torch-model-archiver` takes the names of all of TorchServe's handlers.) Raises CannotArchive.
-    """
+    """Refuse a handler that is not there, and a built-in one with a file that it cannot load. Raises CannotArchive."""
     if spec.runtime == "LSP":
         return
     module = spec.handler.partition(":")[0]
-    ours = " and ".join(BUILT_IN_HANDLERS)
+    ours = ", ".join(BUILT_IN_HANDLERS)
     if module in BUILT_IN_HANDLERS:
         endings = _PROGRAMS if spec.model_file is None else _WEIGHTS
         file = spec.serialized_file
@@ -173,10 +172,6 @@ def _check_handler(spec: ArchiveSpec) -> None:
             )
         return
     path = Path(module if module.endswith(".py") else f"{module}.py")
-    if module in TORCHSERVES_HANDLERS:
-        raise CannotArchive(
-            f"marserve has no handler {module}, which TorchServe has: name one of {ours}, or a file of yours as {path}."
-        )
     if module and not path.is_file():
         near = difflib.get_close_matches(module, BUILT_IN_HANDLERS, 1)
         hint = f"; did you mean {near[0]}?" if near else "."

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
 import typer
 
+from marserve.cli.credentials import TOKEN_VARIABLE, Credentials, local_trust
 from marserve.cli.output import CommandFailed
 from marserve.cli.typed_settings import load_as_typed
 from marserve.errors import BadSettings
@@ -68,10 +69,14 @@ class Listener:
 
     flag = "--management or --inference"
     """The flag with which a command is told the address."""
+    kind: ClassVar[Literal["inference", "management"]] = "management"
+    """Whose key is sent where the server asks for one."""
 
-    def __init__(self, address: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self, address: str, transport: httpx.BaseTransport | None = None, key_file: Path | None = None
+    ) -> None:
         self.address = address
-        self._client = _client(address, transport)
+        self._client = _client(address, transport, self.kind, key_file)
 
     def __enter__(self) -> Self:
         return self
@@ -124,6 +129,7 @@ class Inference(Listener):
     """The inference address of a server."""
 
     flag = "--inference"
+    kind = "inference"
 
     def is_alive(self) -> bool:
         """Whether a marserve answers there; False when nobody does."""
@@ -211,6 +217,8 @@ def refused(answer: httpx.Response, next_step: str | None = None) -> CommandFail
     facts = {"code": answer.status_code, "type": said.get("type"), "reason": reason, "request_id": request_id}
     if next_step is None and reason:
         next_step = "The server's model log has the whole traceback."
+    elif next_step is None and said.get("type") == "InvalidKeyException":
+        next_step = f"Run this in the server's folder, where its key file is, or set {TOKEN_VARIABLE} to a key."
     elif next_step is None and request_id and answer.status_code >= 500:
         next_step = f"The server's log says more under request {request_id}."
     return CommandFailed(
@@ -240,15 +248,24 @@ def _checked(address: str, flag: str) -> str:
     )
 
 
-def _client(address: str, transport: httpx.BaseTransport | None) -> httpx.Client:
+def _client(
+    address: str,
+    transport: httpx.BaseTransport | None,
+    kind: Literal["inference", "management"],
+    key_file: Path | None,
+) -> httpx.Client:
     parts = urlsplit(address)
     if parts.scheme == "unix":
-        return httpx.Client(base_url="http://localhost", transport=transport or httpx.HTTPTransport(uds=parts.path))
+        auth = Credentials(kind, is_local=True, key_file=key_file)
+        socket = transport or httpx.HTTPTransport(uds=parts.path)
+        return httpx.Client(base_url="http://localhost", transport=socket, auth=auth)
     # A server that listens on every address is called by the nearest.
     base = address.replace("//0.0.0.0", "//127.0.0.1", 1).replace("//[::]", "//[::1]", 1)
     # A proxy of the environment leads to the world, not to this machine.
     is_local = _is_loopback(urlsplit(base).hostname or "")
-    return httpx.Client(base_url=base, transport=transport, trust_env=not is_local)
+    auth = Credentials(kind, is_local=is_local, key_file=key_file)
+    trust = local_trust() if is_local and parts.scheme == "https" else True
+    return httpx.Client(base_url=base, transport=transport, trust_env=not is_local, auth=auth, verify=trust)
 
 
 def _is_loopback(host: str) -> bool:

@@ -24,9 +24,6 @@ FLAGS = {
 }
 """The settings with a flag of their own; all others are given with `--set`."""
 
-# The one flag of `torchserve` that the settings name and `marserve` has not.
-_TOKEN_FLAG, _TOKEN_SETTING = "--disable-token-auth", "--set disable_token_authorization=true"
-
 
 def load_as_typed(flags: Mapping[str, object], set_keys: Collection[str] = ()) -> Settings:
     """The settings of this folder and environment under these flags; `set_keys` were given with `--set`.
@@ -45,7 +42,7 @@ def load_as_typed(flags: Mapping[str, object], set_keys: Collection[str] = ()) -
         if error.key == "ts_config":
             raise BadSettings(_say_missing_file(flags), key="ts_config") from None
         source = error.source or ""
-        message = error.message.removesuffix(f" ({source})").replace(_TOKEN_FLAG, _TOKEN_SETTING)
+        message = error.message.removesuffix(f" ({source})")
         raise BadSettings(message, error.key, spelled.get(source, error.source)) from None
     return replace(settings, warnings=tuple(_respell(warning, spelled) for warning in settings.warnings))
 

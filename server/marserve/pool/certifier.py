@@ -133,6 +133,9 @@ class Certifier:
         pool = self._pool
         if pool.dispatcher.is_draining or self._is_stopped:
             raise Draining
+        options = pool.options
+        if options.sequences is not None or options.continuous_batching or options.is_concurrent:
+            raise BadInput("Batches of this model cannot be checked: it has sequences, steps, or calls side by side.")
         if not pool.slots or pool.dispatcher.living_slots <= 0:
             raise NoWorker(pool.options.model)
         inputs = list(given) or await self._read_samples()

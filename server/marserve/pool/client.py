@@ -19,6 +19,7 @@ from marserve.messages import (
     AskLengths,
     Batch,
     Batches,
+    Cancel,
     Check,
     Checked,
     Item,
@@ -149,6 +150,10 @@ class WorkerClient(asyncio.Protocol):
         """Take frames of up to so many bytes, if that is more than until now."""
         self._decoder.max_frame_bytes = max(self._decoder.max_frame_bytes, max_frame_bytes)
 
+    def cancel(self, number: int, index: int) -> None:
+        """Tell a worker that runs many batches at once that an item is no longer wanted."""
+        self._send(Cancel(number, index))
+
     def stop(self) -> None:
         """Ask the worker to finish what it was sent and end."""
         self._send(Stop())
@@ -233,7 +238,8 @@ def _items_of(jobs: Sequence[Job]) -> tuple[list[Item], list[wire.Body]]:
     for job in jobs:
         request = job.request
         parts = []
-        for part in request.parts:
+        # Whoever has had a piece of its answer is never sent a second time, but called with again: it is there already.
+        for part in request.parts if not job.has_sent_pieces else ():
             parts.append((part.name, part.content_type))
             bodies.append(part.body)
         items.append(Item(request.id, parts, request.headers, request.server_headers, job.deadline))

@@ -100,7 +100,13 @@ class Landed(NamedTuple):
 
 
 class Dispatcher:
-    """The pure heart of a pool. All calls come from one thread; `now` is the monotonic clock in seconds."""
+    """The pure heart of a pool. All calls come from one thread; `now` is the monotonic clock in seconds.
+
+    `dispatchers.py` says which kind of it a version gets.
+    """
+
+    # Whether `next_wake` may say something though nothing waits and nothing has a deadline.
+    keeps_time = False
 
     def __init__(self, options: PoolOptions, metrics: VersionMetrics, actions: Actions) -> None:
         self.options = options
@@ -160,7 +166,7 @@ class Dispatcher:
         if self._refused:
             self._refuse_deadly(request, now)
         waiting = len(self.queue)
-        if options.use_job_ticket and len(self._idle) <= waiting + len(self._batcher.groups):
+        if options.use_job_ticket and self._tickets() <= waiting + len(self._batcher.groups):
             raise NoTicket(options.model, retry_after_s=self.retry_after_s())
         bound = options.queue_size
         if not self._idle:
@@ -190,6 +196,8 @@ class Dispatcher:
         self.metrics.requests += 1
         if request.names_version:
             self.metrics.named_requests += 1
+        if request.is_inner:
+            self.metrics.inner_requests += 1
         # While every worker is busy, a job that does not fill a batch changes nothing before its delay is up.
         if (
             self._idle
@@ -200,6 +208,10 @@ class Dispatcher:
         if displaced is not None:
             self._fail(displaced, QueueFull(options.model, retry_after_s=self.retry_after_s()), now)
         return job
+
+    def _tickets(self) -> int:
+        """How many requests workers would take at this moment."""
+        return len(self._idle)
 
     def expected_wait_s(self, priority: int, now: float) -> float | None:
         """How long a request that came now would wait for its answer: 0 while a worker is idle, None if unknown.
@@ -307,6 +319,18 @@ class Dispatcher:
         lane = self._lanes.get(key)
         return tuple(lane.flights) if lane is not None else ()
 
+    def quiet_since(self, key: str) -> float | None:
+        """Since when a worker that runs many batches at once has said nothing of one; None where it runs one by one."""
+        return None
+
+    def describe_sequences(self) -> dict[str, int] | None:
+        """What describe says of sequences, None where there are none."""
+        return None
+
+    def ended_in(self, landed: Landed) -> int:
+        """How many requests of a batch have had their end with it."""
+        return len(landed.results)
+
     def want_lane(self, now: float) -> None:
         """Have a worker without work lent to the server itself, once, and before requests: `Actions.lane_lent` tells.
 
@@ -332,11 +356,7 @@ class Dispatcher:
         if lane is None or not lane.flights or lane.flights[0].number != number or not lane.flights[0].is_check:
             raise BadFrame(f"worker {key} speaks of check {number}, which it was not running")
         lane.flights.popleft()
-        if lane.is_open:
-            self._rest(lane, now)
-        else:
-            del self._lanes[key]
-            self._actions.lane_emptied(key)
+        self._rest(lane, now)
         self.pump(now)
 
     def reconfigure(self, *, batch_size: int, max_batch_delay_s: float, now: float) -> None:
@@ -418,7 +438,10 @@ class Dispatcher:
             job.flight = flight
             if job.request.names_version:
                 metrics.named_queue_s += now - job.arrived
-        metrics.queue_seconds.observe_all([now - job.arrived for job in jobs])
+        waits_s = [now - job.arrived for job in jobs]
+        metrics.queue_seconds.observe_all(waits_s)
+        if metrics.tap is not None:
+            metrics.tap.queued(waits_s, [now - job.arrived for job in jobs if job.request.names_version])
         metrics.batch_sizes.observe(len(jobs))
         if self._batcher.guessed and not is_group:
             self._ask_lengths(lane, flight)
@@ -507,6 +530,7 @@ class Dispatcher:
         flight = landed.flight
         metrics, goal = self.metrics, self.goal
         totals_s: list[float] = []
+        named_s: list[float] = []
         for job, result, body in zip(flight.jobs, landed.results, landed.bodies, strict=True):
             if job.deadline is not None and job.deadline <= flight.sent_at and result.error is None:
                 metrics.expired_run += 1
@@ -523,7 +547,7 @@ class Dispatcher:
             if goal is not None:
                 goal.answered(total_s)
             if job.request.names_version:
-                metrics.named_total_s += total_s
+                named_s.append(total_s)
             metrics.answers[result.status] += 1
             answer = Answer(body, result.status, result.reason, result.headers)
             if job.has_sent_pieces:
@@ -531,6 +555,10 @@ class Dispatcher:
             else:
                 job.receiver.on_answer(answer)
         metrics.total_seconds.observe_all(totals_s)
+        if named_s:
+            metrics.named_total_s += sum(named_s)
+        if metrics.tap is not None:
+            metrics.tap.answered(totals_s, named_s)
 
     def piece(
         self, key: str, number: int, results: Sequence[Result], bodies: Sequence[bytes | bytearray], now: float
@@ -647,16 +675,20 @@ class Dispatcher:
         self._run_times.add(handler_s)
         self.metrics.busy_seconds += handler_s
         self.metrics.handler_seconds.observe(handler_s, len(flight.jobs))
+        if self.metrics.tap is not None:
+            server_s = 0.0 if flight.is_ahead else now - flight.sent_at - handler_s
+            self.metrics.tap.ran([job.request.id for job in flight.jobs], handler_s, server_s)
         if lane.flights:
             self._ahead -= len(lane.flights[0].jobs)
-        elif lane.is_open:
-            self._rest(lane, now)
         else:
-            del self._lanes[key]
-            self._actions.lane_emptied(key)
+            self._rest(lane, now)
 
     def _rest(self, lane: WorkerLane, now: float) -> None:
-        """An open lane has nothing in flight: it is idle, or lent where one was asked for."""
+        """A lane has nothing in flight: it is idle, or lent where one was asked for; a closed one may go."""
+        if not lane.is_open:
+            del self._lanes[lane.key]
+            self._actions.lane_emptied(lane.key)
+            return
         if not self._wants_lane:
             self._idle.append(lane)
             return
@@ -794,6 +826,8 @@ class Dispatcher:
         metrics.total_seconds.observe(total_s)
         if job.request.names_version:
             metrics.named_total_s += total_s
+        if metrics.tap is not None:
+            metrics.tap.answered([total_s], [total_s] if job.request.names_version else [])
         job.receiver.on_error(error)
 
 

@@ -11,6 +11,26 @@ DEFAULT_TOLERANCE = Tolerance()
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceOptions:
+    """How requests of one sequence are told, and what bounds sequences; times in seconds.
+
+    A request names its sequence in `id_header`; `start_header: true` begins one, `end_header: true` says that it is the
+    last. At most `most` sequences live at a time, of each at most `queue_size` requests wait. A sequence ends after
+    `max_idle_s` without a request (0: sequences cannot be served at all), `timeout_s` after its first one (0: never),
+    and with `frees_ended` when its last request is answered.
+    """
+
+    max_idle_s: float
+    timeout_s: float = 0.0
+    queue_size: int = 1
+    most: int = 1
+    frees_ended: bool = False
+    id_header: str = "ts_request_sequence_id"
+    start_header: str = "ts_request_sequence_start"
+    end_header: str = "ts_request_sequence_end"
+
+
+@dataclass(frozen=True, slots=True)
 class PoolOptions:
     """Effective values of one model version; times in seconds.
 
@@ -31,6 +51,13 @@ class PoolOptions:
     With `parallel_level` a worker has that many of `gpu_ids`, next to each other, and with a `parallel_type` other than
     `custom` it is a group of so many processes with `rank_threads` threads each (0: a fair share). `most_workers` is
     how many the devices are enough for, 0 for any number.
+
+    With `sequences` the requests of one sequence go to one worker, one at a time. With `continuous_batching` a worker
+    is called again with the same requests until each has ended, and others join them. With `is_concurrent` a worker
+    has up to `most_concurrent` requests at once and ends them in any order.
+
+    `python` is the interpreter of the model's own virtual environment, empty for the server's; with
+    `may_share_imports` off, its packages must not meet those that were imported for many models.
 
     `samples` are inputs that `batch_check` compares batches with (`pool/certificate.py`); `batch_check_sample` is the
     share of served batches that is run again item by item, 0 for none.
@@ -72,10 +99,16 @@ class PoolOptions:
     no_restart_exit_codes: tuple[int, ...] = ()
     on_crash: Literal["retry", "fail"] = "retry"
     readiness_rule: Literal["any", "min", "all"] = "any"
+    python: str = ""
+    may_share_imports: bool = True
     samples: tuple[Sample, ...] = ()
     batch_check: Literal["off", "warn", "refuse"] = "off"
     batch_check_sample: float = 0.0
     batch_tolerance: Tolerance = DEFAULT_TOLERANCE
+    sequences: SequenceOptions | None = None
+    continuous_batching: bool = False
+    is_concurrent: bool = False
+    most_concurrent: int = 1000
 
     @property
     def ranks(self) -> int:

@@ -351,6 +351,7 @@ class Life:
         self._hang_up: asyncio.TimerHandle | None = None
         self._has_answered = False
         self._is_held = False
+        self._ended = 0
         self._heard_at = 0.0
         self._awaited_number = 0
         self._may_retry = True
@@ -426,6 +427,8 @@ class Life:
         if isinstance(loaded, Loaded) and await self.process.is_whole():
             self.load_s = launched.load_s if loaded.seconds == 0.0 else loaded.seconds
             self.warm_up_s, self.warnings = loaded.warm_up_s, loaded.warnings
+            if owner.metrics.tap is not None:
+                owner.metrics.tap.loaded(self._slot.name, self.load_s)
             if loaded.has_length_of:
                 owner.dispatcher.offer_lengths()
             elif owner.options.length_from == FROM_HANDLER:
@@ -486,8 +489,10 @@ class Life:
         self._client.take_frames_of(self._owner.load.max_answer_bytes * size)
 
     def mark_cancelled(self, number: int, index: int) -> None:
-        """Tell the worker, by the page, that an item is no longer wanted."""
-        if self._page is not None:
+        """Tell the worker that an item is no longer wanted: by the page, as long as it does not read."""
+        if self._owner.options.is_concurrent:
+            self._client.cancel(number, index)
+        elif self._page is not None:
             self._page.cancel(number, index)
 
     def hold(self) -> None:
@@ -529,7 +534,7 @@ class Life:
                 dispatcher.tell(batch, now)
         self._note_answer()
         for (message, bodies), batch in zip(ended, landed, strict=True):
-            self.requests += len(message.results)
+            self.requests += dispatcher.ended_in(batch)
             if owner.certifier.samples_batches:
                 owner.certifier.note(batch.flight, message, bodies)
         owner.batch_ended()
@@ -541,7 +546,7 @@ class Life:
         self._check_ended(message.number)
         now = self._heard_at = time.monotonic()
         flights = self._owner.dispatcher.flights(self.key)
-        self.requests += len(flights[0].jobs) if flights else 0
+        self.requests += sum(len(flight.jobs) for flight in flights if flight.number == message.number)
         failed = self._owner.dispatcher.raised(self.key, message, now)
         self._note_answer()
         if self.requests >= self._recycle_after:
@@ -568,6 +573,9 @@ class Life:
 
     def _check_ended(self, number: int) -> None:
         """A batch is answered after it was run: who answers before answers for what he has not seen."""
+        if self._owner.options.is_concurrent:
+            self._ended += 1
+            number = self._ended  # they end in any order
         if self._page is None or self._page.finished < number:
             raise BadFrame(f"batch {number} is answered, though the worker has not ended it")
 
@@ -620,6 +628,9 @@ class Life:
         if self._is_held:  # a slow client keeps the worker waiting, whom the connection's own limit ends
             self._heard_at = now
             return now + self._owner.options.response_timeout_s
+        quiet_since = self._owner.dispatcher.quiet_since(self.key)
+        if quiet_since is not None:
+            return self._check_quiet(quiet_since, now)
         number, began = self._page.running
         since = began if number == flight.number and flight.sent_at <= began <= now else flight.sent_at
         limit_s = self._owner.options.response_timeout_s
@@ -644,6 +655,17 @@ class Life:
         if self._owner.dispatcher.is_asked(self.key) and number != flight.number:
             detail += ", when the handler's length_of was asked"
         self.terminate(Death(Cause.RESPONSE_TIMEOUT, f"{detail}; {doing}" if doing else detail))
+        return None
+
+    def _check_quiet(self, since: float, now: float) -> float | None:
+        """As `check_time` for one that runs many batches at once: of one of them it has said nothing since then."""
+        limit_s = self._owner.options.response_timeout_s
+        if now < since + limit_s:
+            return since + limit_s
+        self._may_retry = False
+        self.terminate(
+            Death(Cause.RESPONSE_TIMEOUT, f"no answer to one of its requests in responseTimeout, {limit_s:g} s")
+        )
         return None
 
     @property

@@ -23,7 +23,7 @@ from marserve.pool.asked_lengths import Question
 from marserve.pool.batcher import Flight
 from marserve.pool.cause_of_death import Cause, Death
 from marserve.pool.certifier import Certifier
-from marserve.pool.dispatcher import Dispatcher
+from marserve.pool.dispatchers import make_dispatcher
 from marserve.pool.hang import LOOK_BEFORE_S
 from marserve.pool.launchers import GroupShape, Launcher, Launchers
 from marserve.pool.options import PoolOptions
@@ -65,9 +65,17 @@ class Pool:
         load = self.load = msgspec.structs.replace(load, memory_limit_bytes=options.max_worker_memory_bytes)
         self.metrics = metrics
         self.log = worker_log
-        self.dispatcher = Dispatcher(options, metrics, self)
+        self.dispatcher = make_dispatcher(options, metrics, self)
         shape = GroupShape(options.ranks, options.parallel_type != "pp") if options.ranks else None
-        self.launcher = Launcher(launchers, load, options.worker_start, uses_devices=bool(options.gpu_ids), group=shape)
+        self.launcher = Launcher(
+            launchers,
+            load,
+            options.worker_start,
+            uses_devices=bool(options.gpu_ids),
+            group=shape,
+            python=options.python,
+            may_share_imports=options.may_share_imports,
+        )
         self.threads = (options.rank_threads if shape is not None else 0) or load.threads
         if not self.threads:
             wish = launchers.environment.get("OMP_NUM_THREADS")
@@ -253,6 +261,9 @@ class Pool:
             described["goal"] = self.dispatcher.goal.describe()
             if self.dispatcher.asked_lengths is not None and self.dispatcher.asked_lengths.is_offered:
                 described["goal"]["lengths"] = self.dispatcher.asked_lengths.describe()
+        sequences = self.dispatcher.describe_sequences()
+        if sequences is not None:
+            described["sequences"] = sequences
         described["batching"] = self.certifier.describe([life.warm_up_s for life in self._lives_with_warm_up()])
         return described
 
@@ -422,7 +433,8 @@ class Pool:
 
     def batch_ended(self) -> None:
         """A batch ended, or a worker did."""
-        if len(self.dispatcher.queue):
+        dispatcher = self.dispatcher
+        if len(dispatcher.queue) or dispatcher.keeps_time:
             self._set_wake()
         if self._waiters:
             self._notify()
@@ -500,7 +512,14 @@ class Pool:
             states["ready" if slot.is_ready else "failed" if slot.has_given_up else "loading"] += 1
         loads = {slot.name: slot.view().load_s for slot in self._slots if slot.is_ready}
         target = self.scaling.autoscaler.target
-        return Gauges(queue_length=self.queued, workers=states, load_s=loads, workers_target=target)
+        sequences = self.dispatcher.describe_sequences()
+        return Gauges(
+            queue_length=self.queued,
+            workers=states,
+            load_s=loads,
+            workers_target=target,
+            sequences=None if sequences is None else sequences["living"],
+        )
 
     def dismiss(self, slot: Slot, *, at_once: bool) -> None:
         """Retire a slot in the background; its end is waited for with the pool's."""

@@ -1,13 +1,14 @@
 """What goes into the registry and what comes out: settings, registrations, and the sentences of its answers.
 
-Plain data; every surface (REST, later gRPC) makes and reads these.
+Plain data; every surface (REST, gRPC) makes and reads these.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from marserve.registry.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.settings.values import Models
 
 Progress = Literal["done", "begun", "partial"]
@@ -22,7 +23,8 @@ class RegistryOptions:
     """The server's settings that concern models; times in seconds.
 
     `workers_by_api` and `workers_at_startup` are what a version gets that nobody named a number for. `models` is the
-    setting of that name: model to version to values.
+    setting of that name: model to version to values. With `installs_requirements` what archives require is installed;
+    their requirements may name addresses that match a pattern of `allowed_urls`.
     """
 
     workers_by_api: int = 0
@@ -42,6 +44,9 @@ class RegistryOptions:
     autoscale: bool = False
     gpu_count: int = 0
     models: Models = field(default_factory=dict)
+    sequence_headers: SequenceHeaderNames = PLAIN_NAMES
+    installs_requirements: bool = False
+    allowed_urls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class RegisterParameters:
     """What a registration may say; None is not given. Times in seconds.
 
     `warnings` are sentences about what the surface took for not given; they are logged and shown by describe.
+    `workflow` is the workflow that the version is a node of; with `is_function` it is one of its functions, which the
+    list of models leaves out.
     """
 
     url: str
@@ -62,6 +69,8 @@ class RegisterParameters:
     initial_workers: int | None = None
     synchronous: bool = True
     warnings: tuple[str, ...] = ()
+    workflow: str | None = None
+    is_function: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +120,18 @@ class ModelPage:
 
     models: list[tuple[str, str]]
     next_offset: int | None
+
+    def document(self) -> dict[str, Any]:
+        """The page as clients get it."""
+        token = {} if self.next_offset is None else {"nextPageToken": str(self.next_offset)}
+        return {**token, "models": [{"modelName": name, "modelUrl": url} for name, url in self.models]}
+
+
+def default_set_message(model: str, version: str) -> str:
+    """The sentence that the client gets whose version is now the default one."""
+    return f'Default version successfully updated for model "{model}" to "{version}"'
+
+
+def unregistered_message(model: str) -> str:
+    """The sentence that the client gets whose model or version is gone."""
+    return f'Model "{model}" unregistered'

@@ -6,7 +6,7 @@ Times are written in UTC. Members without a value are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from marserve.archive.model_config import ModelConfig
 from marserve.pool.options import PoolOptions
 from marserve.registry.ports import DeathLike, PoolLike, WorkerLike
+from marserve.store.fetch_guard import hide_query
 
 # Instead of a time: a worker that is not started again by itself.
 WHEN_SCALED = "when scaled"
@@ -21,7 +22,11 @@ WHEN_SCALED = "when scaled"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What does not change while a version is registered. `url` is the word it was registered with."""
+    """What does not change while a version is registered. `url` is the word it was registered with.
+
+    `workflow` is the workflow that it is a node of, None for a model by itself; `is_function`: one of its functions.
+    `requirements` is what became of the archive's own, None where it has none.
+    """
 
     url: str
     runtime: str
@@ -29,6 +34,9 @@ class Facts:
     config: ModelConfig
     is_at_startup: bool
     warnings: tuple[str, ...] = ()
+    workflow: str | None = None
+    is_function: bool = False
+    requirements: Mapping[str, Any] | None = None
 
 
 def describe_version(
@@ -45,7 +53,7 @@ def describe_version(
     described: dict[str, Any] = {
         "modelName": options.model,
         "modelVersion": options.version,
-        "modelUrl": facts.url,
+        "modelUrl": hide_query(facts.url),
         "runtime": facts.runtime,
         "minWorkers": min_workers,
         "maxWorkers": max_workers,
@@ -69,7 +77,7 @@ def describe_version(
         "stateful": config.sequence_batching,
         "sequenceMaxIdleMSec": _milliseconds(config.sequence_max_idle_s),
         "sequenceTimeoutMSec": _milliseconds(config.sequence_timeout_s),
-        "maxNumSequence": config.max_num_sequence if has_sequences else 0,
+        "maxNumSequence": _most_sequences(options, config) if has_sequences else 0,
         "maxSequenceJobQueueSize": config.max_sequence_job_queue_size if has_sequences else 0,
         "loadedAtStartup": facts.is_at_startup,
         "workers": [_describe_worker(worker) for worker in pool.workers()],
@@ -84,6 +92,8 @@ def describe_version(
         **pool.described,
     }
     described |= _limits_of_life(options)
+    if facts.requirements is not None:
+        described["requirements"] = dict(facts.requirements)
     warnings = [*facts.warnings, *pool.warnings, *remarks]
     if warnings:
         described["warnings"] = warnings
@@ -103,6 +113,10 @@ def _state(pool: PoolLike, min_workers: int) -> str:
     if not min_workers:
         return "idle"
     return "loading" if pool.is_healthy else "failed"
+
+
+def _most_sequences(options: PoolOptions, config: ModelConfig) -> int:
+    return options.sequences.most if options.sequences is not None else config.max_num_sequence or 1
 
 
 def _limits_of_life(options: PoolOptions) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Literal, TypeVar
 
 from marserve.archive.model_config import ModelConfig
 from marserve.pool.options import PoolOptions
+from marserve.registry.call_modes import PLAIN_NAMES, SequenceHeaderNames, read_call_mode
 from marserve.registry.parallel import read_parallel
 from marserve.settings import ModelDefaults
 
@@ -54,6 +55,7 @@ class OptionDefaults:
     max_worker_memory_bytes: int = 0
     readiness_rule: Literal["any", "min", "all"] = "any"
     autoscale: bool = False
+    sequence_headers: SequenceHeaderNames = PLAIN_NAMES
 
 
 def effective_options(
@@ -85,6 +87,18 @@ def effective_options(
         warnings.append(
             f"there are at most {maximum} workers: each has {parallel.parallel_level} of {len(gpu_ids)} devices"
         )
+    has_ranks = bool(parallel.parallel_level) and parallel.parallel_type not in (None, "custom")
+    size = _first(requested.batch_size, archive.batch_size, configured.batch_size, DEFAULT_BATCH_SIZE)
+    mode = read_call_mode(
+        archive,
+        defaults.sequence_headers,
+        batch_size=size,
+        max_workers=maximum,
+        has_ranks=has_ranks,
+        warnings=warnings,
+    )
+    if not mode.allows(policy):
+        policy = "idle"
     most_together = DEFAULT_BATCH_SIZE if policy != "goal" else DEFAULT_GOAL_BATCH_SIZE
     options = PoolOptions(
         model=model,
@@ -126,10 +140,10 @@ def effective_options(
         max_requests_per_worker=archive.max_requests_per_worker,
         max_worker_age_s=archive.max_worker_age_s,
         max_worker_growth_bytes=archive.max_worker_growth_bytes,
-        batch_isolation=archive.batch_isolation,
-        samples=archive.samples,
-        batch_check=archive.batch_check or ("refuse" if archive.samples else "off"),
-        batch_check_sample=archive.batch_check_sample,
+        batch_isolation=archive.batch_isolation and not mode.has_state,
+        samples=archive.samples if not mode.has_state else (),
+        batch_check="off" if not mode.is_plain else archive.batch_check or ("refuse" if archive.samples else "off"),
+        batch_check_sample=archive.batch_check_sample if mode.is_plain else 0.0,
         batch_tolerance=archive.batch_tolerance,
         worker_start=archive.worker_start,
         gpu_ids=gpu_ids,
@@ -139,6 +153,10 @@ def effective_options(
         most_workers=parallel.most_workers,
         autoscale=_first(archive.autoscale, defaults.autoscale),
         idle_timeout_s=archive.idle_timeout_s if minimum == 0 and maximum else None,
+        sequences=mode.sequences,
+        continuous_batching=mode.is_continuous,
+        is_concurrent=mode.is_concurrent,
+        most_concurrent=archive.max_concurrent_requests,
     )
     if not archive.samples and (archive.warm_up or archive.batch_check in ("warn", "refuse")):
         warnings.append("warmUp and batchCheck of the model's configuration are not used: it has no samples")

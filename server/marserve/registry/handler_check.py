@@ -9,15 +9,33 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 # What comes with marserve; the server may not import `marserve_handlers`, so a test holds the two lists together.
-BUILT_IN_HANDLERS = ("base_handler", "image_classifier")
+BUILT_IN_HANDLERS = (
+    "base_handler",
+    "image_classifier",
+    "image_segmenter",
+    "object_detector",
+    "text_classifier",
+    "densenet_handler",
+    "dali_image_classifier",
+    "vllm_handler",
+    "trt_llm_handler",
+    "vision_handler",
+    "text_handler",
+    "dali_handler",
+    "distributed.base_pippy_handler",
+    "distributed.base_deepspeed_handler",
+)
 LONGEST_NAME = 200  # characters; file systems hold 255 bytes
 
 
-def find_defect(handler: str | None, model_dir: Path, *, installs_requirements: bool) -> str | None:
+def find_defect(
+    handler: str | None, model_dir: Path, *, installs_requirements: bool, packages: Path | None = None
+) -> str | None:
     """Why no worker can ever import `handler` (`image_classifier`, `h.py`, `h:entry`), or None where one may.
 
     Looked for as a worker does: in the archive's folder, among installed modules, among the built-in handlers.
-    With `installs_requirements` an unknown module may still come with the model's own packages.
+    With `installs_requirements` an unknown module may still come with the model's own packages; once those are
+    installed they lie in `packages`.
     """
     if not handler:
         return "no handler is named: the manifest has none, and neither has the registration"
@@ -27,7 +45,25 @@ def find_defect(handler: str | None, model_dir: Path, *, installs_requirements: 
         return f"handler {handler[:LONGEST_NAME]!r} names no module"
     if _is_in_folder(model_dir, top) or installs_requirements or _is_installed(top) or module in BUILT_IN_HANDLERS:
         return None
+    beside = folder_of(handler, model_dir)
+    if beside is not None and _is_in_folder(beside, top):
+        return None
+    if packages is not None and _is_in_folder(packages, top):
+        return None
     return f"handler {handler!r} was found neither in the archive nor among the installed or built-in handlers"
+
+
+def folder_of(handler: str, model_dir: Path) -> Path | None:
+    """The folder of the archive that a handler named as `path/h.py:f` lies in; its modules are found there first."""
+    word = PurePosixPath(handler.partition(":")[0].strip())
+    if word.is_absolute() or word.parent == PurePosixPath() or ".." in word.parts or "\0" in handler:
+        return None
+    folder = model_dir / word.parent
+    try:
+        is_inside = folder.is_dir() and folder.resolve().is_relative_to(model_dir.resolve())
+    except OSError:  # a name too long
+        return None
+    return folder if is_inside else None
 
 
 def module_of(handler: str) -> str:

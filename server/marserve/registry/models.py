@@ -9,6 +9,7 @@ It knows no HTTP; it gives and raises plain data and typed errors. Processes bel
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from marserve.errors import (
     BadInput,
     CleanUpTimedOut,
     DefaultVersionInUse,
+    DependencyFailed,
     Draining,
     LoadFailed,
     MarserveError,
@@ -38,18 +40,22 @@ from marserve.registry.calls import (
 )
 from marserve.registry.customized import ask_for_metadata, read_metadata
 from marserve.registry.describe import describe_version, page_of
+from marserve.registry.installing import Installations
 from marserve.registry.intake import Intake, Unpacked
 from marserve.registry.plan import Plan, check_parameters, make_plan
-from marserve.registry.ports import JobLike, MetricsBook, PoolFactory, PoolLike
+from marserve.registry.ports import EnvironmentsLike, JobLike, MetricsBook, PoolFactory, PoolLike
 from marserve.registry.readiness import Readiness, Standing, judge
 from marserve.registry.startup import models_to_load
 from marserve.registry.traffic import choose_version
 from marserve.settings import ModelToLoad
 from marserve.settings.values import LoadModels
+from marserve.store.fetch_guard import hide_query
 
 log = logging.getLogger("marserve.registry")
 
 PARALLEL_INTAKES = 2
+# Downloads wait for the network, which is no reason for archives that lie here to wait.
+PARALLEL_FETCHES = 4
 # How often a drain looks whether something still runs; pools do not tell when they fall silent.
 DRAIN_LOOK_S = 0.02
 # What ending workers may take beyond the time that they are given to drain: SIGTERM, SIGKILL, reaping.
@@ -62,17 +68,17 @@ Result = TypeVar("Result")
 
 
 class _Version:
-    """One registered version and what belongs to it.
+    """One registered version and what belongs to it: its pool, and on disk what its plan holds.
 
     `is_settled`: its first load has ended, well or badly.
     """
 
-    __slots__ = ("facts", "is_settled", "max_workers", "min_workers", "pool", "remarks", "unpacked")
+    __slots__ = ("facts", "is_settled", "max_workers", "min_workers", "plan", "pool", "remarks")
 
     def __init__(self, plan: Plan, pool: PoolLike) -> None:
         self.facts = plan.facts
         self.remarks: list[str] = []
-        self.unpacked = plan.unpacked
+        self.plan = plan
         self.pool = pool
         self.min_workers = plan.facts.options.min_workers
         self.max_workers = plan.facts.options.max_workers
@@ -104,15 +110,26 @@ class Registry:
     a registration leaves nothing half done.
     """
 
-    def __init__(self, options: RegistryOptions, intake: Intake, make_pool: PoolFactory, metrics: MetricsBook) -> None:
+    def __init__(
+        self,
+        options: RegistryOptions,
+        intake: Intake,
+        make_pool: PoolFactory,
+        metrics: MetricsBook,
+        environments: EnvironmentsLike | None = None,
+    ) -> None:
+        """`environments` is where requirements are installed; they are where `options` say so."""
         self._options = options
         self._intake = intake
         self._make_pool = make_pool
         self._metrics = metrics
+        self._environments = environments
+        self._installations = Installations()
         self._models: dict[str, _Model] = {}
         self._leaving: set[_Version] = set()
         self._changes: set[asyncio.Task[Any]] = set()
         self._intakes = asyncio.Semaphore(PARALLEL_INTAKES)
+        self._fetches = asyncio.Semaphore(PARALLEL_FETCHES)
         self._is_leaving = False
         self._is_draining = False
         self._has_tried_startup = False
@@ -127,7 +144,7 @@ class Registry:
         Raises Draining, ModelNotFound, VersionNotFound, and what the pool raises: NoWorker, QueueFull, NoTicket,
         FingerprintRefused.
         """
-        if self._is_draining:
+        if self._is_draining and not request.is_inner:
             raise Draining
         entry = self._models.get(model)
         if entry is None:
@@ -163,9 +180,14 @@ class Registry:
         """
         return await self._carry_through(self._register(parameters))
 
-    async def _register(self, parameters: RegisterParameters) -> Registered:
+    async def register_unpacked(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
+        """As `register`, of what the caller has unpacked; a folder that is not private stays the caller's."""
+        return await self._carry_through(self._register(parameters, unpacked))
+
+    async def _register(self, parameters: RegisterParameters, unpacked: Unpacked | None = None) -> Registered:
         check_parameters(parameters)
-        unpacked = await self._take_in(parameters.url)
+        if unpacked is None:
+            unpacked = await self._take_in(parameters.url)
         version = await self._admit(parameters, unpacked)
         workers = version.min_workers
         if not workers:
@@ -184,30 +206,71 @@ class Registry:
         return Registered(version.model, version.name, workers, "done" if is_ready else "partial")
 
     async def _take_in(self, url: str) -> Unpacked:
+        async with self._fetches:
+            if self._is_draining:
+                raise Draining
+            fetched = await asyncio.to_thread(self._intake.fetch, url)
         async with self._intakes:
             if self._is_draining:
                 raise Draining
-            return await asyncio.to_thread(self._intake.take_in, url)
+            return await asyncio.to_thread(self._intake.take_in, url, fetched)
 
     async def _admit(
         self, parameters: RegisterParameters, unpacked: Unpacked, *, is_at_startup: bool = False
     ) -> _Version:
         """Make the unpacked archive a version, or delete it and raise."""
+        return await self._establish(parameters, await self._plan(parameters, unpacked, is_at_startup=is_at_startup))
+
+    async def _plan(self, parameters: RegisterParameters, unpacked: Unpacked, *, is_at_startup: bool) -> Plan:
+        """Plan a version of the unpacked archive, or delete it and raise."""
         try:
-            plan = await asyncio.to_thread(make_plan, parameters, unpacked, self._options, is_at_startup=is_at_startup)
-            return self._publish(plan)
+            return await asyncio.to_thread(make_plan, parameters, unpacked, self._options, is_at_startup=is_at_startup)
         except BaseException:
             await asyncio.to_thread(unpacked.discard)
             raise
+
+    async def _establish(self, parameters: RegisterParameters, plan: Plan) -> _Version:
+        """Install what the plan wants and put the version on the list, or delete what belongs to the plan and raise."""
+        model, name = plan.facts.options.model, plan.facts.options.version
+        with contextlib.ExitStack() as stack:
+            try:
+                if plan.wanted is not None and self._environments is not None:
+                    if self._is_draining:
+                        raise Draining
+                    self._refuse_conflict(model, name)
+                    claim = stack.enter_context(self._installations.claim(model, name))
+                    is_synchronous = parameters.synchronous
+                    plan = await claim.install(plan, self._environments, is_synchronous=is_synchronous)
+                return self._publish(plan)
+            except BaseException as error:
+                await asyncio.to_thread(plan.discard)
+                if isinstance(error, DependencyFailed):
+                    if self._is_draining:
+                        raise Draining from error
+                    self._remark_failure(model, name, error)
+                raise
+
+    def _remark_failure(self, model: str, name: str, error: DependencyFailed) -> None:
+        """Let the versions of the model that are there say in describe why another one is not."""
+        if model in self._models:
+            words = "; ".join(error.reason.splitlines()[-3:])
+            self.remark(
+                model, None, [f"version {name} was not registered, its requirements were not installed: {words}"]
+            )
+
+    def _refuse_conflict(self, model: str, name: str) -> None:
+        """Raise VersionConflict where the version is registered."""
+        entry = self._models.get(model)
+        if entry is not None and name in entry.versions:
+            raise VersionConflict(model, name)
 
     def _publish(self, plan: Plan) -> _Version:
         """Put a version on the list and begin to start its workers. Nothing is awaited between check and deed."""
         if self._is_draining:
             raise Draining
         model, name = plan.facts.options.model, plan.facts.options.version
+        self._refuse_conflict(model, name)
         entry = self._models.get(model)
-        if entry is not None and name in entry.versions:
-            raise VersionConflict(model, name)
         pool = self._make_pool(plan.facts.options, plan.load)
         version = _Version(plan, pool)
         pool.start()
@@ -235,25 +298,57 @@ class Registry:
             models = models_to_load(load_models, names)
             # Read side by side, published in the order of the setting: it decides which version is the default.
             takes = [(model, asyncio.create_task(self._take_in(model.url))) for model in models]
+            # What is installed for one of them must not keep the others waiting, but for those of the same name.
+            latest: dict[str, asyncio.Task[None]] = {}
             for model, take in takes:
-                await self._load_one_at_start(model, take)
+                await self._load_one_at_start(model, take, latest)
+            if latest:
+                await asyncio.wait(latest.values())
         self._has_tried_startup = True
 
-    async def _load_one_at_start(self, model: ModelToLoad, take: asyncio.Task[Unpacked]) -> None:
+    async def _load_one_at_start(
+        self, model: ModelToLoad, take: asyncio.Task[Unpacked], latest: dict[str, asyncio.Task[None]]
+    ) -> None:
+        """Load one archive; returns when it is loaded, or when only its requirements are waited for.
+
+        `latest` are the models that wait for some, by name: the next version of such a name waits for it in turn.
+        """
         parameters = RegisterParameters(url=model.url, model_name=model.name, synchronous=False)
         try:
-            version = await self._admit(parameters, await take, is_at_startup=True)
+            plan = await self._plan(parameters, await take, is_at_startup=True)
         except Exception as error:
-            # A border: whatever is wrong with one archive must not keep the server from starting with the others.
-            is_known = isinstance(error, MarserveError)
-            sentence = str(error) if is_known else "an unexpected error; the log says more"
-            log.error("Failed to load model: %s (%s)", model.url, sentence, exc_info=None if is_known else error)
-            self._startup_failures.append(f"{model.url} was not loaded: {sentence}")
+            self._note_startup_failure(model, error)
+            return
+        before = latest.get(plan.facts.options.model)
+        if plan.wanted is None and before is None:
+            await self._establish_at_start(model, parameters, plan)
+        else:
+            work = self._establish_at_start(model, parameters, plan, before)
+            latest[plan.facts.options.model] = self._follow(work)
+
+    async def _establish_at_start(
+        self, model: ModelToLoad, parameters: RegisterParameters, plan: Plan, before: asyncio.Task[None] | None = None
+    ) -> None:
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            version = await self._establish(parameters, plan)
+        except Exception as error:
+            self._note_startup_failure(model, error)
             return
         if version.model not in self._startup_models:
             self._startup_models.append(version.model)
         if not version.is_settled:
             self._follow(self._settle(version))
+
+    def _note_startup_failure(self, model: ModelToLoad, error: Exception) -> None:
+        # A border: whatever is wrong with one archive must not keep the server from starting with the others.
+        is_known = isinstance(error, MarserveError)
+        sentence = str(error) if is_known else "an unexpected error; the log says more"
+        log.error(
+            "Failed to load model: %s (%s)", hide_query(model.url), sentence, exc_info=None if is_known else error
+        )
+        self._startup_failures.append(f"{hide_query(model.url)} was not loaded: {sentence}")
 
     # ------------------------------------------------------------------------------------------- scale
 
@@ -345,6 +440,10 @@ class Registry:
         """What a version says of itself. Raises ModelNotFound or VersionNotFound."""
         return self._describe(self._find(model, version))
 
+    def is_autoscaled(self, model: str, version: str | None = None) -> bool:
+        """Whether the number of a version's workers follows the need. Raises ModelNotFound or VersionNotFound."""
+        return self._find(model, version).facts.options.autoscale
+
     def describe_all(self, model: str) -> list[dict[str, Any]]:
         """What each version of a model says of itself, oldest first. Raises ModelNotFound."""
         return [self._describe(version) for version in self._entry(model).versions.values()]
@@ -378,7 +477,8 @@ class Registry:
 
     def list_models(self, limit: int | None = None, offset: int | None = None) -> ModelPage:
         """One page of the models in order of their names."""
-        names = [(name, entry.versions[entry.default].facts.url) for name, entry in self._models.items()]
+        defaults = ((name, entry.versions[entry.default].facts) for name, entry in self._models.items())
+        names = [(name, hide_query(facts.url)) for name, facts in defaults if not facts.is_function]
         return ModelPage(*page_of(names, limit=limit, offset=offset))
 
     # ------------------------------------------------------------------------------------------- unregister, default
@@ -387,8 +487,14 @@ class Registry:
         """Take a version off the list, answer what it had accepted, end its workers, delete its folder.
 
         Raises ModelNotFound, VersionNotFound, DefaultVersionInUse, and CleanUpTimedOut when ending its workers takes
-        too long; that then goes on behind the caller's back.
+        too long; that then goes on behind the caller's back. One whose requirements are being installed is given up.
         """
+        being_installed = self._installations.find(model, version)
+        if being_installed and (model not in self._models or version is not None):
+            for claim in being_installed:
+                claim.give_up()
+            await asyncio.gather(*(claim.wait_until_ended() for claim in being_installed))
+            return
         entry = self._entry(model)
         chosen = self._find(model, version)
         if chosen.name == entry.default and len(entry.versions) > 1:
@@ -409,16 +515,20 @@ class Registry:
         """The contract's rule for `/ping`: no default version has given up more workers than it can spare."""
         return all(version.pool.is_healthy for version in self._defaults())
 
-    def is_model_ready(self, model: str) -> bool:
-        """Whether the default version has as many workers loaded as it should have, and at least one.
+    def is_model_ready(self, model: str, version: str | None = None) -> bool:
+        """Whether the version (the default one) has as many workers loaded as it should have, and at least one.
 
-        One that sleeps until it is asked is ready to be asked. Raises ModelNotFound.
+        One that sleeps until it is asked is ready to be asked. Raises ModelNotFound or VersionNotFound.
         """
-        chosen = self._find(model, None)
+        chosen = self._find(model, version)
         may_sleep = chosen.facts.options.idle_timeout_s is not None and not chosen.min_workers
         if may_sleep and chosen.max_workers and not chosen.pool.workers():
             return True
         return chosen.pool.ready_workers >= max(1, chosen.min_workers)
+
+    def has_loaded_model(self) -> bool:
+        """Whether a worker of any model's default version has loaded it."""
+        return any(version.pool.ready_workers for version in self._defaults())
 
     def readiness(self) -> Readiness:
         """Whether to send requests here, and why not."""
@@ -451,6 +561,8 @@ class Registry:
     def refuse_new(self) -> None:
         """Take no more requests and registrations from now on; what was accepted goes on."""
         self._is_leaving = self._is_draining = True
+        self._intake.stop_fetching()
+        self._installations.give_up_all()
 
     async def drain(self, deadline_s: float) -> int:
         """Wait until nothing is queued or running, for at most `deadline_s`; returns how many requests are left."""
@@ -527,7 +639,7 @@ class Registry:
             await version.pool.stop(drain_s)
         finally:
             self._leaving.discard(version)
-            await asyncio.to_thread(version.unpacked.discard)
+            await asyncio.to_thread(version.plan.discard)
 
     async def _wait_until_ready(self, version: _Version) -> bool:
         try:

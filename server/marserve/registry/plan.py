@@ -5,9 +5,13 @@ Knows nothing of other versions. It looks at the archive's folder once, to find 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from marserve.errors import BadArchive, BadInput, LoadFailed
+import msgspec
+
+from marserve.archive.requirements import Requirements, read_requirements
+from marserve.errors import BadArchive, BadInput, DependencyFailed, LoadFailed
 from marserve.messages import Load
 from marserve.registry.calls import MOST_WORKERS, RegisterParameters, RegistryOptions
 from marserve.registry.describe import Facts
@@ -18,19 +22,39 @@ from marserve.registry.effective_options import (
     effective_options,
     effective_runtime,
 )
-from marserve.registry.handler_check import find_defect
+from marserve.registry.handler_check import find_defect, folder_of
 from marserve.registry.intake import Unpacked
+from marserve.registry.ports import EnvironmentLike
 from marserve.registry.startup import name_from_file
 from marserve.settings import ModelDefaults
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be installed before a version can be, and as what."""
+
+    requirements: Requirements
+    kind: Literal["packages", "venv"]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """A version that could be: what describe says of it, what its workers are told, and what it was unpacked to."""
+    """A version that could be: what describe says of it, what its workers are told, and what it was unpacked to.
+
+    `wanted` is what it requires, `environment` where that is, once it is installed (`equip`).
+    """
 
     facts: Facts
     load: Load
     unpacked: Unpacked
+    wanted: Wanted | None = None
+    environment: EnvironmentLike | None = None
+
+    def discard(self) -> None:
+        """Let go of everything on disk. Blocks."""
+        if self.environment is not None:
+            self.environment.release()
+        self.unpacked.discard()
 
 
 def check_parameters(parameters: RegisterParameters) -> None:
@@ -59,19 +83,84 @@ def make_plan(
     """Work out name, version and the values that win, and see that a worker could find the handler.
 
     Raises BadArchive when the archive says too little, or its handler is nowhere; LoadFailed for the latter where the
-    caller would have waited for workers; NotEnoughDevices.
+    caller would have waited for workers; NotEnoughDevices; DependencyFailed for requirements that are not allowed.
     """
     model, version = _name(parameters, unpacked, is_at_startup)
     facts = _facts(model, version, parameters, unpacked, options, is_at_startup)
     handler = parameters.handler or unpacked.manifest.handler or options.default_handler
+    facts, wanted = _read_wanted(facts, unpacked, options)
     defect = find_defect(
-        handler, unpacked.folder, installs_requirements=unpacked.manifest.requirements_file is not None
+        handler, unpacked.folder, installs_requirements=wanted is not None and wanted.requirements.asks_for_something
     )
     if defect is not None:
-        if parameters.synchronous and facts.options.min_workers:
-            raise LoadFailed(model, version, reason=defect, cause="missing_module")
-        raise BadArchive(f"Model {model} cannot be loaded: {defect}.")
-    return Plan(facts, _load(facts, handler or "", unpacked, options), unpacked)
+        raise _unloadable(facts, defect, parameters.synchronous)
+    return Plan(facts, _load(facts, handler or "", unpacked, options), unpacked, wanted)
+
+
+def equip(plan: Plan, environment: EnvironmentLike, *, is_synchronous: bool) -> Plan:
+    """The plan with what it wanted, which is installed now. Looks at the handler again, so it runs in a thread.
+
+    Raises BadArchive or LoadFailed, as `make_plan` does, when the handler is not among the packages either.
+    """
+    assert plan.wanted is not None
+    defect = find_defect(
+        plan.load.handler, plan.unpacked.folder, installs_requirements=False, packages=environment.modules
+    )
+    if defect is not None:
+        raise _unloadable(plan.facts, defect, is_synchronous)
+    told: dict[str, Any] = {
+        "status": "installed",
+        **({"file": plan.wanted.requirements.file} if plan.wanted.requirements.file else {}),
+        "kind": environment.kind,
+        "folder": str(environment.folder),
+        "log": str(environment.log),
+        "installed": [str(package) for package in environment.installed],
+        "seconds": environment.seconds,
+        "wasInstalledBefore": environment.was_there,
+    }
+    options = replace(
+        plan.facts.options,
+        python=str(environment.python or ""),
+        may_share_imports=environment.may_share_imports,
+    )
+    load = msgspec.structs.replace(plan.load, packages=str(environment.packages or ""))
+    return replace(
+        plan, facts=replace(plan.facts, options=options, requirements=told), load=load, environment=environment
+    )
+
+
+def _unloadable(facts: Facts, defect: str, is_synchronous: bool) -> BadArchive | LoadFailed:
+    """The error for a handler that is nowhere."""
+    model, version = facts.options.model, facts.options.version
+    if is_synchronous and facts.options.min_workers:
+        return LoadFailed(model, version, reason=defect, cause="missing_module")
+    return BadArchive(f"Model {model} cannot be loaded: {defect}.")
+
+
+def _read_wanted(facts: Facts, unpacked: Unpacked, server: RegistryOptions) -> tuple[Facts, Wanted | None]:
+    """What the archive asks to have installed, None for nothing; and the facts with what is to be said of it."""
+    file, asks_for_venv = unpacked.manifest.requirements_file, unpacked.config.use_venv
+    if file is None and not asks_for_venv:
+        return facts, None
+    if not server.installs_requirements:
+        what = " and ".join([*([file] if file else []), *(["useVenv"] if asks_for_venv else [])])
+        warning = f"{what} of the archive is not used: install_py_dep_per_model is false"
+        told = {"status": "not installed", **({"file": file} if file else {})}
+        return replace(facts, requirements=told, warnings=(*facts.warnings, warning)), None
+    kind: Literal["packages", "venv"] = "packages"
+    if asks_for_venv and facts.runtime == "python":
+        kind = "venv"
+    elif asks_for_venv:
+        warning = f"useVenv of the model's configuration is not used: it needs the runtime python, not {facts.runtime}"
+        facts = replace(facts, warnings=(*facts.warnings, warning))
+    if file is None:
+        return facts, Wanted(Requirements(), kind) if kind == "venv" else None
+    try:
+        requirements = read_requirements(unpacked.folder, file, server.allowed_urls)
+    except DependencyFailed as error:
+        words = f"Custom pip package installation failed for model {facts.options.model}"
+        raise DependencyFailed(f"{words}: {error}", str(error)) from None
+    return facts, Wanted(requirements, kind)
 
 
 def _name(parameters: RegisterParameters, unpacked: Unpacked, is_at_startup: bool) -> tuple[str, str]:
@@ -116,6 +205,7 @@ def _facts(
             max_worker_memory_bytes=server.max_worker_memory_bytes,
             readiness_rule=server.readiness_rule,
             autoscale=server.autoscale,
+            sequence_headers=server.sequence_headers,
         ),
         at_startup=is_at_startup,
         gpu_count=server.gpu_count,
@@ -136,11 +226,14 @@ def _facts(
             *unpacked.warnings,
             *option_warnings,
         ),
+        workflow=parameters.workflow,
+        is_function=parameters.is_function,
     )
 
 
 def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOptions) -> Load:
     options = facts.options
+    beside = folder_of(handler, unpacked.folder)
     return Load(
         model=options.model,
         version=options.version,
@@ -155,6 +248,9 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         limit_max_image_pixels=server.limit_max_image_pixels,
         max_answer_bytes=server.max_answer_bytes,
         threads=server.threads,
-        import_paths=[str(unpacked.folder)],
-        warm_up=list(unpacked.config.samples) if unpacked.config.warm_up else [],
+        import_paths=[str(beside)] if beside is not None else [],
+        warm_up=list(options.samples) if unpacked.config.warm_up else [],
+        environment=server.sequence_headers.environment(),
+        is_continuous=options.continuous_batching,
+        is_concurrent=options.is_concurrent,
     )

@@ -6,8 +6,10 @@ A version's pool is made by a factory that the server hands over, so nothing her
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
+from marserve.archive.requirements import Requirements
 from marserve.messages import Load, Part, Receiver, Request
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics import VersionMetrics
@@ -170,6 +172,62 @@ class PoolLike(Protocol):
 
     def workers(self) -> Sequence[WorkerLike]:
         """Every worker slot, in the order they were made."""
+
+
+class EnvironmentLike(Protocol):
+    """What a model requires, installed, and in use until `release`."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+
+    @property
+    def kind(self) -> str:
+        """`packages` or `venv`."""
+
+    @property
+    def packages(self) -> Path | None:
+        """The folder that workers import from; None of a virtual environment."""
+
+    @property
+    def modules(self) -> Path:
+        """The folder that its modules lie in."""
+
+    @property
+    def python(self) -> Path | None:
+        """The interpreter that workers run in; None where it is the server's."""
+
+    @property
+    def may_share_imports(self) -> bool:
+        """Whether workers may be forked from a process that has imported what is dear for many models."""
+
+    @property
+    def installed(self) -> Sequence[object]:
+        """Its packages; as text, a line of a lock file each."""
+
+    @property
+    def log(self) -> Path:
+        """What the installation said."""
+
+    @property
+    def seconds(self) -> float:
+        """How long that took."""
+
+    @property
+    def was_there(self) -> bool:
+        """Whether it was installed before."""
+
+    def release(self) -> None:
+        """Use it no more. May be called twice."""
+
+
+class EnvironmentsLike(Protocol):
+    """Where requirements are installed."""
+
+    async def obtain(
+        self, model: str, requirements: Requirements, kind: Literal["packages", "venv"] = "packages"
+    ) -> EnvironmentLike:
+        """Find or make the environment that holds these. Raises DependencyFailed; leaves nothing when cancelled."""
 
 
 class MetricsBook(Protocol):

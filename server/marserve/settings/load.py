@@ -4,8 +4,9 @@
 `config.properties` in the working directory, else none. Flags go before the file; where the file itself says
 `enable_envvars_config=true`, `TS_…` variables go before both. `marserve …` puts a flag before `MARSERVE_…` before the
 file (a file's `enable_envvars_config=true` lets `TS_…` variables in between). Four variables are always read, as by
-TorchServe: `LOG_LOCATION`, `TEMP`, `TS_OPEN_INFERENCE_PROTOCOL`, `TS_MODEL_SERVER_HOME`. Keys that TorchServe does not
-have are set by `MARSERVE_…` under both.
+TorchServe: `LOG_LOCATION`, `TEMP`, `TS_OPEN_INFERENCE_PROTOCOL`, `TS_MODEL_SERVER_HOME`. So are Vertex AI's
+`AIP_HEALTH_ROUTE` and `AIP_PREDICT_ROUTE`, and `AIP_HTTP_PORT` where nothing else names the inference address. Keys
+that TorchServe does not have are set by `MARSERVE_…` under both.
 
 `$$NAME$$` in a file's value is replaced by that variable in any case.
 """
@@ -28,6 +29,9 @@ from marserve.settings.table import KEYS, Entry, Key, Origin, Settings
 from marserve.settings.values import Reading, Wrong
 
 CONFIG_FILE = "config.properties"
+
+# Variables of ours that are no settings: which file, and the key that the commands send.
+_OTHER_VARIABLES = frozenset({"MARSERVE_CONFIG_FILE", "MARSERVE_TOKEN"})
 
 # Flags that are not called after their key; the rest are `--` and the key with dashes.
 _FLAGS = {"load_models": "--models", "disable_token_authorization": "--disable-token-auth"}
@@ -197,7 +201,7 @@ def _read_ours(sources: _Sources, keys: Iterable[Key]) -> None:
     if sources.entry == "marserve":
         known = {key.env: key for key in KEYS.values()}
         for name in sources.environment:
-            if name.startswith("MARSERVE_") and name not in known and name != "MARSERVE_CONFIG_FILE":
+            if name.startswith("MARSERVE_") and name not in known and name not in _OTHER_VARIABLES:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 sources.notes.append(f"{name} is set, and is no setting{hint}")
@@ -205,6 +209,10 @@ def _read_ours(sources: _Sources, keys: Iterable[Key]) -> None:
 
 def _read_torchserves(sources: _Sources, reads_ts: bool, takes_env_urls: bool) -> None:
     not_read = []
+    port = sources.environment.get("AIP_HTTP_PORT")
+    if port and not sources.origins["inference_address"]:
+        # The platform's word for where it will call; whatever the operator says goes before it.
+        sources.origins["inference_address"].append(Origin("AIP_HTTP_PORT", f"http://0.0.0.0:{port}"))
     for key in KEYS.values():
         if key.always_env and sources.environment.get(key.always_env):
             text = sources.environment[key.always_env]

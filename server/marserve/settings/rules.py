@@ -18,10 +18,10 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
     """Raise BadSettings for the first rule that is broken; else warnings, and notes that need no action."""
     warnings = list(_check_folders(settings))
     _refuse_what_is_not_there(settings)
-    _check_tokens(settings)
-    _check_tls(settings)
+    warnings += _check_tls(settings)
     _check_unix_addresses(settings)
     warnings += _check_open_management(settings)
+    warnings += _warnings_of_log4j(settings)
     return warnings, [*_notes_of_accepted(settings), *_notes_of_modes(settings)]
 
 
@@ -59,40 +59,41 @@ def _refuse_what_is_not_there(settings: Settings) -> None:
             raise BadSettings(f"{name}={key.show(value)} {key.refuses}", key=name, source=_where(settings, name))
 
 
-def _check_tokens(settings: Settings) -> None:
-    if settings.disable_token_authorization:
-        return
-    asked = "is false" if _is_given(settings, "disable_token_authorization") else "is not given, so it is false"
-    raise BadSettings(
-        f"disable_token_authorization {asked}, which asks for tokens, and there are none yet: "
-        "start with --disable-token-auth, or write disable_token_authorization=true in config.properties",
-        key="disable_token_authorization",
-        source=_where(settings, "disable_token_authorization"),
-    )
-
-
 def _addresses(settings: Settings) -> dict[str, Address]:
     return {name: getattr(settings, name) for name in ("inference_address", "management_address", "metrics_address")}
 
 
-def _check_tls(settings: Settings) -> None:
+def _check_tls(settings: Settings) -> Iterator[str]:
     needs = [name for name, address in _addresses(settings).items() if address.is_tls]
     pair = {"certificate_file": settings.certificate_file, "private_key_file": settings.private_key_file}
-    for name, file in pair.items():
+    for name, file in (*pair.items(), ("keystore", settings.keystore)):
         if file is not None and not file.is_file():
             raise BadSettings(
                 f"{name} is {_given(settings, name)!r}, and there is no such file",
                 key=name,
                 source=_where(settings, name),
             )
-    missing = [name for name, file in pair.items() if file is None]
-    if needs and missing:
+    if settings.enable_grpc_ssl and (absent := [name for name, file in pair.items() if file is None]):
         raise BadSettings(
-            f"{needs[0]}={getattr(settings, needs[0])} is https, and {' and '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} not given: name the certificate and its key as PEM files, "
-            "or write http (certificates are not made up yet)",
+            f"enable_grpc_ssl is true, and {' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not given: "
+            "the gRPC ports need the certificate and its key as PEM files",
+            key="enable_grpc_ssl",
+            source=_where(settings, "enable_grpc_ssl"),
+        )
+    if not needs or settings.keystore is not None:
+        return
+    missing = [name for name, file in pair.items() if file is None]
+    if len(missing) == 1:
+        raise BadSettings(
+            f"{needs[0]}={getattr(settings, needs[0])} is https, and {missing[0]} is not given: name both the "
+            "certificate and its key as PEM files, or neither to have a certificate made up at each start",
             key=missing[0],
             source=_where(settings, needs[0]),
+        )
+    if missing:
+        yield (
+            f"{needs[0]}={getattr(settings, needs[0])} is https, and no certificate is given: one is made up at each "
+            "start, which no client can check; name one in certificate_file and private_key_file"
         )
 
 
@@ -108,21 +109,28 @@ def _check_unix_addresses(settings: Settings) -> None:
 
 def _check_open_management(settings: Settings) -> Iterator[str]:
     """Nobody who is not on this machine may manage models unasked."""
-    address = settings.management_address
-    if address.is_loopback or settings.allow_open_management:
+    if settings.allow_open_management or not settings.disable_token_authorization:
         return
+    grpc = Address("http", settings.grpc_management_address, settings.grpc_management_port)
+    for name, address in (("management_address", settings.management_address), ("grpc_management_address", grpc)):
+        if not address.is_loopback:
+            yield from _check_open_address(settings, name)
+
+
+def _check_open_address(settings: Settings, name: str) -> Iterator[str]:
+    address = getattr(settings, name)
     if settings.entry == "torchserve" and _is_given(settings, "disable_token_authorization"):
         yield (
-            f"management_address={address} can be reached from other machines, and tokens are off: whoever reaches it "
+            f"{name}={address} can be reached from other machines, and tokens are off: whoever reaches it "
             "can run code here. Write allow_open_management=true if that is meant"
         )
         return
     raise BadSettings(
-        f"management_address={address} can be reached from other machines, and nothing authenticates its callers; "
-        "use 127.0.0.1, or set allow_open_management=true (MARSERVE_ALLOW_OPEN_MANAGEMENT=true) "
-        "if something in front protects it",
-        key="management_address",
-        source=_where(settings, "management_address"),
+        f"{name}={address} can be reached from other machines, and nothing authenticates its callers; "
+        "use 127.0.0.1, switch tokens on with disable_token_authorization=false, or set allow_open_management=true "
+        "(MARSERVE_ALLOW_OPEN_MANAGEMENT=true) if something in front protects it",
+        key=name,
+        source=_where(settings, name),
     )
 
 
@@ -136,14 +144,26 @@ def _notes_of_accepted(settings: Settings) -> Iterator[str]:
         yield f"{', '.join(names)}: accepted; {sentence}"
 
 
+def _warnings_of_log4j(settings: Settings) -> Iterator[str]:
+    """A log configuration that hides among the Java machine's arguments was somebody's wish, and it is not met."""
+    if settings.vmargs is not None and "log4j" in settings.vmargs:
+        yield (
+            f"vmargs={settings.vmargs} names a log4j configuration, which is not read: write log_level, log_format, "
+            "log_location and metrics_location instead"
+        )
+
+
 def _notes_of_modes(settings: Settings) -> Iterator[str]:
     if settings.metrics_mode == "log" and settings.enable_metrics_api:
         yield (
-            "metrics_mode=log: the page at metrics_address stays empty, and ts_metrics.log and model_metrics.log are "
-            "not written yet; write metrics_mode=prometheus to see metrics"
+            "metrics_mode=log: metrics are lines in ts_metrics.log and model_metrics.log, and the page at "
+            "metrics_address stays empty; metrics_mode=prometheus fills it"
         )
     if settings.metrics_mode == "legacy":
-        yield "metrics_mode=legacy: all metrics are at metrics_address, TorchServe's three among them"
+        yield (
+            "metrics_mode=legacy: three counters are at metrics_address, and all other metrics are lines in "
+            "ts_metrics.log and model_metrics.log; metrics_mode=prometheus puts all of them on the page"
+        )
 
 
 def _is_given(settings: Settings, name: str) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar, cast
 from marserve.settings.values import (
     BOOL,
     CHOICE,
+    FILE,
     FLOAT,
     INT,
     INT_CHOICE,
@@ -35,6 +36,7 @@ from marserve.settings.values import (
     PATH,
     REGEX,
     REGEXES,
+    ROUTE,
     SIZE,
     TEXT,
     WORDS,
@@ -127,10 +129,6 @@ def _own(kind: Kind[T], default: T, sentence: str, section: str, *, marserve: T 
 
 
 _JVM = "the Java server's, without effect here"
-_GRPC = "no gRPC port is opened yet"
-_CORS = "asks for cross-origin headers, which are not sent yet; remove it, and let a proxy in front add them"
-_INTEL = "asks for Intel's launcher or extension, which workers are not started with yet; set it to false"
-_SEQUENCES = "sequence batching is not there yet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,35 +185,37 @@ class Settings:
     keystore: Path | None = _key(
         PATH,
         None,
-        "A Java keystore with the key for https addresses.",
+        "A PKCS12 keystore with key and certificate for https addresses, in place of PEM files; reading it needs "
+        "marserve[security].",
         ADDRESSES,
         ts_env="TS_KEYSTORE",
-        refuses="names a Java keystore, which cannot be read; "
-        "give the key as PEM in private_key_file and certificate_file (keytool and openssl convert it)",
+    )
+    keystore_pass: str = _key(
+        TEXT, "changeit", "The keystore's password.", ADDRESSES, ts_env="TS_KEYSTORE_PASS", is_secret=True
+    )
+    keystore_type: str = _key(
+        TEXT, "PKCS12", "The keystore's format; no other can be read.", ADDRESSES, ts_env="TS_KEYSTORE_TYPE"
     )
     cors_allowed_origin: str | None = _key(
         OPTIONAL_TEXT,
         None,
-        "Origin that browsers may call from.",
+        "Origin whose pages may call from a browser, or `*`: sent with every answer, as it stands.",
         ADDRESSES,
         ts_env="TS_CORS_ALLOWED_ORIGIN",
-        refuses=_CORS,
     )
     cors_allowed_methods: str | None = _key(
         OPTIONAL_TEXT,
         None,
-        "Methods that browsers may use.",
+        "Methods that such pages may use, as in `GET, POST`.",
         ADDRESSES,
         ts_env="TS_CORS_ALLOWED_METHODS",
-        refuses=_CORS,
     )
     cors_allowed_headers: str | None = _key(
         OPTIONAL_TEXT,
         None,
-        "Headers that browsers may send.",
+        "Headers that such pages may send.",
         ADDRESSES,
         ts_env="TS_CORS_ALLOWED_HEADERS",
-        refuses=_CORS,
     )
     grpc_inference_address: str = _key(
         TEXT,
@@ -223,7 +223,6 @@ class Settings:
         "Host of the gRPC inference API.",
         ADDRESSES,
         ts_env="TS_GRPC_INFERENCE_ADDRESS",
-        accepts=_GRPC,
     )
     grpc_management_address: str = _key(
         TEXT,
@@ -231,7 +230,6 @@ class Settings:
         "Host of the gRPC management API.",
         ADDRESSES,
         ts_env="TS_GRPC_MANAGEMENT_ADDRESS",
-        accepts=_GRPC,
     )
     grpc_inference_port: int = _key(
         INT,
@@ -241,7 +239,6 @@ class Settings:
         minimum=0,
         maximum=65534,
         ts_env="TS_GRPC_INFERENCE_PORT",
-        accepts=_GRPC,
     )
     grpc_management_port: int = _key(
         INT,
@@ -251,7 +248,6 @@ class Settings:
         minimum=0,
         maximum=65534,
         ts_env="TS_GRPC_MANAGEMENT_PORT",
-        accepts=_GRPC,
     )
     grpc_inference_max_connection_age_ms: int | None = _key(
         OPTIONAL_INT,
@@ -259,9 +255,8 @@ class Settings:
         "How long a gRPC inference connection may live; no limit if not given.",
         ADDRESSES,
         unit="ms",
-        minimum=0,
+        minimum=1,
         ts_env="TS_GRPC_INFERENCE_MAX_CONNECTION_AGE_MS",
-        accepts=_GRPC,
     )
     grpc_management_max_connection_age_ms: int | None = _key(
         OPTIONAL_INT,
@@ -269,9 +264,8 @@ class Settings:
         "How long a gRPC management connection may live; no limit if not given.",
         ADDRESSES,
         unit="ms",
-        minimum=0,
+        minimum=1,
         ts_env="TS_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_MS",
-        accepts=_GRPC,
     )
     grpc_inference_max_connection_age_grace_ms: int | None = _key(
         OPTIONAL_INT,
@@ -279,9 +273,8 @@ class Settings:
         "How long calls may go on when such a connection is too old.",
         ADDRESSES,
         unit="ms",
-        minimum=0,
+        minimum=1,
         ts_env="TS_GRPC_INFERENCE_MAX_CONNECTION_AGE_GRACE_MS",
-        accepts=_GRPC,
     )
     grpc_management_max_connection_age_grace_ms: int | None = _key(
         OPTIONAL_INT,
@@ -289,17 +282,46 @@ class Settings:
         "How long calls may go on when such a connection is too old.",
         ADDRESSES,
         unit="ms",
-        minimum=0,
+        minimum=1,
         ts_env="TS_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_GRACE_MS",
-        accepts=_GRPC,
     )
     enable_grpc_ssl: bool = _key(
         BOOL,
         False,
-        "TLS on the gRPC ports.",
+        "TLS on the gRPC ports, with certificate_file and private_key_file.",
         ADDRESSES,
         ts_env="TS_ENABLE_GRPC_SSL",
-        refuses="asks for TLS on the gRPC ports, and there are no gRPC ports yet; set it to false",
+    )
+    grpc_keepalive_time: float = _own(
+        FLOAT,
+        60.0,
+        "After how long a silence the client of a gRPC connection is asked whether it is still there.",
+        ADDRESSES,
+        unit="s",
+        minimum=1,
+    )
+    grpc_keepalive_timeout: float = _own(
+        FLOAT,
+        20.0,
+        "How long that client may take to answer before its connection is cut.",
+        ADDRESSES,
+        unit="s",
+        minimum=1,
+    )
+    grpc_min_ping_interval: float = _own(
+        FLOAT,
+        10.0,
+        "How often a gRPC client may ask whether the server is there; one that asks more often is sent away.",
+        ADDRESSES,
+        unit="s",
+        minimum=0,
+    )
+    grpc_max_calls_per_connection: int = _own(
+        INT,
+        1024,
+        "Calls that one gRPC connection may have under way; further ones wait in the client.",
+        ADDRESSES,
+        minimum=1,
     )
     ts_open_inference_protocol: bool = _key(
         BOOL,
@@ -307,6 +329,26 @@ class Settings:
         "Answer the Open Inference Protocol (/v2) too; the variable's word for yes is `oip`.",
         ADDRESSES,
         always_env="TS_OPEN_INFERENCE_PROTOCOL",
+    )
+    health_route: str | None = _own(
+        ROUTE,
+        None,
+        "A further path that answers as /ping, for platforms that choose it (Vertex AI).",
+        ADDRESSES,
+        always_env="AIP_HEALTH_ROUTE",
+    )
+    predict_route: str | None = _own(
+        ROUTE,
+        None,
+        "A further path that predicts with the only model loaded at start, for platforms that choose it (Vertex AI).",
+        ADDRESSES,
+        always_env="AIP_PREDICT_ROUTE",
+    )
+    sagemaker_endpoints: bool = _own(
+        BOOL,
+        False,
+        "Answer /ping and /execution-parameters as SageMaker's plug-in for TorchServe does.",
+        ADDRESSES,
     )
     use_native_io: bool = _key(
         BOOL,
@@ -333,7 +375,6 @@ class Settings:
         "The folder of workflow archives; the model store if not given.",
         MODELS_AND_WORKERS,
         ts_env="TS_WORKFLOW_STORE",
-        accepts="workflows are not there yet",
     )
     load_models: LoadModels = _key(
         LOAD_MODELS,
@@ -436,8 +477,28 @@ class Settings:
         "Install the requirements that archives bring.",
         MODELS_AND_WORKERS,
         ts_env="TS_INSTALL_PY_DEP_PER_MODEL",
-        refuses="asks to install what archives require, which is not done yet; "
-        "install it beforehand and set this to false",
+    )
+    environment_folder: Path | None = _own(
+        PATH,
+        None,
+        "Where what archives require is installed and kept; `marserve/environments` in the user's cache folder if not "
+        "given.",
+        MODELS_AND_WORKERS,
+    )
+    environment_cache_size: int = _own(
+        SIZE,
+        20 << 30,
+        "What that folder may hold; environments that no model uses go first. 0: no limit.",
+        MODELS_AND_WORKERS,
+        minimum=0,
+    )
+    environment_timeout: int = _own(
+        INT,
+        1800,
+        "How long the installation of what one archive requires may take.",
+        MODELS_AND_WORKERS,
+        unit="s",
+        minimum=1,
     )
     blacklist_env_vars: re.Pattern[str] | None = _key(
         REGEX,
@@ -499,7 +560,6 @@ class Settings:
         "Header with the id of a sequence.",
         MODELS_AND_WORKERS,
         ts_env="TS_HEADER_KEY_SEQUENCE_ID",
-        accepts=_SEQUENCES,
     )
     ts_header_key_sequence_start: str = _key(
         TEXT,
@@ -507,7 +567,6 @@ class Settings:
         "Header that begins a sequence.",
         MODELS_AND_WORKERS,
         ts_env="TS_HEADER_KEY_SEQUENCE_START",
-        accepts=_SEQUENCES,
     )
     ts_header_key_sequence_end: str = _key(
         TEXT,
@@ -515,7 +574,6 @@ class Settings:
         "Header that ends a sequence.",
         MODELS_AND_WORKERS,
         ts_env="TS_HEADER_KEY_SEQUENCE_END",
-        accepts=_SEQUENCES,
     )
 
     # ---------------------------------------------------------------------------------------------- security
@@ -523,7 +581,7 @@ class Settings:
     disable_token_authorization: bool = _key(
         BOOL,
         False,
-        "Serve without tokens.",
+        "Serve whoever asks; with false requests need a key of token_file.",
         SECURITY,
         marserve=True,
         ts_env="TS_DISABLE_TOKEN_AUTHORIZATION",
@@ -537,7 +595,18 @@ class Settings:
         unit="min",
         minimum=0,
         ts_env="TS_TOKEN_EXPIRATION_TIME_MIN",
-        accepts="there are no tokens yet",
+    )
+    token_file: Path = _own(
+        FILE,
+        Path("key_file.json"),
+        "Where the server writes the keys that clients must send; only its owner may read the file.",
+        SECURITY,
+    )
+    allow_open_ping: bool = _own(
+        BOOL,
+        False,
+        "Answer /ping without a token, as the other health probes; with false it needs one while tokens are on.",
+        SECURITY,
     )
     enable_model_api: bool = _key(
         BOOL,
@@ -560,7 +629,6 @@ class Settings:
         "Patterns of URLs that archives may be fetched from; none if not given.",
         SECURITY,
         ts_env="TS_ALLOWED_URLS",
-        accepts="archives are read from the model store only, nothing is fetched yet",
     )
     use_env_allowed_urls: bool = _key(
         BOOL, False, "Take allowed_urls from TS_ALLOWED_URLS (with enable_envvars_config=true).", SECURITY
@@ -578,7 +646,8 @@ class Settings:
     metrics_mode: Literal["log", "prometheus", "legacy"] = _key(
         LENIENT_CHOICE,
         "log",
-        "Modes prometheus and legacy show metrics at metrics_address; log leaves its page empty.",
+        "With prometheus metrics are at metrics_address, with log they are lines in ts_metrics.log and "
+        "model_metrics.log, with legacy lines, but for three counters.",
         OBSERVING,
         marserve="prometheus",
         choices=("log", "prometheus", "legacy"),
@@ -588,18 +657,16 @@ class Settings:
     metrics_config: Path | None = _key(
         PATH,
         None,
-        "A file that lists the metrics to show.",
+        "A YAML file that lists the metrics there are; not given: the built-in list.",
         OBSERVING,
         ts_env="TS_METRICS_CONFIG",
-        refuses="names a list of metrics, which is not read yet; remove it to have the built-in ones",
     )
     model_metrics_auto_detect: bool = _key(
         BOOL,
         False,
-        "Show handlers' metrics that no list names.",
+        "Take handlers' metrics that no list names, too.",
         OBSERVING,
         ts_env="TS_MODEL_METRICS_AUTO_DETECT",
-        refuses="asks for metrics that no list names, which are not shown yet; set it to false",
     )
     disable_system_metrics: bool = _key(
         BOOL,
@@ -611,9 +678,8 @@ class Settings:
     system_metrics_cmd: str | None = _key(
         OPTIONAL_TEXT,
         None,
-        "A program that measures the machine.",
+        "Python code that measures the machine in the server's place: a script and its arguments.",
         OBSERVING,
-        refuses="names a program that measures the machine, which is not started yet; remove it",
     )
     metric_time_interval: int = _key(INT, 60, "How often the machine is measured.", OBSERVING, unit="s", minimum=1)
     log_location: Path | None = _own(
@@ -623,6 +689,14 @@ class Settings:
         OBSERVING,
         marserve=None,
         always_env="LOG_LOCATION",
+    )
+    metrics_location: Path | None = _own(
+        PATH,
+        Path("logs"),
+        "Folder of ts_metrics.log and model_metrics.log; not given: log_location.",
+        OBSERVING,
+        marserve=None,
+        always_env="METRICS_LOCATION",
     )
     log_format: Literal["text", "json"] = _own(
         CHOICE,
@@ -763,7 +837,8 @@ class Settings:
         "Wait for one worker that somebody starts by hand.",
         KEPT,
         ts_env="TS_DEBUG",
-        refuses="asks to wait for workers that are started by hand, which is not there yet; set it to false",
+        refuses="asks to wait for a worker that is started by hand; set it to false, and attach a debugger to a "
+        "running worker, whose pid describe tells",
     )
     cpu_launcher_enable: bool = _key(
         BOOL,
@@ -771,7 +846,8 @@ class Settings:
         "Start workers through Intel's CPU launcher.",
         KEPT,
         ts_env="TS_CPU_LAUNCHER_ENABLE",
-        refuses=_INTEL,
+        refuses="asks for Intel's launcher, which workers are not started through; set it to false, and share out the "
+        "cores with worker_threads",
     )
     cpu_launcher_args: str | None = _key(
         OPTIONAL_TEXT,
@@ -782,10 +858,22 @@ class Settings:
         accepts="without effect while cpu_launcher_enable is false",
     )
     ipex_enable: bool = _key(
-        BOOL, False, "Use Intel's extension for PyTorch.", KEPT, ts_env="TS_IPEX_ENABLE", refuses=_INTEL
+        BOOL,
+        False,
+        "Use Intel's extension for PyTorch.",
+        KEPT,
+        ts_env="TS_IPEX_ENABLE",
+        refuses="asks for Intel's extension, whose work torch itself does by now; set it to false, and let the handler "
+        "import it where it is still wanted",
     )
     ipex_gpu_enable: bool = _key(
-        BOOL, False, "Use Intel's extension on its GPUs.", KEPT, ts_env="TS_IPEX_GPU_ENABLE", refuses=_INTEL
+        BOOL,
+        False,
+        "Use Intel's extension on its GPUs.",
+        KEPT,
+        ts_env="TS_IPEX_GPU_ENABLE",
+        refuses="asks for Intel's extension, whose work torch itself does by now; set it to false, and let the handler "
+        "use the device xpu",
     )
     cpp_log_config: Path | None = _key(
         PATH,
@@ -794,23 +882,6 @@ class Settings:
         KEPT,
         ts_env="TS_CPP_LOG_CONFIG",
         accepts="the C++ backend's, without effect here",
-    )
-    keystore_pass: str = _key(
-        TEXT,
-        "changeit",
-        "The keystore's password.",
-        KEPT,
-        ts_env="TS_KEYSTORE_PASS",
-        is_secret=True,
-        accepts="without effect while there is no keystore",
-    )
-    keystore_type: str = _key(
-        TEXT,
-        "PKCS12",
-        "The keystore's format.",
-        KEPT,
-        ts_env="TS_KEYSTORE_TYPE",
-        accepts="without effect while there is no keystore",
     )
     model_server_home: Path | None = _key(
         PATH,
@@ -842,9 +913,9 @@ class Settings:
     NUM_WORKERS: int = _key(
         INT,
         1,
-        "What SageMaker's plug-in tells its platform.",
+        "Requests at once that /execution-parameters offers to SageMaker's batch transforms.",
         KEPT,
-        accepts="the plug-in's, without effect here",
+        minimum=0,
     )
 
     def explain(self, name: str) -> str:

@@ -140,6 +140,22 @@ def _read_path(text: str, reading: Reading) -> Path | None:
     return reading.working_directory / text.strip() if text.strip() else None
 
 
+def _read_file(text: str, reading: Reading) -> Path:
+    if not text.strip():
+        raise Wrong(f"Invalid configuration: {reading.name} is empty; it must be a file's name")
+    return reading.working_directory / text.strip()
+
+
+_ROUTE = re.compile(r"(?:/[A-Za-z0-9._~:@!$&'()*+,;=-]+)+")
+
+
+def _read_route(text: str, reading: Reading) -> str | None:
+    text = text.strip()
+    if text and not _ROUTE.fullmatch(text):
+        raise Wrong(f"Invalid configuration: {reading.name} is {text!r}; it must be a path such as /v1/health")
+    return text or None
+
+
 def _read_bool(text: str, reading: Reading) -> bool:
     word = text.strip().lower()
     if word not in ("true", "false", ""):
@@ -367,6 +383,8 @@ def _write_optional(value: object) -> str:
 TEXT: Kind[str] = Kind("text", _read_text)
 OPTIONAL_TEXT: Kind[str | None] = Kind("text", _read_optional_text, _write_optional)
 PATH: Kind[Path | None] = Kind("path", _read_path, _write_optional)
+ROUTE: Kind[str | None] = Kind("path of a URL", _read_route, _write_optional)
+FILE: Kind[Path] = Kind("path", _read_file)
 BOOL: Kind[bool] = Kind("true or false", _read_bool, lambda value: "true" if value else "false")
 INT: Kind[int] = Kind("whole number", _read_int, _write_number)
 OPTIONAL_INT: Kind[int | None] = Kind("whole number", _read_optional_int, _write_number)

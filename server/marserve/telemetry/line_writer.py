@@ -2,8 +2,12 @@
 
 A `LineWriter` is a bounded buffer and a thread. Putting something in costs well under a microsecond and never blocks;
 when nobody takes the lines away (a full pipe, a full disk) they are dropped and counted, and once there is room again
-a line says how many are missing. Knows no formats: `encode` makes text of what was put in, on the writing thread, which
-shares the interpreter with the event loop: it is given many records at once, so that it can be quick about them.
+a line says how many are missing. Knows no formats: `encode` makes text of what was put in, on the writing thread.
+
+That thread shares the interpreter with the event loop, which stands still while it runs, and which pays for every time
+that the interpreter's lock changes hands. So under load the thread wakes by the clock and not for each line, and lines
+that come by the ten thousand are put in as finished text: some of them at a time are joined where they were made, while
+they are still in that core's cache, and to the thread is left one write of many such pieces.
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ import os
 import select
 import shutil
 import stat
+import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Generic, Protocol, TypeVar
@@ -24,7 +28,10 @@ from typing import BinaryIO, Generic, Protocol, TypeVar
 Record = TypeVar("Record")
 
 # Between two writes the other threads get their turn: what is made at once must not take long under the GIL.
-_LINES_AT_ONCE = 200
+_RECORDS_AT_ONCE = 200
+# Finished lines that become one piece, and pieces that are written at once.
+_LINES_A_PIECE = 64
+_PIECES_AT_ONCE = 64
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -39,17 +46,18 @@ class Sink(Protocol):
 
 
 class LineWriter(Generic[Record]):
-    """A bounded buffer of records in front of a sink.
+    """A bounded buffer of records and finished lines in front of a sink.
 
-    At most `capacity` records wait. `encode` gives the text of records, a line end between two and none at the end;
-    `describe_loss` makes the record that says how many are missing. `dropped` counts records that were lost for good.
+    At most `capacity` of them wait, `linger_s` at the least and in order. `encode` gives the text of records, a line
+    end between two and none at the end; finished lines stand among them as they are. `describe_loss` makes the record
+    that says how many are missing. `dropped` counts what was lost for good.
     """
 
     def __init__(
         self,
         name: str,
         sink: Sink,
-        encode: Callable[[Sequence[Record]], str],
+        encode: Callable[[Sequence[Record | str]], str],
         describe_loss: Callable[[int], Record],
         capacity: int = 32_768,
         linger_s: float = 0.02,
@@ -61,7 +69,12 @@ class LineWriter(Generic[Record]):
         self._describe_loss = describe_loss
         self._capacity = capacity
         self._linger_s = linger_s
-        self._buffer: deque[Record] = deque()
+        # What came first is in `_pieces` (text, lines), of `_joined` lines in all. Anybody appends to `_waiting`; only
+        # who holds `_taking` takes away from it, and who must not wait does without when somebody else has it.
+        self._pieces: list[tuple[bytes, int]] = []
+        self._joined = 0
+        self._waiting: list[Record | str] = []
+        self._taking = threading.Lock()
         self._is_awake = False
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -74,15 +87,18 @@ class LineWriter(Generic[Record]):
         """Begin to write."""
         self._thread.start()
 
-    def write(self, record: Record) -> None:
-        """Put `record` in line, or drop it when there is no room. Never blocks."""
-        if len(self._buffer) >= self._capacity:
+    def write(self, record: Record | str) -> None:
+        """Put a record, or a finished line, in line, or drop it when there is no room. Never blocks."""
+        waiting = self._waiting
+        if self._joined + len(waiting) >= self._capacity:
             self.dropped += 1
             return
-        self._buffer.append(record)
+        waiting.append(record)
         if not self._is_awake:
             self._is_awake = True
             self._wake.set()
+        if len(waiting) == _LINES_A_PIECE:  # if these cannot be joined now, the thread will take them as they are
+            self._join_lines()
 
     def close(self, timeout_s: float) -> None:
         """Write what waits, end the thread, close the sink. What cannot be written in time is counted as dropped."""
@@ -95,64 +111,132 @@ class LineWriter(Generic[Record]):
         if self._thread.is_alive():
             self._give_up.set()
             self._thread.join(1.0)
-        self.dropped += len(self._buffer)
-        self._buffer.clear()
+        self.dropped += self._joined + len(self._waiting)
+        self._joined = 0
+        self._pieces.clear()
+        self._waiting.clear()
+
+    def _join_lines(self) -> None:
+        """Make one piece of the lines that wait, unless the thread is just taking them, or has records to encode."""
+        if not self._taking.acquire(blocking=False):
+            return
+        try:
+            lines = self._waiting[:]
+            if not lines:
+                return  # the thread has been quicker
+            try:
+                text = "\n".join(lines)  # type: ignore[arg-type]  # a record raises TypeError
+            except TypeError:
+                return
+            self._pieces.append((_bytes_of(text), len(lines)))
+            self._joined += len(lines)
+            del self._waiting[: len(lines)]
+        finally:
+            self._taking.release()
 
     def _run(self) -> None:
-        while not self._closing.is_set() or self._buffer:
+        while not self._closing.is_set() or self._has_lines:
             self._wake.wait()
             self._wake.clear()
-            # Waiting a moment turns a thousand lines into one write, and a thousand wake-ups into one.
+            # Waiting a moment turns a thousand lines into one write, and as long as more come nobody need wake us.
             self._closing.wait(self._linger_s)
-            self._is_awake = False
-            while self._buffer and not self._give_up.is_set():
+            while self._has_lines and not self._give_up.is_set():
                 self._write_some()
+                if not self._has_many:  # what has come meanwhile can wait a moment, too
+                    self._closing.wait(self._linger_s)
             if self._give_up.is_set():
                 break
+            self._is_awake = False
+            if self._has_lines:  # they came before that was said, so nobody has woken us for them
+                self._wake.set()
         self._sink.close()
 
+    @property
+    def _has_lines(self) -> bool:
+        return bool(self._pieces or self._waiting)
+
+    @property
+    def _has_many(self) -> bool:
+        return len(self._pieces) >= _PIECES_AT_ONCE or len(self._waiting) >= _RECORDS_AT_ONCE
+
     def _write_some(self) -> None:
-        records = []
-        if self.dropped > self._told_dropped:
-            records.append(self._describe_loss(self.dropped - self._told_dropped))
-            self._told_dropped = self.dropped
-        taken = [self._buffer.popleft() for _ in range(min(len(self._buffer), _LINES_AT_ONCE))]
+        lost = self.dropped - self._told_dropped
+        self._told_dropped += lost
+        pieces, records, count = self._take()
         try:
-            text = self._encode(records + taken) + "\n"
-            self._sink.write(text.encode("utf-8", "backslashreplace"), self._give_up)
+            if lost:
+                pieces.insert(0, _bytes_of(self._encode([self._describe_loss(lost)])))
+            if records:
+                pieces.append(_bytes_of(self._encode(records)))
+            self._sink.write(b"".join(pieces), self._give_up)
         except Exception:
             # Nobody to tell: this is where one would tell it. The count says so as soon as something can be written,
             # and this thread must not die of one batch, or nothing would be logged ever after.
-            self.dropped += len(taken)
+            self.dropped += count
             # A disk that stays full would otherwise be asked for every batch of lines.
             self._closing.wait(1.0)
+
+    def _take(self) -> tuple[list[bytes], list[Record | str], int]:
+        """The oldest pieces, the records that follow them if those were all, and how many lines that is."""
+        with self._taking:
+            pieces = self._pieces[:_PIECES_AT_ONCE]
+            del self._pieces[:_PIECES_AT_ONCE]
+            joined = sum(lines for _, lines in pieces)
+            self._joined -= joined
+            records = [] if self._pieces else self._waiting[:_RECORDS_AT_ONCE]
+            del self._waiting[: len(records)]
+        return [text for text, _ in pieces], records, joined + len(records)
+
+
+def _bytes_of(text: str) -> bytes:
+    return (text + "\n").encode("utf-8", "backslashreplace")
 
 
 class DescriptorSink:
     """A pipe, terminal or file that somebody else opened, and reads at his own pace."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        # A file never keeps its writer waiting for a reader.
-        self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLOUT)
+        kind = os.fstat(descriptor).st_mode
+        own = _open_without_blocking(descriptor) if stat.S_ISFIFO(kind) else None
+        self._is_own = own is not None
+        self._descriptor = descriptor if own is None else own
+        # A file never keeps its writer waiting for a reader, and a pipe of ours takes what there is room for. Anything
+        # else that is polled as writable is sure to take only so much without blocking.
+        self._takes_bytes = sys.maxsize if stat.S_ISREG(kind) or self._is_own else select.PIPE_BUF
+        self._poll: select.poll | None = None
+        if not stat.S_ISREG(kind):
+            self._poll = select.poll()
+            self._poll.register(self._descriptor, select.POLLOUT)
 
     def write(self, data: bytes, give_up: threading.Event) -> None:
-        """Write as room appears. A pipe that is polled as writable takes PIPE_BUF bytes without blocking."""
+        """Write as room appears."""
         rest = memoryview(data)
         while rest:
             if give_up.is_set():
                 raise BrokenPipeError("nobody reads")
-            if not self._is_file and not self._poll.poll(100):
+            if self._poll is not None and not self._poll.poll(100):
                 continue
             try:
-                rest = rest[os.write(self._descriptor, rest if self._is_file else rest[: select.PIPE_BUF]) :]
+                rest = rest[os.write(self._descriptor, rest[: self._takes_bytes]) :]
             except BlockingIOError:
                 continue
 
     def close(self) -> None:
         """Leave the descriptor to its owner."""
+        if self._is_own:
+            os.close(self._descriptor)
+            self._is_own = False
+
+
+def _open_without_blocking(descriptor: int) -> int | None:
+    """The pipe behind `descriptor` opened anew, since not to block is a property of an opening that others share.
+
+    None where the system does not do this, and for a pipe that nobody reads.
+    """
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 class RollingFile:

@@ -1,9 +1,10 @@
-"""The server log, the model log and the access log: their files, their layouts, standard output.
+"""The server log, the model log, the access log, the two of metrics: their files, their layouts, standard output.
 
-Text is laid out as TorchServe lays it out, in `access_log.log`, `ts_log.log` and `model_log.log`; `json` writes one
-object a line. Nothing here blocks who logs: each file and standard output has a `LineWriter` of its own, so a reader
-that stops loses lines of that outlet alone, and they are counted. What clients and handlers wrote cannot break a line
-or forge one: control characters are escaped, and a traceback's lines are indented.
+Text is laid out as TorchServe lays it out, in `access_log.log`, `ts_log.log`, `model_log.log`, `ts_metrics.log` and
+`model_metrics.log`; `json` writes one object a line. Nothing here blocks who logs: each file and standard output has a
+`LineWriter` of its own, so a reader that stops loses lines of that outlet alone, and they are counted. What clients
+and handlers wrote cannot break a line or forge one: control characters are escaped, and a traceback's lines are
+indented.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from marserve.errors import BadSettings
-from marserve.telemetry.access_log import AccessLog, AccessRecord
+from marserve.telemetry.access_log import AccessLog, AccessRecord, TextAccessLog
 from marserve.telemetry.line_writer import DescriptorSink, LineWriter, RollingFile, Sink
 
 LogFormat = Literal["text", "json"]
 
 _MAX_TEXT = 8192
 _STDOUT = 1
+_METRICS_FILES = {"TS_METRICS": "ts_metrics", "MODEL_METRICS": "model_metrics"}
 
 
 def configure_logs(
@@ -33,14 +35,17 @@ def configure_logs(
     to_stdout: bool = True,
     level: str = "info",
     has_request_ids: bool = False,
+    metrics_folder: Path | None = None,
+    has_metrics: bool = False,
     stdout: int = _STDOUT,
 ) -> Logs:
     """Open the logs and take over Python's logging, until the result is closed.
 
     `folder` is where the three files go (it is created), None for no files. `level` is the least level of the server
     log; the model log takes all. `has_request_ids`: lines of the access log end with the request's id, as JSON has it
-    anyway. `stdout` is the descriptor to write to. Raises BadSettings when the folder or a file
-    in it cannot be opened.
+    anyway. `metrics_folder` (None: `folder`) is where the two files of metrics go; they stay empty unless
+    `has_metrics`. `stdout` is the descriptor to write to. Raises BadSettings when a folder or a file in it cannot be
+    opened.
     """
     make_encoder = _JsonEncoder if format == "json" else _TextEncoder
     files: dict[str, LineWriter[LogRecord]] = {}
@@ -49,7 +54,7 @@ def configure_logs(
             folder.mkdir(parents=True, exist_ok=True)
             for name in ("access_log", "ts_log", "model_log"):
                 sink = RollingFile(folder / f"{name}.log")
-                files[name] = _writer(f"{name}.log", sink, make_encoder(is_access_file=name == "access_log"))
+                files[name] = _writer(f"{name}.log", sink, make_encoder())
         except OSError as error:
             for writer in files.values():
                 writer.start()
@@ -59,10 +64,41 @@ def configure_logs(
                 "name a folder that the server may write to, with log_location or LOG_LOCATION",
                 key="log_location",
             ) from error
-    console = [_writer("stdout", DescriptorSink(stdout), make_encoder(is_access_file=False))] if to_stdout else []
+    _open_metrics_files(metrics_folder or folder, has_metrics, files, make_encoder)
+    console = [_writer("stdout", DescriptorSink(stdout), make_encoder())] if to_stdout else []
     for writer in (*files.values(), *console):
         writer.start()
-    return Logs(files, console, level, has_request_ids=has_request_ids or format == "json")
+    return Logs(files, console, level, has_request_ids=has_request_ids, is_json=format == "json")
+
+
+def _open_metrics_files(
+    folder: Path | None,
+    has_metrics: bool,
+    files: dict[str, LineWriter[LogRecord]],
+    make_encoder: Callable[[], Callable[[Sequence[LogRecord | str]], str]],
+) -> None:
+    """Add the writers of the two files of metrics; where nothing will be written, the files only come to be there."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _METRICS_FILES.values():
+            path = folder / f"{name}.log"
+            if has_metrics:
+                files[name] = _writer(f"{name}.log", RollingFile(path), make_encoder(), capacity=4096)
+            else:
+                path.touch()
+    except OSError as error:
+        if not has_metrics:
+            return
+        for writer in files.values():
+            writer.start()
+            writer.close(0)
+        raise BadSettings(
+            f"metrics_location is {str(folder)!r}, where metrics cannot be written ({error.strerror}); name a folder "
+            "that the server may write to, with metrics_location or METRICS_LOCATION",
+            key="metrics_location",
+        ) from error
 
 
 class Logs:
@@ -75,13 +111,21 @@ class Logs:
         level: str,
         *,
         has_request_ids: bool = False,
+        is_json: bool = False,
     ) -> None:
         def writers(name: str) -> list[LineWriter[LogRecord]]:
-            return [files[name], *console] if files else console
+            return [files[name], *console] if name in files else console
 
-        # A record of theirs is one of ours.
-        self.access = AccessLog(writers("access_log"), has_ids=has_request_ids)  # type: ignore[arg-type]
+        access = cast("list[LineWriter[AccessRecord]]", writers("access_log"))  # a record of theirs is one of ours
+        if is_json:
+            self.access = AccessLog(access, has_ids=True)
+        else:
+            heads = _AccessHeads([writer in console for writer in access])
+            self.access = TextAccessLog(access, heads, has_ids=has_request_ids)
         self.workers = WorkerLog(writers("model_log"))
+        self._json_encoder = _JsonEncoder() if is_json else None
+        self._metrics_stamps = _LocalStamps()
+        self._metrics = {name: writers(_METRICS_FILES[name]) for name in _METRICS_FILES}
         self._console = console
         self._writers = [*files.values(), *console]
         self._handler = _ServerLogHandler(writers("ts_log"))
@@ -94,6 +138,20 @@ class Logs:
         """Write `text` on standard output as a line of its own, as launchers' scripts look for it."""
         for writer in self._console:
             writer.write(Announcement(time.time(), text))
+
+    def write_metrics(self, name: str, lines: Sequence[str]) -> None:
+        """Write lines of metrics; `name` is TS_METRICS or MODEL_METRICS. Never blocks; for one thread only.
+
+        Nothing in a line may break it: they are not looked at again.
+        """
+        now = time.time()
+        text = self._json_encoder.metrics(now, name, lines) if self._json_encoder is not None else ""
+        stamp = self._metrics_stamps.of(int(now * 1000))
+        for writer in self._metrics[name]:
+            if self._json_encoder is None:
+                head = f"{stamp} [INFO ] metrics {name} - " if writer in self._console else f"{stamp} - "
+                text = head + f"\n{head}".join(lines)
+            writer.write(text)
 
     def dropped(self) -> dict[str, int]:
         """How many lines each outlet has lost, by its name."""
@@ -179,12 +237,14 @@ class _ServerLogHandler(logging.Handler):
             writer.write(line)
 
 
-def _writer(name: str, sink: Sink, encode: Callable[[Sequence[LogRecord]], str]) -> LineWriter[LogRecord]:
+def _writer(
+    name: str, sink: Sink, encode: Callable[[Sequence[LogRecord | str]], str], capacity: int = 32_768
+) -> LineWriter[LogRecord]:
     def describe_loss(count: int) -> LogRecord:
         text = f"{count} lines of {name} were lost: they came faster than they could be written"
         return ServerLine(time.time(), "WARNING", f"log-{name}", __name__, text)
 
-    return LineWriter(name, sink, encode, describe_loss)
+    return LineWriter(name, sink, encode, describe_loss, capacity)
 
 
 _TEXT_LEVELS = {
@@ -203,43 +263,17 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 class _TextEncoder:
     """Records in TorchServe's layout: local time with milliseconds, level padded to five, thread, logger.
 
-    Lines of the access log come by the ten thousand a second: those of one millisecond are made together.
+    Lines of the access log and of metrics come finished.
     """
 
-    def __init__(self, is_access_file: bool) -> None:
-        self._access_marker = " - " if is_access_file else " [INFO ] access ACCESS_LOG - "
-        self._second, self._second_text = -1, ""
+    def __init__(self) -> None:
+        self._stamps = _LocalStamps()
 
-    def __call__(self, records: Sequence[LogRecord]) -> str:
-        texts: list[str] = []
-        lines: list[str] = []
-        lines_at_ms = 0
-        for record in records:
-            if type(record) is not tuple:
-                if lines:
-                    texts.append(self._access_lines(lines, lines_at_ms))
-                    lines = []
-                texts.append(self._text(record))
-                continue
-            at_ms = int(record[0] * 1000)
-            if at_ms != lines_at_ms and lines:
-                texts.append(self._access_lines(lines, lines_at_ms))
-                lines = []
-            lines_at_ms = at_ms
-            lines.append(record[1])
-        if lines:
-            texts.append(self._access_lines(lines, lines_at_ms))
-        return "\n".join(texts)
-
-    def _access_lines(self, lines: list[str], at_ms: int) -> str:
-        """Lines of the access log that were made in one millisecond."""
-        head = self._stamp(at_ms) + self._access_marker
-        if not "".join(lines).isprintable():
-            lines = [_clean(line) for line in lines]
-        return head + f"\n{head}".join(lines)
+    def __call__(self, records: Sequence[LogRecord | str]) -> str:
+        return "\n".join([record if isinstance(record, str) else self._text(record) for record in records])
 
     def _text(self, record: LogRecord) -> str:
-        stamp = self._stamp(int(record[0] * 1000))
+        stamp = self._stamps.of(int(record[0] * 1000))
         if isinstance(record, WorkerLine):
             level = _TEXT_LEVELS.get(record.level, "INFO ")
             thread = f"W-{record.worker_id}-{record.model}_{record.version}-{record.stream}"
@@ -252,7 +286,30 @@ class _TextEncoder:
             return text
         return _clean(record[1])
 
-    def _stamp(self, at_ms: int) -> str:
+
+class _AccessHeads:
+    """What stands before a line of the access log: in its own file the time, on standard output whose line it is, too.
+
+    `are_shared` says of each outlet whether other logs' lines go there.
+    """
+
+    def __init__(self, are_shared: Sequence[bool]) -> None:
+        self._markers = [" [INFO ] access ACCESS_LOG - " if is_shared else " - " for is_shared in are_shared]
+        self._stamps = _LocalStamps()
+
+    def __call__(self, at_ms: int) -> list[str]:
+        stamp = self._stamps.of(at_ms)
+        return [stamp + marker for marker in self._markers]
+
+
+class _LocalStamps:
+    """Local times as text, `2026-01-31T12:00:00,007`. For one thread: it remembers the second it made last."""
+
+    def __init__(self) -> None:
+        self._second, self._second_text = -1, ""
+
+    def of(self, at_ms: int) -> str:
+        """The text of a time in milliseconds since the epoch."""
         second, millisecond = divmod(at_ms, 1000)
         if second != self._second:
             self._second, self._second_text = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(second))
@@ -262,11 +319,16 @@ class _TextEncoder:
 class _JsonEncoder:
     """Records as one object a line. Times are UTC; JSON's own escapes keep each on its line."""
 
-    def __init__(self, is_access_file: bool) -> None:
+    def __init__(self) -> None:
         self._second, self._second_text = -1, ""
 
-    def __call__(self, records: Sequence[LogRecord]) -> str:
-        return "\n".join(map(self._text, records))
+    def __call__(self, records: Sequence[LogRecord | str]) -> str:
+        return "\n".join([record if isinstance(record, str) else self._text(record) for record in records])
+
+    def metrics(self, at: float, logger: str, lines: Sequence[str]) -> str:
+        """Lines of metrics that were made in one moment."""
+        head = f'{{"time": "{self._stamp(at)}", "level": "INFO", "logger": "{logger}", "message": '
+        return "\n".join([f"{head}{_quote(line)}}}" for line in lines])
 
     def _text(self, record: LogRecord) -> str:
         fields: dict[str, Any]

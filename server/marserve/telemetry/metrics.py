@@ -7,80 +7,72 @@ with the unchanging part of each line kept, and the whole block of a histogram k
 Two sets of names stand side by side. TorchServe's (`ts_…`, `Requests2XX`, `QueueTime`, …) keep its labels and its
 meaning, gauges of "the last request" included; what a dashboard wants to know is under `marserve_…`. Series exist for
 registered versions and for fixed words only, so no client can make new ones.
+
+Which of TorchServe's metrics there are, of which type and under which labels, the definitions say; most are read off
+the counts at scrape time. Where a definition asks for what counts cannot tell (a histogram of queue times), and in the
+modes that write lines, versions get a `Tap`, which tells single events.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from marserve.messages import Metric
+from marserve.telemetry.histogram import Histogram
+from marserve.telemetry.measurements import (
+    FROM_EVENTS,
+    HOST,
+    ClassCounts,
+    Event,
+    Measurement,
+    RequestCounts,
+    Said,
+    Tap,
+)
+from marserve.telemetry.metric_definitions import BUILT_IN, Definition, Definitions
+from marserve.telemetry.model_metrics import ModelMetrics
+from marserve.telemetry.series import Series, labels
+from marserve.telemetry.series import escape as _escape
+from marserve.telemetry.series import number as _number
+
+log = logging.getLogger("marserve.telemetry")
+
+Mode = Literal["log", "prometheus", "legacy"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 SECONDS_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
-
-class Histogram:
-    """How often values fell between bounds. `buckets` has one more entry than there are bounds: the rest.
-
-    A value equal to a bound counts under it, as Prometheus' `le` says. `last` is the newest value.
-    """
-
-    __slots__ = ("bounds", "buckets", "last", "sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.buckets = [0] * (len(self.bounds) + 1)
-        self.sum = 0.0
-        self.last = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count `value`, `times` times."""
-        self.buckets[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
-        self.last = value
-
-    def observe_all(self, values: Sequence[float]) -> None:
-        """Count each of these values; those of one batch mostly fall between the same two bounds."""
-        if not values:
-            return
-        bounds = self.bounds
-        first = bisect_left(bounds, min(values))
-        if first == bisect_left(bounds, max(values)):
-            self.buckets[first] += len(values)
-        else:
-            for value in values:
-                self.buckets[bisect_left(bounds, value)] += 1
-        self.sum += sum(values)
-        self.last = values[-1]
-
-    @property
-    def count(self) -> int:
-        """How many values were observed."""
-        return sum(self.buckets)
+# What TorchServe shows on its page in the mode `legacy`; all else is lines there.
+LEGACY_PAGE = frozenset(
+    {"ts_inference_requests_total", "ts_inference_latency_microseconds", "ts_queue_latency_microseconds"}
+)
 
 
 class Gauges(NamedTuple):
     """What a version's pool answers when it is scraped.
 
     `workers` counts workers by state (`ready`, `loading`, …); `load_s` is how long each living worker's load took, by
-    the worker's name as logs have it (`W-9000-noop_1.0`). `workers_target` is how many there should be.
+    the worker's name as logs have it (`W-9000-noop_1.0`). `workers_target` is how many there should be,
+    `sequences` how many live, None where there is no such thing.
     """
 
     queue_length: int = 0
     workers: Mapping[str, int] = {}
     load_s: Mapping[str, float] = {}
     workers_target: int = 0
+    sequences: int | None = None
 
 
 class VersionMetrics:
     """The counts of one model version. Its pool adds to the attributes; they are read at scrape time.
 
-    requests            accepted, before queueing; `named_requests` of them named this version in the URL
+    requests            accepted, before queueing; `named_requests` of them named this version in the URL,
+                        `inner_requests` came from nodes of workflows, not from clients
     answers             by status, whoever made it
     errors, refused     by cause (`x-marserve-cause`): after it was accepted; before (queue full, no worker, …)
     queue_seconds       arrival to being given to a worker; `named_queue_s` is what named requests have of its sum
@@ -100,6 +92,7 @@ class VersionMetrics:
                         is what workers took to say them
     expired_run         run though their deadline had passed before they were sent to a worker; it stays 0
     read_gauges         asked at scrape time
+    tap                 told of single events, where somebody wants to know them; None mostly
     """
 
     __slots__ = (
@@ -114,6 +107,7 @@ class VersionMetrics:
         "expired",
         "expired_run",
         "handler_seconds",
+        "inner_requests",
         "isolated",
         "length_seconds",
         "lengths",
@@ -127,6 +121,7 @@ class VersionMetrics:
         "refused",
         "requests",
         "retried",
+        "tap",
         "total_seconds",
         "version",
         "worker_deaths",
@@ -139,6 +134,7 @@ class VersionMetrics:
         self.model, self.version = model, version
         self.requests = 0
         self.named_requests = 0
+        self.inner_requests = 0
         self.answers: dict[int, int] = defaultdict(int)
         self.errors: dict[str, int] = defaultdict(int)
         self.refused: dict[str, int] = defaultdict(int)
@@ -165,54 +161,108 @@ class VersionMetrics:
         self.lengths: dict[str, int] = defaultdict(int)
         self.length_seconds = 0.0
         self.read_gauges = read_gauges
+        self.tap: Tap | None = None
 
     @property
     def default_requests(self) -> int:
         """Accepted requests that named no version."""
-        return self.requests - self.named_requests
+        return self.client_requests - self.named_requests
+
+    @property
+    def client_requests(self) -> int:
+        """Accepted requests of clients: those of a workflow's nodes are not counted as TorchServe's metric."""
+        return self.requests - self.inner_requests
+
+
+class LineLog(Protocol):
+    """Writes what is measured as lines."""
+
+    def take(self, event: Event) -> None:
+        """Take an event; never blocks."""
+
+    def register(self, version: VersionMetrics) -> None:
+        """Count this version's requests from now on."""
+
+    def remove(self, version: VersionMetrics) -> None:
+        """Count this version's requests no more."""
 
 
 class Metrics:
     """The server's metrics: those of its versions, of its listeners, of the machine, and what handlers measured.
 
     `hostname` becomes a label of TorchServe's metrics; `dropped_lines` answers how many log lines each log lost.
+    `definitions` say which of TorchServe's there are, `model_metrics` which of handlers'. `mode` says what is on the
+    page: all of it (`prometheus`), TorchServe's three counters (`legacy`), nothing (`log`); the rest goes to `lines`.
     """
 
-    def __init__(self, hostname: str, dropped_lines: Callable[[], Mapping[str, int]] = dict) -> None:
+    def __init__(
+        self,
+        hostname: str,
+        dropped_lines: Callable[[], Mapping[str, int]] = dict,
+        *,
+        definitions: Definitions = BUILT_IN,
+        model_metrics: ModelMetrics | None = None,
+        mode: Mode = "prometheus",
+        lines: LineLog | None = None,
+    ) -> None:
         self.responses = [0] * 10
         self._refused: dict[str, int] = defaultdict(int)
+        self._calls: dict[str, int] = defaultdict(int)
         self._dropped_lines = dropped_lines
-        self._host = f'Level="Host",Hostname="{_escape(hostname)}"'
         self._hostname = hostname
         self._versions: list[_VersionLines] = []
         self._by_default: dict[str, _DefaultTotals] = {}
-        self._system: dict[str, list[tuple[str, float]]] = {}
-        self._custom = {name: _Custom(name, dimensions) for name, dimensions in _HANDLER_METRICS.items()}
-        self._dropped_values = 0
+        self._definitions = definitions
+        self._model_metrics = model_metrics if model_metrics is not None else ModelMetrics(definitions)
+        self._mode = mode
+        self._lines = lines
+        # What is fed update by update, by name: the machine's figures, handlers' values, and what counts cannot tell.
+        self._fed: dict[str, Series] = {}
+        self._class_counts = ClassCounts()
         self._last_queue_s: float | None = None
         self._last_server_s: float | None = None
         self._last_handler_s: dict[str, float] = {}
-        self._families = tuple(self._declare_families())
+        self._families: tuple[_Family, ...] = ()
+        if mode != "log":
+            self._families = tuple(
+                family for family in self._declare_families() if mode == "prometheus" or family.name in LEGACY_PAGE
+            )
+        for text in misfits(definitions):
+            log.warning("%s", text)
+        # Names whose single events go to `self._fed`.
+        self._wants_events = bool(FROM_EVENTS & self._fed.keys())
 
     def register(self, version: VersionMetrics) -> None:
         """Show this version from now on."""
-        self._versions.append(_VersionLines(version, self._hostname))
+        self._versions.append(_VersionLines(version))
         self._by_default.setdefault(version.model, _DefaultTotals())
+        if self._lines is not None:
+            self._lines.register(version)
+            version.tap = Tap(version.model, version.version, self._lines.take)
+        elif self._wants_events:
+            version.tap = Tap(version.model, version.version, self._feed_event)
 
     def remove(self, version: VersionMetrics) -> None:
         """Show this version no more. What belongs to its model goes with the model's last version."""
+        if self._lines is not None:
+            self._lines.remove(version)
+        self._feed_counts()
         self._versions = [lines for lines in self._versions if lines.of is not version]
         if any(lines.of.model == version.model for lines in self._versions):
             self._by_default[version.model].retire(version)
             return
         self._by_default.pop(version.model, None)
         self._last_handler_s.pop(version.model, None)
-        for family in self._custom.values():
-            family.forget(version.model)
+        for series in self._fed.values():
+            series.forget(version.model)
 
     def count_response(self, status: int) -> None:
         """Count an answer of any listener, by the first digit of its status (100 to 999)."""
         self.responses[status // 100] += 1
+
+    def count_call(self, code: str) -> None:
+        """Count a gRPC call that has ended, by the name of its status."""
+        self._calls[code] += 1
 
     def count_refused(self, cause: str) -> None:
         """Count what was refused before it reached a version. `cause` is one of few fixed words, never a client's."""
@@ -220,11 +270,19 @@ class Metrics:
 
     def set_system(self, readings: Iterable[tuple[str, float, int | None]]) -> None:
         """Replace the machine's figures: TorchServe's name, value, and the device for figures of an accelerator."""
-        system: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        for name in SYSTEM_METRICS:
+            if (series := self._fed.get(name)) is not None and series.definition.kind == "gauge":
+                series.clear()
         for name, value, device in readings:
-            labels = self._host if device is None else f'Level="Host",DeviceId="{device}",{self._host.split(",", 1)[1]}'
-            system[name].append((labels, value))
-        self._system = system
+            self._take(Measurement(name, HOST if device is None else (*HOST, str(device)), [float(value)]))
+
+    def update_front(self, metric: Metric) -> bool:
+        """Take a figure that the operator's own program measured. False: no metric of that name and shape is listed."""
+        definition = self._definitions.front.get(metric.name)
+        if definition is None or len(metric.dimensions) + 1 != len(definition.dimensions):
+            return False
+        self._take(Measurement(metric.name, tuple([value for _, value in metric.dimensions]), [metric.value]))
+        return True
 
     def update_custom(self, model: str, values: Iterable[Metric]) -> None:
         """Take over what a handler of `model` measured.
@@ -235,9 +293,50 @@ class Metrics:
         for value in values:
             if value.name == "PredictionTime":
                 continue
-            family = self._custom.get(value.name)
-            if family is None or not family.take(model, value, self._hostname):
-                self._dropped_values += 1
+            fitting = self._model_metrics.fit(model, value)
+            if fitting is None:
+                continue
+            if self._lines is not None:
+                said = Measurement(value.name, fitting.values, [value.value], request_ids=value.request_ids)
+                self._lines.take(Said(said))
+                continue
+            series = self._fed.get(value.name)
+            if series is None and fitting.definition.fits_a_page:
+                series = self._fed[value.name] = Series(fitting.definition, self._hostname)
+                self._families += (self._fed_family(series),)
+            if series is None:
+                self._model_metrics.dropped += 1
+                self._model_metrics.tell(model, value.name, "has a name or a dimension that Prometheus does not take")
+            elif not series.update(fitting.values, value.value, owner=model):
+                self._model_metrics.dropped += 1
+
+    def _take(self, measurement: Measurement) -> None:
+        if self._lines is not None:
+            self._lines.take(Said(measurement))
+        else:
+            self._feed(measurement)
+
+    def _feed_event(self, event: Event) -> None:
+        for measurement in event.measurements():
+            self._feed(measurement)
+
+    def _feed(self, measurement: Measurement) -> None:
+        series = self._fed.get(measurement.name)
+        if series is None:
+            return
+        values = measurement.values
+        for amount in measurement.amounts:
+            series.update(values, amount, measurement.times, owner=values[0] if values else "")
+
+    def _feed_counts(self) -> None:
+        """Feed what came since the last time of what is only counted: answers and accepted requests."""
+        if self._fed.keys() & {"Requests2XX", "Requests4XX", "Requests5XX"}:
+            for measurement in self._class_counts.new(self.responses):
+                self._feed(measurement)
+        if "ts_inference_requests_total" in self._fed:
+            for view in self._versions:
+                for measurement in view.request_counts.new(view.of.client_requests, view.of.named_requests):
+                    self._feed(measurement)
 
     def render(self, names: Sequence[str] = ()) -> bytes:
         """Write the page, or only the samples with exactly these names.
@@ -247,6 +346,7 @@ class Metrics:
         """
         wanted = frozenset(names)
         self._notice_last()
+        self._feed_counts()
         out: list[str] = []
         for name, kind, text, collect in self._families:
             if not wanted:
@@ -264,34 +364,16 @@ class Metrics:
     # -------------------------------------------------------------------------------- which families there are
 
     def _declare_families(self) -> Iterator[_Family]:
-        for first_digit, name in ((2, "Requests2XX"), (4, "Requests4XX"), (5, "Requests5XX")):
-            yield _Family(name, "counter", "Answers of all listeners, by status class.", self._class(name, first_digit))
-        for name, text, asked in (
-            ("ts_inference_requests_total", "Accepted inference requests.", _requests),
-            (
-                "ts_inference_latency_microseconds",
-                "Sum of the times to the answer, in microseconds.",
-                _total_us,
-            ),
-            ("ts_queue_latency_microseconds", "Sum of the times in the queue, in microseconds.", _queue_us),
-        ):
-            yield _Family(name, "counter", text, self._by_version_asked_for(name, asked))
-        yield _Family("QueueTime", "gauge", "Queue time of the last request, in milliseconds.", self._queue_time)
-        yield _Family(
-            "WorkerThreadTime",
-            "gauge",
-            "The server's own part of the last request, in ms.",
-            self._server_time,
-        )
-        yield _Family("WorkerLoadTime", "gauge", "How long the worker took to load, in milliseconds.", self._load_time)
-        for name, text in _SYSTEM_METRICS.items():
-            yield _Family(name, "gauge", text, self._system_lines(name))
-        yield _Family(
-            "PredictionTime", "gauge", "The last batch's time in the model's handler, in ms.", self._prediction_time
-        )
-        for custom in self._custom.values():
-            yield _Family(custom.name, custom.kind, "Measured by the model's handler, in ms.", custom.lines)
-
+        for definition in (*self._definitions.front.values(), *self._definitions.model.values()):
+            if not definition.fits_a_page:
+                log.warning("Metric %s is not shown: Prometheus does not take its name or dimensions", definition.name)
+                continue
+            collect = self._collect_from_counts(definition)
+            if collect is None:
+                series = self._fed[definition.name] = Series(definition, self._hostname)
+                yield self._fed_family(series)
+            else:
+                yield _Family(definition.name, definition.kind, _help(definition), collect)
         for name, text, read in _VERSION_COUNTERS:
             yield _Family(name, "counter", text, self._each_version(name, read))
         for name, text, label, read_words in _VERSION_COUNTERS_BY_WORD:
@@ -303,7 +385,9 @@ class Metrics:
         yield _Family("marserve_queue_length", "gauge", "Requests that wait for a worker.", self._queue_length)
         yield _Family("marserve_workers", "gauge", "Workers by state.", self._workers)
         yield _Family("marserve_workers_target", "gauge", "Workers that there should be.", self._workers_target)
+        yield _Family("marserve_sequences", "gauge", "Sequences that live.", self._sequences)
         yield _Family("marserve_http_responses_total", "counter", "Answers of all listeners, by class.", self._http)
+        yield _Family("marserve_grpc_calls_total", "counter", "Ended gRPC calls, by status.", self._call_lines)
         yield _Family(
             "marserve_refused_total", "counter", "Refused before they reached a model, by cause.", self._refused_lines
         )
@@ -314,21 +398,44 @@ class Metrics:
             "marserve_dropped_metric_values_total",
             "counter",
             "Values from handlers that no declared metric fits.",
-            lambda: [f"marserve_dropped_metric_values_total {_number(self._dropped_values)}"],
+            lambda: [f"marserve_dropped_metric_values_total {_number(self._model_metrics.dropped)}"],
         )
+
+    def _fed_family(self, series: Series) -> _Family:
+        definition = series.definition
+        return _Family(definition.name, definition.kind, _help(definition), series.lines)
 
     # ---------------------------------------------------------------------------------- TorchServe's families
 
-    def _class(self, name: str, first_digit: int) -> _Collect:
+    def _collect_from_counts(self, definition: Definition) -> _Collect | None:
+        """How to read a metric off the counts; None for what must be fed, or has another shape than counts tell."""
+        known = BUILT_IN.front.get(definition.name) or BUILT_IN.model.get(definition.name)
+        if known is None or known.kind != definition.kind or len(known.dimensions) != len(definition.dimensions):
+            return None
+        name, names = definition.name, definition.dimensions
+        if name in _CLASSES:
+            return self._class(name, labels(names, (*HOST, self._hostname)), _CLASSES[name])
+        if name in _ASKED:
+            return self._by_version_asked_for(name, names, _ASKED[name])
+        return {
+            "QueueTime": lambda: self._queue_time(names),
+            "WorkerThreadTime": lambda: self._server_time(names),
+            "WorkerLoadTime": lambda: self._load_time(names),
+            "PredictionTime": lambda: self._prediction_time(names),
+        }.get(name)
+
+    def _class(self, name: str, its_labels: str, first_digit: int) -> _Collect:
         def collect() -> list[str]:
             # TorchServe counts everything that is neither 2xx nor 4xx as 5XX, and dashboards rely on it.
             all_others = sum(self.responses) - self.responses[2] - self.responses[4]
             count = all_others if first_digit == 5 else self.responses[first_digit]
-            return [f"{name}{{{self._host}}} {_number(count)}"] if count else []
+            return [f"{name}{{{its_labels}}} {_number(count)}"] if count else []
 
         return collect
 
-    def _by_version_asked_for(self, name: str, read: Callable[[VersionMetrics], tuple[float, float]]) -> _Collect:
+    def _by_version_asked_for(
+        self, name: str, names: Sequence[str], read: Callable[[VersionMetrics], tuple[float, float]]
+    ) -> _Collect:
         """Lines for what requests asked for: the version they named, or the word `default`."""
 
         def collect() -> list[str]:
@@ -338,17 +445,20 @@ class Metrics:
             for view in self._versions:
                 named, default = read(view.of)
                 if view.of.named_requests:
-                    lines.append(f"{name}{{{view.ts_labels}}} {_number(named)}")
+                    lines.append(f"{name}{{{self._asked(names, view.of.model, view.of.version)}}} {_number(named)}")
                 if view.of.default_requests:
                     was_asked.add(view.of.model)
                 by_default[view.of.model] += default
             for model, living in by_default.items():
                 value = self._by_default[model].never_falling(name, living)
                 if model in was_asked:
-                    lines.append(f"{name}{{{_ts_labels(model, 'default', self._hostname)}}} {_number(value)}")
+                    lines.append(f"{name}{{{self._asked(names, model, 'default')}}} {_number(value)}")
             return lines
 
         return collect
+
+    def _asked(self, names: Sequence[str], model: str, version: str) -> str:
+        return labels(names, (model, version, self._hostname))
 
     def _notice_last(self) -> None:
         """Find out which versions were busy since the last scrape: theirs are the figures of "the last request"."""
@@ -362,32 +472,29 @@ class Metrics:
             self._last_server_s = max(0.0, version.total_seconds.last - queue_s - handler_s)
             self._last_handler_s[version.model] = handler_s
 
-    def _queue_time(self) -> list[str]:
-        if self._last_queue_s is None:
-            return []
-        return [f"QueueTime{{{self._host}}} {_number(int(self._last_queue_s * 1000))}"]
+    def _queue_time(self, names: Sequence[str]) -> list[str]:
+        return self._of_last_request("QueueTime", names, self._last_queue_s)
 
-    def _server_time(self) -> list[str]:
-        if self._last_server_s is None:
-            return []
-        return [f"WorkerThreadTime{{{self._host}}} {_number(int(self._last_server_s * 1000))}"]
+    def _server_time(self, names: Sequence[str]) -> list[str]:
+        return self._of_last_request("WorkerThreadTime", names, self._last_server_s)
 
-    def _load_time(self) -> list[str]:
+    def _of_last_request(self, name: str, names: Sequence[str], seconds: float | None) -> list[str]:
+        if seconds is None:
+            return []
+        return [f"{name}{{{labels(names, (*HOST, self._hostname))}}} {_number(int(seconds * 1000))}"]
+
+    def _load_time(self, names: Sequence[str]) -> list[str]:
         return [
-            f'WorkerLoadTime{{WorkerName="{_escape(worker)}",{self._host}}} {_number(int(seconds * 1000))}'
+            f"WorkerLoadTime{{{labels(names, (worker, *HOST, self._hostname))}}} {_number(int(seconds * 1000))}"
             for view in self._versions
             for worker, seconds in view.of.read_gauges().load_s.items()
         ]
 
-    def _prediction_time(self) -> list[str]:
+    def _prediction_time(self, names: Sequence[str]) -> list[str]:
         return [
-            f'PredictionTime{{ModelName="{_escape(model)}",Level="Model",Hostname="{_escape(self._hostname)}"}} '
-            f"{_number(round(seconds * 1000, 2))}"
+            f"PredictionTime{{{labels(names, (model, 'Model', self._hostname))}}} {_number(round(seconds * 1000, 2))}"
             for model, seconds in self._last_handler_s.items()
         ]
-
-    def _system_lines(self, name: str) -> _Collect:
-        return lambda: [f"{name}{{{labels}}} {_number(value)}" for labels, value in self._system.get(name, ())]
 
     # ----------------------------------------------------------------------------------------------- our own
 
@@ -413,6 +520,10 @@ class Metrics:
             for view in self._versions
         ]
 
+    def _sequences(self) -> list[str]:
+        counted = [(view.labels, view.of.read_gauges().sequences) for view in self._versions]
+        return [f"marserve_sequences{{{labels}}} {count}" for labels, count in counted if count is not None]
+
     def _workers_target(self) -> list[str]:
         return [
             f"marserve_workers_target{{{view.labels}}} {_number(view.of.read_gauges().workers_target)}"
@@ -432,6 +543,9 @@ class Metrics:
             for digit, count in enumerate(self.responses)
             if count
         ]
+
+    def _call_lines(self) -> list[str]:
+        return [f'marserve_grpc_calls_total{{code="{code}"}} {_number(count)}' for code, count in self._calls.items()]
 
     def _refused_lines(self) -> list[str]:
         return [
@@ -459,7 +573,20 @@ class _Family(NamedTuple):
     collect: _Collect
 
 
-_SYSTEM_METRICS = {
+_HELP = {
+    "Requests2XX": "Answers of all listeners, by status class.",
+    "Requests4XX": "Answers of all listeners, by status class.",
+    "Requests5XX": "Answers of all listeners, by status class.",
+    "ts_inference_requests_total": "Accepted inference requests.",
+    "ts_inference_latency_microseconds": "Sum of the times to the answer, in microseconds.",
+    "ts_queue_latency_microseconds": "Sum of the times in the queue, in microseconds.",
+    "QueueTime": "Queue time of the last request, in milliseconds.",
+    "WorkerThreadTime": "The server's own part of the last request, in ms.",
+    "WorkerLoadTime": "How long the worker took to load, in milliseconds.",
+    "PredictionTime": "The last batch's time in the model's handler, in ms.",
+}
+
+SYSTEM_METRICS = {
     "CPUUtilization": "Processor time in use, in percent.",
     "MemoryUsed": "Memory in use, in MiB.",
     "MemoryAvailable": "Memory that programs could still have, in MiB.",
@@ -471,9 +598,6 @@ _SYSTEM_METRICS = {
     "GPUMemoryUsed": "Accelerator memory in use, in MiB.",
     "GPUUtilization": "Accelerator time in use, in percent.",
 }
-
-# What handlers may measure: TorchServe's list of model metrics, without PredictionTime, which the server knows itself.
-_HANDLER_METRICS = {"HandlerTime": ("ModelName", "Level")}
 
 _VERSION_COUNTERS: tuple[tuple[str, str, Callable[[VersionMetrics], float]], ...] = (
     ("marserve_requests_total", "Accepted requests.", lambda v: v.requests),
@@ -531,6 +655,34 @@ def _queue_us(version: VersionMetrics) -> tuple[float, float]:
     return _microseconds(version.named_queue_s), _microseconds(version.queue_seconds.sum - version.named_queue_s)
 
 
+_CLASSES = {"Requests2XX": 2, "Requests4XX": 4, "Requests5XX": 5}
+_ASKED: Mapping[str, Callable[[VersionMetrics], tuple[float, float]]] = {
+    "ts_inference_requests_total": _requests,
+    "ts_inference_latency_microseconds": _total_us,
+    "ts_queue_latency_microseconds": _queue_us,
+}
+
+
+def misfits(definitions: Definitions) -> Iterator[str]:
+    """A sentence for each metric of the server's that a metrics file gives other dimensions than it has values for."""
+    for known in (*BUILT_IN.front.values(), *BUILT_IN.model.values()):
+        definition = definitions.front.get(known.name) or definitions.model.get(known.name)
+        if definition is not None and len(definition.dimensions) != len(known.dimensions):
+            yield (
+                f"Metric {known.name} gets no values: the metrics file gives it the dimensions "
+                f"{list(definition.dimensions)}, and there are values for {list(known.dimensions)}"
+            )
+
+
+def _help(definition: Definition) -> str:
+    known = BUILT_IN.front.get(definition.name) or BUILT_IN.model.get(definition.name)
+    text = _HELP.get(definition.name) or SYSTEM_METRICS.get(definition.name)
+    if text is not None and known is not None and known.kind == definition.kind:
+        return text
+    unit = " ".join(definition.unit.replace("\\", " ").split())
+    return f"TorchServe's {definition.kind} {definition.name}, in {unit}." if text else f"Measured, in {unit}."
+
+
 def _microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
@@ -558,11 +710,11 @@ class _DefaultTotals:
 class _VersionLines:
     """The text of one version's lines, as far as it never changes."""
 
-    def __init__(self, version: VersionMetrics, hostname: str) -> None:
+    def __init__(self, version: VersionMetrics) -> None:
         self.of = version
+        self.request_counts = RequestCounts(version.model, version.version)
         self.seen_answers = 0
         self.labels = f'model="{_escape(version.model)}",version="{_escape(version.version)}"'
-        self.ts_labels = _ts_labels(version.model, version.version, hostname)
         self._seconds = [
             _HistogramLines("marserve_request_seconds", f'{self.labels},stage="{stage}"', histogram)
             for stage, histogram in (
@@ -604,58 +756,9 @@ class _HistogramLines:
         return self._block
 
 
-class _Custom:
-    """A metric that handlers fill: one series a set of label values, each owned by the model that made it."""
-
-    kind = "gauge"
-
-    # A handler can name dimensions after anything it sees; past this many series its new ones are dropped.
-    max_series = 1000
-
-    def __init__(self, name: str, dimensions: tuple[str, ...]) -> None:
-        self.name = name
-        self._dimensions = dimensions
-        self._series: dict[tuple[str, str], float] = {}
-
-    def take(self, model: str, metric: Metric, hostname: str) -> bool:
-        """Set the series that `metric` belongs to. False: it does not fit, and is lost."""
-        given = dict(metric.dimensions)
-        if len(metric.dimensions) != len(self._dimensions):
-            return False
-        if given.keys() != set(self._dimensions):
-            given = dict(zip(self._dimensions, (value for _, value in metric.dimensions), strict=True))
-        labels = ",".join(f'{name}="{_escape(given[name])}"' for name in self._dimensions)
-        key = (model, f'{labels},Hostname="{_escape(hostname)}"')
-        if key not in self._series and len(self._series) >= self.max_series:
-            return False
-        self._series[key] = metric.value
-        return True
-
-    def forget(self, model: str) -> None:
-        self._series = {key: value for key, value in self._series.items() if key[0] != model}
-
-    def lines(self) -> list[str]:
-        # Two models may measure under the same labels; the later one counts, a page may hold each series once.
-        by_labels = {labels: value for (_, labels), value in self._series.items()}
-        return [f"{self.name}{{{labels}}} {_number(value)}" for labels, value in by_labels.items()]
-
-
-def _ts_labels(model: str, version: str, hostname: str) -> str:
-    return f'model_name="{_escape(model)}",model_version="{_escape(version)}",hostname="{_escape(hostname)}"'
-
-
 def _sample_names(name: str, kind: str) -> tuple[str, ...]:
     return (f"{name}_bucket", f"{name}_sum", f"{name}_count") if kind == "histogram" else (name,)
 
 
 def _sample_name(line: str) -> str:
     return line.split("{", 1)[0].split(" ", 1)[0]
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    text = repr(float(value))
-    return {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}.get(text, text)

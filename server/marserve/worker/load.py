@@ -46,12 +46,17 @@ class LoadedModel:
 def enter_model_folder(load: Load) -> None:
     """Make this process the model's: its folder as working directory, its code first on the path, its environment.
 
-    The order on the path is TorchServe's: the archive, then what stands in for `ts`, then everything installed.
+    The order on the path is TorchServe's: the handler's folder, the inherited `PYTHONPATH`, the archive, what stands in
+    for `ts`, the model's own packages, then everything installed. Programs that the handler starts get the same as
+    their `PYTHONPATH`.
     """
+    inherited = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     os.chdir(load.model_dir)
     os.environ.update(load.environment)
-    paths = [path for path in (*load.import_paths, load.model_dir) if path]
-    wanted = [*dict.fromkeys(paths), str(_TS_COMPAT)]
+    own = [load.model_dir, str(_TS_COMPAT), *([load.packages] if load.packages else [])]
+    ahead = [path for path in (*load.import_paths, *inherited) if path not in own]
+    wanted = list(dict.fromkeys([*ahead, *own]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(wanted)
     sys.path[:] = [*wanted, *(path for path in sys.path if path not in wanted and path != "")]
     importlib.invalidate_caches()
 
@@ -61,7 +66,9 @@ def load_model(load: Load) -> LoadedModel:
 
     ModuleNotFoundError: neither the archive nor marserve has the handler; ValueError: the module names none clearly.
     """
-    metrics = MetricsCache(model_name=load.model)
+    metrics = MetricsCache(load.metrics_file, model_name=load.model)
+    if load.metrics_file is not None:
+        metrics.initialize_cache()
     context = Context(
         load.model,
         load.model_dir,
@@ -82,7 +89,9 @@ def load_model(load: Load) -> LoadedModel:
         entry = getattr(found, function_name or "handle", None)
         if callable(entry):
             try:
-                entry(None, context)
+                begun = entry(None, context)
+                if inspect.iscoroutine(begun):
+                    begun.close()  # as TorchServe, which never awaits it
             except Exception as error:
                 error.add_note(
                     f"{found.__name__}.{entry.__name__} was called with data=None, once, to load the model, as "
@@ -124,7 +133,7 @@ def _import_handler(word: str) -> ModuleType | type[Any]:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         # Only when the handler's own module is missing: one that *it* imports is the author's to know of.
-        if error.name != name:
+        if error.name != name and not name.startswith(f"{error.name}."):
             raise
     built_in = find_built_in(name)
     if built_in is None:

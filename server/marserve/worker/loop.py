@@ -8,6 +8,7 @@ end of the worker.
 from __future__ import annotations
 
 import faulthandler
+import inspect
 import io
 import json
 import logging
@@ -17,12 +18,12 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from socket import socket
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from marserve import wire
-from marserve.allocator import keep_large_blocks
+from marserve.allocator import BY_WORKER, keep_large_blocks
 from marserve.messages import (
     AskLengths,
     Batch,
@@ -47,6 +48,8 @@ from marserve.page import Page
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.memory_limit import limit_memory
 from marserve.worker.rank import LOOK_FOR_ENDS_S, Follower, Leader, Peer, open_store
+from marserve.worker.steps import begin_step, say_what_follows
+from marserve_handlers.context import Context
 from marserve_handlers.errors import (
     BAD_HEADER,
     CANCELLED,
@@ -59,6 +62,9 @@ from marserve_handlers.errors import (
     describe_failure,
     is_out_of_memory,
 )
+
+if TYPE_CHECKING:
+    from marserve.worker.concurrent import ConcurrentLoop
 
 RECEIVE_BYTES = 256 * 1024
 HAS_EXPIRED = Result(504, "", [], EXPIRED)
@@ -83,12 +89,20 @@ class Connection:
     def receive(self) -> list[tuple[Any, list[Any]]]:
         """Wait for the next messages. Raises EOFError when the server is gone."""
         while True:
-            data = self._sock.recv(RECEIVE_BYTES)
-            if not data:
-                raise EOFError
-            messages = self._decoder.feed(data)
+            messages = self.receive_some()
             if messages:
                 return messages
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait until there is something to receive."""
+        return self._sock.fileno()
+
+    def receive_some(self) -> list[tuple[Any, list[Any]]]:
+        """The messages that are whole once what has come is read. Raises EOFError when the server is gone."""
+        data = self._sock.recv(RECEIVE_BYTES)
+        if not data:
+            raise EOFError
+        return self._decoder.feed(data)
 
     def send(self, message: ToServer, bodies: Sequence[bytes | bytearray | memoryview] = ()) -> None:
         """Write one message whole."""
@@ -183,17 +197,25 @@ class WorkerLoop:
 
     def _ready(self, seconds: float) -> None:
         assert self._model is not None
-        keep_large_blocks()  # not before: what loading frees should go back
+        keep_large_blocks(BY_WORKER)  # not before: what loading frees should go back
         warm_up_s = 0.0
         problems: list[str] = []
+        concurrent: ConcurrentLoop | None = None
+        if self._model.load.is_concurrent:
+            from marserve.worker.concurrent import ConcurrentLoop  # here: few models need an event loop
+
+            concurrent = ConcurrentLoop(self, self._connection, self._page, self._model)
         if self._model.load.warm_up and (self._model.load.rank is None or self._model.load.rank.rank == 0):
             from marserve.worker.checks import warm_up  # here: most models have nothing to warm up with
 
-            warm_up_s, problems = warm_up(self._model, self._model.load.warm_up, self._share_for_calls)
-        self._send_metrics()
+            model = self._model if concurrent is None else concurrent.one_by_one()
+            warm_up_s, problems = warm_up(model, self._model.load.warm_up, self._share_for_calls)
+        self.send_metrics()
         self._connection.send(Loaded(seconds, problems, warm_up_s, self._model.length_of is not None))
         if self._follower is not None:
             self._follower.follow(self._model)
+        if concurrent is not None:
+            concurrent.serve()
 
     def _share_for_calls(self, items: Sequence[Item], bodies: Sequence[bytearray]) -> None:
         if self._leader is not None:
@@ -215,12 +237,12 @@ class WorkerLoop:
             except SystemExit:
                 raise
             except BaseException as error:
-                told = _raised(check.number, 0.0, error)
+                told = raised(check.number, 0.0, error)
                 return Result(told.code, told.message, [], told.kind), b""
             if type(answered) is not list or len(answered) != 1:
                 return Result(503, "number of batch response mismatched", [], HANDLER), b""
             model.context.end_stream()
-            results, out = self._encode(answered, [None])
+            results, out = self.encode(answered, [None], model.context)
             return results[0], out[0]
 
         self._page.begin(check.number, time.monotonic())
@@ -259,7 +281,7 @@ class WorkerLoop:
         began = time.monotonic()
         number = self._number = batch.number
         self._page.begin(number, began)
-        live, rows, outcome = self._take_in(batch, bodies, began)
+        live, rows, outcome = self.take_in(batch, bodies, began)
         if not rows:
             self._page.finish()
             self._connection.send(
@@ -269,7 +291,11 @@ class WorkerLoop:
         if self._leader is not None:
             self._leader.share(batch.items, bodies, once=True)
         context = self._model.context
-        context.begin_batch(live)
+        is_continuous = self._model.load.is_continuous
+        if is_continuous:
+            begin_step(context, live)
+        else:
+            context.begin_batch(live)
         context.send_pieces = lambda pieces: self._send_piece(pieces, outcome)
         context.ask_cancelled = lambda index: self._is_cancelled(index, outcome)
         answered: Sequence[Any] | None = None
@@ -280,27 +306,37 @@ class WorkerLoop:
         except SystemExit:
             raise
         except BaseException as error:  # a cancelled coroutine's, an author's own: all of them are the handler's
-            failure = _raised(number, time.monotonic() - handler_began, error)
+            failure = raised(number, time.monotonic() - handler_began, error)
         handler_s = time.monotonic() - handler_began
-        if failure is None and type(answered) is not list:
-            told = f"handle() returned {type(answered).__name__}; it must return a list with one element a row"
-            failure = Raised(number, handler_s, HANDLER, "Invalid model predict output", 503, told)
-        elif failure is None and answered is not None and len(answered) != len(rows):
-            told = f"handle() returned {len(answered)} elements for {len(rows)} rows; it must return one a row"
-            failure = Raised(number, handler_s, HANDLER, "number of batch response mismatched", 503, told)
-        if failure is not None or answered is None:
-            assert failure is not None
+        if failure is None:
+            failure = misfit(number, handler_s, answered, len(rows))
+        if failure is None and is_continuous:
+            failure = self._end_step(number, handler_s, answered)
+        if failure is not None:
             self._page.finish()
-            self._send_metrics()
+            self.send_metrics()
             self._connection.send(failure)
             return
-        context.end_stream()
-        results, out = self._encode(answered, outcome)
+        assert answered is not None
+        if not is_continuous:
+            context.end_stream()
+        results, out = self.encode(answered, outcome, context)
         self._page.finish()
-        self._send_metrics()
+        self.send_metrics()
         self._connection.send(Results(number, handler_s, results), out)
 
-    def _take_in(
+    def _end_step(self, number: int, handler_s: float, answered: Any) -> Raised | None:
+        """Have it said of each answer whether more follows; what the author's code raises over that, or None."""
+        assert self._model is not None
+        try:
+            say_what_follows(self._model.context, answered)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            return raised(number, handler_s, error)
+        return None
+
+    def take_in(
         self, batch: Batch, bodies: list[bytearray], now: float
     ) -> tuple[list[Item], list[dict[str, Any]], list[Result | None]]:
         """The items that are still wanted, their rows, and for every item of the batch None or how it ended already."""
@@ -327,10 +363,12 @@ class WorkerLoop:
             at = end
         return live, rows, outcome
 
-    def _encode(self, answers: Sequence[Any], outcome: list[Result | None]) -> tuple[list[Result], list[bytes]]:
+    def encode(
+        self, answers: Sequence[Any], outcome: list[Result | None], context: Context
+    ) -> tuple[list[Result], list[bytes]]:
         """One result and one body an item of the batch; an element that cannot be written fails alone."""
         assert self._model is not None
-        response_of = self._model.context.response_of
+        response_of = context.response_of
         most = self._model.load.max_answer_bytes
         results: list[Result] = []
         bodies: list[bytes] = []
@@ -380,6 +418,7 @@ class WorkerLoop:
 
     def _send_piece(self, pieces: Sequence[Any], outcome: list[Result | None]) -> None:
         """One piece of a stream for each live item; what the handler sends while it runs."""
+        assert self._model is not None
         wanted = sum(result is None for result in outcome)
         if not isinstance(pieces, list) or len(pieces) != wanted:
             raise ValueError(f"an intermediate answer needs a list of {wanted} pieces, one for each row")
@@ -390,7 +429,7 @@ class WorkerLoop:
             and all(self._is_cancelled(row, outcome) for row in range(wanted))
         ):
             raise NobodyWaits
-        results, bodies = self._encode(pieces, outcome)
+        results, bodies = self.encode(pieces, outcome, self._model.context)
         self._connection.send(Piece(self._number, results), bodies)
 
     def _is_cancelled(self, index: int, outcome: list[Result | None]) -> bool:
@@ -400,7 +439,8 @@ class WorkerLoop:
         positions = [position for position, result in enumerate(outcome) if result is None]
         return self._page.is_cancelled(self._number, positions[index])
 
-    def _send_metrics(self) -> None:
+    def send_metrics(self) -> None:
+        """Send what the handler measured since the last time."""
         assert self._model is not None
         metrics = self._model.context.metrics
         drain = getattr(metrics, "drain", None)  # an author may have put an object of his own there
@@ -455,7 +495,7 @@ def encode_value(value: Any) -> tuple[bytes, bool]:
     return body, text[:1] in "[{"
 
 
-def _raised(number: int, handler_s: float, error: BaseException) -> Raised:
+def raised(number: int, handler_s: float, error: BaseException) -> Raised:
     """What an exception of the author's is told as. Asking it for its words may itself run code of his."""
     try:
         told = describe_failure(error)
@@ -466,9 +506,23 @@ def _raised(number: int, handler_s: float, error: BaseException) -> Raised:
         return Raised(number, handler_s, HANDLER, "Prediction failed", 503, text)
 
 
+def misfit(number: int, handler_s: float, answered: Any, rows: int) -> Raised | None:
+    """What is told where a handler did not return a list with one element a row; None where it did."""
+    if type(answered) is not list:
+        told = f"handle() returned {type(answered).__name__}; it must return a list with one element a row"
+        if inspect.iscoroutine(answered):
+            answered.close()
+            told += ". A handler that is a coroutine needs asyncCommunication: true in the model's configuration"
+        return Raised(number, handler_s, HANDLER, "Invalid model predict output", 503, told)
+    if len(answered) != rows:
+        told = f"handle() returned {len(answered)} elements for {rows} rows; it must return one a row"
+        return Raised(number, handler_s, HANDLER, "number of batch response mismatched", 503, told)
+    return None
+
+
 def _failed_alone(error: BaseException) -> Result:
     """What an exception is told as that a handler put in the place of one item's answer: its mates have theirs."""
-    told = _raised(0, 0.0, error)
+    told = raised(0, 0.0, error)
     log.error("one item of a batch failed\n%s", told.traceback.rstrip())
     return Result(told.code, told.message, [], told.kind)
 

@@ -111,7 +111,7 @@ class Template:
             except BaseException as error:
                 self._send(not_loaded(error))
                 leave(1)
-            self._report(began, [message.model_dir, *message.import_paths])
+            self._report(began, [message.model_dir, message.packages, *message.import_paths])
         elif isinstance(message, Preload):
             began = time.monotonic()
             for name in message.modules:

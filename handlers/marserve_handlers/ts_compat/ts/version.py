@@ -1,5 +1,5 @@
 """TorchServe's name for the version."""
 
-from marserve_handlers.version import __version__
+from marserve_handlers.version import __version__, version_path
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "version_path"]

@@ -170,7 +170,12 @@ class Launcher:
         *,
         uses_devices: bool,
         group: GroupShape | None = None,
+        python: str = "",
+        may_share_imports: bool = True,
     ) -> None:
+        """`python` is the interpreter of the model's own environment, empty for the server's, from which alone workers
+        can be forked. Without `may_share_imports` they are never forked from a template that other models share.
+        """
         self._launchers = launchers
         self._load = load
         self._start = start
@@ -180,10 +185,13 @@ class Launcher:
             self._why_not_first = "its workers are groups of processes"
         elif uses_devices:
             self._why_not_first = "its workers use devices"
+        elif python:
+            self._why_not_first = "its workers run in a virtual environment (useVenv)"
         if sys.platform != "linux":
             self._why_not_first = "this system does not show what is safe"
         self._may_load_first = start != "fresh" and not self._why_not_first
-        self._may_fork = start != "fresh" and sys.platform == "linux"
+        self._may_fork = start != "fresh" and sys.platform == "linux" and may_share_imports and not python
+        self._python = python
         self._preload: tuple[str, ...] = ("torch",) if uses_devices or group is not None else ()
         self._template: Template | None = None
         self._opening: asyncio.Task[Template | None] | None = None
@@ -211,7 +219,8 @@ class Launcher:
                 process = await shared.fork(worker_id, ends, threads)
                 return Launched(process, needs_load=True, how="forked before loading", environment=shown)
         launchers = self._launchers
-        process = launch_fresh(ends, launchers.environment, threads, lineage=launchers.leftovers.child("fresh"))
+        lineage = launchers.leftovers.child("fresh")
+        process = launch_fresh(ends, launchers.environment, threads, lineage=lineage, python=self._python)
         return Launched(process, needs_load=True, how="fresh", environment=shown)
 
     async def end_leftovers(self, process: WorkerProcess, page_inode: int) -> None:
@@ -237,7 +246,8 @@ class Launcher:
         async def start(rank: int, own: WorkerEnds, more: Sequence[int], seed: int) -> WorkerProcess:
             if shared is None:
                 lineage = self._launchers.leftovers.child("fresh")
-                return launch_fresh(own, self._launchers.environment, threads, more, lineage=lineage)
+                environment = self._launchers.environment
+                return launch_fresh(own, environment, threads, more, lineage=lineage, python=self._python)
             return await shared.fork(f"{worker_id}.{rank}", own, threads, more=more, seed=seed)
 
         order = msgspec.structs.replace(self._load, threads=threads, gpu_id=devices[0] if devices else None)

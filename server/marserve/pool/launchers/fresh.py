@@ -10,11 +10,18 @@ from marserve.pool.launchers.process import WorkerProcess, limit_threads, spawn
 
 
 def launch_fresh(
-    ends: WorkerEnds, environment: Mapping[str, str], threads: int, more: Sequence[int] = (), *, lineage: str = ""
+    ends: WorkerEnds,
+    environment: Mapping[str, str],
+    threads: int,
+    more: Sequence[int] = (),
+    *,
+    lineage: str = "",
+    python: str = "",
 ) -> WorkerProcess:
     """Start a worker on these ends; it says hello on the wire and waits to be told what to load.
 
-    `more` are the further descriptors of a rank of a group; `lineage` is what the worker's processes are told by.
+    `more` are the further descriptors of a rank of a group; `lineage` is what the worker's processes are told by,
+    `python` its interpreter, the server's own where it is empty.
     """
     return spawn(
         ["worker", str(os.getpid()), str(ends.wire), str(ends.page), *map(str, more)],
@@ -23,4 +30,5 @@ def launch_fresh(
         out=ends.out,
         err=ends.err,
         lineage=lineage,
+        python=python,
     )

@@ -107,14 +107,17 @@ def spawn(
     err: int,
     *,
     lineage: str = "",
+    python: str = "",
 ) -> WorkerProcess:
     """Start `python -m marserve.worker …` in a session of its own, on the event loop's thread.
+
+    `python` is the interpreter, the server's own where it is empty.
 
     (The thread matters: the kernel ties `PR_SET_PDEATHSIG` to the thread that started the process.)
     """
     popen = subprocess.Popen(
         # -P: the server's working directory is no place to import from.
-        [sys.executable, "-P", "-m", "marserve.worker", *arguments],
+        [python or sys.executable, "-P", "-m", "marserve.worker", *arguments],
         env={**environment, VARIABLE: lineage} if lineage else dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=out,

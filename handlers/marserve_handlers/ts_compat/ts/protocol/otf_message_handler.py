@@ -1,5 +1,45 @@
-"""TorchServe's name for the older place of streaming."""
+"""TorchServe's name for its wire protocol, and the older place of streaming."""
 
 from marserve_handlers.context import send_intermediate_predict_response
+from marserve_handlers.torchserve_internals import (
+    END_OF_LIST,
+    LOAD_MSG,
+    PREDICT_MSG,
+    RESPONSE,
+    _retrieve_bool,
+    _retrieve_buffer,
+    _retrieve_inference_msg,
+    _retrieve_input_data,
+    _retrieve_int,
+    _retrieve_load_msg,
+    _retrieve_reqest_header,
+    _retrieve_request,
+    bool_size,
+    create_load_model_response,
+    create_predict_response,
+    encode_response_headers,
+    int_size,
+    retrieve_msg,
+)
 
-__all__ = ["send_intermediate_predict_response"]
+__all__ = [
+    "END_OF_LIST",
+    "LOAD_MSG",
+    "PREDICT_MSG",
+    "RESPONSE",
+    "_retrieve_bool",
+    "_retrieve_buffer",
+    "_retrieve_inference_msg",
+    "_retrieve_input_data",
+    "_retrieve_int",
+    "_retrieve_load_msg",
+    "_retrieve_reqest_header",
+    "_retrieve_request",
+    "bool_size",
+    "create_load_model_response",
+    "create_predict_response",
+    "encode_response_headers",
+    "int_size",
+    "retrieve_msg",
+    "send_intermediate_predict_response",
+]

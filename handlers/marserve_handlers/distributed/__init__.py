@@ -1,0 +1,1 @@
+"""Handlers and tools for models that are larger than one device."""

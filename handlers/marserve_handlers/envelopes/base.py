@@ -1,0 +1,95 @@
+"""What all envelopes share: unpack the batch, call the handler, pack its answers. Knows no protocol."""
+
+from __future__ import annotations
+
+import copy
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from marserve_handlers.errors import PredictionException
+
+
+class BaseEnvelope(ABC):
+    """Wraps a handler's `handle`: `parse_input` before it, `format_output` after it.
+
+    Authors write their own by overriding these two. `context` is the running batch's.
+    """
+
+    context: Any = None
+
+    def __init__(self, handle_fn: Callable[[Any, Any], Any]) -> None:
+        self._handle_fn = handle_fn
+
+    def handle(self, data: Any, context: Any) -> Any:
+        """Answer a batch. A describe request goes to the handler as it is: it has nothing to unpack."""
+        if _is_describe(context):
+            return self._handle_fn(data, context)
+        self.context = context
+        answers = self._handle_fn(self.parse_input(data) if data else data, context)
+        return self.format_output(answers) if answers else answers
+
+    async def handle_async(self, data: Any, context: Any) -> Any:
+        """As `handle`, around a handler that is a coroutine function; batches may run side by side."""
+        if _is_describe(context):
+            return await self._handle_fn(data, context)
+        mine = copy.copy(self)  # what is remembered between unpacking and packing is this batch's alone
+        mine.context = context
+        answers = await self._handle_fn(mine.parse_input(data) if data else data, context)
+        return mine.format_output(answers) if answers else answers
+
+    @abstractmethod
+    def parse_input(self, data: Any) -> Any:
+        """What the handler is given for the batch's rows."""
+
+    @abstractmethod
+    def format_output(self, data: Any) -> Any:
+        """A list with one answer for each row of the batch, from what the handler gave."""
+
+
+def document_of(row: Any) -> Any:
+    """The JSON document of a row: its `data`, else its `body`, else the row itself; bytes and text are parsed.
+
+    Raises PredictionException (400) for what is no JSON.
+    """
+    value = row
+    if isinstance(row, dict):
+        value = row.get("data") or row.get("body") or row
+    if isinstance(value, (bytes, bytearray, str)):
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise PredictionException("The request's body is no JSON.", 400) from None
+    return value
+
+
+def list_of(row: Any, key: str) -> list[Any]:
+    """The list under `key` of the row's document. Raises PredictionException (400) where there is none."""
+    document = document_of(row)
+    found = document.get(key) if isinstance(document, dict) else None
+    if not isinstance(found, list):
+        raise PredictionException(f'The request must be a JSON object with a list "{key}".', 400)
+    return found
+
+
+def split(answers: Any, lengths: list[int]) -> list[Any]:
+    """The handler's answers to a joined batch, cut back to one list for each row.
+
+    Of one row they are all its own, however many there are. Raises ValueError when they cannot be told apart: the
+    server then runs the rows alone.
+    """
+    if len(lengths) == 1:
+        return [answers]
+    if not isinstance(answers, (list, tuple)) or len(answers) != sum(lengths):
+        count = len(answers) if isinstance(answers, (list, tuple)) else f"a {type(answers).__name__}"
+        raise ValueError(f"The handler gave {count} for {sum(lengths)} inputs of {len(lengths)} requests.")
+    parts, at = [], 0
+    for length in lengths:
+        parts.append(list(answers[at : at + length]))
+        at += length
+    return parts
+
+
+def _is_describe(context: Any) -> bool:
+    return context is not None and context.get_request_header(0, "describe") == "True"

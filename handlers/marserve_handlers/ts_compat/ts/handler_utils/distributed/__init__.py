@@ -1,0 +1,1 @@
+"""TorchServe's name for tools of handlers of several ranks."""

@@ -1,0 +1,1 @@
+"""TorchServe's name for preprocessing off the CPU."""

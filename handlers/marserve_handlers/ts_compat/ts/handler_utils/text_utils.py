@@ -1,0 +1,21 @@
+"""TorchServe's name for `marserve_handlers.tokens`."""
+
+from marserve_handlers.tokens import (
+    _basic_english_normalize,
+    _patterns,
+    _patterns_dict,
+    _replacements,
+    _split_tokenizer,
+    get_tokenizer,
+    ngrams_iterator,
+)
+
+__all__ = [
+    "_basic_english_normalize",
+    "_patterns",
+    "_patterns_dict",
+    "_replacements",
+    "_split_tokenizer",
+    "get_tokenizer",
+    "ngrams_iterator",
+]

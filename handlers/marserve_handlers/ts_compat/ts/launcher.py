@@ -1,0 +1,5 @@
+"""TorchServe's name for `marserve_handlers.launcher`."""
+
+from marserve_handlers.launcher import PrintTillTheEnd, Tee, register_model, register_model_with_params, start, stop
+
+__all__ = ["PrintTillTheEnd", "Tee", "register_model", "register_model_with_params", "start", "stop"]

@@ -1,0 +1,1 @@
+"""TorchServe's name for handlers of several ranks."""

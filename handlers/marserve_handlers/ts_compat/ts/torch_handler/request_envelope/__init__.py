@@ -1,0 +1,1 @@
+"""TorchServe's name for `marserve_handlers.envelopes`."""

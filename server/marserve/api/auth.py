@@ -1,0 +1,284 @@
+"""Who may ask what: the keys of `key_file.json`, and which of them a request over HTTP needs (contract §2.9).
+
+`Tokens` knows keys, their lifetime and their file, and nothing of HTTP but the header's value: every surface asks
+`Tokens.check(kind, header_value)`. `Guard` stands in front of a listener's application and knows which of its routes
+needs which key. Keys stand in the file and in memory and nowhere else: in no message, no log line and no answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import tempfile
+import time
+from asyncio import Lock, to_thread
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from marserve.api.application import PrettyJson, error_response
+from marserve.api.request_head import Head
+from marserve.errors import InvalidToken
+
+Kind = Literal["inference", "management"]
+Access = Literal["open", "inference", "management", "either"]
+
+API_KEY: Final = "API"
+KINDS: Final[tuple[Kind, ...]] = ("management", "inference")
+KEY_BYTES: Final = 32
+# The last instant that ISO 8601 has four digits for: a key with a longer life never expires.
+LAST_INSTANT: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+
+
+class CannotKeepTokens(Exception):
+    """The key file cannot be written; the message says why and what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A key, and when it ends in seconds of the wall clock; None: never."""
+
+    key: bytes
+    expires_at: float | None = None
+
+    def is_expired(self, now: float) -> bool:
+        """Whether it is past its time."""
+        return self.expires_at is not None and now >= self.expires_at
+
+
+class Tokens:
+    """The three keys of a running server, new with every start, and the file that hands them to clients.
+
+    `lifetime_s` is how long the management and the inference key are good for; the API key, which renews them, is good
+    as long as the server runs. `clock` gives wall-clock time: clients read the expiry in the file.
+    """
+
+    def __init__(self, file: Path, lifetime_s: float, clock: Callable[[], float] = time.time) -> None:
+        self._file = file
+        self._lifetime_s = lifetime_s
+        self._clock = clock
+        self._tokens: dict[str, Token] = {kind: self._fresh() for kind in KINDS}
+        self._tokens[API_KEY] = Token(_new_key())
+        self._written: tuple[int, ...] | None = None
+
+    def check(self, kind: Kind, header_value: str | bytes | None) -> None:
+        """Let a request pass that has the key of this kind. `header_value` is that of `Authorization`.
+
+        Raises InvalidToken for everything else, in the same words and the same time whatever was wrong.
+        """
+        if not self._holds(self._tokens[kind], header_value):
+            raise InvalidToken("Authorization")
+
+    def check_either(self, header_value: str | bytes | None) -> None:
+        """Let a request pass that has any key but the API's. Raises InvalidToken."""
+        if not any(self._holds(self._tokens[kind], header_value) for kind in KINDS):
+            raise InvalidToken("Authorization")
+
+    def has_expired(self, kind: Kind) -> bool:
+        """Whether no request can pass any more until the key of this kind is renewed."""
+        return self._tokens[kind].is_expired(self._clock())
+
+    def key_of(self, kind: Kind) -> bytes:
+        """The key now in force: for comparing whether it is still the same, never for showing."""
+        return self._tokens[kind].key
+
+    def renew(self, kind: str, header_value: str | bytes | None) -> str:
+        """Replace a key, for who has the API key; returns when the new one ends, as ISO 8601.
+
+        The file is written first: if that fails (CannotKeepTokens) the old key stays in force. Raises InvalidToken.
+        """
+        if not self._holds(self._tokens[API_KEY], header_value) or kind not in KINDS:
+            raise InvalidToken("Authentication")
+        tokens = {**self._tokens, kind: self._fresh()}
+        self._write(tokens)
+        self._tokens = tokens
+        return _instant(tokens[kind])
+
+    def write(self) -> None:
+        """Write the file, for its owner alone. Raises CannotKeepTokens."""
+        self._write(self._tokens)
+
+    def remove(self) -> None:
+        """Remove the file, if it is still the one that was written here: another server's stays."""
+        with contextlib.suppress(OSError):
+            if self._written == _identity(self._file.lstat()):
+                self._file.unlink()
+
+    def _fresh(self) -> Token:
+        return Token(_new_key(), min(self._clock() + self._lifetime_s, LAST_INSTANT))
+
+    def _holds(self, token: Token, header_value: str | bytes | None) -> bool:
+        value = header_value.encode("utf-8", "replace") if isinstance(header_value, str) else header_value or b""
+        scheme, _, key = value.partition(b" ")
+        is_right = hmac.compare_digest(key.strip(b" "), token.key)
+        return is_right and scheme == b"Bearer" and not token.is_expired(self._clock())
+
+    def _write(self, tokens: dict[str, Token]) -> None:
+        """Let the file appear with its content, and readable for its owner alone from its first instant."""
+        document: dict[str, dict[str, str]] = {}
+        for name, token in tokens.items():
+            document[name] = {"key": token.key.decode()}
+            if token.expires_at is not None:
+                document[name]["expiration time"] = _instant(token)
+        unfinished: str | None = None
+        try:
+            # Made by mkstemp with mode 0600 under a name nobody knows: what stood at the file's place, a link even, is
+            # replaced and never written through.
+            descriptor, unfinished = tempfile.mkstemp(prefix=f".{self._file.name}-", dir=self._file.parent)
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                json.dump(document, file, indent=2)
+                file.write("\n")
+                file.flush()
+                written = _identity(os.fstat(file.fileno()))
+            os.replace(unfinished, self._file)
+        except OSError as error:
+            if unfinished is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(unfinished)
+            raise CannotKeepTokens(
+                f"the key file {self._file} cannot be written ({error.strerror}): tokens are on, and clients find "
+                "theirs there; name another place with token_file, or switch tokens off with "
+                "disable_token_authorization=true"
+            ) from error
+        self._written = written
+
+
+class KnownHeads(dict[bytes, Head]):
+    """The accepted headers of a listener, each with its key inside: all forgotten once that key is another or ended.
+
+    Takes the place of a plain table where tokens are on, so that a listener without them pays nothing.
+    """
+
+    def __init__(self, tokens: Tokens) -> None:
+        super().__init__()
+        self._tokens = tokens
+        self._key = tokens.key_of("inference")
+
+    def get(self, head_bytes: bytes, default: Head | None = None) -> Head | None:  # type: ignore[override]
+        """The header that was read from these bytes, if it would still be let in."""
+        key = self._tokens.key_of("inference")
+        if key is not self._key or self._tokens.has_expired("inference"):
+            self.clear()
+            self._key = key
+            return default
+        return super().get(head_bytes, default)
+
+
+class Guard:
+    """Asks each request of a listener's application for the key that its route needs.
+
+    `routers` says of each router what its routes need; of what no route takes, and of paths that stand in none of them,
+    `otherwise` is asked, so that nobody learns without a key what there is. `open_paths` need none.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        tokens: Tokens,
+        routers: Sequence[tuple[APIRouter, Access]],
+        otherwise: Access,
+        open_paths: Iterable[str] = (),
+        *,
+        answers_preflight: bool = False,
+    ) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._routers = routers
+        self._otherwise = otherwise
+        self._open_paths = frozenset(open_paths)
+        self._answers_preflight = answers_preflight
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or refuse it."""
+        if scope["type"] == "http":
+            if self._answers_preflight and _is_preflight(scope):
+                # Browsers ask before they send, and never with a key. What they want to know stands in the headers
+                # that every answer has; of models nothing is said.
+                await Response(status_code=200)(scope, receive, send)
+                return
+            try:
+                self._check(scope)
+            except InvalidToken as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def access_of(self, scope: Scope) -> Access:
+        """What a request needs."""
+        path = scope["path"]
+        if path in self._open_paths or path == "/api-description" or (path == "/" and scope["method"] == "OPTIONS"):
+            return "open"
+        for router, access in self._routers:
+            if any(route.matches(scope)[0] is not Match.NONE for route in router.routes):
+                return access
+        return self._otherwise
+
+    def _check(self, scope: Scope) -> None:
+        access = self.access_of(scope)
+        if access == "open":
+            return
+        value = authorization_of(scope["headers"])
+        if access == "either":
+            self._tokens.check_either(value)
+        else:
+            self._tokens.check(access, value)
+
+
+def token_router(tokens: Tokens) -> APIRouter:
+    """`/token?type=management` or `type=inference`, with the API key: a new key of that kind, in the file."""
+    router = APIRouter(default_response_class=PrettyJson)
+    one_at_a_time = Lock()
+
+    @router.get(
+        "/token",
+        operation_id="renewToken",
+        summary="Replace the management or the inference key; needs the API key",
+    )
+    async def renew(request: Request, type: str = "") -> Response:
+        async with one_at_a_time:
+            value = authorization_of(request.scope["headers"])
+            ends = await to_thread(tokens.renew, type, value)
+        return PrettyJson({"status": f"The {type} key was replaced; the new one is in the key file", "expires": ends})
+
+    router.add_api_route("/token", renew, methods=["POST"], include_in_schema=False, name="renewTokenByPost")
+    return router
+
+
+def authorization_of(lines: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """The value of the first `Authorization` among a request's headers."""
+    for name, value in lines:
+        if len(name) == 13 and name.lower() == b"authorization":
+            return value
+    return None
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Whether a browser asks what it may send (the Fetch standard's CORS-preflight request)."""
+    names = {name for name, _ in scope["headers"]}
+    return scope["method"] == "OPTIONS" and b"origin" in names and b"access-control-request-method" in names
+
+
+def _new_key() -> bytes:
+    return secrets.token_urlsafe(KEY_BYTES).encode()
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """What tells a file from one that stands in its place later: numbers of files are given out again."""
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _instant(token: Token) -> str:
+    assert token.expires_at is not None
+    text = datetime.fromtimestamp(token.expires_at, UTC).isoformat(timespec="microseconds")
+    return text.replace("+00:00", "Z")

@@ -1,0 +1,268 @@
+"""What every call of a gRPC listener passes: its key, its wishes, its status, its line in the log.
+
+Services (`grpc_inference.py`, …) are written as coroutines that take a message and a `Call` and give a message, or
+write several; they raise typed errors. Here these become what grpcio calls, with bytes in and bytes out: a message that
+cannot be read is then refused like any other bad input. It knows no service and no model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from time import monotonic
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc import StatusCode
+
+from marserve.api.grpc_errors import MethodNotFound, grpc_status
+from marserve.api.grpc_schema import Schema
+from marserve.api.listener import AccessLog
+from marserve.api.request_head import read_priority, read_timeout_s
+from marserve.api.request_ids import RequestIds
+from marserve.errors import BadInput, MarserveError
+from marserve.telemetry.access_log import access_line
+
+log = logging.getLogger("marserve.api")
+
+# Raises where the value of `authorization` does not let a call pass.
+Authorize = Callable[[str | bytes | None], None]
+
+TIMEOUT: Final = "x-marserve-timeout-ms"
+PRIORITY: Final = "x-marserve-priority"
+AUTHORIZATION: Final = "authorization"
+REQUEST_ID: Final = "x-request-id"
+
+
+class CallMetrics(Protocol):
+    """Counts calls by the name of their status."""
+
+    def count_call(self, code: str) -> None:
+        """Count a call that has ended."""
+
+
+class Call:
+    """One call. `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the client names none."""
+
+    __slots__ = ("_context", "deadline", "id", "overload_status", "priority")
+
+    def __init__(self, context: Any, request_id: str, overload_status: int) -> None:
+        self._context = context
+        self.id = request_id
+        self.overload_status = overload_status
+        self.deadline: float | None = None
+        self.priority: int | None = None
+
+    async def write(self, message: Any) -> None:
+        """Send one message of a stream; returns when the client's window has room for more."""
+        await self._context.write(message.SerializeToString())
+
+    def read_wishes(self, now: float) -> str | None:
+        """Read deadline and priority; returns the value of `authorization`. Raises BadInput."""
+        left_s = self._context.time_remaining()
+        if left_s is not None:
+            self.deadline = now + left_s
+        values: dict[str, str | bytes] = {}
+        for name, value in self._context.invocation_metadata() or ():
+            if name in (TIMEOUT, PRIORITY) and name in values:
+                raise BadInput(f"{name} stands in the call more than once; it must stand there once.")
+            if name in (TIMEOUT, PRIORITY, AUTHORIZATION):
+                values.setdefault(name, value)
+        if TIMEOUT in values:
+            wished = now + read_timeout_s(_bytes(values[TIMEOUT]))
+            self.deadline = wished if self.deadline is None else min(wished, self.deadline)
+        if PRIORITY in values:
+            self.priority = read_priority(_bytes(values[PRIORITY]))
+        key = values.get(AUTHORIZATION)
+        return key.decode("latin-1") if isinstance(key, bytes) else key
+
+
+UnaryAnswer = Callable[[Any, Call], Awaitable[Any]]
+StreamAnswer = Callable[[Any, Call], Awaitable[None]]
+DialogueAnswer = Callable[[AsyncIterator[Any], Call], Awaitable[None]]
+Answers = Mapping[str, UnaryAnswer | StreamAnswer | DialogueAnswer]
+
+
+class Calls:
+    """The calls of one listener: makes grpcio's handlers, and knows how many calls are under way."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        access_log: AccessLog,
+        metrics: CallMetrics,
+        authorize: Authorize | None = None,
+        *,
+        overload_status: int = 503,
+    ) -> None:
+        self._schema = schema
+        self._access_log = access_log if access_log.is_on else None
+        self._has_ids = access_log.has_ids
+        self._metrics = metrics
+        self._authorize = authorize
+        self._overload_status = overload_status
+        self._next_id = RequestIds().next
+        # Those in the middle of an answer: a dialogue that waits for its client is none.
+        self._busy = 0
+        self._is_silent = asyncio.Event()
+        self._is_silent.set()
+
+    def service(self, name: str, answers: Answers) -> grpc.GenericRpcHandler:
+        """grpcio's handler of a service of the schema; `answers` has a coroutine for each of its methods."""
+        handlers = {}
+        for method, described in self._schema.methods(name).items():
+            path = f"{name}/{method}"
+            message = self._schema.message(described.input_type.full_name)
+            answer: Any = answers[method]
+            if described.client_streaming:
+                handlers[method] = grpc.stream_stream_rpc_method_handler(self._dialogue(path, message, answer))
+            elif described.server_streaming:
+                handlers[method] = grpc.unary_stream_rpc_method_handler(self._stream(path, message, answer))
+            else:
+                handlers[method] = grpc.unary_unary_rpc_method_handler(self._unary(path, message, answer))
+        return grpc.method_handlers_generic_handler(name, handlers)
+
+    def unknown_methods(self) -> grpc.GenericRpcHandler:
+        """grpcio's handler of everything that no other takes. It must come last."""
+        return _UnknownMethods(self)
+
+    async def wait_until_silent(self) -> None:
+        """Return when nobody waits for an answer that is being made."""
+        await self._is_silent.wait()
+
+    def begin_work(self) -> None:
+        """An answer is being made from now on."""
+        self._busy += 1
+        self._is_silent.clear()
+
+    def end_work(self) -> None:
+        """It was given, or nobody waits for it any more."""
+        self._busy -= 1
+        if not self._busy:
+            self._is_silent.set()
+
+    def _unary(self, path: str, message: Any, answer: UnaryAnswer) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def behave(data: bytes, context: Any) -> bytes:
+            async def work(call: Call) -> bytes:
+                made: bytes = (await answer(parse(message, data), call)).SerializeToString()
+                return made
+
+            return await self._carry(path, context, work)
+
+        return behave
+
+    def _stream(self, path: str, message: Any, answer: StreamAnswer) -> Callable[[bytes, Any], Awaitable[None]]:
+        async def behave(data: bytes, context: Any) -> None:
+            async def work(call: Call) -> bytes:
+                await answer(parse(message, data), call)
+                return b""
+
+            await self._carry(path, context, work)
+
+        return behave
+
+    def _dialogue(self, path: str, message: Any, answer: DialogueAnswer) -> Callable[[Any, Any], Awaitable[None]]:
+        async def behave(_: Any, context: Any) -> None:
+            async def messages() -> AsyncIterator[Any]:
+                while (data := await context.read()) is not grpc.aio.EOF:
+                    yield parse(message, data)
+
+            async def work(call: Call) -> bytes:
+                await answer(messages(), call)
+                return b""
+
+            await self._carry(path, context, work, is_busy=False)
+
+        return behave
+
+    async def refuse(self, path: str, context: Any, error: MarserveError) -> None:
+        """Refuse a call for nothing that stands in it."""
+
+        async def work(call: Call) -> bytes:
+            raise error
+
+        await self._carry(path, context, work)
+
+    async def _carry(
+        self, path: str, context: Any, work: Callable[[Call], Awaitable[bytes]], *, is_busy: bool = True
+    ) -> bytes:
+        """Run one call to its end, whatever that is, and count and log it."""
+        began = monotonic()
+        call = Call(context, self._next_id(), self._overload_status)
+        code = StatusCode.UNKNOWN
+        if is_busy:
+            self.begin_work()
+        try:
+            key = call.read_wishes(began)
+            if self._authorize is not None:
+                self._authorize(key)
+            answer = await work(call)
+            context.set_trailing_metadata(((REQUEST_ID, call.id),))
+            code = StatusCode.OK
+            return answer
+        except asyncio.CancelledError:
+            # By the client, by the deadline that it named, or by a server that ends.
+            passed = call.deadline is not None and monotonic() >= call.deadline
+            code = StatusCode.DEADLINE_EXCEEDED if passed else StatusCode.CANCELLED
+            raise
+        except Exception as error:
+            if not isinstance(error, MarserveError):
+                # A border: a defect of ours in one call must be answered, and must not be silent.
+                log.exception("Request %s failed: gRPC %s", call.id, path)
+            code, description, trailers = grpc_status(error, overload_status=self._overload_status)
+            metadata = ((REQUEST_ID, call.id), *trailers)
+            if code is StatusCode.OK:  # a handler that raised with a code that means success
+                context.set_details(description)
+                context.set_trailing_metadata(metadata)
+                return b""
+            await context.abort(code, description, metadata)
+            raise AssertionError from error  # abort does not return
+        finally:
+            if is_busy:
+                self.end_work()
+            self._metrics.count_call(code.name)
+            if self._access_log is not None:
+                taken_ms = int((monotonic() - began) * 1000)
+                line = access_line(
+                    peer_of(context.peer()), "gRPC", path, "HTTP/2.0", code.value[0], taken_ms,
+                    call.id if self._has_ids else "",
+                )  # fmt: skip
+                self._access_log.write(line)
+
+
+class _UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Says of every call that there is no such method, in TorchServe's words."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def service(self, details: Any) -> grpc.RpcMethodHandler:
+        """The handler of a call."""
+        path = details.method.removeprefix("/")
+
+        async def behave(_: Any, context: Any) -> None:
+            await self._calls.refuse(path, context, MethodNotFound(path))
+
+        # Reads nothing, so it suits every kind of call.
+        return grpc.stream_stream_rpc_method_handler(behave)
+
+
+def parse(message: Any, data: bytes) -> Any:
+    """The message in these bytes. Raises BadInput."""
+    try:
+        return message.FromString(data)
+    except DecodeError:
+        raise BadInput(f"The message cannot be read as {message.DESCRIPTOR.full_name}.") from None
+
+
+def peer_of(peer: str) -> str:
+    """grpcio's `ipv4:127.0.0.1:50000` or `ipv6:%5B::1%5D:50000` as HTTP's lines have it: `127.0.0.1:50000`."""
+    scheme, _, address = peer.partition(":")
+    return unquote(address) if scheme in ("ipv4", "ipv6") else ""
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode("latin-1", "replace")

@@ -1,0 +1,174 @@
+"""Which status an error has over gRPC, and what travels with it. The only file that knows both.
+
+The table is looked up along the error's bases, as the one of HTTP is (`errors.py`); an error that stands only
+there has the status that its code stands for. A description is the sentence that HTTP's clients get, and in a line of
+its own the name of TorchServe's class, which its clients look for (contract §5).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+from grpc import StatusCode
+
+from marserve.api.errors import OVERLOAD, error_message, error_status, error_type
+from marserve.errors import (
+    ArchiveNotFound,
+    BadArchive,
+    BadInput,
+    BodyTooLarge,
+    CleanUpTimedOut,
+    ClientError,
+    ClientGone,
+    DeadlinePassed,
+    DefaultVersionInUse,
+    DependencyFailed,
+    HandlerFailed,
+    InvalidToken,
+    LoadFailed,
+    MarserveError,
+    ModelNotFound,
+    NotEnoughDevices,
+    RunFailed,
+    Unavailable,
+    VersionConflict,
+    VersionNotFound,
+)
+
+# A description travels as a header, which clients bound at 8 KiB, and may need three bytes for one.
+MAX_DESCRIPTION_CHARACTERS: Final = 2000
+
+
+class MethodNotFound(ClientError):
+    """The port has no such method."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"Method not found: {path.removeprefix('/')}")
+
+
+class ModelApiDisabled(ClientError):
+    """Models are not registered and unregistered here."""
+
+    cause = "model_api_disabled"
+
+    def __init__(self) -> None:
+        super().__init__("Model API disabled")
+
+
+class ReportedInternal(MarserveError):
+    """An error that a service of TorchServe's reports as INTERNAL, though elsewhere it has a status of its own."""
+
+    def __init__(self, error: MarserveError) -> None:
+        self.error = error
+        super().__init__(str(error))
+
+
+class SlowReader(MarserveError):
+    """The client does not take the stream that it asked for."""
+
+    cause = "slow_reader"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"The client does not take its stream: {limit_bytes} bytes wait for it.")
+
+
+class GrpcStatus(NamedTuple):
+    """An error as gRPC. `trailers` go with it beside the request's id."""
+
+    code: StatusCode
+    description: str
+    trailers: list[tuple[str, str]]
+
+
+_HTTP = "org.pytorch.serve.http."
+_MODEL = "org.pytorch.serve.archive.model."
+_INTERNAL = f"{_HTTP}InternalServerException"
+
+_TABLE: dict[type[BaseException], tuple[StatusCode, str]] = {
+    BadInput: (StatusCode.INVALID_ARGUMENT, f"{_HTTP}BadRequestException"),
+    BodyTooLarge: (StatusCode.RESOURCE_EXHAUSTED, f"{_HTTP}RequestEntityTooLargeException"),
+    MethodNotFound: (StatusCode.UNIMPLEMENTED, ""),
+    InvalidToken: (StatusCode.PERMISSION_DENIED, ""),
+    ModelApiDisabled: (StatusCode.PERMISSION_DENIED, f"{_MODEL}ModelException"),
+    ModelNotFound: (StatusCode.NOT_FOUND, f"{_MODEL}ModelNotFoundException"),
+    VersionNotFound: (StatusCode.NOT_FOUND, f"{_MODEL}ModelVersionNotFoundException"),
+    ArchiveNotFound: (StatusCode.NOT_FOUND, f"{_MODEL}ModelNotFoundException"),
+    VersionConflict: (StatusCode.ALREADY_EXISTS, f"{_HTTP}ConflictStatusException"),
+    DefaultVersionInUse: (StatusCode.FAILED_PRECONDITION, f"{_MODEL}InvalidModelVersionException"),
+    Unavailable: (StatusCode.UNAVAILABLE, f"{_HTTP}ServiceUnavailableException"),
+    DeadlinePassed: (StatusCode.DEADLINE_EXCEEDED, f"{_HTTP}RequestTimeoutException"),
+    CleanUpTimedOut: (StatusCode.DEADLINE_EXCEEDED, f"{_HTTP}RequestTimeoutException"),
+    ClientGone: (StatusCode.CANCELLED, ""),
+    SlowReader: (StatusCode.RESOURCE_EXHAUSTED, ""),
+    RunFailed: (StatusCode.INTERNAL, _INTERNAL),
+    LoadFailed: (StatusCode.INTERNAL, _INTERNAL),
+    NotEnoughDevices: (StatusCode.INTERNAL, "org.pytorch.serve.wlm.WorkerInitializationException"),
+    BadArchive: (StatusCode.INVALID_ARGUMENT, f"{_MODEL}InvalidModelException"),
+    DependencyFailed: (StatusCode.INVALID_ARGUMENT, f"{_MODEL}ModelException"),
+}
+
+# What a handler's own codes, which are HTTP's, become.
+_BY_HTTP_CODE = {
+    400: StatusCode.INVALID_ARGUMENT,
+    401: StatusCode.UNAUTHENTICATED,
+    403: StatusCode.PERMISSION_DENIED,
+    404: StatusCode.NOT_FOUND,
+    409: StatusCode.ABORTED,
+    413: StatusCode.RESOURCE_EXHAUSTED,
+    416: StatusCode.OUT_OF_RANGE,
+    429: StatusCode.RESOURCE_EXHAUSTED,
+    499: StatusCode.CANCELLED,
+    501: StatusCode.UNIMPLEMENTED,
+    503: StatusCode.UNAVAILABLE,
+    504: StatusCode.DEADLINE_EXCEEDED,
+}
+_BY_HTTP_CLASS = {2: StatusCode.OK, 4: StatusCode.FAILED_PRECONDITION, 5: StatusCode.INTERNAL}
+
+
+def grpc_status(error: BaseException, *, overload_status: int = 503) -> GrpcStatus:
+    """Status, description and trailers of an error. What marserve did not raise on purpose is INTERNAL.
+
+    `overload_status` is HTTP's status for a server that is full or going; 429 makes RESOURCE_EXHAUSTED of it.
+    """
+    if isinstance(error, ReportedInternal):
+        return grpc_status(error.error)._replace(code=StatusCode.INTERNAL)
+    code, java_class = _entry(error)
+    if isinstance(error, HandlerFailed):
+        code = status_of_http(error.code)
+    elif isinstance(error, OVERLOAD):
+        code = status_of_http(overload_status)
+    message = error_message(error)
+    if len(message) > MAX_DESCRIPTION_CHARACTERS:
+        message = message[:MAX_DESCRIPTION_CHARACTERS] + "…"
+    message = message.encode("utf-8", "replace").decode()
+    return GrpcStatus(code, f"{message}\n{java_class}" if java_class else message, _trailers(error))
+
+
+def status_of_http(code: int) -> StatusCode:
+    """The status that stands for an HTTP code (contract §5.1)."""
+    return _BY_HTTP_CODE.get(code) or _BY_HTTP_CLASS.get(code // 100, StatusCode.UNKNOWN)
+
+
+def error_reason(error: BaseException) -> str:
+    """TorchServe's name for the kind of error, for a refusal that travels inside a stream."""
+    return _entry(error)[1].rpartition(".")[2] or type(error).__name__
+
+
+def _trailers(error: BaseException) -> list[tuple[str, str]]:
+    trailers = []
+    if isinstance(error, MarserveError) and error.cause is not None:
+        trailers.append(("x-marserve-cause", error.cause))
+    if isinstance(error, Unavailable) and error.retry_after_s is not None:
+        trailers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
+        # The word that gRPC clients with a retry policy heed by themselves.
+        trailers.append(("grpc-retry-pushback-ms", str(math.ceil(error.retry_after_s * 1000))))
+    return trailers
+
+
+def _entry(error: BaseException) -> tuple[StatusCode, str]:
+    for kind in type(error).__mro__:
+        entry = _TABLE.get(kind)
+        if entry is not None:
+            return entry
+    return status_of_http(error_status(error)), f"{_HTTP}{error_type(error)}"

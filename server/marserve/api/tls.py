@@ -1,0 +1,146 @@
+"""The certificate and key of https listeners, and the TLS they speak (contract §6.3). Knows no addresses or sockets.
+
+They come from PEM files, from a PKCS#12 keystore, or are made up at the start: whoever calls knows which. Keystores and
+certificates made up need the library `cryptography`, which is imported only then.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marserve.errors import BadSettings
+
+if TYPE_CHECKING:
+    from cryptography.x509 import GeneralName
+
+SELF_SIGNED_FOR = timedelta(days=365)
+# Clocks differ: what was made now must count for who is a little behind.
+SELF_SIGNED_SINCE = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who the server is: its certificate with what certifies it, and its private key, both as PEM."""
+
+    chain_pem: bytes
+    key_pem: bytes = field(repr=False)
+
+
+def read_pem_files(certificate_file: Path, private_key_file: Path) -> Identity:
+    """The identity in two PEM files. Raises BadSettings where one cannot be read."""
+    read = {}
+    for key, file in (("certificate_file", certificate_file), ("private_key_file", private_key_file)):
+        try:
+            read[key] = file.read_bytes()
+        except OSError as error:
+            raise BadSettings(f"{key} is {str(file)!r}, which cannot be read ({error.strerror})", key=key) from error
+    return Identity(read["certificate_file"], read["private_key_file"])
+
+
+def read_keystore(file: Path, password: str, kind: str) -> Identity:
+    """The identity in a PKCS#12 keystore, which is what Java writes since version 9. Raises BadSettings."""
+    if kind.upper() not in ("PKCS12", "P12", "PFX"):
+        raise BadSettings(
+            f"keystore_type is {kind!r}, and only PKCS12 keystores can be read; "
+            "`keytool -importkeystore -deststoretype PKCS12` makes one of it",
+            key="keystore_type",
+        )
+    serialization = _cryptography("hazmat.primitives.serialization", "keystore", "is given")
+    pkcs12 = _cryptography("hazmat.primitives.serialization.pkcs12", "keystore", "is given")
+    try:
+        data = file.read_bytes()
+        key, certificate, others = pkcs12.load_key_and_certificates(data, password.encode())
+    except OSError as error:
+        raise BadSettings(
+            f"keystore is {str(file)!r}, which cannot be read ({error.strerror})", key="keystore"
+        ) from error
+    except ValueError as error:
+        raise BadSettings(
+            f"keystore is {str(file)!r}, which is no PKCS12 keystore, or keystore_pass is not its password",
+            key="keystore",
+        ) from error
+    if key is None or certificate is None:
+        raise BadSettings(f"keystore is {str(file)!r}, and no private key with a certificate is in it", key="keystore")
+    pem = serialization.Encoding.PEM
+    return Identity(
+        b"".join(one.public_bytes(pem) for one in (certificate, *others)),
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+
+
+def make_up_identity(hosts: Iterable[str]) -> Identity:
+    """A new key, and a certificate for these host names and addresses that it signs itself. Raises BadSettings."""
+    why = "is not given"
+    x509 = _cryptography("x509", "certificate_file", why)
+    hashes = _cryptography("hazmat.primitives.hashes", "certificate_file", why)
+    serialization = _cryptography("hazmat.primitives.serialization", "certificate_file", why)
+    ec = _cryptography("hazmat.primitives.asymmetric.ec", "certificate_file", why)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SELF_SIGNED_SINCE)
+        .not_valid_after(now + SELF_SIGNED_FOR)
+        .add_extension(x509.SubjectAlternativeName([_general_name(x509, host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    return Identity(
+        certificate.public_bytes(pem),
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+
+
+def server_context(identity: Identity) -> ssl.SSLContext:
+    """The TLS that https listeners speak: 1.2 and newer, HTTP/1.1 inside. Raises BadSettings for what does not fit."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    # The library reads files only. This one is its owner's alone, and gone as soon as it was read.
+    with tempfile.NamedTemporaryFile(suffix=".pem") as file:
+        file.write(identity.key_pem.rstrip() + b"\n" + identity.chain_pem)
+        file.flush()
+        try:
+            # A password is never asked for at the terminal: nobody may be there.
+            context.load_cert_chain(file.name, password=lambda: b"")
+        except ssl.SSLError as error:
+            raise BadSettings(
+                f"the certificate and the private key cannot be used ({error.reason or error}): they must belong "
+                "together, be PEM, and the key have no password",
+                key="private_key_file",
+            ) from error
+    return context
+
+
+def _general_name(x509: Any, host: str) -> GeneralName:
+    try:
+        made: GeneralName = x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        made = x509.DNSName(host)
+    return made
+
+
+def _cryptography(module: str, key: str, why: str) -> Any:
+    """A module of the library. Raises BadSettings, with what to install, where it is missing."""
+    try:
+        return import_module(f"cryptography.{module}")
+    except ImportError as error:
+        raise BadSettings(
+            f"an address is https and {key} {why}: that needs the library cryptography; install marserve[security], "
+            "or name certificate and key as PEM files in certificate_file and private_key_file",
+            key=key,
+        ) from error

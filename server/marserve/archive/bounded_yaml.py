@@ -1,0 +1,89 @@
+"""Reads YAML that came from somebody else: plain data only, bounded in depth and in what its anchors expand to.
+
+Knows nothing of what the keys mean. A file's own size is its reader's to bound, before it comes here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from marserve.errors import BadArchive
+
+_MAX_DEPTH = 64
+_MAX_NODES = 50_000  # with every alias counted as what it stands for
+
+
+def load_yaml(data: bytes, name: str, warnings: list[str]) -> Any:
+    """The one document in `data`; sentences about keys that stand twice go to `warnings`, with the file's `name`.
+
+    Raises yaml.YAMLError, UnicodeError, ValueError or OverflowError where it is no YAML; BadArchive for tags that
+    would build objects, anchors that contain themselves or expand beyond 50,000 values, more than 64 levels.
+    """
+    loader = _BoundedLoader(data, name, warnings)
+    try:
+        return loader.get_single_data()
+    except RecursionError:
+        raise BadArchive(f"{name} is nested too deeply.") from None
+    finally:
+        loader.dispose()
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """PyYAML's safe loader in Python (its C twin recurses on the C stack), with bounds on depth and on expansion."""
+
+    def __init__(self, data: bytes, name: str, warnings: list[str]) -> None:
+        super().__init__(data)
+        self._name, self._warnings = name, warnings
+        self._depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise BadArchive(f"{self._name} is nested more than {_MAX_DEPTH} deep.")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        if node is not None:
+            self._judge(node)
+        return node
+
+    def _judge(self, root: yaml.Node) -> None:
+        """Refuse application tags, loops and bombs; note keys that stand twice. Each node is visited once."""
+        sizes: dict[int, int] = {}
+        open_nodes: set[int] = set()
+
+        def measure(node: yaml.Node) -> int:
+            if id(node) in sizes:
+                return sizes[id(node)]
+            if id(node) in open_nodes:
+                raise BadArchive(f"{self._name} holds an anchor that contains itself.")
+            if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
+                line = node.start_mark.line + 1 if node.start_mark is not None else 0
+                raise BadArchive(f"{self._name} holds the tag {node.tag!r} in line {line}; objects are not built.")
+            open_nodes.add(id(node))
+            total = 1
+            if isinstance(node, yaml.MappingNode):
+                self._note_repeated_keys(node)
+                total += sum(measure(key) + measure(value) for key, value in node.value)
+            elif isinstance(node, yaml.SequenceNode):
+                total += sum(measure(item) for item in node.value)
+            open_nodes.discard(id(node))
+            if total > _MAX_NODES:
+                raise BadArchive(f"{self._name} expands to more than {_MAX_NODES} values.")
+            sizes[id(node)] = total
+            return total
+
+        measure(root)
+
+    def _note_repeated_keys(self, node: yaml.MappingNode) -> None:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    self._warnings.append(f"{key.value} stands in {self._name} more than once; the last one counts")
+                seen.add(key.value)

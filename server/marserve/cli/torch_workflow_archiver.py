@@ -1,0 +1,75 @@
+"""`torch-workflow-archiver`: TorchServe's command line for making workflow archives (contract 9.3).
+
+Silent when all is well, exit 0. One line `ERROR - …` and exit 1 for what cannot be archived; usage errors exit 2. What
+servers would refuse about the spec is told as a warning: the archive is made all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from marserve.archive.workflow_writer import WorkflowArchiveSpec, workflow_output_path, write_workflow_archive
+from marserve.cli.source_date import read_source_date_epoch
+from marserve.errors import BadWorkflow, CannotArchive
+from marserve.workflows.spec import parse_spec
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make the archive that the arguments (this process's where there are none) describe; gives the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        warnings = _make(arguments)
+    except CannotArchive as error:
+        print(f"ERROR - {error.message}", file=sys.stderr)
+        return 1
+    for warning in warnings:
+        print(f"WARNING - {warning}", file=sys.stderr)
+    return 0
+
+
+def _make(arguments: argparse.Namespace) -> list[str]:
+    if arguments.handler is None:
+        raise CannotArchive(
+            "No handler is named. Name the Python file with the workflow's functions with --handler; one without "
+            "functions will do where every node is a model."
+        )
+    output = workflow_output_path(arguments.workflow_name, arguments.export_path)
+    overwrites = arguments.force and output.exists()
+    _, warnings = write_workflow_archive(
+        WorkflowArchiveSpec(
+            arguments.workflow_name,
+            arguments.spec_file,
+            arguments.handler,
+            tuple(word.strip() for word in (arguments.extra_files or "").split(",") if word.strip()),
+        ),
+        arguments.export_path,
+        force=arguments.force,
+        source_date_epoch=read_source_date_epoch(),
+    )
+    if overwrites:
+        warnings = [f"Overwrote {output}", *warnings]
+    try:
+        warnings += parse_spec(arguments.spec_file.read_bytes(), arguments.spec_file.name).warnings
+    except BadWorkflow as error:
+        reason = f" ({error.reason})" if error.reason else ""
+        warnings.append(f"servers will refuse this workflow: {error.message}{reason}")
+    return warnings
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="torch-workflow-archiver", description="Make a workflow archive.")
+    add = parser.add_argument
+    add("--workflow-name", required=True, help="Name of the workflow and of the archive.")
+    add("--spec-file", required=True, type=Path, help="The workflow's spec (YAML): its models and its graph.")
+    add("--handler", type=Path, help="The Python file with the functions of the graph.")
+    add("--extra-files", help="Comma-separated files, folders (their contents go to the top) and wildcards.")
+    add("--export-path", type=Path, default=Path.cwd(), help="Folder for the archive (default: the working directory).")
+    add("-f", "--force", action="store_true", help="Overwrite what is there.")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,711 @@
+"""A model's own requirements: installed once for all that ask for the same, and kept beside each other in one folder.
+
+An environment is a folder named by a digest of everything its content depends on: the checked requirements, the
+packages that the archive itself holds, the interpreter and the system; of a virtual environment also what the server
+has installed. It is made in a temporary folder beside it and renamed when it is whole, so it is there or it is not,
+however the server ends. A lock file beside it is held by whoever makes it, and shared by all who use it: two servers,
+or two models, never install the same twice, and what is in use is never cleared away.
+
+    {folder}/{digest}/            packages/ or venv/, environment.json, requirements.lock
+    {folder}/{digest}.log         what pip said, of a failed installation too
+    {folder}/{digest}.lock        locked (flock)
+    {folder}/{digest}.*.tmp/      one in the making; with its lock free, what a killed server left
+
+pip runs in a process group of its own, with the environment that workers get, and ends with the server. This file
+knows nothing of registrations; `archive/requirements.py` says what pip is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import platform
+import re
+import shutil
+import signal
+import site
+import sys
+import sysconfig
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from marserve.archive.requirements import Requirements
+from marserve.errors import DependencyFailed
+from marserve.lineage import VARIABLE
+from marserve.pool.launchers.leftovers import Leftovers
+
+log = logging.getLogger("marserve.pool.environments")
+
+Kind = Literal["packages", "venv"]
+
+RECORD, LOCK_LIST = "environment.json", "requirements.lock"
+# Of the layout and of what goes into the digest; raised when either changes.
+LAYOUT = 1
+PARALLEL_INSTALLATIONS = 2
+LOG_BYTES = 4 << 20
+TAIL_LINES = 40
+TAIL_LINE_CHARACTERS = 500
+LOGS_OF_FAILURES = 20
+LOOK_AT_LOCK_S = 0.1
+REST_OF_OUTPUT_S = 2.0
+KILL_TIMEOUT_S = 10.0
+
+# What is dear to import and so imported once for many models (`worker/template.py: HEAVY_MODULES`), by distribution.
+SHARED_DISTRIBUTIONS = ("torch", "transformers", "numpy", "pillow", "msgspec")
+
+# pip ends with the thread that started it (PR_SET_PDEATHSIG): nobody is left to wait for it.
+_RUN = """\
+import ctypes, os, runpy, sys
+parent, module = int(sys.argv[1]), sys.argv[2]
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != parent:
+    os._exit(1)
+sys.argv[:] = [module, *sys.argv[3:]]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+# Where pip installs is not for the surroundings to say.
+_NOT_FOR_PIP = (
+    *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_REQUIREMENT", "PIP_EDITABLE", "PIP_REPORT", "PIP_DRY_RUN"),
+    *("PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV", "PIP_LOG", "PIP_UPGRADE_STRATEGY", "PYTHONHOME", "__PYVENV_LAUNCHER__"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One installed distribution. `sha256` is that of the file it came from, empty where pip does not say."""
+
+    name: str
+    version: str
+    sha256: str = ""
+
+    def __str__(self) -> str:
+        pinned = f"{self.name}=={self.version}"
+        return f"{pinned} --hash=sha256:{self.sha256}" if self.sha256 else pinned
+
+
+class Environment:
+    """A whole environment, in use until `release`.
+
+    `packages` is the folder for `sys.path`, None of a virtual environment, whose `python` runs the workers then;
+    `modules` is where its modules lie in either case.
+    `seconds` is how long its installation took, `log` what pip said then.
+    """
+
+    def __init__(self, folder: Path, lock: int, *, was_there: bool, log_file: Path) -> None:
+        record = json.loads((folder / RECORD).read_text("utf-8"))
+        self.folder = folder
+        self.kind: Kind = record["kind"]
+        self.packages = folder / "packages" if self.kind == "packages" else None
+        self.modules = self.packages or _site_packages(folder / "venv")
+        self.python = folder / "venv" / "bin" / "python" if self.kind == "venv" else None
+        self.installed = tuple(Package(*each) for each in record["installed"])
+        self.seconds = float(record["seconds"])
+        self.was_there = was_there
+        self.log = log_file
+        self._lock = lock
+
+    @property
+    def may_share_imports(self) -> bool:
+        """Whether a process that has imported torch for many models may become a worker of this one."""
+        return self.python is None and not brings_shared(package.name for package in self.installed)
+
+    def release(self) -> None:
+        """Use it no more: from now on it may be cleared away. May be called twice."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+class Environments:
+    """One server's way to environments. All methods are called on the event loop.
+
+    `folder` is where they are kept, over restarts and for all servers that name it; where that cannot be written, they
+    are made in `fallback`, whose owner clears it away. Those that nobody uses are cleared away, the one longest unused
+    first, when all together hold over `limit_bytes` (0: never). Making one may take `timeout_s`. `environment` is what
+    pip is started with, `python` its interpreter.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        fallback: Path,
+        environment: Mapping[str, str],
+        *,
+        limit_bytes: int = 0,
+        timeout_s: float = 1800.0,
+        leftovers: Leftovers | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        self._folder = folder
+        self._fallback = fallback
+        self._environment = {name: value for name, value in environment.items() if name not in _NOT_FOR_PIP}
+        self._limit_bytes = limit_bytes
+        self._timeout_s = timeout_s
+        self._leftovers = leftovers or Leftovers()
+        self._python = python
+        self._turn = asyncio.Semaphore(PARALLEL_INSTALLATIONS)
+        self._writable: Path | None = None
+        self._choosing = asyncio.Lock()
+
+    async def obtain(self, model: str, requirements: Requirements, kind: Kind = "packages") -> Environment:
+        """Find the environment that holds these requirements, or make it; the caller releases it.
+
+        Raises DependencyFailed, in TorchServe's words, with what pip said last as its reason. When cancelled, whatever
+        was started for it is ended, and nothing is left.
+        """
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                digest = await asyncio.to_thread(digest_of, requirements, kind, self._python)
+                environment = await self._obtain(model, requirements, kind, digest)
+        except TimeoutError:
+            sentence = f"it was not finished within environment_timeout, {self._timeout_s:g} s, and was ended"
+            log.error("Requirements of model %s: %s", model, sentence)
+            raise _failed(model, sentence) from None
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            sentence = "no space is left for it" if full else f"its folder cannot be used: {error}"
+            log.error("Requirements of model %s: %s", model, sentence)
+            raise _failed(model, sentence) from error
+        how = "found" if environment.was_there else "installed"
+        log.info(
+            "Requirements of model %s: %d packages %s in %.1f s, in %s",
+            model,
+            len(environment.installed),
+            how,
+            time.monotonic() - began,
+            environment.folder,
+        )
+        return environment
+
+    async def _obtain(self, model: str, requirements: Requirements, kind: Kind, digest: str) -> Environment:
+        folder = await self._choose_folder()
+        if self._folder is not None and folder != self._folder and _is_whole(self._folder / digest):
+            # It cannot be written, so nobody can clear it away either: no lock is needed.
+            log_file = self._folder / f"{digest}.log"
+            return Environment(self._folder / digest, -1, was_there=True, log_file=log_file)
+        was_there = True
+        while True:
+            lock, is_ours = await _lock(folder, digest)
+            try:
+                if is_ours:
+                    was_there = False
+                    async with self._turn:
+                        await self._install(model, requirements, kind, folder, digest, lock)
+                    if not _share(lock):
+                        os.close(lock)
+                        continue
+                if _is_whole(folder / digest):
+                    os.utime(lock)
+                    log_file = folder / f"{digest}.log"
+                    environment = Environment(folder / digest, lock, was_there=was_there, log_file=log_file)
+                    break
+                os.close(lock)  # cleared away between the two kinds of lock
+            except BaseException:
+                if is_ours and not _is_whole(folder / digest):
+                    (folder / f"{digest}.lock").unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    os.close(lock)
+                raise
+        if not was_there:
+            await asyncio.to_thread(prune, folder, self._limit_bytes)
+        return environment
+
+    async def _choose_folder(self) -> Path:
+        """The folder that environments are made in: found out once; the log says so where it is the second choice."""
+        async with self._choosing:
+            if self._writable is None:
+                self._writable = await asyncio.to_thread(self._find_folder)
+                await asyncio.to_thread(prune, self._writable, self._limit_bytes)
+            return self._writable
+
+    def _find_folder(self) -> Path:
+        if self._folder is not None:
+            defect = _find_defect(self._folder)
+            if defect is None:
+                return self._folder
+            log.warning(
+                "environment_folder %s is not used to install into, %s; what models require is installed into a folder "
+                "that ends with this server",
+                self._folder,
+                defect,
+            )
+        self._fallback.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self._fallback
+
+    # ------------------------------------------------------------------------------------------- installing
+
+    async def _install(
+        self, model: str, requirements: Requirements, kind: Kind, folder: Path, digest: str, lock: int
+    ) -> None:
+        """Make the environment; the lock is ours alone. It is there when this returns, else nothing is."""
+        began = time.monotonic()
+        await asyncio.to_thread(_clear_staging, folder, digest)
+        staging = Path(await asyncio.to_thread(tempfile.mkdtemp, ".tmp", f"{digest}.", folder))
+        try:
+            whole = staging / "environment"
+            whole.mkdir()
+            await asyncio.to_thread((staging / "tmp").mkdir)
+            output = _Output(staging / "install.log")
+            try:
+                await self._fill(model, requirements, kind, staging, whole, output, lock)
+            finally:
+                output.close()
+                with contextlib.suppress(OSError):
+                    os.replace(staging / "install.log", folder / f"{digest}.log")
+            await asyncio.to_thread(
+                _finish, whole, folder / digest, kind, staging / "report.json", time.monotonic() - began
+            )
+        finally:
+            # Shielded: whoever cancels may do so again, and nothing is to be left.
+            await asyncio.shield(asyncio.to_thread(shutil.rmtree, staging, True))
+
+    async def _fill(
+        self,
+        model: str,
+        requirements: Requirements,
+        kind: Kind,
+        staging: Path,
+        whole: Path,
+        output: _Output,
+        lock: int,
+    ) -> None:
+        python = self._python
+        if kind == "venv":
+            venv = whole / "venv"
+            words = ["venv", "--without-pip", str(venv)]
+            if await self._run(python, words, staging, output, lock) != 0:
+                raise self._report(model, output, "Virtual environment creation failed for model {}")
+            python = str(venv / "bin" / "python")
+            await asyncio.to_thread(_append_servers_packages, venv)
+        if not requirements.asks_for_something:
+            if kind == "packages":
+                (whole / "packages").mkdir()
+            return
+        if importlib.util.find_spec("pip") is None:
+            raise _failed(model, "the server's Python has no pip; install it there: python -m ensurepip")
+        await asyncio.to_thread(_write_for_pip, requirements, staging)
+        words = pip_words(requirements, kind, staging, whole)
+        log.info("Requirements of model %s: pip installs %s", model, requirements.file)
+        if await self._run(python, words, staging, output, lock) != 0:
+            raise self._report(model, output)
+
+    async def _run(self, python: str, words: Sequence[str], staging: Path, output: _Output, lock: int) -> int:
+        """Run a module of Python to its end in a process group of its own; returns its exit code.
+
+        The process holds the lock too: should the server be killed, the next one waits until it has really ended.
+        """
+        lineage = self._leftovers.child("environment")
+        process = await asyncio.create_subprocess_exec(
+            python,
+            "-P",
+            "-c",
+            _RUN,
+            str(os.getpid()),
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**self._environment, "TMPDIR": str(staging / "tmp"), "PIP_USER": "0", VARIABLE: lineage},
+            cwd=staging / "tmp",
+            start_new_session=True,
+            pass_fds=(lock,),
+        )
+        assert process.stdout is not None
+        reading = asyncio.create_task(output.read(process.stdout))
+        is_over = False
+        try:
+            code = await process.wait()
+            await asyncio.wait([reading], timeout=REST_OF_OUTPUT_S)
+            is_over = reading.done()
+            return code
+        finally:
+            reading.cancel()
+            if not is_over:
+                await asyncio.shield(asyncio.create_task(self._end(process, lineage)))
+
+    async def _end(self, process: asyncio.subprocess.Process, lineage: str) -> None:
+        """Kill what was started, and what that left in other process groups; returns when it is reaped."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), KILL_TIMEOUT_S)
+        await self._leftovers.end(lineage)
+
+    def _report(self, model: str, output: _Output, words: str = "") -> DependencyFailed:
+        """Say in the log what pip said, and make the error of it."""
+        tail = output.tail()
+        log.error("Requirements of model %s were not installed; pip said last:\n%s", model, "\n".join(tail))
+        return _failed(model, "\n".join(tail), words)
+
+
+def _failed(model: str, reason: str, words: str = "") -> DependencyFailed:
+    return DependencyFailed((words or "Custom pip package installation failed for model {}").format(model), reason)
+
+
+class _Output:
+    """What pip prints: a bounded file, and the last lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._room = LOG_BYTES
+        self._lines: deque[str] = deque(maxlen=TAIL_LINES)
+        self._rest = b""
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        """Take all of it in, to the stream's end."""
+        while data := await stream.read(65536):
+            if self._room > 0:
+                with contextlib.suppress(OSError):  # a full disk is found by pip too, which says so
+                    self._file.write(data[: self._room])
+                self._room -= len(data)
+            *lines, rest = (self._rest + data).split(b"\n")
+            self._rest = rest[-65536:]
+            self._lines.extend(_plain(line) for line in lines if line.strip())
+
+    def tail(self) -> list[str]:
+        """The last lines."""
+        return [*self._lines, *([_plain(self._rest)] if self._rest.strip() else [])]
+
+    def close(self) -> None:
+        """Write no more."""
+        self._file.close()
+
+
+def _plain(line: bytes) -> str:
+    text = line.decode("utf-8", "replace").rstrip()
+    shown = "".join(each if each.isprintable() else " " for each in text)
+    # An index's address may carry a password, in pip's words as well.
+    return re.sub(r"(://)[^/@\s]+@", r"\1****@", shown)[:TAIL_LINE_CHARACTERS]
+
+
+# ------------------------------------------------------------------------------------------------ what pip is given
+
+
+def pip_words(requirements: Requirements, kind: Kind, staging: Path, whole: Path) -> list[str]:
+    """`pip install` and its options, for what `_write_for_pip` wrote into `staging`."""
+    words = ["pip", "install", "--no-input", "--disable-pip-version-check", "--no-color", "--progress-bar", "off"]
+    words += ["--no-warn-script-location", "--upgrade", "--report", str(staging / "report.json")]
+    if kind == "packages":
+        words += ["--target", str(whole / "packages")]
+    else:
+        words += ["--upgrade-strategy", "only-if-needed"]
+    if requirements.has_links:
+        words += ["--find-links", str(staging / "links")]
+    if requirements.constraints:
+        words += ["--constraint", str(staging / "constraints.txt")]
+    return [*words, "--requirement", str(staging / "requirements.txt")]
+
+
+def _write_for_pip(requirements: Requirements, staging: Path) -> None:
+    """Write the checked lines, and put the archive's packages where pip may do with them as it likes."""
+    sources = staging / "sources"
+    sources.mkdir()
+    placed: dict[Path, Path] = {}
+
+    def place(path: Path) -> Path:
+        if path not in placed:
+            target = sources / str(len(placed)) / path.name
+            target.parent.mkdir()
+            # Building in a folder writes into it, and the archive's may be one of the store.
+            if path.is_dir():
+                shutil.copytree(path, target, symlinks=True)
+            else:
+                target.symlink_to(path)
+            placed[path] = target
+        return placed[path]
+
+    (staging / "links").mkdir()
+    for path in requirements.links:
+        (staging / "links" / path.name).symlink_to(path)
+    for name, entries in (
+        ("requirements.txt", requirements.entries),
+        ("constraints.txt", requirements.constraints),
+    ):
+        (staging / name).write_text("".join(f"{entry.render(place)}\n" for entry in entries), "utf-8")
+
+
+def digest_of(requirements: Requirements, kind: Kind, python: str = sys.executable) -> str:
+    """The name of the environment: what its content depends on, in 32 hex digits."""
+    facts: list[Any] = [LAYOUT, kind, requirements.digest, sys.version, platform.machine(), sysconfig.get_platform()]
+    if kind == "venv":
+        # Only what the server lacks is installed there, so it depends on what the server has.
+        facts += [python, sys.prefix, sorted({f"{name}=={version}" for name, version in _distributions(None)})]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _append_servers_packages(venv: Path) -> None:
+    """Let the virtual environment find what the server has installed, behind its own packages.
+
+    `addsitedir`, for the server's own `.pth` files count too: an editable installation is one.
+    """
+    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    line = f"import site; list(map(site.addsitedir, {folders!r}))\n"
+    (_site_packages(venv) / "_marserve_server.pth").write_text(line, "utf-8")
+
+
+def _site_packages(venv: Path) -> Path:
+    places = {"base": str(venv), "platbase": str(venv), "installed_base": str(venv), "installed_platbase": str(venv)}
+    return Path(sysconfig.get_path("purelib", "venv", vars=places))
+
+
+# ------------------------------------------------------------------------------------------------ what came of it
+
+
+def _finish(whole: Path, final: Path, kind: Kind, report: Path, seconds: float) -> None:
+    """Write down what was installed, and give the environment its name: from now on it is there."""
+    place = whole / "packages" if kind == "packages" else _site_packages(whole / "venv")
+    hashes = _read_hashes(report)
+    installed = [
+        Package(name, version, hashes.get((normalize(name), version), "")) for name, version in _distributions(place)
+    ]
+    if kind == "venv":
+        _correct_scripts(whole / "venv", whole, final)
+    (whole / LOCK_LIST).write_text("".join(f"{package}\n" for package in installed), "utf-8")
+    record = {
+        "kind": kind,
+        "python": sys.version.split()[0],
+        "installed": [(package.name, package.version, package.sha256) for package in installed],
+        "seconds": round(seconds, 3),
+        "bytes": size_of(whole),
+    }
+    (whole / RECORD).write_text(json.dumps(record), "utf-8")
+    shutil.rmtree(final, ignore_errors=True)  # not whole, or it would have been used
+    whole.rename(final)
+
+
+def _correct_scripts(venv: Path, made_in: Path, final: Path) -> None:
+    """Programs of a virtual environment name its interpreter by its path, which is about to change."""
+    old, new = os.fsencode(made_in), os.fsencode(final)
+    for path in [*(venv / "bin").iterdir(), venv / "pyvenv.cfg"]:
+        if path.is_symlink() or not path.is_file():
+            continue
+        content = path.read_bytes()
+        if old in content:
+            path.write_bytes(content.replace(old, new))
+
+
+def _read_hashes(report: Path) -> dict[tuple[str, str], str]:
+    """The digests of the files that pip installed from, by normalized name and version."""
+    try:
+        items = json.loads(report.read_text("utf-8"))["install"]
+        return {
+            (normalize(item["metadata"]["name"]), item["metadata"]["version"]): item["download_info"]["archive_info"][
+                "hashes"
+            ]["sha256"]
+            for item in items
+            if "sha256" in item["download_info"].get("archive_info", {}).get("hashes", {})
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _distributions(place: Path | None) -> list[tuple[str, str]]:
+    """Name and version of every distribution in a folder (None: that this process can import), by name."""
+    found = importlib.metadata.distributions(path=[str(place)]) if place else importlib.metadata.distributions()
+    pairs = {(each.metadata["Name"], each.version) for each in found if each.metadata["Name"]}
+    return sorted(pairs, key=lambda pair: (normalize(pair[0]), pair[1]))
+
+
+def normalize(name: str) -> str:
+    """A distribution's name as packaging compares names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def size_of(folder: Path) -> int:
+    """The bytes of all files below a folder, links not followed."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_size
+    return total
+
+
+# ------------------------------------------------------------------------------------------------ shared imports
+
+
+def brings_shared(names: Iterable[str], shared: Collection[str] | None = None) -> bool:
+    """Whether one of these distributions may be in memory already in a process that has imported torch and its like.
+
+    Judged by names: the heavy distributions of this machine (`shared`), and all that they require. A second copy of
+    one of those cannot be imported beside the first.
+    """
+    taken = shared_closure() if shared is None else shared
+    return any(normalize(name) in taken for name in names)
+
+
+def shared_closure(
+    roots: Iterable[str] = SHARED_DISTRIBUTIONS, requires: Callable[[str], Iterable[str]] | None = None
+) -> frozenset[str]:
+    """The distributions `roots` and what they require, and so on; `requires` gives the names that one requires."""
+    look = requires or _required_names
+    found: set[str] = set()
+    waiting = [normalize(root) for root in roots]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(normalize(each) for each in look(name))
+    return frozenset(found)
+
+
+def _required_names(name: str) -> Iterator[str]:
+    try:
+        required = importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for line in required:
+        word, _, marker = line.partition(";")
+        match = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", word.strip())
+        if match is not None and "extra" not in marker:
+            yield match.group(0)
+
+
+# ------------------------------------------------------------------------------------------------ locks, clearing away
+
+
+async def _lock(folder: Path, digest: str) -> tuple[int, bool]:
+    """Wait for the environment's lock: shared where the environment is whole, else ours alone, which the second says.
+
+    Asked for again and again, for a wait in a thread could not be cancelled.
+    """
+    while True:
+        is_whole = _is_whole(folder / digest)
+        lock = _try_lock(folder / f"{digest}.lock", fcntl.LOCK_SH if is_whole else fcntl.LOCK_EX)
+        if lock is not None:
+            if _is_whole(folder / digest) == is_whole:
+                return lock, not is_whole
+            os.close(lock)
+            continue
+        await asyncio.sleep(LOOK_AT_LOCK_S)
+
+
+def _try_lock(path: Path, how: int) -> int | None:
+    """A descriptor of the lock file with this lock, None while others have it."""
+    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+        # Whoever clears an environment away deletes its lock file too; then this is the lock of nothing.
+        if os.fstat(lock).st_ino == os.stat(path).st_ino:
+            return lock
+    except OSError:
+        pass
+    os.close(lock)
+    return None
+
+
+def _share(lock: int) -> bool:
+    """Let others use what this lock guards; False if somebody took it meanwhile."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_whole(folder: Path) -> bool:
+    return (folder / RECORD).is_file()
+
+
+def _find_defect(folder: Path) -> str | None:
+    """Why nothing may be installed into this folder, None where all is well."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder.stat().st_mode & 0o002:
+            return "others on this machine may write there"
+        with tempfile.NamedTemporaryFile(prefix="probe.", dir=folder):
+            return None
+    except OSError as error:
+        return f"it cannot be written ({error.strerror or error})"
+
+
+def _clear_staging(folder: Path, digest: str) -> None:
+    """Delete what killed servers left half made; the environment's lock is ours."""
+    for path in folder.glob(f"{digest}.*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def prune(folder: Path, limit_bytes: int) -> list[str]:
+    """Delete what killed servers left, and environments that nobody uses while all hold over `limit_bytes`.
+
+    The one longest unused goes first; with 0 none does. Returns their names. Blocks.
+    """
+    for path in folder.glob("*.tmp"):
+        digest = path.name.split(".", 1)[0]
+        with _unused(folder, digest) as is_unused:
+            if is_unused:
+                shutil.rmtree(path, ignore_errors=True)
+    removed: list[str] = []
+    found = sorted(_kept(folder), key=lambda kept: kept[1])
+    total = sum(size for _, _, size in found)
+    for digest, _, size in found:
+        if not limit_bytes or total <= limit_bytes:
+            break
+        with _unused(folder, digest) as is_unused:
+            if is_unused:
+                _remove(folder, digest)
+                removed.append(digest)
+                total -= size
+    if removed:
+        log.info("cleared away %d environments that no model uses, over environment_cache_size", len(removed))
+    _prune_logs(folder)
+    return removed
+
+
+def _kept(folder: Path) -> Iterator[tuple[str, float, int]]:
+    """Every environment: its name, when it was last asked for, its bytes."""
+    for path in folder.glob(f"*/{RECORD}"):
+        try:
+            size = int(json.loads(path.read_text("utf-8"))["bytes"])
+            used = (folder / f"{path.parent.name}.lock").stat().st_mtime
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        yield path.parent.name, used, size
+
+
+@contextlib.contextmanager
+def _unused(folder: Path, digest: str) -> Iterator[bool]:
+    """Whether nobody makes or uses the environment; if so, nobody does inside of the block."""
+    lock = _try_lock(folder / f"{digest}.lock", fcntl.LOCK_EX)
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            if not (folder / digest).exists():
+                (folder / f"{digest}.lock").unlink(missing_ok=True)
+            os.close(lock)
+
+
+def _remove(folder: Path, digest: str) -> None:
+    # First its name, at one stroke: half an environment must never have it.
+    gone = folder / f"{digest}.gone.tmp"
+    shutil.rmtree(gone, ignore_errors=True)
+    (folder / digest).rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+    (folder / f"{digest}.log").unlink(missing_ok=True)
+
+
+def _prune_logs(folder: Path) -> None:
+    """Keep the latest logs of failed installations, and no more."""
+    alone = []
+    for path in folder.glob("*.log"):
+        if not (folder / path.stem).exists():
+            with contextlib.suppress(OSError):
+                alone.append((path.stat().st_mtime, path))
+    for _, path in sorted(alone)[:-LOGS_OF_FAILURES]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,109 @@
+"""How a version's handler is called: batch by batch, in sequences, in steps, or many batches at once. Pure.
+
+TorchServe's keys are `sequenceBatching`, `continuousBatching` and `asyncCommunication`. The first two may come
+together; a handler that is a coroutine runs many batches at once and can do neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from marserve.archive.model_config import ModelConfig
+from marserve.pool.options import SequenceOptions
+
+
+class SequenceHeaderNames(NamedTuple):
+    """The headers in which requests name their sequence, begin one, and end one."""
+
+    id: str = "ts_request_sequence_id"
+    start: str = "ts_request_sequence_start"
+    end: str = "ts_request_sequence_end"
+
+    def environment(self) -> dict[str, str]:
+        """What tells a handler's context of them."""
+        return {
+            "TS_REQUEST_SEQUENCE_ID": self.id,
+            "TS_REQUEST_SEQUENCE_START": self.start,
+            "TS_REQUEST_SEQUENCE_END": self.end,
+        }
+
+
+PLAIN_NAMES = SequenceHeaderNames()
+
+
+@dataclass(frozen=True, slots=True)
+class CallMode:
+    """What of these counts; all off for a version that is called batch by batch."""
+
+    sequences: SequenceOptions | None = None
+    is_continuous: bool = False
+    is_concurrent: bool = False
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a worker knows something of requests between two calls."""
+        return self.sequences is not None or self.is_continuous
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the handler is called batch by batch."""
+        return not (self.has_state or self.is_concurrent)
+
+    def allows(self, policy: str) -> bool:
+        """Whether batches may be formed by this policy."""
+        return policy == "idle" or self.is_plain or (policy == "fixed" and not self.has_state)
+
+
+def read_call_mode(
+    archive: ModelConfig,
+    names: SequenceHeaderNames,
+    *,
+    batch_size: int,
+    max_workers: int,
+    has_ranks: bool,
+    warnings: list[str],
+) -> CallMode:
+    """The mode that a model's configuration asks for. What is not used of it is said in `warnings`."""
+    if archive.async_communication and not has_ranks:
+        for key, is_set in (
+            ("sequenceBatching", archive.sequence_batching),
+            ("continuousBatching", archive.continuous_batching),
+        ):
+            if is_set:
+                warnings.append(f"{key} of the model's configuration is not used: it has asyncCommunication")
+        return _judged(CallMode(is_concurrent=True), archive, warnings)
+    if archive.async_communication:
+        warnings.append("asyncCommunication of the model's configuration is not used: ranks make one call at a time")
+    sequences = None
+    if archive.sequence_batching:
+        sequences = SequenceOptions(
+            max_idle_s=archive.sequence_max_idle_s,
+            timeout_s=archive.sequence_timeout_s,
+            queue_size=archive.max_sequence_job_queue_size,
+            most=archive.max_num_sequence or max(1, batch_size * max_workers),
+            frees_ended=archive.free_ended_sequences,
+            id_header=names.id,
+            start_header=names.start,
+            end_header=names.end,
+        )
+        if not archive.sequence_max_idle_s:
+            warnings.append(
+                "sequenceBatching without sequenceMaxIdleMSec refuses every request: set it to how long a sequence may "
+                "be idle, in milliseconds"
+            )
+    return _judged(CallMode(sequences, archive.continuous_batching), archive, warnings)
+
+
+def _judged(mode: CallMode, archive: ModelConfig, warnings: list[str]) -> CallMode:
+    """The same, with what else of the configuration makes no sense with it."""
+    if mode.is_plain:
+        return mode
+    which = "asyncCommunication" if mode.is_concurrent else "sequences or continuous batching"
+    if not mode.allows(archive.batch_policy):
+        warnings.append(f"batchPolicy {archive.batch_policy} of the model's configuration is not used with {which}")
+    if archive.samples and mode.has_state:
+        warnings.append(f"the samples of the model's configuration are not used with {which}")
+    elif archive.samples and (archive.batch_check in ("warn", "refuse") or archive.batch_check_sample):
+        warnings.append(f"batches are not checked with {which}")
+    return mode

@@ -1,0 +1,100 @@
+"""A family of the Prometheus page that is fed one update after the other: counters, gauges and histograms by labels.
+
+Bounded: a handler can name dimensions after anything it sees. Knows no versions; a series belongs to whoever updated
+it last, and goes with him.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marserve.telemetry.histogram import Histogram
+from marserve.telemetry.metric_definitions import Definition
+
+MAX_SERIES = 1000
+
+# The buckets of TorchServe's client; what handlers observe is told apart there or nowhere.
+BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+
+
+class Series:
+    """All series of one metric. `definition.dimensions` are their labels, the last of which is `hostname`."""
+
+    def __init__(self, definition: Definition, hostname: str) -> None:
+        self.definition = definition
+        self._hostname = hostname
+        self._numbers: dict[str, float] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._owners: dict[str, str] = {}
+
+    def update(self, values: Sequence[str], amount: float, times: int = 1, owner: str = "") -> bool:
+        """Add, set or observe under these values of the dimensions. False: it does not fit, and is lost.
+
+        Lost are what has another number of dimensions, a counter's value that is no number of 0 or more, and a series
+        too many.
+        """
+        definition = self.definition
+        if len(values) + 1 != len(definition.dimensions):
+            return False
+        key = labels(definition.dimensions, (*values, self._hostname))
+        if key not in self._owners and len(self._owners) >= MAX_SERIES:
+            return False
+        if definition.kind == "counter":
+            if not amount >= 0:
+                return False
+            self._numbers[key] = self._numbers.get(key, 0.0) + amount * times
+        elif definition.kind == "gauge":
+            self._numbers[key] = amount
+        else:
+            if amount != amount:
+                return False
+            histogram = self._histograms.get(key)
+            if histogram is None:
+                histogram = self._histograms[key] = Histogram(BOUNDS)
+            histogram.observe(amount, times)
+        self._owners[key] = owner
+        return True
+
+    def forget(self, owner: str) -> None:
+        """Drop the series that `owner` updated last."""
+        for key in [key for key, its in self._owners.items() if its == owner]:
+            del self._owners[key]
+            self._numbers.pop(key, None)
+            self._histograms.pop(key, None)
+
+    def clear(self) -> None:
+        """Drop all series."""
+        self._owners.clear()
+        self._numbers.clear()
+        self._histograms.clear()
+
+    def lines(self) -> list[str]:
+        """The samples as lines of the page."""
+        name = self.definition.name
+        if self.definition.kind != "histogram":
+            return [f"{name}{{{key}}} {number(value)}" for key, value in self._numbers.items()]
+        lines = []
+        for key, histogram in self._histograms.items():
+            so_far = 0
+            for bound, bucket in zip((*BOUNDS, float("inf")), histogram.buckets, strict=True):
+                so_far += bucket
+                lines.append(f'{name}_bucket{{{key},le="{number(bound)}"}} {number(so_far)}')
+            lines.append(f"{name}_sum{{{key}}} {number(histogram.sum)}")
+            lines.append(f"{name}_count{{{key}}} {number(histogram.count)}")
+        return lines
+
+
+def labels(names: Sequence[str], values: Sequence[str]) -> str:
+    """What stands between a sample's braces."""
+    return ",".join([f'{name}="{escape(value)}"' for name, value in zip(names, values, strict=True)])
+
+
+def escape(text: str) -> str:
+    """A label's value as it is written."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def number(value: float) -> str:
+    """A sample's value as it is written."""
+    text = repr(float(value))
+    return {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}.get(text, text)

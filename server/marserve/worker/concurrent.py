@@ -1,0 +1,215 @@
+"""A worker that runs many batches at once (`asyncCommunication`): one event loop, a task for each batch.
+
+The handler's `handle` is a coroutine; what is none is run as it comes. Each batch has a context of its own, a shallow
+copy of the model's: what the author put there while loading is shared. A task whose clients have all gone is cancelled.
+Loaded only for models that ask for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from marserve.messages import Batch, Batches, Cancel, Check, Piece, Raised, Result, Results, Stop
+from marserve.page import Page
+from marserve.worker.load import LoadedModel
+from marserve_handlers.context import Context
+from marserve_handlers.errors import NobodyWaits
+
+if TYPE_CHECKING:
+    from marserve.worker.loop import Connection, WorkerLoop
+
+_ids: ContextVar[Mapping[int, str]] = ContextVar("request_ids", default={})  # noqa: B039 - never changed
+
+
+class IdsOfThisTask(Mapping[int, str]):
+    """The request ids of the batch whose task asks: what it measures is not laid to another's requests."""
+
+    def __getitem__(self, index: int) -> str:
+        return _ids.get()[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(_ids.get())
+
+    def __len__(self) -> int:
+        return len(_ids.get())
+
+
+class ConcurrentLoop:
+    """Serves one model's batches side by side. `worker` is the blocking loop, for what does not differ."""
+
+    def __init__(self, worker: WorkerLoop, connection: Connection, page: Page, model: LoadedModel) -> None:
+        self._worker = worker
+        self._connection = connection
+        self._page = page
+        self._model = model
+        self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        self._running: dict[int, _Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._is_stopping = False
+
+    def one_by_one(self) -> LoadedModel:
+        """The model with a `handle` that returns when its coroutine has: for calls while nothing is served yet."""
+        handle, loop = self._model.handle, self._loop
+
+        def run(rows: list[dict[str, Any]], context: Context) -> Any:
+            return loop.run_until_complete(_finish(handle(rows, context)))
+
+        return LoadedModel(run, self._model.context, self._model.load)
+
+    def serve(self) -> NoReturn:
+        """Serve until the server says stop or is gone. Raises what ended it: EOFError, or SystemExit with a status."""
+        self._loop.add_reader(self._connection.fileno(), self._read)
+        self._loop.run_forever()
+        raise self._failure or SystemExit(0)
+
+    # ------------------------------------------------------------------------------------------- messages
+
+    def _read(self) -> None:
+        try:
+            for message, bodies in self._connection.receive_some():
+                self._take(message, bodies)
+        except Exception as error:
+            self._end(error)
+
+    def _take(self, message: Any, bodies: list[bytearray]) -> None:
+        if type(message) is Batch:
+            self._begin(message, bodies)
+        elif type(message) is Batches:
+            at = 0
+            for batch in message.batches:
+                end = at + sum(len(item.parts) for item in batch.items)
+                self._begin(batch, bodies[at:end])
+                at = end
+        elif type(message) is Cancel:
+            run = self._running.get(message.number)
+            if run is not None:
+                run.cancel(message.index)
+        elif type(message) is Check:
+            self._worker.serve_check(message, bodies)
+        elif type(message) is Stop:
+            self._is_stopping = True
+            self._stop_if_done()
+
+    def _stop_if_done(self) -> None:
+        if self._is_stopping and not self._tasks:
+            self._end(SystemExit(0))
+
+    def _end(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._loop.stop()
+
+    # ------------------------------------------------------------------------------------------- batches
+
+    def _begin(self, batch: Batch, bodies: list[bytearray]) -> None:
+        began = time.monotonic()
+        self._page.begin(batch.number, began)
+        live, rows, outcome = self._worker.take_in(batch, bodies, began)
+        context = copy.copy(self._model.context)
+        context.begin_batch(live)
+        if context.metrics is not None:
+            context.metrics.request_ids = IdsOfThisTask()
+        run = self._running[batch.number] = _Run(batch.number, context, outcome, self._send_pieces)
+        task = self._loop.create_task(self._serve(run, rows), name=f"batch {batch.number}")
+        run.task = task
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def _serve(self, run: _Run, rows: list[dict[str, Any]]) -> None:
+        from marserve.worker.loop import misfit, raised  # here: the loop imports this module
+
+        context = run.context
+        _ids.set(context.request_ids or {})
+        began = time.monotonic()
+        answered: Any = []
+        failure: Raised | None = None
+        if rows:
+            try:
+                answered = await _finish(self._model.handle(rows, context))
+            except SystemExit:
+                raise
+            except BaseException as error:  # a cancelled one's as well: nobody waits for it then
+                failure = raised(run.number, time.monotonic() - began, error)
+        handler_s = time.monotonic() - began if rows else 0.0
+        failure = failure or misfit(run.number, handler_s, answered, len(rows))
+        context.end_stream()
+        message: Raised | Results
+        out: list[bytes] = []
+        if failure is not None:
+            message = failure
+        else:
+            results, out = self._worker.encode(answered, run.outcome, context)
+            message = Results(run.number, handler_s, results)
+        del self._running[run.number]
+        if self._running:
+            self._page.count_finished()
+        else:
+            self._page.finish()
+        self._worker.send_metrics()
+        self._connection.send(message, out)
+
+    def _send_pieces(self, run: _Run, pieces: list[Any]) -> None:
+        results, bodies = self._worker.encode(pieces, run.outcome, run.context)
+        self._connection.send(Piece(run.number, results), bodies)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._end(error)
+        self._stop_if_done()
+
+
+class _Run:
+    """A batch that runs: its context, what is known of its items, and which of them nobody waits for."""
+
+    def __init__(
+        self,
+        number: int,
+        context: Context,
+        outcome: list[Result | None],
+        send: Callable[[_Run, list[Any]], None],
+    ) -> None:
+        self.number = number
+        self.context = context
+        self.outcome = outcome
+        self.task: asyncio.Task[None] | None = None
+        self._positions = [position for position, result in enumerate(outcome) if result is None]
+        self._gone: set[int] = set()
+        self._send = send
+        context.send_pieces = self.send_pieces
+        context.ask_cancelled = self.is_cancelled
+
+    def is_cancelled(self, index: int) -> bool:
+        """Whether the client of live item `index` has gone."""
+        return self._positions[index] in self._gone
+
+    def cancel(self, position: int) -> None:
+        """Nobody waits for an item any more; when that is so of all of them, the handler is interrupted."""
+        self._gone.add(position)
+        if self._is_in_vain and self.task is not None:
+            self.task.cancel()
+
+    @property
+    def _is_in_vain(self) -> bool:
+        return self._gone.issuperset(self._positions)
+
+    def send_pieces(self, pieces: Sequence[Any]) -> None:
+        """Send one piece of a stream for each live item."""
+        if not isinstance(pieces, list) or len(pieces) != len(self._positions):
+            raise ValueError(f"an intermediate answer needs a list of {len(self._positions)} pieces, one for each row")
+        if self._is_in_vain:
+            raise NobodyWaits
+        self._send(self, pieces)
+
+
+async def _finish(answered: Any) -> Any:
+    """What a handler returned, or its coroutine does."""
+    return await answered if inspect.isawaitable(answered) else answered

@@ -1,0 +1,361 @@
+"""Runs requests through the graph of one workflow: each node is a request to a model of the registry (contract 4.4).
+
+    `submit` → `Execution`: start node → every node whose parents have answered → the leaves' answer to the receiver
+
+All nodes of a request share its id, its deadline and its priority. Nothing is queued here: a node's request waits in
+that model's own queue, and at most `most_running` requests are on their way at a time, so that no hand-off between two
+nodes waits without bound; whoever comes when there are as many is refused at once. Each attempt at a node ends after
+its time-out whatever the model does, so that no request waits for ever. A client that goes takes everything with it.
+
+Everything happens on the event loop, from callbacks; there are no tasks. It knows neither archives nor HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol
+
+import msgspec
+
+from marserve.errors import (
+    DeadlinePassed,
+    Draining,
+    FingerprintRefused,
+    MarserveError,
+    ModelNotFound,
+    NodeFailed,
+    NoTicket,
+    NoWorker,
+    QueueFull,
+    Unavailable,
+    VersionNotFound,
+    WorkflowBusy,
+)
+from marserve.messages import Answer, Part, Receiver, Request
+from marserve.workflows.dag import Dag, Walk
+
+log = logging.getLogger("marserve.workflows")
+
+JSON_HEADERS = [("content-type", "application/json")]
+# When trying again may pay for who finds a workflow full.
+RETRY_AFTER_S = 1.0
+
+
+class Job(Protocol):
+    """A request that a model has taken."""
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+
+
+class Models(Protocol):
+    """What takes the requests of nodes; the registry does."""
+
+    def submit(self, model: str, version: str | None, request: Request, receiver: Receiver) -> Job:
+        """Take a request. Raises typed errors when it cannot be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnableNode:
+    """What stands behind a node of the graph; `timeout_s` is for each of `retry_attempts` + 1 attempts."""
+
+    model: str
+    version: str
+    retry_attempts: int
+    timeout_s: float
+
+
+class Engine:
+    """One workflow's requests. `nodes` has an entry for each node of `dag`; sizes in bytes.
+
+    `max_answer_bytes` bounds what a streaming node may answer in all; other answers are bounded by their workers.
+    """
+
+    def __init__(
+        self,
+        workflow: str,
+        dag: Dag,
+        nodes: Mapping[str, RunnableNode],
+        models: Models,
+        *,
+        most_running: int = 100,
+        max_answer_bytes: int = 6_553_500,
+    ) -> None:
+        self.workflow = workflow
+        self.dag = dag
+        self.nodes = nodes
+        self.models = models
+        self.most_running = most_running
+        self.max_answer_bytes = max_answer_bytes
+        self._running: set[Execution] = set()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    @property
+    def running(self) -> int:
+        """Requests that are on their way."""
+        return len(self._running)
+
+    def submit(self, request: Request, receiver: Receiver) -> Execution:
+        """Begin a request; its answer comes to `receiver`, possibly before this returns. Raises WorkflowBusy."""
+        if len(self._running) >= self.most_running:
+            raise WorkflowBusy(self.workflow, retry_after_s=RETRY_AFTER_S)
+        execution = Execution(self, request, receiver)
+        self._running.add(execution)
+        self._is_idle.clear()
+        execution.begin()
+        return execution
+
+    async def wait_until_idle(self, limit_s: float) -> int:
+        """Wait until no request is on its way, at most `limit_s` seconds. Returns how many are left."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._is_idle.wait()
+        except TimeoutError:
+            pass
+        return self.running
+
+    def give_up(self) -> None:
+        """End every request that is on its way: its client is told that the server is going."""
+        for execution in list(self._running):
+            execution.end_with(Draining())
+
+    def forget(self, execution: Execution) -> None:
+        """A request has ended."""
+        self._running.discard(execution)
+        if not self._running:
+            self._is_idle.set()
+
+
+class Execution:
+    """One request on its way through the graph. To a surface it is a job like any other."""
+
+    def __init__(self, engine: Engine, request: Request, receiver: Receiver) -> None:
+        self.engine = engine
+        self.request = request
+        self._receiver = receiver
+        self._walk = Walk(engine.dag)
+        # Answers that a node still needs, or that are the end's; `_readers` counts the nodes that have not begun yet.
+        self._answers: dict[str, bytes | bytearray] = {}
+        self._readers = {node: len(children) for node, children in engine.dag.children.items()}
+        self._attempts: dict[str, _Attempt] = {}
+        self._is_over = False
+
+    # ------------------------------------------------------------------------------------------- as a job
+
+    def begin(self) -> None:
+        """Give the start node what the client sent."""
+        self._try(self.engine.dag.start, self.request.parts, 1)
+
+    def cancel(self) -> None:
+        """The client has gone: the nodes that run are cancelled, no further one begins."""
+        self._end()
+
+    def hold(self) -> None:
+        """The answer is sent whole: there is nothing to hold."""
+
+    def resume(self) -> None:
+        """As for `hold`."""
+
+    # ------------------------------------------------------------------------------------------- as the engine's
+
+    def end_with(self, error: MarserveError) -> None:
+        """End it with an error, unless it is over."""
+        if not self._is_over:
+            self._end()
+            self._receiver.on_error(error)
+
+    def _try(self, node: str, parts: list[Part], number: int) -> None:
+        attempt = self._attempts[node] = _Attempt(self, node, parts, number)
+        attempt.begin()
+
+    def try_again(self, attempt: _Attempt) -> None:
+        """Give a node the same input once more."""
+        if not self._is_over:
+            self._try(attempt.node, attempt.parts, attempt.number + 1)
+
+    def answered(self, node: str, body: bytes | bytearray) -> None:
+        """A node has answered: begin those that waited for it alone, or end."""
+        del self._attempts[node]
+        self._answers[node] = body
+        for ready in self._walk.complete(node):
+            parts = self._take_input(ready)
+            self._try(ready, parts, 1)
+            if self._is_over:
+                return
+        if self._walk.is_complete:
+            self._finish()
+
+    def _take_input(self, node: str) -> list[Part]:
+        """One parameter for each parent, `body` where there is one (contract 4.4); answers nobody needs are dropped."""
+        parents = self.engine.dag.parents[node]
+        parts = [
+            Part("body" if len(parents) == 1 else parent, self._answers[parent], content_type=None)
+            for parent in parents
+        ]
+        for parent in parents:
+            self._readers[parent] -= 1
+            if not self._readers[parent]:
+                del self._answers[parent]
+        return parts
+
+    def failed(self, attempt: _Attempt, error: MarserveError) -> None:
+        """An attempt has failed: try again, or tell the client."""
+        engine, node = self.engine, attempt.node
+        verdict = self._judge(attempt, error)
+        left = engine.nodes[node].retry_attempts + 1 - attempt.number if verdict is None else 0
+        log.warning(
+            "Workflow %s, request %s: attempt %d at node %s failed (%s: %s); %d left",
+            engine.workflow,
+            self.request.id,
+            attempt.number,
+            node,
+            error.cause or type(error).__name__,
+            error.message,
+            left,
+        )
+        if left:
+            # Not from inside the callback of the pool that is to take it again.
+            asyncio.get_running_loop().call_soon(self.try_again, attempt)
+        else:
+            self.end_with(verdict or NodeFailed(engine.workflow, node, error.cause))
+
+    def _judge(self, attempt: _Attempt, error: MarserveError) -> MarserveError | None:
+        """What to tell the client at once; None where another attempt may do better."""
+        engine, deadline = self.engine, self.request.deadline
+        if isinstance(error, DeadlinePassed) and deadline is not None and deadline <= monotonic():
+            return error
+        if isinstance(error, QueueFull | NoTicket):
+            return WorkflowBusy(
+                engine.workflow, attempt.node, cause=error.cause or "queue_full", retry_after_s=error.retry_after_s
+            )
+        if type(error) is NoWorker:  # scaled to none; TorchServe's words name the model and no version
+            text = NoWorker(engine.nodes[attempt.node].model).message
+            return NodeFailed(engine.workflow, attempt.node, error.cause, text)
+        if isinstance(error, ModelNotFound | VersionNotFound):  # somebody has unregistered it
+            return NodeFailed(engine.workflow, attempt.node, "no_worker")
+        if isinstance(error, FingerprintRefused) and attempt.number > 1:  # it was the attempt before that killed
+            return NodeFailed(engine.workflow, attempt.node, error.cause)
+        return error if isinstance(error, Unavailable) else None
+
+    def _finish(self) -> None:
+        leaves = self.engine.dag.leaves
+        try:
+            if len(leaves) == 1:
+                body: bytes | bytearray = self._answers[leaves[0]]
+            else:
+                body = self._join(leaves)
+        except NodeFailed as error:
+            self.end_with(error)
+            return
+        self._end()
+        self._receiver.on_answer(Answer(body, headers=JSON_HEADERS))
+
+    def _join(self, leaves: tuple[str, ...]) -> bytes:
+        """The leaves' JSON objects as members of one; numbers stay as their authors wrote them."""
+        members = {}
+        for leaf in leaves:
+            body = bytes(self._answers[leaf])
+            try:
+                value = msgspec.json.decode(body)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                value = None
+            if not isinstance(value, dict):
+                log.warning(
+                    "Workflow %s, request %s: leaf %s answered no JSON object, and where there are several leaves each "
+                    "must; let one function join them",
+                    self.engine.workflow,
+                    self.request.id,
+                    leaf,
+                )
+                raise NodeFailed(self.engine.workflow, leaf, "not_json")
+            members[leaf] = msgspec.Raw(body)
+        return msgspec.json.format(msgspec.json.encode(members), indent=2) + b"\n"
+
+    def _end(self) -> None:
+        self._is_over = True
+        attempts, self._attempts = self._attempts, {}
+        for attempt in attempts.values():
+            attempt.abandon()
+        self.engine.forget(self)
+
+
+class _Attempt:
+    """One attempt at one node: the receiver of its model's answer, and the clock that ends it."""
+
+    def __init__(self, execution: Execution, node: str, parts: list[Part], number: int) -> None:
+        self.node = node
+        self.parts = parts
+        self.number = number
+        self._execution = execution
+        self._is_open = True
+        self._job: Job | None = None
+        self._clock: asyncio.TimerHandle | None = None
+        self._pieces = bytearray()
+
+    def begin(self) -> None:
+        """Give the node its input."""
+        engine, given = self._execution.engine, self._execution.request
+        target = engine.nodes[self.node]
+        request = Request(
+            given.id,
+            self.parts,
+            given.headers,
+            given.server_headers,
+            given.deadline,
+            priority=given.priority,
+            is_inner=True,
+        )
+        self._clock = asyncio.get_running_loop().call_later(target.timeout_s, self._time_out)
+        try:
+            job = engine.models.submit(target.model, target.version, request, self)
+        except MarserveError as error:
+            self.on_error(error)
+        else:
+            if self._is_open:
+                self._job = job
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more."""
+        self._close()
+        job, self._job = self._job, None
+        if job is not None:
+            job.cancel()
+
+    def on_answer(self, answer: Answer) -> None:
+        """The node's answer; the status and headers that its handler set do not count (contract 4.4)."""
+        if self._is_open:
+            self._close()
+            self._execution.answered(self.node, answer.body)
+
+    def on_piece(self, piece: Answer, last: bool) -> None:
+        """A piece of the node's answer; the next nodes get it whole."""
+        if not self._is_open:
+            return
+        self._pieces += piece.body
+        engine = self._execution.engine
+        if len(self._pieces) > engine.max_answer_bytes:
+            self.abandon()
+            self._execution.failed(self, NodeFailed(engine.workflow, self.node, "too_large"))
+        elif last:
+            self.on_answer(Answer(self._pieces))
+
+    def on_error(self, error: MarserveError) -> None:
+        """The node gave no answer."""
+        if self._is_open:
+            self._close()
+            self._execution.failed(self, error)
+
+    def _time_out(self) -> None:
+        self.abandon()
+        self._execution.failed(self, NodeFailed(self._execution.engine.workflow, self.node, "node_timeout"))
+
+    def _close(self) -> None:
+        self._is_open = False
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None

@@ -1,0 +1,117 @@
+"""From the word that a registration names to a workflow that can be built: found, unpacked, checked, read.
+
+Everything here blocks and runs in a thread. Each archive gets a private folder of its own; whatever goes wrong, that
+folder is gone when the error reaches the caller. None of the archive's code is run.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from marserve.archive.pickle_check import check_folder
+from marserve.archive.reader import Limits, unpack
+from marserve.archive.workflow_manifest import WorkflowManifest, read_workflow_manifest
+from marserve.errors import (
+    ArchiveNotFound,
+    BadArchive,
+    BadWorkflow,
+    MarserveError,
+    OutOfMemory,
+    UnsafeArchive,
+    WorkflowArchiveNotFound,
+)
+from marserve.registry.intake import is_trusted
+from marserve.store.local import LocalStore
+from marserve.workflows.spec import MAX_BYTES, WorkflowSpec, parse_spec
+
+MISSING = "Workflow not found in workflow store: {name}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedWorkflow:
+    """A workflow's archive that was taken in. The folder belongs to whoever holds this.
+
+    `warnings` tell what is odd about the spec, and what was found in pickles of an archive that the operator trusts.
+    """
+
+    folder: Path
+    manifest: WorkflowManifest
+    spec: WorkflowSpec
+    warnings: tuple[str, ...] = ()
+
+    def discard(self) -> None:
+        """Delete the folder. Blocks; may be called twice."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class WorkflowIntake:
+    """Takes workflow archives of one store into folders below `scratch`. `trusted` is as for models' archives."""
+
+    def __init__(self, store_folder: Path | None, scratch: Path, limits: Limits, trusted: Collection[str] = ()) -> None:
+        self._store = LocalStore(store_folder, missing=MISSING)
+        self._scratch = scratch
+        self._limits = limits
+        self._trusted = frozenset(trusted)
+
+    def take_in(self, url: str) -> UnpackedWorkflow:
+        """Find, unpack, check and read one archive.
+
+        Raises WorkflowArchiveNotFound, BadWorkflow or BadDag; OutOfMemory when the disk is full, and MarserveError
+        when files cannot be read or written for another reason.
+        """
+        try:
+            return self._take_in(url)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OutOfMemory(f"No space is left to save workflow: {url}") from error
+            raise MarserveError(f"Failed to save workflow: {url}") from error
+
+    def clear(self) -> None:
+        """Delete the scratch folder if nothing is left in it."""
+        try:
+            self._scratch.rmdir()
+        except OSError:
+            return
+
+    def _take_in(self, url: str) -> UnpackedWorkflow:
+        if not url:
+            raise WorkflowArchiveNotFound("Workflow not found at: ")
+        found = self._store.find(url)
+        if found.kind == "folder":
+            raise WorkflowArchiveNotFound(f"Workflow not found at: {url}")
+        self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = self._scratch / uuid.uuid4().hex
+        try:
+            unpack(found.path, folder, self._limits)
+            findings = check_folder(folder, trusted=is_trusted(found, self._trusted))
+            return _read(folder, findings)
+        except BaseException as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, BadArchive) and not isinstance(error, BadWorkflow | UnsafeArchive):
+                raise BadWorkflow(error.message) from error
+            raise
+
+
+def _read(folder: Path, findings: list[str]) -> UnpackedWorkflow:
+    manifest = read_workflow_manifest(folder)
+    path = folder / manifest.spec_file
+    if not path.is_file():
+        raise BadWorkflow(f"The archive has no {manifest.spec_file}, which its manifest names as specFile.")
+    with path.open("rb") as file:
+        spec = parse_spec(file.read(MAX_BYTES + 1), manifest.spec_file)
+    functions = [node.name for node in spec.nodes.values() if node.is_function]
+    if functions:
+        if manifest.handler is None:
+            raise BadWorkflow(
+                f"{', '.join(functions)} of {manifest.spec_file} are no models, and the manifest names no handler file "
+                "that they could be functions of."
+            )
+        if not (folder / manifest.handler).is_file():
+            raise BadWorkflow(f"The archive has no {manifest.handler}, which its manifest names as handler.")
+    warnings = (*spec.warnings, *(f"trusted all the same: {finding}" for finding in findings))
+    return UnpackedWorkflow(folder, manifest, spec, warnings)

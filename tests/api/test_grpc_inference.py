@@ -1,0 +1,431 @@
+"""Tests for TorchServe's inference service over gRPC, with real channels over a data plane without workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from marserve.api.grpc_inference import SERVICE
+from marserve.api.grpc_listener import GrpcLimits
+from marserve.errors import ModelNotFound, QueueFull, WorkerDied
+from support.grpc_house import SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, refusal
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = SCHEMA.message("org.pytorch.serve.grpc.inference.PredictionsRequest")
+
+
+def predict(client: Client, model: str = "m", body: bytes = b"x", **options: Any) -> Any:
+    """Begin one prediction."""
+    return client.method(SERVICE, "Predictions")(model_name=model, input={"data": body}, **options)
+
+
+async def test_a_prediction_is_one_request_and_one_answer() -> None:
+    """An input is a part without content type; nothing else of the call reaches the handler."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = client.method(SERVICE, "Predictions")(
+            model_name="m", model_version="2.0", input={"data": b"abc", "x": b"1"}, metadata=[("x-mine", "1")]
+        )
+        job = await registry.wait_for(1)
+        job.answer(b"done", 400, "Bad dog", x_handler="1")
+        answer = await call
+
+    assert (answer.prediction, answer.HasField("sequence_id"), answer.HasField("status")) == (b"done", False, False)
+    assert (job.model, job.version, job.request.names_version) == ("m", "2.0", True)
+    assert sorted((part.name, part.body, part.content_type) for part in job.request.parts) == [
+        ("data", b"abc", None),
+        ("x", b"1", None),
+    ]
+    assert (job.request.headers, job.request.server_headers, job.request.deadline) == ([], [], None)
+
+
+async def test_the_request_id_travels_behind_every_answer() -> None:
+    """Good or bad, in the shape of a UUID, and it is the handler's."""
+    registry = FakeRegistry(errors={"gone": ModelNotFound("gone")})
+    async with inference_port(registry) as port, client_of(port) as client:
+        good = predict(client, "echo")
+        await good
+        bad = predict(client, "gone")
+        assert await refusal(bad) == (
+            "NOT_FOUND",
+            "Model not found: gone\norg.pytorch.serve.archive.model.ModelNotFoundException",
+        )
+        ids = [dict(await call.trailing_metadata())["x-request-id"] for call in (good, bad)]
+
+    assert ids == [job.request.id for job in registry.submitted]
+    assert all(re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", word) for word in ids)
+
+
+async def test_a_call_without_a_model_is_refused() -> None:
+    """Before the data plane is asked."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        code, description = await refusal(predict(client, ""))
+
+    assert (code, description.split("\n")[0]) == ("INVALID_ARGUMENT", "Parameter model_name is required.")
+    assert registry.submitted == []
+
+
+async def test_bytes_that_are_no_message_are_refused() -> None:
+    """As bad input, not as a defect."""
+    async with inference_port() as port, client_of(port) as client:
+        raw = client.channel.unary_unary(f"/{SERVICE}/Predictions")
+        code, description = await refusal(raw(b"\x0a\xff\xff"))
+
+    assert (code, description.split("\n")[0]) == (
+        "INVALID_ARGUMENT",
+        "The message cannot be read as org.pytorch.serve.grpc.inference.PredictionsRequest.",
+    )
+
+
+async def test_a_defect_of_ours_is_answered_without_its_words(caplog: pytest.LogCaptureFixture) -> None:
+    """They stand in the log, under the request's id."""
+    registry = FakeRegistry(errors={"odd": RuntimeError("secret")})
+    async with inference_port(registry) as port, client_of(port) as client:
+        code, description = await refusal(predict(client, "odd"))
+
+    assert (code, "secret" in description) == ("INTERNAL", False)
+    assert "secret" in caplog.text
+
+
+async def test_an_unknown_method_is_answered_in_torchserves_words() -> None:
+    """And counted like any call."""
+    book = Book()
+    async with inference_port(book=book) as port, client_of(port) as client:
+        told = await refusal(client.channel.unary_unary(f"/{SERVICE}/NoSuchCall")(b""))
+
+    assert told == ("UNIMPLEMENTED", f"Method not found: {SERVICE}/NoSuchCall")
+    assert book.codes == ["UNIMPLEMENTED"]
+
+
+async def test_an_error_of_the_worker_carries_its_cause() -> None:
+    """In the trailing metadata."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = predict(client)
+        (await registry.wait_for(1)).fail(WorkerDied("killed"))
+        code, _ = await refusal(call)
+        trailers = dict(await call.trailing_metadata())
+
+    assert (code, trailers["x-marserve-cause"]) == ("INTERNAL", "killed")
+
+
+async def test_the_deadline_of_a_call_is_its_requests() -> None:
+    """Of two that are named the nearer one counts; the priority comes along."""
+    registry = FakeRegistry(echoes_all=True)
+    async with inference_port(registry) as port, client_of(port) as client:
+        await predict(client, timeout=100)
+        await predict(client, timeout=100, metadata=[("x-marserve-timeout-ms", "50000"), ("x-marserve-priority", "2")])
+        await predict(client, metadata=[("x-marserve-timeout-ms", "20000")])
+        now = time.monotonic()
+
+    left = [job.request.deadline - now for job in registry.submitted if job.request.deadline is not None]
+    assert [(round(seconds, -1), seconds < limit) for seconds, limit in zip(left, (100, 50, 20), strict=True)] == [
+        (100, True),
+        (50, True),
+        (20, True),
+    ]
+    assert [job.request.priority for job in registry.submitted] == [None, 2, None]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        [("x-marserve-timeout-ms", "soon")],
+        [("x-marserve-priority", "10")],
+        [("x-marserve-priority", "1"), ("x-marserve-priority", "2")],
+    ],
+)
+async def test_a_wish_that_cannot_be_read_is_refused(metadata: list[tuple[str, str]]) -> None:
+    """In the words of HTTP."""
+    async with inference_port() as port, client_of(port) as client:
+        code, description = await refusal(predict(client, "echo", metadata=metadata))
+
+    assert (code, description.startswith(metadata[0][0])) == ("INVALID_ARGUMENT", True)
+
+
+async def test_a_call_past_its_deadline_is_cancelled() -> None:
+    """The job with it."""
+    registry, book = FakeRegistry(), Book()
+    async with inference_port(registry, book=book) as port, client_of(port) as client:
+        code, _ = await refusal(predict(client, timeout=0.2))
+        await cancelled(registry, 1)
+
+    assert (code, book.codes) == ("DEADLINE_EXCEEDED", ["DEADLINE_EXCEEDED"])
+
+
+async def cancelled(registry: FakeRegistry, count: int) -> None:
+    """Wait until so many jobs were cancelled."""
+    async with asyncio.timeout(10):
+        while sum(job.is_cancelled for job in registry.submitted) < count:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_client_that_cancels_cancels_its_job() -> None:
+    """And the log says so."""
+    registry, book = FakeRegistry(), Book()
+    async with inference_port(registry, book=book) as port, client_of(port) as client:
+        call = predict(client)
+        await registry.wait_for(1)
+        call.cancel()
+        await cancelled(registry, 1)
+
+    assert book.codes == ["CANCELLED"]
+
+
+async def test_a_stream_is_one_message_a_piece() -> None:
+    """As it is made."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = client.method(SERVICE, "StreamPredictions")(model_name="m", input={"data": b"x"})
+        job = await registry.wait_for(1)
+        job.piece(b"one")
+        stream = aiter(call)
+        first = await anext(stream)
+        job.piece(b"two")
+        job.piece(b"", last=True)
+        rest = [answer.prediction async for answer in stream]
+
+    assert (first.prediction, rest) == (b"one", [b"two", b""])
+
+
+async def test_a_handler_that_does_not_stream_answers_a_stream_with_one_message() -> None:
+    """And the call ends."""
+    async with inference_port() as port, client_of(port) as client:
+        call = client.method(SERVICE, "StreamPredictions")(model_name="echo", input={"data": b"x"})
+
+        assert [answer.prediction async for answer in call] == [b"x"]
+
+
+async def test_a_stream_that_breaks_off_ends_with_its_error() -> None:
+    """After the pieces that were made."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = client.method(SERVICE, "StreamPredictions")(model_name="m", input={"data": b"x"})
+        job = await registry.wait_for(1)
+        job.piece(b"one")
+        assert (await call.read()).prediction == b"one"
+        job.fail(WorkerDied("killed"))
+
+        assert (await refusal(call.read()))[0] == "INTERNAL"
+
+
+async def test_a_stream_that_is_cancelled_cancels_its_job() -> None:
+    """In its middle."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = client.method(SERVICE, "StreamPredictions")(model_name="m", input={"data": b"x"})
+        job = await registry.wait_for(1)
+        job.piece(b"one")
+        await call.read()
+        call.cancel()
+        await cancelled(registry, 1)
+
+
+async def test_a_stream_waits_for_a_client_that_does_not_read() -> None:
+    """Its worker is held, and goes on when the client does."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = client.method(SERVICE, "StreamPredictions")(model_name="m", input={"data": b"x"})
+        job = await registry.wait_for(1)
+        sent = 0
+        async with asyncio.timeout(30):
+            while not job.is_held:
+                job.piece(b"p" * 50_000)
+                sent += 1
+                await asyncio.sleep(0)
+        read = [await call.read() for _ in range(sent)]
+        async with asyncio.timeout(30):
+            while job.is_held:
+                await asyncio.sleep(0.001)
+        job.piece(b"", last=True)
+
+    assert all(len(answer.prediction) == 50_000 for answer in read)
+
+
+async def test_a_unary_call_of_a_handler_that_streams_gets_the_first_piece() -> None:
+    """The rest is not made."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = predict(client)
+        job = await registry.wait_for(1)
+        job.piece(b"one")
+
+        assert (await call).prediction == b"one"
+        assert job.is_cancelled
+
+
+async def test_large_messages_pass_both_ways() -> None:
+    """Up to `max_request_size` in, and whatever a worker may answer out."""
+    body = b"b" * 20_000_000
+    async with (
+        inference_port(limits=GrpcLimits(message_bytes=len(body) + 100)) as port,
+        client_of(port) as client,
+    ):
+        answer = await predict(client, "echo", body)
+
+    assert answer.prediction == body
+
+
+async def test_a_message_over_the_limit_is_refused() -> None:
+    """Before it is read; the next call is answered."""
+    registry = FakeRegistry()
+    async with inference_port(registry, limits=GrpcLimits(message_bytes=1000)) as port, client_of(port) as client:
+        code, _ = await refusal(predict(client, "echo", b"b" * 2000))
+        answer = await predict(client, "echo", b"b" * 500)
+
+    assert (code, len(answer.prediction), len(registry.submitted)) == ("RESOURCE_EXHAUSTED", 500, 1)
+
+
+async def test_a_hundred_calls_at_once_each_get_their_own_answer() -> None:
+    """Answered in another order than they came."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        calls = [predict(client, body=b"%d" % number) for number in range(100)]
+        await registry.wait_for(100)
+        for job in reversed(registry.submitted):
+            job.answer(b"answer to " + job.body)
+        answers = [(await call).prediction for call in calls]
+
+    assert answers == [b"answer to %d" % number for number in range(100)]
+
+
+async def test_ping_says_how_the_server_is() -> None:
+    """As text of JSON; the call itself succeeds either way."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        well = await client.method(SERVICE, "Ping")()
+        registry.is_well = False
+        ill = await client.method(SERVICE, "Ping")()
+
+    assert (well.health, json.loads(ill.health)) == ('{\n  "status": "Healthy"\n}', {"status": "Unhealthy"})
+
+
+async def test_every_call_is_a_line_of_the_access_log() -> None:
+    """In TorchServe's form, with gRPC's number of the status."""
+    registry, book = FakeRegistry(errors={"gone": ModelNotFound("gone")}), Book(has_ids=True)
+    async with inference_port(registry, book=book) as port, client_of(port) as client:
+        await predict(client, "echo")
+        await refusal(predict(client, "gone"))
+
+    told = [re.fullmatch(r'/127\.0\.0\.1:\d+ "gRPC (\S+) HTTP/2\.0" (\d+) (\d+) \S{36}', line) for line in book.lines]
+    assert [found and found.groups()[:2] for found in told] == [(f"{SERVICE}/Predictions", word) for word in "05"]
+
+
+# ------------------------------------------------------------------------------------------- dialogues
+
+
+def header(job: Any, name: str) -> str | None:
+    """The value of a request's header."""
+    values = [value.decode() for key, value in job.request.headers if key.decode() == name]
+    assert len(values) <= 1
+    return values[0] if values else None
+
+
+async def test_a_dialogue_answers_each_request_in_order() -> None:
+    """Though the second was ready first; it ends when the client has said all and heard all."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = client.method(SERVICE, "StreamPredictions2")()
+        for body in (b"one", b"two"):
+            await call.write(REQUEST(model_name="m", sequence_id="s", input={"data": body}))
+        await call.done_writing()
+        second = await registry.wait_for(2)
+        second.answer(b"answer two")
+        registry.submitted[0].answer(b"answer one")
+        answers = [answer.prediction async for answer in call]
+
+    assert answers == [b"answer one", b"answer two"]
+    assert [header(job, "ts_request_sequence_id") for job in registry.submitted] == ["s", "s"]
+    assert len({job.request.id for job in registry.submitted}) == 2
+
+
+async def test_a_request_ends_its_sequence_unless_it_says_otherwise() -> None:
+    """TorchServe's wire ends it each time; inputs of the headers' names say better, and are no inputs of the model."""
+    registry = FakeRegistry(echoes_all=True)
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = client.method(SERVICE, "StreamPredictions2")()
+        for more in ({}, {"ts_request_sequence_start": b"true", "ts_request_sequence_end": b"false"}):
+            await call.write(REQUEST(model_name="m", sequence_id="s", input={"data": b"x", **more}))
+        await call.done_writing()
+        assert [answer.prediction async for answer in call] == [b"x", b"x"]
+
+    told = [[header(job, f"ts_request_sequence_{word}") for word in ("start", "end")] for job in registry.submitted]
+    assert told == [[None, "true"], ["true", None]]
+    assert all([part.name for part in job.request.parts] == ["data"] for job in registry.submitted)
+
+
+async def test_a_refusal_inside_a_dialogue_takes_its_answers_place() -> None:
+    """As `google.rpc.Status`; the dialogue goes on."""
+    registry = FakeRegistry(errors={"gone": ModelNotFound("gone"), "full": QueueFull("full")})
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = client.method(SERVICE, "StreamPredictions2")()
+        for model, sequence in (("gone", "s"), ("full", "s"), ("echo", None), ("echo", "s")):
+            await call.write(REQUEST(model_name=model, sequence_id=sequence, input={"data": b"x"}))
+        await call.done_writing()
+        answers = [answer async for answer in call]
+
+    assert [answer.status.code for answer in answers] == [
+        code.value[0]
+        for code in (
+            grpc.StatusCode.NOT_FOUND,
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode.OK,
+        )
+    ]
+    assert answers[0].status.message.startswith("Model not found: gone\n")
+    detail = answers[1].status.details[0]
+    told = error_details_pb2.ErrorInfo.FromString(detail.value)
+    assert detail.type_url == "type.googleapis.com/google.rpc.ErrorInfo"
+    assert (told.reason, told.metadata["x-marserve-cause"]) == ("ServiceUnavailableException", "queue_full")
+    assert answers[3].prediction == b"x"
+
+
+async def test_a_worker_that_fails_inside_a_dialogue_is_told_there() -> None:
+    """TorchServe loses these."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = client.method(SERVICE, "StreamPredictions2")()
+        await call.write(REQUEST(model_name="m", sequence_id="s", input={"data": b"x"}))
+        (await registry.wait_for(1)).fail(WorkerDied("killed"))
+        answer = await call.read()
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+
+    assert answer.status.message.startswith("Worker died.")
+
+
+async def test_a_dialogue_that_is_cancelled_cancels_all_its_jobs() -> None:
+    """Those that wait behind the first too."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = client.method(SERVICE, "StreamPredictions2")()
+        for _ in range(3):
+            await call.write(REQUEST(model_name="m", sequence_id="s", input={"data": b"x"}))
+        await registry.wait_for(3)
+        call.cancel()
+        await cancelled(registry, 3)
+        async with asyncio.timeout(10):
+            await port.calls.wait_until_silent()
+
+
+async def test_bytes_that_are_no_message_end_a_dialogue() -> None:
+    """With the error as the call's own."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = client.channel.stream_stream(f"/{SERVICE}/StreamPredictions2")()
+        await call.write(REQUEST(model_name="m", sequence_id="s", input={"data": b"x"}).SerializeToString())
+        await registry.wait_for(1)
+        await call.write(b"\x0a\xff\xff")
+
+        assert (await refusal(call.read()))[0] == "INVALID_ARGUMENT"
+        await cancelled(registry, 1)

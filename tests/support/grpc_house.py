@@ -1,0 +1,140 @@
+"""gRPC listeners over a data plane that does as the test says, and clients that speak to them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from marserve.api.grpc_calls import Authorize
+from marserve.api.grpc_listener import GrpcAddress, GrpcLimits, GrpcListener, GrpcPorts
+from marserve.api.grpc_schema import Schema
+from marserve.api.tls import Identity
+from marserve.registry.readiness import Readiness
+from support.fake_data_plane import FakeDataPlane
+
+HERE = GrpcAddress("127.0.0.1", 0)
+SCHEMA = Schema()
+
+
+@dataclass
+class FakeRegistry(FakeDataPlane):
+    """A data plane that also says how it is."""
+
+    is_well: bool = True
+
+    def is_healthy(self) -> bool:
+        """TorchServe's rule."""
+        return self.is_well
+
+    def readiness(self) -> Readiness:
+        """As `/readyz` says."""
+        return Readiness(is_ready=self.is_well, is_started=True, reasons=(), startup_reasons=(), remarks=())
+
+
+@dataclass
+class Book:
+    """An access log and a counter of calls, kept for the test."""
+
+    is_on: bool = True
+    has_ids: bool = False
+    lines: list[str] = field(default_factory=list)
+    codes: list[str] = field(default_factory=list)
+
+    def write(self, line: str) -> None:
+        """A line of the access log."""
+        self.lines.append(line)
+
+    def count_call(self, code: str) -> None:
+        """A call that has ended."""
+        self.codes.append(code)
+
+
+class Client:
+    """Speaks to one listener with the schema's messages."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+
+    def method(self, service: str, name: str) -> Any:
+        """A method as grpcio's generated code would have it."""
+        described = SCHEMA.methods(service)[name]
+        request = SCHEMA.message(described.input_type.full_name)
+        kinds = {
+            (False, False): self.channel.unary_unary,
+            (False, True): self.channel.unary_stream,
+            (True, True): self.channel.stream_stream,
+        }
+        made = kinds[described.client_streaming, described.server_streaming](
+            f"/{service}/{name}",
+            request_serializer=request.SerializeToString,
+            response_deserializer=SCHEMA.message(described.output_type.full_name).FromString,
+        )
+        if described.client_streaming:
+            return lambda **options: made(**options)
+        return lambda message=None, *, metadata=None, timeout=None, **fields: made(
+            message if message is not None else request(**fields), metadata=metadata, timeout=timeout
+        )
+
+
+@asynccontextmanager
+async def inference_port(
+    registry: Any = None,
+    *,
+    book: Book | None = None,
+    limits: GrpcLimits | None = None,
+    authorize: Authorize | None = None,
+    identity: Identity | None = None,
+    has_open_inference: bool = False,
+    overload_status: int = 503,
+) -> AsyncIterator[GrpcListener]:
+    """An inference port that accepts calls; stopped in the end."""
+    book = book or Book()
+    ports = GrpcPorts(registry or FakeRegistry(), book, book, identity=identity, overload_status=overload_status)
+    listener = ports.bind_inference(HERE, limits or GrpcLimits(), authorize, has_open_inference=has_open_inference)
+    async with _accepting(listener):
+        yield listener
+
+
+@asynccontextmanager
+async def management_port(registry: Any, *, enable_model_api: bool = True) -> AsyncIterator[GrpcListener]:
+    """A management port that accepts calls; stopped in the end."""
+    book = Book()
+    listener = GrpcPorts(registry, book, book).bind_management(HERE, GrpcLimits(), enable_model_api=enable_model_api)
+    async with _accepting(listener):
+        yield listener
+
+
+@asynccontextmanager
+async def _accepting(listener: GrpcListener) -> AsyncIterator[None]:
+    await listener.accept()
+    try:
+        yield
+    finally:
+        await listener.stop()
+
+
+@asynccontextmanager
+async def client_of(
+    listener: GrpcListener, credentials: grpc.ChannelCredentials | None = None
+) -> AsyncIterator[Client]:
+    """A client of a listener, whose messages may be of any length."""
+    options = (("grpc.max_receive_message_length", -1),)
+    if credentials is None:
+        channel = grpc.aio.insecure_channel(str(listener.address), options)
+    else:
+        channel = grpc.aio.secure_channel(str(listener.address), credentials, options)
+    async with channel:
+        yield Client(channel)
+
+
+async def refusal(call: Any) -> tuple[str, str]:
+    """The status and the description of a call that fails."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, error.details() or ""
+    raise AssertionError("the call succeeded")

@@ -1,0 +1,67 @@
+"""Metrics that handlers print are counted and kept out of the model log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import pytest
+
+from marserve.messages import Metric
+from marserve.telemetry.printed_metrics import PrintedMetrics
+
+LINE = "[METRICS]Seen.Count:1|#ModelName:m,Level:Model|#type:COUNTER|#hostname:box,1717105307,id"
+
+
+class House:
+    """A worker log and a taker of metrics that remember."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.metrics: list[tuple[str, Metric]] = []
+        self.printed = PrintedMetrics(self, self.take)
+
+    def line(
+        self, model: str, version: str, worker_id: str, stream: Literal["stdout", "stderr"], level: str, text: str
+    ) -> None:
+        """One line of a worker."""
+        self.lines.append(text)
+
+    def take(self, model: str, metrics: Sequence[Metric]) -> None:
+        """Metrics of a model."""
+        self.metrics += [(model, metric) for metric in metrics]
+
+
+@pytest.mark.parametrize("text", [LINE, f"INFO > {LINE}"])
+def test_a_printed_metric_is_counted_and_not_logged(text: str) -> None:
+    """Under the model whose worker printed it."""
+    house = House()
+
+    house.printed.line("m", "1.0", "9000", "stdout", "INFO", text)
+
+    assert house.lines == []
+    assert [(model, metric.name, metric.kind) for model, metric in house.metrics] == [("m", "Seen", "counter")]
+
+
+@pytest.mark.parametrize(
+    ("stream", "text"),
+    [("stdout", "hello"), ("stderr", LINE), ("stdout", f"see {LINE}"), ("stdout", "[METRICS]Seen: one")],
+    ids=["another line", "standard error", "in the middle", "no metric"],
+)
+def test_every_other_line_is_logged(stream: Literal["stdout", "stderr"], text: str) -> None:
+    """Also one that only looks like a metric: its author should find it."""
+    house = House()
+
+    house.printed.line("m", "1.0", "9000", stream, "INFO", text)
+
+    assert (house.lines, house.metrics) == ([text], [])
+
+
+def test_of_a_group_of_ranks_one_counts() -> None:
+    """All ranks run the same code; others' lines are neither counted nor logged."""
+    house = House()
+
+    for worker_id in ("9000", "9000.1", "9000.2"):
+        house.printed.line("m", "1.0", worker_id, "stdout", "INFO", LINE)
+
+    assert (len(house.metrics), house.lines) == (1, [])

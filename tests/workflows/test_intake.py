@@ -1,0 +1,130 @@
+"""Taking workflow archives in: where they are looked for, what they must hold, what is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.archive.reader import Limits
+from marserve.errors import BadDag, BadWorkflow, UnsafeArchive, WorkflowArchiveNotFound
+from marserve.workflows.intake import WorkflowIntake
+from support.workflow_archives import THREE_NODES, war_manifest, write_war
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """The workflow store."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def intake(tmp_path: Path, store: Path) -> WorkflowIntake:
+    """Takes in from the store."""
+    return WorkflowIntake(store, tmp_path / "scratch", Limits())
+
+
+def left(tmp_path: Path) -> list[Path]:
+    """What lies in the scratch folder."""
+    scratch = tmp_path / "scratch"
+    return list(scratch.iterdir()) if scratch.exists() else []
+
+
+def test_an_archive_is_unpacked_into_a_folder_of_its_own_and_read(
+    intake: WorkflowIntake, store: Path, tmp_path: Path
+) -> None:
+    """Manifest, spec and handler; the folder goes with `discard`."""
+    write_war(store / "w.war")
+
+    taken = intake.take_in("w.war")
+
+    assert (taken.manifest.workflow_name, taken.manifest.handler) == ("w", "nodes.py")
+    assert list(taken.spec.nodes) == ["prepare", "middle", "finish"]
+    assert (taken.folder / "nodes.py").is_file()
+    taken.discard()
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("gone.war", "Workflow not found in workflow store: gone.war"),
+        ("deep/gone.war", "Workflow not found in workflow store: gone.war"),
+        ("folder", "Workflow not found in workflow store: folder"),
+        ("../w.war", "Relative path is not allowed in url: ../w.war"),
+        ("http://example.org/w.war", "Given URL http://example.org/w.war does not match any allowed URL(s)"),
+        ("", "empty url"),
+    ],
+)
+def test_what_the_store_does_not_hold_is_not_found(intake: WorkflowIntake, store: Path, url: str, message: str) -> None:
+    """In TorchServe's words; a folder is no workflow."""
+    (store / "folder").mkdir()
+
+    with pytest.raises(WorkflowArchiveNotFound) as caught:
+        intake.take_in(url)
+
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ({"document": {}}, "has no WAR-INF/MANIFEST.json, so it is no workflow"),
+        ({"spec": None}, "has no workflow.yaml, which its manifest names as specFile"),
+        ({"functions": None}, "has no nodes.py, which its manifest names as handler"),
+        ({"document": war_manifest(handler=None)}, "prepare, finish of workflow.yaml are no models, and the manifest"),
+        ({"spec": "models: ["}, "Failed to parse yaml"),
+    ],
+)
+def test_an_archive_that_says_too_little_is_refused_and_leaves_nothing(
+    intake: WorkflowIntake, store: Path, tmp_path: Path, made: dict[str, Any], message: str
+) -> None:
+    """Each with the file that is missing or wrong."""
+    write_war(store / "w.war", **made)
+
+    with pytest.raises(BadWorkflow, match=message):
+        intake.take_in("w.war")
+
+    assert left(tmp_path) == []
+
+
+def test_a_workflow_of_models_alone_needs_no_handler_file(intake: WorkflowIntake, store: Path) -> None:
+    """TorchServe's archiver wants one all the same."""
+    spec = "models: {a: {url: a.mar}, b: {url: b.mar}}\ndag: {a: [b]}"
+    write_war(store / "w.war", spec, None, document=war_manifest(handler=None))
+
+    assert [node.is_function for node in intake.take_in("w.war").spec.nodes.values()] == [False, False]
+
+
+def test_a_graph_that_cannot_be_run_and_a_file_that_is_no_archive_are_told_apart(
+    intake: WorkflowIntake, store: Path, tmp_path: Path
+) -> None:
+    """Their types differ."""
+    write_war(store / "loop.war", THREE_NODES + "  finish: [middle]\n")
+    (store / "text.war").write_text("hello")
+
+    with pytest.raises(BadDag):
+        intake.take_in("loop.war")
+    with pytest.raises(BadWorkflow, match="no model archive"):
+        intake.take_in("text.war")
+
+    assert left(tmp_path) == []
+
+
+def test_what_must_not_be_unpacked_is_refused_unless_it_is_a_trusted_pickle(
+    intake: WorkflowIntake, store: Path, tmp_path: Path
+) -> None:
+    """As for models' archives: paths that lead outside, pickles that run code."""
+    write_war(store / "slip.war", **{"../slipped.txt": b"x"})
+    write_war(store / "pickle.war", **{"data.pkl": b"cos\nsystem\n(S'true'\ntR."})
+
+    for name in ("slip.war", "pickle.war"):
+        with pytest.raises(UnsafeArchive):
+            intake.take_in(name)
+    taken = WorkflowIntake(store, tmp_path / "scratch", Limits(), ["pickle.war"]).take_in("pickle.war")
+
+    assert any("trusted all the same" in warning for warning in taken.warnings)
+    assert not (tmp_path / "slipped.txt").exists()
