@@ -19,7 +19,7 @@ from support.shared import SHARED
 
 HERE = Path(__file__).resolve().parent
 RECORDINGS = sorted(path.stem for path in (HERE / "recorded").glob("*.json"))
-# Recordings whose models have trained weights.
+# Recordings whose models have trained weights, and whose handlers import torchvision.
 WITH_WEIGHTS = {"tensor_models"}
 SECONDS = 300
 
@@ -47,13 +47,34 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, st
     return folder
 
 
+@pytest.fixture(scope="session")
+def torchvision(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> dict[str, str]:
+    """The environment with torchvision, which the handlers of some recordings import; a folder of the test's own."""
+    folder = tmp_path_factory.mktemp("torchvision")
+    version = ["--no-deps", "--quiet", "--target", folder, "torchvision==0.28.0"]
+    install = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", *version]
+    found = {**environment, "PYTHONPATH": str(folder)}
+    installed = subprocess.run(install, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if installed.returncode:
+        pytest.skip(f"torchvision 0.28.0 cannot be installed here: {installed.stderr[-500:]}")
+    mend = [sys.executable, HERE / "fixtures" / "fix_torchvision.py"]
+    subprocess.run(mend, env=found, check=True, capture_output=True, timeout=SECONDS)
+    return found
+
+
 @pytest.mark.parametrize("recording", RECORDINGS)
 def test_a_recording_is_answered_as_torchserve_did(
-    recording: str, fixtures: Path, environment: dict[str, str], tmp_path: Path
+    recording: str,
+    fixtures: Path,
+    environment: dict[str, str],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Every case that is no quirk; none is left out."""
-    if recording in WITH_WEIGHTS and not (SHARED / "data" / "mnist").exists():
-        pytest.skip(f"{recording} needs ../shared/data/mnist beside the checkout")
+    if recording in WITH_WEIGHTS:
+        if not (SHARED / "data" / "mnist").exists():
+            pytest.skip(f"{recording} needs ../shared/data/mnist beside the checkout")
+        environment = request.getfixturevalue("torchvision")
     verdicts = tmp_path / "verdicts.json"
 
     played = subprocess.run(
