@@ -245,7 +245,8 @@ def test_secrets_of_a_url_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "answer"), [("m.mar", False), ("a/m.mar", False), ("http://x/m", True), ("S3://b/m", True)]
+    ("url", "answer"),
+    [("m.mar", False), ("a/m.mar", False), ("http://x/m", True), ("FILE:///m", True), ("s3://b/m", False)],
 )
 def test_an_address_is_told_from_a_name(url: str, answer: bool) -> None:
     """By its scheme."""

@@ -22,7 +22,7 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 MAX_URL_BYTES = 8192
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
-_ADDRESS = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*://")
+_ADDRESS = re.compile(r"(https?|file)://", re.IGNORECASE)
 _URL = re.compile(r"([A-Za-z]+)://([^/?]*)([^?]*)(\?.*)?")
 # As RFC 3986 has it, without `#`: a fragment is never sent, and only serves to make a pattern match.
 _PLAIN = re.compile(r"[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=%]+")
@@ -70,15 +70,15 @@ class BadTarget(ArchiveNotFound):
 
 
 def is_address(url: str) -> bool:
-    """Whether a registration's `url` is an address, not a name in the store."""
+    """Whether a registration's `url` is an address. Of what has another scheme the last part is a name in the store."""
     return bool(_ADDRESS.match(url))
 
 
 def hide_query(url: str) -> str:
     """A URL for logs and descriptions: presigned ones carry their secret in the query, others in user information."""
-    if not is_address(url):
+    scheme, separator, rest = url.partition("://")
+    if not separator:
         return url
-    scheme, _, rest = url.partition("://")
     rest, mark, _ = rest.partition("?")
     authority, slash, path = rest.partition("/")
     return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}{'?…' if mark else ''}"
