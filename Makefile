@@ -95,7 +95,7 @@ $(STAMPS)/venv: constraints.txt
 $(STAMPS)/serve: $(STAMPS)/venv pyproject.toml
 	@echo "Installing marserve and torch ..."
 	@$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	@$(PIP) --no-build-isolation --editable ".[torch]"
+	@$(PIP) --no-build-isolation --editable ".[torch,grpc]"
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/serve

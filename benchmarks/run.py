@@ -1,6 +1,6 @@
 """Measures what `docs/benchmarks.md` describes: marserve beside others, in one run, on this machine.
 
-    python benchmarks/run.py [--only echo,start,kill,memory,neighbour,goal] [--rounds 5] [--quick] [--json FILE]
+    python benchmarks/run.py [--only echo,start,kill,memory,neighbour,grpc,goal] [--rounds 5] [--quick] [--json FILE]
 
 Prints one table; `--json` writes every round. The exit status says whether everything could be measured, never
 whether a goal was met: speed depends on the machine.

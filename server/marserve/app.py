@@ -355,11 +355,16 @@ class Server:
 
     def _build_workflows(self, scratch: Path, registry: Registry) -> Workflows:
         settings = self._settings
+        limits = archive_limits(settings)
         intake = WorkflowIntake(
-            settings.workflow_store, scratch / "workflows", archive_limits(settings), settings.trusted_models
+            settings.workflow_store,
+            scratch / "workflows",
+            limits,
+            settings.trusted_models,
+            Fetcher(AllowedUrls(settings.allowed_urls), max_bytes=limits.max_total_bytes),
         )
         options = WorkflowOptions(
-            most_running=settings.job_queue_size,
+            queue_size=settings.job_queue_size,
             max_answer_bytes=settings.max_response_size,
             unregister_timeout_s=settings.unregister_model_timeout,
         )

@@ -104,7 +104,7 @@ async def test_every_described_inference_path_is_a_route(tmp_path: Path) -> None
     document = await ask(House(tmp_path).application(management=False, inference=True))
 
     paths = [path for path, item in document["paths"].items() if "post" in item]
-    assert len(paths) == 12
+    assert len(paths) == 13
     for path in paths:
         assert read_route(path.replace("{", "").replace("}", "").encode()) is not None
 

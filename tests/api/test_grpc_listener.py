@@ -44,6 +44,7 @@ async def test_a_call_needs_the_ports_key() -> None:
             await refusal(predict(client)),
             await refusal(predict(client, metadata=[("authorization", "Bearer bad")])),
             await refusal(client.method(SERVICE, "Ping")()),
+            await refusal(predict(client, metadata=[("x-marserve-timeout-ms", "soon")])),
             await refusal(client.channel.unary_unary(f"/{SERVICE}/NoSuchCall")(b"")),
         ]
         answer = await predict(client, metadata=[("authorization", "Bearer good"), ("protocol", "gRPC")])
@@ -52,7 +53,7 @@ async def test_a_call_needs_the_ports_key() -> None:
         ("PERMISSION_DENIED", "Token Authorization failed. Token either incorrect, expired, or not provided correctly")
     }
     assert (answer.prediction, len(registry.submitted)) == (b"x", 1)
-    assert book.codes == ["PERMISSION_DENIED"] * 4 + ["OK"]
+    assert book.codes == ["PERMISSION_DENIED"] * 5 + ["OK"]
 
 
 async def test_a_stream_needs_the_key_too() -> None:

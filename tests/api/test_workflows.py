@@ -138,6 +138,21 @@ async def test_why_a_spec_cannot_be_used_is_told_beside_torchserves_words(
 
 
 @pytest.mark.anyio
+async def test_why_a_node_could_not_be_loaded_is_told_beside_torchserves_words(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    """The message is TorchServe's; the reason stands where that of a model's failed load does."""
+    house.pools.behaviours["w__finish"] = Behaviour(load="fail")
+
+    answer = await client.post("/workflows?url=w.war")
+
+    assert answer.json()["message"] == (
+        "Workflow w has failed to register. Failures: [Failed to start workers for model w__finish version: 1.0]"
+    )
+    assert answer.headers["x-marserve-reason"] == "the handler raised"
+
+
+@pytest.mark.anyio
 async def test_without_the_model_api_workflows_can_be_looked_at_only(workflows: Workflows) -> None:
     """A workflow's archive runs code as a model's does."""
     async with client_of(build_app([workflow_router(workflows, enable_model_api=False)], title="t")) as client:
@@ -171,11 +186,12 @@ def test_a_registration_is_read_from_words_and_from_json() -> None:
         (b"/wfpredict/a%2Fb?x=1", "a/b"),
         (b"/wfpredict/predict", "predict"),
         (b"/wfpredict", None),
-        (b"/wfpredict/w/more", None),
+        (b"/wfpredict/w/more", "w"),
+        (b"/wfpredict//more", None),
     ],
 )
 def test_the_route_of_a_workflow_is_read_from_its_target(target: bytes, name: str | None) -> None:
-    """The word in any case, exactly one name; the query is no input."""
+    """The word in any case, then the name; the query is no input."""
     assert read_route(target) == (None if name is None else Route(name, None, [], [], is_workflow=True))
 
 

@@ -154,6 +154,29 @@ def test_one_request_id_goes_through_three_processes_and_back_to_the_client(serv
     assert server.process.pid not in seen["pids"]
 
 
+def test_requests_of_nodes_are_no_requests_of_clients(server: Server) -> None:
+    """TorchServe's counter knows clients; marserve's own counts both."""
+    assert ask(server, "patient", n=5).status_code == 200
+
+    lines = server.client.get(f"{server.metrics}/metrics").text.splitlines()
+
+    of_middle = [line for line in lines if 'model_name="patient__middle"' in line or 'model="patient__middle"' in line]
+    assert any(line.startswith("marserve_requests_total") for line in of_middle)
+    assert not any(line.startswith("ts_inference_requests_total") for line in of_middle)
+
+
+def test_what_can_be_asked_of_a_workflow_is_told(server: Server) -> None:
+    """`OPTIONS`, and the description of both listeners."""
+    told = server.client.options(f"{server.inference}/wfpredict/patient").json()
+    inference = server.client.get(f"{server.inference}/api-description").json()
+    management = server.client.get(f"{server.management}/api-description").json()
+
+    assert list(told["paths"]) == ["/wfpredict/patient"]
+    assert "/wfpredict/{workflow_name}" in inference["paths"]
+    assert {"get", "delete"} <= set(management["paths"]["/workflows/{workflow_name}"])
+    assert {"get", "post"} <= set(management["paths"]["/workflows"])
+
+
 def test_a_hundred_requests_a_second_are_answered_while_workers_of_the_middle_node_are_killed(server: Server) -> None:
     """Nothing is lost and nothing hangs: the requests of a dead worker are run again."""
     shots = [Shot(due, "quick", request("patient", n=number)) for number, due in enumerate(evenly(RATE, 3.0))]

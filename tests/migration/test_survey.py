@@ -136,3 +136,26 @@ def test_requirements_count_where_the_server_installs_them(tmp_path: Path) -> No
 
     assert without == {"model_store/m.mar!requirements.txt:2", "model_store/m.mar!h.py:1"}
     assert not {place for place in with_it if "m.mar" in place}
+
+
+def test_a_line_of_requirements_that_pip_would_not_be_given_is_found(tmp_path: Path) -> None:
+    """An address that no pattern allows is one; with the pattern it is none."""
+    store = tmp_path / "model_store"
+    store.mkdir()
+    members = {
+        "h.py": b"def handle(d, c):\n    return d\n",
+        "requirements.txt": b"# ours\n--extra-index-url https://wheels.test/cpu\nno-such-package==1.0\n",
+        "MAR-INF/MANIFEST.json": manifest("m", requirementsFile="requirements.txt"),
+    }
+    (store / "m.mar").write_bytes(zip_of(members))
+    config = tmp_path / "config.properties"
+    lines = "model_store=model_store\ndisable_token_authorization=true\ninstall_py_dep_per_model=true\n"
+
+    config.write_text(lines)
+    [without] = [each for each in look(tmp_path) if each.place.startswith("model_store/m.mar")]
+    config.write_text(lines + "allowed_urls=[,https://wheels[.]test/.*\n")
+    [with_it] = [each for each in look(tmp_path) if each.place.startswith("model_store/m.mar")]
+
+    assert (without.place, without.verdict) == ("model_store/m.mar!requirements.txt:2", "action")
+    assert "matches none of allowed_urls" in without.what
+    assert with_it.verdict == "works"

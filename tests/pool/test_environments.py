@@ -309,12 +309,14 @@ async def test_a_folder_that_cannot_be_written_gives_way_with_one_line(
 async def test_a_folder_that_anybody_may_write_is_not_used(house: House, caplog: pytest.LogCaptureFixture) -> None:
     """Who may write there could have workers run what they like."""
     write_wheel(house.archive, "tiny")
-    house.folder.mkdir()
+    text = "--no-index\n./tiny-1.0-py3-none-any.whl\n"
+    await house.obtain(house.build(), text)
     house.folder.chmod(0o777)
 
-    environment = await house.obtain(house.build(), "--no-index\n./tiny-1.0-py3-none-any.whl\n")
+    environment = await house.obtain(house.build(), text)
 
     assert environment.folder.parent == house.fallback
+    assert not environment.was_there
     assert "others on this machine may write there" in caplog.text
 
 
@@ -468,6 +470,30 @@ def test_the_real_heavy_ones_are_among_them() -> None:
     assert brings_shared(["NumPy"])
     assert brings_shared(["torch"])
     assert not brings_shared(["contractkit-tiny"])
+
+
+async def test_an_environment_whose_record_is_damaged_is_made_anew(house: House) -> None:
+    """Whatever befell the disk: what cannot be read is not used."""
+    write_wheel(house.archive, "tiny")
+    text = "--no-index\n./tiny-1.0-py3-none-any.whl\n"
+    first = await house.obtain(house.build(), text)
+    first.release()
+    (first.folder / "environment.json").write_text("{")
+
+    again = await house.obtain(house.build(), text)
+
+    assert (again.folder, again.was_there) == (first.folder, False)
+    assert (again.folder / "packages" / "tiny.py").is_file()
+
+
+async def test_without_pip_the_sentence_says_how_to_get_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment of uv's has none."""
+    monkeypatch.setattr(environments_module.importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(DependencyFailed) as failed:
+        await house.obtain(house.build(), "tiny\n")
+
+    assert "python -m ensurepip" in failed.value.reason
 
 
 async def test_the_record_is_data(house: House) -> None:

@@ -271,3 +271,12 @@ def test_management_over_grpc_is_opened_only_when_told(here: Path) -> None:
     assert warning.startswith("grpc_management_address=0.0.0.0 can be reached")
     assert load(here, "marserve", grpc_inference_address="0.0.0.0").warnings == ()
     assert load(here, "marserve", grpc_management_address="localhost").warnings == ()
+
+
+@pytest.mark.parametrize(("former", "now"), [("kfserving", "kserve"), ("kfservingv2", "kservev2")])
+def test_former_words_for_envelopes_name_those_of_today(here: Path, former: str, now: str) -> None:
+    """No model would load with them; other words may name modules of the archives."""
+    with pytest.raises(BadSettings, match=f"service_envelope={former} is the former name of {now}; write that"):
+        load(here, service_envelope=former)
+
+    assert load(here, service_envelope="our_envelope").service_envelope == "our_envelope"

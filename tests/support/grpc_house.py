@@ -90,10 +90,18 @@ async def inference_port(
     identity: Identity | None = None,
     has_open_inference: bool = False,
     overload_status: int = 503,
+    stall_timeout_s: float = 60.0,
 ) -> AsyncIterator[GrpcListener]:
     """An inference port that accepts calls; stopped in the end."""
     book = book or Book()
-    ports = GrpcPorts(registry or FakeRegistry(), book, book, identity=identity, overload_status=overload_status)
+    ports = GrpcPorts(
+        registry or FakeRegistry(),
+        book,
+        book,
+        identity=identity,
+        overload_status=overload_status,
+        stall_timeout_s=stall_timeout_s,
+    )
     listener = ports.bind_inference(HERE, limits or GrpcLimits(), authorize, has_open_inference=has_open_inference)
     async with _accepting(listener):
         yield listener

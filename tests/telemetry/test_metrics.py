@@ -97,6 +97,8 @@ def test_the_page_shows_what_was_counted() -> None:
     for status in (200, 200, 404, 503, 302):
         metrics.count_response(status)
     metrics.count_refused("header_too_large")
+    metrics.count_call("OK")
+    metrics.count_call("OK")
 
     samples = read_page(metrics)
 
@@ -122,6 +124,7 @@ def test_the_page_shows_what_was_counted() -> None:
     assert value_of(samples, "marserve_workers_target", **mine) == 3
     assert value_of(samples, "marserve_http_responses_total", **{"class": "3xx"}) == 1
     assert value_of(samples, "marserve_refused_total", cause="header_too_large") == 1
+    assert value_of(samples, "marserve_grpc_calls_total", code="OK") == 2
 
 
 def test_torchserves_counters_tell_named_versions_from_default() -> None:

@@ -7,11 +7,15 @@ import json
 import time
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from marserve.errors import (
+    BadDag,
     BadInput,
     DeadlinePassed,
     Draining,
+    FingerprintRefused,
     HandlerFailed,
     MarserveError,
     ModelNotFound,
@@ -27,8 +31,6 @@ from marserve.workflows.dag import Dag
 from marserve.workflows.engine import Engine, RunnableNode
 from support.fake_data_plane import FakeDataPlane
 from support.receivers import Waiting
-
-pytestmark = pytest.mark.anyio
 
 CHAIN = {"a": ["b"], "b": ["c"]}
 DIAMOND = {"a": ["b", "c"], "b": ["d"], "c": ["d"]}
@@ -59,6 +61,7 @@ async def told(receiver: Waiting) -> Answer | MarserveError:
     return await receiver.told()
 
 
+@pytest.mark.anyio
 async def test_each_node_gets_its_parents_answer_as_the_one_parameter_body() -> None:
     """The start node gets what the client sent; the leaf's bytes are the answer, as JSON by its type."""
     plane, receiver = FakeDataPlane(), Waiting()
@@ -74,6 +77,7 @@ async def test_each_node_gets_its_parents_answer_as_the_one_parameter_body() -> 
     assert await told(receiver) == Answer(b"three", headers=[("content-type", "application/json")])
 
 
+@pytest.mark.anyio
 async def test_one_id_one_deadline_one_priority_and_the_clients_headers_go_through_all_nodes() -> None:
     """Every node's request is the client's in all but its parts, and marked as a part of it."""
     plane, receiver = FakeDataPlane(echoes_all=True), Waiting()
@@ -93,6 +97,7 @@ async def test_one_id_one_deadline_one_priority_and_the_clients_headers_go_throu
         )
 
 
+@pytest.mark.anyio
 async def test_a_node_with_several_parents_gets_one_parameter_for_each_by_name() -> None:
     """It begins when the last has answered."""
     plane, receiver = FakeDataPlane(), Waiting()
@@ -109,6 +114,7 @@ async def test_a_node_with_several_parents_gets_one_parameter_for_each_by_name()
     assert receiver.body == b"end"
 
 
+@pytest.mark.anyio
 async def test_several_leaves_are_one_object_with_their_numbers_as_they_were_written() -> None:
     """Each leaf's JSON object is a member."""
     plane, receiver = FakeDataPlane(), Waiting()
@@ -124,6 +130,7 @@ async def test_several_leaves_are_one_object_with_their_numbers_as_they_were_wri
 
 
 @pytest.mark.parametrize("body", [b"[1]", b"1", b"text", b"", b"\xff", b"{"])
+@pytest.mark.anyio
 async def test_a_leaf_among_several_that_answers_no_object_fails_the_request(body: bytes) -> None:
     """There is no name to give it otherwise."""
     plane, receiver = FakeDataPlane(), Waiting()
@@ -137,6 +144,7 @@ async def test_a_leaf_among_several_that_answers_no_object_fails_the_request(bod
     assert (end.node, end.cause, end.message) == ("b", "not_json", "Error executing b")
 
 
+@pytest.mark.anyio
 async def test_a_failed_node_is_tried_again_with_the_same_input() -> None:
     """Up to `retry-attempts` more times."""
     plane, receiver = FakeDataPlane(), Waiting()
@@ -153,6 +161,7 @@ async def test_a_failed_node_is_tried_again_with_the_same_input() -> None:
     assert receiver.body == b"three"
 
 
+@pytest.mark.anyio
 async def test_a_node_that_fails_each_time_fails_the_request_with_its_name() -> None:
     """In TorchServe's words, with the last cause."""
     plane, receiver = FakeDataPlane(), Waiting()
@@ -167,6 +176,7 @@ async def test_a_node_that_fails_each_time_fails_the_request_with_its_name() -> 
     assert (len(plane.submitted), engine.running) == (2, 0)
 
 
+@pytest.mark.anyio
 async def test_a_node_that_does_not_answer_in_time_is_cancelled_and_tried_again() -> None:
     """Each attempt has its time-out: no request waits for ever, whatever a model does."""
     plane, receiver = FakeDataPlane(), Waiting()
@@ -181,6 +191,7 @@ async def test_a_node_that_does_not_answer_in_time_is_cancelled_and_tried_again(
     assert engine.running == 0
 
 
+@pytest.mark.anyio
 async def test_an_answer_that_comes_after_its_time_out_is_thrown_away() -> None:
     """The other attempt's answer counts, once."""
     plane, receiver = FakeDataPlane(), Waiting()
@@ -195,6 +206,7 @@ async def test_an_answer_that_comes_after_its_time_out_is_thrown_away() -> None:
     assert receiver.body == b"in time"
 
 
+@pytest.mark.anyio
 async def test_a_client_that_goes_takes_every_running_node_with_it() -> None:
     """They are cancelled, nothing further begins, nobody is told."""
     plane, receiver = FakeDataPlane(), Waiting()
@@ -211,6 +223,7 @@ async def test_a_client_that_goes_takes_every_running_node_with_it() -> None:
     assert (receiver.ends, engine.running) == ([], 0)
 
 
+@pytest.mark.anyio
 async def test_the_failure_of_one_branch_cancels_the_others() -> None:
     """Nobody needs their answers any more."""
     plane, receiver = FakeDataPlane(), Waiting()
@@ -223,6 +236,7 @@ async def test_the_failure_of_one_branch_cancels_the_others() -> None:
     assert isinstance(await told(receiver), NodeFailed)
 
 
+@pytest.mark.anyio
 async def test_a_workflow_with_as_many_requests_as_it_may_have_refuses_the_next_at_once() -> None:
     """The bound at the door is what bounds every hand-off behind it; a place that is free again is given."""
     plane = FakeDataPlane()
@@ -246,6 +260,7 @@ async def test_a_workflow_with_as_many_requests_as_it_may_have_refuses_the_next_
         (ModelNotFound("w__b"), NodeFailed),
     ],
 )
+@pytest.mark.anyio
 async def test_what_another_attempt_cannot_better_is_told_at_once(
     error: MarserveError, expected: type[MarserveError]
 ) -> None:
@@ -262,6 +277,39 @@ async def test_what_another_attempt_cannot_better_is_told_at_once(
         assert (end.node, end.retry_after_s) == ("b", 7.0)
 
 
+@pytest.mark.anyio
+async def test_a_node_without_workers_is_told_in_torchserves_words(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They name the node's model, and no version."""
+    plane, receiver = FakeDataPlane(errors={"w__a": NoWorker("w__a", "1.0")}), Waiting()
+    engine_of(plane, CHAIN, retries=5).submit(request(), receiver)
+
+    end = await told(receiver)
+
+    assert isinstance(end, NodeFailed)
+    assert end.message.startswith('Model "w__a" has no worker to serve inference request.')
+    assert "request id-1: attempt 1 at node a failed (no_worker" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_a_request_that_killed_its_workers_is_an_error_and_one_like_it_is_refused() -> None:
+    """What is refused for its likeness was not run at all, so it may come again."""
+    refused = FingerprintRefused("w__a", 7.0)
+    plane, killer, like_it = FakeDataPlane(), Waiting(), Waiting()
+    engine = engine_of(plane, CHAIN, retries=5)
+    engine.submit(request(), killer)
+    (await plane.wait_for(1)).fail(WorkerDied("killed"))
+    (await plane.wait_for(2)).fail(refused)
+    assert isinstance(await told(killer), NodeFailed)
+
+    plane.errors["w__a"] = refused
+    engine.submit(request(), like_it)
+
+    assert await told(like_it) is refused
+
+
+@pytest.mark.anyio
 async def test_the_clients_deadline_ends_the_request_and_a_models_own_does_not() -> None:
     """A model may have a limit of its own (clientTimeoutInMills), after which another attempt may do better."""
     plane, late, early = FakeDataPlane(), Waiting(), Waiting()
@@ -276,6 +324,7 @@ async def test_the_clients_deadline_ends_the_request_and_a_models_own_does_not()
     assert early.body == b"y"
 
 
+@pytest.mark.anyio
 async def test_a_stream_reaches_the_next_node_whole_and_within_bounds() -> None:
     """Pieces are put together; more than an answer may have fails the node."""
     plane, receiver, other = FakeDataPlane(), Waiting(), Waiting()
@@ -298,6 +347,7 @@ async def test_a_stream_reaches_the_next_node_whole_and_within_bounds() -> None:
     assert end.cause == "too_large"
 
 
+@pytest.mark.anyio
 async def test_waiting_until_idle_counts_what_is_left_and_giving_up_tells_its_clients() -> None:
     """For the end of a workflow, and of the server."""
     plane, receiver = FakeDataPlane(), Waiting()
@@ -313,9 +363,56 @@ async def test_waiting_until_idle_counts_what_is_left_and_giving_up_tells_its_cl
     assert await engine.wait_until_idle(1.0) == 0
 
 
+@pytest.mark.anyio
 async def test_an_error_that_is_the_requests_own_is_a_failed_node_too() -> None:
     """As TorchServe answers it: 500, `Error executing …`."""
     plane, receiver = FakeDataPlane(errors={"w__a": BadInput("no")}), Waiting()
     engine_of(plane, CHAIN).submit(request(), receiver)
 
     assert isinstance(await told(receiver), NodeFailed)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_request_ends_once_and_leaves_nothing_behind(data: st.DataObject) -> None:
+    """Whatever the graph is, whatever the nodes do and in which order, and whenever the client goes."""
+    asyncio.run(_play(data))
+
+
+async def _play(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 6))
+    pairs = [(a, b) for a in range(size) for b in range(a + 1, size)]
+    edges: dict[str, list[str]] = {f"n{a}": [] for a in range(size)}
+    for a, b in data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []:
+        edges[f"n{a}"].append(f"n{b}")
+    try:
+        plane = FakeDataPlane()
+        engine = engine_of(plane, edges, retries=data.draw(st.integers(0, 2)))
+    except BadDag:
+        return
+    receiver = Waiting()
+    execution = engine.submit(request(), receiver)
+    has_gone = False
+    ended: set[int] = set()
+
+    while True:
+        await asyncio.sleep(0)
+        open_jobs = [index for index, job in enumerate(plane.submitted) if index not in ended and not job.is_cancelled]
+        if not open_jobs:
+            break
+        index = data.draw(st.sampled_from(open_jobs))
+        what = data.draw(st.sampled_from(["answer", "answer", "answer", "answer", "fail", "full", "go"]))
+        if what == "go":
+            has_gone = True
+            execution.cancel()
+            continue
+        ended.add(index)
+        if what == "answer":
+            plane.submitted[index].answer(b'{"a": 1}')
+        else:
+            plane.submitted[index].fail(WorkerDied("killed") if what == "fail" else QueueFull("m"))
+
+    assert len(receiver.ends) == (0 if has_gone else 1)
+    assert engine.running == 0
+    if isinstance(receiver.end, Answer):
+        assert {job.model for job in plane.submitted} == {f"w__{node}" for node in engine.dag.nodes}

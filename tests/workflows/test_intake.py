@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from marserve.archive.reader import Limits
 from marserve.errors import BadDag, BadWorkflow, UnsafeArchive, WorkflowArchiveNotFound
+from marserve.store.http import Fetcher
 from marserve.workflows.intake import WorkflowIntake
 from support.workflow_archives import THREE_NODES, war_manifest, write_war
 
@@ -53,10 +54,10 @@ def test_an_archive_is_unpacked_into_a_folder_of_its_own_and_read(
     [
         ("gone.war", "Workflow not found in workflow store: gone.war"),
         ("deep/gone.war", "Workflow not found in workflow store: gone.war"),
-        ("folder", "Workflow not found in workflow store: folder"),
+        ("folder", "Workflow not found at: folder"),
         ("../w.war", "Relative path is not allowed in url: ../w.war"),
         ("http://example.org/w.war", "Given URL http://example.org/w.war does not match any allowed URL(s)"),
-        ("", "empty url"),
+        ("", "Workflow not found at: "),
     ],
 )
 def test_what_the_store_does_not_hold_is_not_found(intake: WorkflowIntake, store: Path, url: str, message: str) -> None:
@@ -128,3 +129,40 @@ def test_what_must_not_be_unpacked_is_refused_unless_it_is_a_trusted_pickle(
 
     assert any("trusted all the same" in warning for warning in taken.warnings)
     assert not (tmp_path / "slipped.txt").exists()
+
+
+class FakeFetcher:
+    """Puts what it was given under the last part of an address."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.is_closed = False
+
+    def fetch(self, url: str, folder: Path) -> str:
+        """Fetch."""
+        name = url.rpartition("/")[2]
+        (folder / name).write_bytes(self.content)
+        return name
+
+    def close(self) -> None:
+        """No more."""
+        self.is_closed = True
+
+
+def test_an_address_is_fetched_into_the_store_and_what_cannot_be_used_goes_again(store: Path, tmp_path: Path) -> None:
+    """Names of the store are not fetched."""
+    good = write_war(tmp_path / "good.war").read_bytes()
+    fetcher = FakeFetcher(good)
+    intake = WorkflowIntake(store, tmp_path / "scratch", Limits(), fetcher=cast("Fetcher", fetcher))
+
+    taken = intake.take_in("http://example.org/w.war")
+    fetcher.content = b"no archive"
+    with pytest.raises(BadWorkflow):
+        intake.take_in("http://example.org/bad.war")
+    with pytest.raises(WorkflowArchiveNotFound):
+        intake.take_in("gone.war")
+    intake.stop_fetching()
+
+    assert taken.manifest.workflow_name == "good"
+    assert [path.name for path in store.iterdir()] == ["w.war"]
+    assert fetcher.is_closed

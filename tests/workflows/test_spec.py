@@ -85,17 +85,13 @@ def test_defaults_are_torchserves() -> None:
         (b"models: 3\ndag: {a: []}", "models of workflow.yaml must hold models by their names, not 3"),
         (b"models: {a: m.mar}\ndag: {a: []}", "model a of workflow.yaml is 'm.mar'; it must hold the key url"),
         (b"models: {a: {batch-size: 2}}\ndag: {a: []}", "model a of workflow.yaml needs the key url"),
-        (b"models: {a: {url: m, batchSize: 2}}\ndag: {a: []}", "has the key 'batchSize'; it may hold url, min-workers"),
+        (b"models: {timeout-ms: 0}\ndag: {a: []}", "timeout-ms in models of workflow.yaml is 0; it must be a whole"),
         (
             b"models: {batch-size: '4'}\ndag: {a: []}",
             "batch-size in models of workflow.yaml is '4'; it must be a whole",
         ),
         (b"models: {timeout-ms: true}\ndag: {a: []}", "timeout-ms in models of workflow.yaml is True"),
         (b"models: {retry-attempts: 101}\ndag: {a: []}", "retry-attempts in models of workflow.yaml is 101"),
-        (
-            b"models: {min-workers: 3}\ndag: {a: []}",
-            "max-workers in models of workflow.yaml is 1; it must not be below",
-        ),
         (
             b"dag: {pre-process: []}",
             "Node 'pre-process' of workflow.yaml is neither a model nor the name of a function",
@@ -127,13 +123,30 @@ def test_a_graph_that_cannot_be_run_is_an_error_of_its_own() -> None:
 
 
 def test_what_is_not_used_is_a_warning() -> None:
-    """An unknown key, a model outside of the graph, a key that stands twice."""
-    spec = parse_spec(b"note: 1\nmodels: {a: {url: a}, a: {url: b}, z: {url: z}}\ndag: {a: []}\n")
+    """As TorchServe, which takes all this: unknown keys, a model outside of the graph, a key that stands twice."""
+    spec = parse_spec(b"note: 1\nmodels: {a: {url: a}, a: {url: b, foo: 3}, z: {url: z}}\ndag: {a: []}\n")
 
     assert spec.warnings == (
         "a stands in workflow.yaml more than once; the last one counts",
         "note is no key of a workflow's spec",
+        "model a of workflow.yaml has the key 'foo', which is not used; it may hold url, min-workers, max-workers, "
+        "batch-size, max-batch-delay, retry-attempts, timeout-ms",
         "model z is in no edge of the graph, and is not registered",
+    )
+
+
+def test_numbers_that_are_too_small_count_as_the_least_with_a_warning() -> None:
+    """TorchServe takes them; only a time-out of nothing could never be kept."""
+    spec = parse_spec(
+        b"models: {retry-attempts: -1, a: {url: a, batch-size: 0, max-batch-delay: -5, min-workers: 3}}\ndag: {a: []}"
+    )
+
+    assert spec.nodes["a"].options == NodeOptions(3, 1, 1, 0.0, 0, 10.0)
+    assert spec.warnings == (
+        "retry-attempts in models of workflow.yaml is -1, which counts as 0",
+        "batch-size in model a of workflow.yaml is 0, which counts as 1",
+        "max-batch-delay in model a of workflow.yaml is -5, which counts as 0",
+        "min-workers of model a of workflow.yaml is 3 and max-workers 1, which is how many there are",
     )
 
 

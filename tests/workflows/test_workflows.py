@@ -22,6 +22,7 @@ from marserve.messages import Answer, Part, Request
 from marserve.registry.calls import RegisterParameters
 from marserve.workflows.intake import WorkflowIntake
 from marserve.workflows.workflows import WorkflowOptions, WorkflowParameters, Workflows
+from support.echo_archives import manifest, write_mar
 from support.fake_pool import Behaviour
 from support.management_house import House
 from support.receivers import Waiting
@@ -54,7 +55,7 @@ class Workplace:
         self.workflows = Workflows(
             self.house.registry,
             WorkflowIntake(self.store, self.scratch, Limits()),
-            WorkflowOptions(most_running=3, unregister_timeout_s=5.0),
+            WorkflowOptions(queue_size=0, unregister_timeout_s=5.0),
         )
 
     async def register(self, url: str = "w.war", name: str | None = None) -> str:
@@ -100,14 +101,23 @@ async def test_a_workflow_is_registered_with_a_version_for_each_node(place: Work
 
 async def test_the_specs_numbers_win_over_those_of_the_models_own_configuration(place: Workplace) -> None:
     """As in TorchServe, which scales the nodes after it has registered them."""
-    place.house.put("own")
     write_war(place.store / "s.war", SEVERAL_WORKERS)
 
     await place.register("s.war")
 
     pool = place.pools.of("s__middle")
-    assert pool.scaled == [(2, 3)]
+    assert pool.scaled == [(3, 3)]
     assert (pool.options.batch_size, pool.options.max_batch_delay_s) == (4, 0.02)
+
+
+async def test_a_model_whose_workers_follow_the_need_has_between_the_two_numbers(place: Workplace) -> None:
+    """Others have as many as there may be, as in TorchServe."""
+    write_mar(place.store / "middle.mar", manifest("middle"), config="autoscale: true\n")
+    write_war(place.store / "s.war", SEVERAL_WORKERS)
+
+    await place.register("s.war")
+
+    assert place.pools.of("s__middle").scaled == [(2, 3)]
 
 
 async def test_the_list_of_models_has_the_models_of_a_workflow_and_not_its_functions(place: Workplace) -> None:
@@ -174,8 +184,8 @@ async def test_when_one_node_fails_none_is_left(place: Workplace) -> None:
         "Model not found at: gone.mar]",
         True,
     )
-    assert "w__finish failed to register. Details: Failed to start workers" in broken.value.message
-    assert "the handler raised" in broken.value.message
+    assert broken.value.failures == ["Failed to start workers for model w__finish version: 1.0"]
+    assert broken.value.reason == "the handler raised"
     assert not broken.value.is_authors
     assert (place.models(), place.left()) == ([], [])
     assert place.workflows.list_workflows().models == []
@@ -291,7 +301,7 @@ async def test_the_end_of_the_server_gives_up_what_still_runs_and_leaves_no_fold
 
 
 async def test_a_workflow_has_so_many_requests_at_a_time_and_no_more(place: Workplace) -> None:
-    """As the server's queue size says."""
+    """As its queues and workers can hold: here there are no queues, and three workers."""
     place.pools.behaviours["w__middle"] = Behaviour(holds=True)
     await place.register()
     for _ in range(3):

@@ -131,9 +131,8 @@ def error_response(error: Exception, overload_status: int = 503) -> Response:
     """An error as the contract's error object."""
     answer = error_answer(error, overload_status=overload_status)
     headers = dict(answer.headers)
-    if (
-        isinstance(error, LoadFailed | BadWorkflow | WorkflowFailed) and error.reason
-    ):  # only the management API raises it, where more may be said
+    # Only the management API raises these, where more may be said.
+    if isinstance(error, LoadFailed | BadWorkflow | WorkflowFailed) and error.reason:
         headers["x-marserve-reason"] = _header_text(error.reason)
     return Response(answer.body, status_code=answer.status, headers=headers)
 

@@ -172,6 +172,12 @@ def _add_inference_models(router: APIRouter, registry: Registry) -> None:
     async def describe_version(model_name: Name, model_version: Name) -> Response:
         return await describe(model_name, model_version)
 
+    @router.options("/wfpredict/{workflow_name}", include_in_schema=False)
+    async def describe_workflow(workflow_name: Name) -> Response:
+        path = f"/wfpredict/{quote(workflow_name, safe='')}"
+        operation = _inference_operation(path, "workflow_predictions", "Run a workflow", False)
+        return PrettyJson(_model_document(f"RESTful API for: {workflow_name}", {path: {"post": operation}}))
+
     for path, operation, _, _ in _INFERENCE:
         if "{model_name}" in path:
             endpoint = describe_version if "{model_version}" in path else describe_default

@@ -18,7 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from marserve.api.grpc_errors import MethodNotFound, grpc_status
+from marserve.api.grpc_errors import MethodNotFound, StalledReader, grpc_status
 from marserve.api.grpc_schema import Schema
 from marserve.api.listener import AccessLog
 from marserve.api.request_head import read_priority, read_timeout_s
@@ -35,6 +35,8 @@ TIMEOUT: Final = "x-marserve-timeout-ms"
 PRIORITY: Final = "x-marserve-priority"
 AUTHORIZATION: Final = "authorization"
 REQUEST_ID: Final = "x-request-id"
+# How long a stream may wait for a client that takes nothing of it, as over HTTP.
+STALL_TIMEOUT_S: Final = 60.0
 
 
 class CallMetrics(Protocol):
@@ -47,37 +49,53 @@ class CallMetrics(Protocol):
 class Call:
     """One call. `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the client names none."""
 
-    __slots__ = ("_context", "deadline", "id", "overload_status", "priority")
+    __slots__ = ("_context", "_stall_timeout_s", "_wishes", "deadline", "id", "overload_status", "priority")
 
-    def __init__(self, context: Any, request_id: str, overload_status: int) -> None:
+    def __init__(self, context: Any, request_id: str, overload_status: int, stall_timeout_s: float) -> None:
         self._context = context
+        self._stall_timeout_s = stall_timeout_s
+        self._wishes: list[tuple[str, str | bytes]] = []
         self.id = request_id
         self.overload_status = overload_status
         self.deadline: float | None = None
         self.priority: int | None = None
 
     async def write(self, message: Any) -> None:
-        """Send one message of a stream; returns when the client's window has room for more."""
-        await self._context.write(message.SerializeToString())
+        """Send one message of a stream; returns when the client's window has room for more.
 
-    def read_wishes(self, now: float) -> str | None:
-        """Read deadline and priority; returns the value of `authorization`. Raises BadInput."""
+        Raises StalledReader when it has none for too long.
+        """
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await self._context.write(message.SerializeToString())
+        except TimeoutError:
+            raise StalledReader(self._stall_timeout_s) from None
+
+    def read_metadata(self, now: float) -> str | bytes | None:
+        """Look at what came with the call; returns the value of `authorization`."""
         left_s = self._context.time_remaining()
         if left_s is not None:
             self.deadline = now + left_s
-        values: dict[str, str | bytes] = {}
+        key = None
         for name, value in self._context.invocation_metadata() or ():
-            if name in (TIMEOUT, PRIORITY) and name in values:
+            if name == AUTHORIZATION and key is None:
+                key = value
+            elif name in (TIMEOUT, PRIORITY):
+                self._wishes.append((name, value))
+        return key
+
+    def read_wishes(self, now: float) -> None:
+        """Read deadline and priority of what came. Raises BadInput."""
+        seen = set()
+        for name, value in self._wishes:
+            if name in seen:
                 raise BadInput(f"{name} stands in the call more than once; it must stand there once.")
-            if name in (TIMEOUT, PRIORITY, AUTHORIZATION):
-                values.setdefault(name, value)
-        if TIMEOUT in values:
-            wished = now + read_timeout_s(_bytes(values[TIMEOUT]))
-            self.deadline = wished if self.deadline is None else min(wished, self.deadline)
-        if PRIORITY in values:
-            self.priority = read_priority(_bytes(values[PRIORITY]))
-        key = values.get(AUTHORIZATION)
-        return key.decode("latin-1") if isinstance(key, bytes) else key
+            seen.add(name)
+            if name == TIMEOUT:
+                wished = now + read_timeout_s(_bytes(value))
+                self.deadline = wished if self.deadline is None else min(wished, self.deadline)
+            else:
+                self.priority = read_priority(_bytes(value))
 
 
 UnaryAnswer = Callable[[Any, Call], Awaitable[Any]]
@@ -97,7 +115,9 @@ class Calls:
         authorize: Authorize | None = None,
         *,
         overload_status: int = 503,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
+        self._stall_timeout_s = stall_timeout_s
         self._schema = schema
         self._access_log = access_log if access_log.is_on else None
         self._has_ids = access_log.has_ids
@@ -191,14 +211,15 @@ class Calls:
     ) -> bytes:
         """Run one call to its end, whatever that is, and count and log it."""
         began = monotonic()
-        call = Call(context, self._next_id(), self._overload_status)
+        call = Call(context, self._next_id(), self._overload_status, self._stall_timeout_s)
         code = StatusCode.UNKNOWN
         if is_busy:
             self.begin_work()
         try:
-            key = call.read_wishes(began)
+            key = call.read_metadata(began)
             if self._authorize is not None:
                 self._authorize(key)
+            call.read_wishes(began)
             answer = await work(call)
             context.set_trailing_metadata(((REQUEST_ID, call.id),))
             code = StatusCode.OK
@@ -213,6 +234,9 @@ class Calls:
                 # A border: a defect of ours in one call must be answered, and must not be silent.
                 log.exception("Request %s failed: gRPC %s", call.id, path)
             code, description, trailers = grpc_status(error, overload_status=self._overload_status)
+            if isinstance(error, StalledReader):
+                # A status cannot overtake the message that the client does not take: the call is let go instead.
+                raise asyncio.CancelledError from error
             metadata = ((REQUEST_ID, call.id), *trailers)
             if code is StatusCode.OK:  # a handler that raised with a code that means success
                 context.set_details(description)

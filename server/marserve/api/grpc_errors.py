@@ -73,6 +73,15 @@ class SlowReader(MarserveError):
         super().__init__(f"The client does not take its stream: {limit_bytes} bytes wait for it.")
 
 
+class StalledReader(MarserveError):
+    """The client has taken nothing of its stream for too long."""
+
+    cause = "slow_reader"
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"The client has taken nothing of its stream for {limit_s:g} seconds.")
+
+
 class GrpcStatus(NamedTuple):
     """An error as gRPC. `trailers` go with it beside the request's id."""
 
@@ -101,6 +110,7 @@ _TABLE: dict[type[BaseException], tuple[StatusCode, str]] = {
     CleanUpTimedOut: (StatusCode.DEADLINE_EXCEEDED, f"{_HTTP}RequestTimeoutException"),
     ClientGone: (StatusCode.CANCELLED, ""),
     SlowReader: (StatusCode.RESOURCE_EXHAUSTED, ""),
+    StalledReader: (StatusCode.RESOURCE_EXHAUSTED, ""),
     RunFailed: (StatusCode.INTERNAL, _INTERNAL),
     LoadFailed: (StatusCode.INTERNAL, _INTERNAL),
     NotEnoughDevices: (StatusCode.INTERNAL, "org.pytorch.serve.wlm.WorkerInitializationException"),

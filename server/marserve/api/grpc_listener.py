@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from marserve.api import grpc_health, grpc_inference, grpc_management
-from marserve.api.grpc_calls import Authorize, CallMetrics, Calls
+from marserve.api.grpc_calls import STALL_TIMEOUT_S, Authorize, CallMetrics, Calls
 from marserve.api.grpc_health import GrpcHealth
 from marserve.api.grpc_inference import GrpcInference
 from marserve.api.grpc_management import GrpcManagement
@@ -134,7 +134,9 @@ class GrpcPorts:
         *,
         identity: Identity | None = None,
         overload_status: int = 503,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
+        self._stall_timeout_s = stall_timeout_s
         self._schema = Schema()
         self._registry = registry
         self._access_log = access_log
@@ -173,7 +175,14 @@ class GrpcPorts:
         return self._bind("gRPC Management", address, limits, calls, [handler], [name])
 
     def _calls(self, authorize: Authorize | None) -> Calls:
-        return Calls(self._schema, self._access_log, self._metrics, authorize, overload_status=self._overload_status)
+        return Calls(
+            self._schema,
+            self._access_log,
+            self._metrics,
+            authorize,
+            overload_status=self._overload_status,
+            stall_timeout_s=self._stall_timeout_s,
+        )
 
     def _bind(
         self,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from marserve.archive.manifest import Manifest, read_manifest
 from marserve.archive.model_config import read_model_config
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits, unpack
-from marserve.errors import BadArchive, MarserveError, UnsafeArchive
+from marserve.archive.requirements import read_requirements
+from marserve.errors import BadArchive, DependencyFailed, MarserveError, UnsafeArchive
 from marserve.migration.findings import Finding
 from marserve.migration.imports import TS, is_there, missing_in_ts, read_imports
 from marserve.registry.handler_check import find_defect
@@ -22,6 +23,7 @@ WORKFLOW_ENDING = ".war"
 MAX_SOURCE_BYTES = 4_000_000
 _IN_LINE = re.compile(r" in line (\d+)$")
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._\-]*)")
+_REQUIREMENTS_LINE = re.compile(r"(.+?), line (\d+): (.*)", re.DOTALL)
 # Distributions whose modules have another name; for the rest the two are alike but for dashes.
 _MODULES = {"opencv-python": "cv2", "opencv-python-headless": "cv2", "pillow": "PIL", "pyyaml": "yaml"} | {
     "scikit-learn": "sklearn",
@@ -31,8 +33,12 @@ _MODULES = {"opencv-python": "cv2", "opencv-python-headless": "cv2", "pillow": "
 }
 
 
-def judge_archive(file: Path, shown: str, *, installs_requirements: bool) -> Iterator[Finding]:
-    """Everything about one archive. `installs_requirements`: the server is set to install what archives ask for."""
+def judge_archive(
+    file: Path, shown: str, *, installs_requirements: bool, allowed_urls: Sequence[str] = ()
+) -> Iterator[Finding]:
+    """Everything about one archive. `installs_requirements`: the server is set to install what archives ask for, and
+    to let them name addresses that a pattern of `allowed_urls` matches.
+    """
     folder = Path(tempfile.mkdtemp(prefix="marserve-migrate-"))
     try:
         if file.suffix.lower() == WORKFLOW_ENDING:
@@ -47,7 +53,8 @@ def judge_archive(file: Path, shown: str, *, installs_requirements: bool) -> Ite
         except (BadArchive, OSError) as error:
             yield Finding("action", shown, 0, str(error), "make the archive again with torch-model-archiver")
             return
-        yield from _judge_unpacked(_inner(target), shown, installs_requirements=installs_requirements)
+        inner = _inner(target)
+        yield from _judge_unpacked(inner, shown, installs_requirements=installs_requirements, allowed_urls=allowed_urls)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -73,7 +80,9 @@ def _inner(folder: Path) -> Path:
     return entries[0] if len(entries) == 1 and entries[0].is_dir() and entries[0].name != "MAR-INF" else folder
 
 
-def _judge_unpacked(folder: Path, shown: str, *, installs_requirements: bool) -> Iterator[Finding]:
+def _judge_unpacked(
+    folder: Path, shown: str, *, installs_requirements: bool, allowed_urls: Sequence[str]
+) -> Iterator[Finding]:
     found: list[Finding] = []
     try:
         check_folder(folder)
@@ -93,6 +102,8 @@ def _judge_unpacked(folder: Path, shown: str, *, installs_requirements: bool) ->
         return
     found += [Finding("differs", f"{shown}!MAR-INF/MANIFEST.json", 0, warning) for warning in manifest.warnings]
     found += _judge_handler(folder, manifest, shown, installs_requirements=installs_requirements)
+    if installs_requirements and manifest.requirements_file is not None:
+        found += _judge_requirements(folder, manifest.requirements_file, shown, allowed_urls)
     yield from found
     if not any(each.verdict == "action" for each in found):
         name = manifest.model_name or Path(shown).stem
@@ -179,6 +190,16 @@ def _judge_source(path: Path, folder: Path, shown: str, asked: dict[str, int]) -
                 *("action", place, wanted.line, f"imports {wanted.module}, which is not installed here"),
                 f"install what brings {top}, or name it in the archive's requirements file",
             )
+
+
+def _judge_requirements(folder: Path, file: str, shown: str, allowed_urls: Sequence[str]) -> Iterator[Finding]:
+    """Whether pip would be given the archive's requirements."""
+    try:
+        read_requirements(folder, file, allowed_urls)
+    except DependencyFailed as error:
+        said = _REQUIREMENTS_LINE.match(error.message)
+        place, line, why = (said[1], int(said[2]), said[3]) if said else (file, 0, error.message)
+        yield Finding("action", f"{shown}!{place}", line, why, "see docs/requirements.md for what a file may say")
 
 
 def _requirements(folder: Path, manifest: Manifest) -> dict[str, int]:

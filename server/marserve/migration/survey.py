@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -23,11 +24,13 @@ def survey(root: Path, *, flags: Collection[str], environment: Mapping[str, str]
     layout = find_layout(root)
     findings: list[Finding] = []
     installs = False
+    allowed_urls: list[str] = []
     for file in layout.configs:
         findings += judge_settings(file, layout, environment)
         installs = installs or _says(file, "install_py_dep_per_model")
+        allowed_urls += _allowed_urls(file)
     for file in layout.archives:
-        findings += judge_archive(file, layout.shown(file), installs_requirements=installs)
+        findings += judge_archive(file, layout.shown(file), installs_requirements=installs, allowed_urls=allowed_urls)
     for file in layout.scripts:
         findings += judge_script(file, layout, flags)
     for file in layout.snapshots:
@@ -52,8 +55,26 @@ def _judge_together(layout: Layout) -> Iterator[Finding]:
 
 
 def _says(file: Path, name: str) -> bool:
+    return any(text.strip().lower() == "true" for text in _values(file, name))
+
+
+def _allowed_urls(file: Path) -> list[str]:
+    """The patterns of `allowed_urls` that are any; others are found with the settings."""
+    patterns = [part.strip() for text in _values(file, "allowed_urls") for part in text.split(",") if part.strip()]
+    return [pattern for pattern in patterns if _is_pattern(pattern)]
+
+
+def _is_pattern(text: str) -> bool:
     try:
-        entries = list(read_properties(file.read_bytes(), file.name))
-    except (OSError, BadSettings):
+        re.compile(text)
+    except re.error:
         return False
-    return any(key == name and text.strip().lower() == "true" for key, text, _ in entries)
+    return True
+
+
+def _values(file: Path, name: str) -> list[str]:
+    """What a file of settings gives a key."""
+    try:
+        return [text for key, text, _ in read_properties(file.read_bytes(), file.name) if key == name]
+    except (OSError, BadSettings):
+        return []

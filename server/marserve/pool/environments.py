@@ -80,8 +80,10 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 # Where pip installs is not for the surroundings to say.
 _NOT_FOR_PIP = (
     *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_REQUIREMENT", "PIP_EDITABLE", "PIP_REPORT", "PIP_DRY_RUN"),
-    *("PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV", "PIP_LOG", "PIP_UPGRADE_STRATEGY", "PYTHONHOME", "__PYVENV_LAUNCHER__"),
+    *("PIP_PYTHON", "PIP_LOG", "PIP_UPGRADE_STRATEGY", "PYTHONHOME", "__PYVENV_LAUNCHER__"),
 )
+# The same said in a pip.conf; which index is asked may well stand there.
+_FOR_PIP = {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,9 @@ class Environment:
     """
 
     def __init__(self, folder: Path, lock: int, *, was_there: bool, log_file: Path) -> None:
-        record = json.loads((folder / RECORD).read_text("utf-8"))
+        record = _read_record(folder)
+        if record is None:
+            raise FileNotFoundError(errno.ENOENT, "it is not whole", str(folder))
         self.folder = folder
         self.kind: Kind = record["kind"]
         self.packages = folder / "packages" if self.kind == "packages" else None
@@ -159,6 +163,7 @@ class Environments:
         self._python = python
         self._turn = asyncio.Semaphore(PARALLEL_INSTALLATIONS)
         self._writable: Path | None = None
+        self._readable: Path | None = None
         self._choosing = asyncio.Lock()
 
     async def obtain(self, model: str, requirements: Requirements, kind: Kind = "packages") -> Environment:
@@ -194,10 +199,10 @@ class Environments:
 
     async def _obtain(self, model: str, requirements: Requirements, kind: Kind, digest: str) -> Environment:
         folder = await self._choose_folder()
-        if self._folder is not None and folder != self._folder and _is_whole(self._folder / digest):
-            # It cannot be written, so nobody can clear it away either: no lock is needed.
-            log_file = self._folder / f"{digest}.log"
-            return Environment(self._folder / digest, -1, was_there=True, log_file=log_file)
+        if self._readable is not None and _is_whole(self._readable / digest):
+            # It cannot be written, so no server clears it away either: no lock is needed.
+            log_file = self._readable / f"{digest}.log"
+            return Environment(self._readable / digest, -1, was_there=True, log_file=log_file)
         was_there = True
         while True:
             lock, is_ours = await _lock(folder, digest)
@@ -235,14 +240,16 @@ class Environments:
 
     def _find_folder(self) -> Path:
         if self._folder is not None:
-            defect = _find_defect(self._folder)
-            if defect is None:
+            defect, whose = _find_defect(self._folder), _find_stranger(self._folder)
+            if defect is None and whose is None:
                 return self._folder
+            if whose is None:
+                self._readable = self._folder
             log.warning(
                 "environment_folder %s is not used to install into, %s; what models require is installed into a folder "
                 "that ends with this server",
                 self._folder,
-                defect,
+                whose or defect,
             )
         self._fallback.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self._fallback
@@ -297,7 +304,9 @@ class Environments:
                 (whole / "packages").mkdir()
             return
         if importlib.util.find_spec("pip") is None:
-            raise _failed(model, "the server's Python has no pip; install it there: python -m ensurepip")
+            sentence = "the server's Python has no pip; install it there: python -m ensurepip"
+            log.error("Requirements of model %s: %s", model, sentence)
+            raise _failed(model, sentence)
         await asyncio.to_thread(_write_for_pip, requirements, staging)
         words = pip_words(requirements, kind, staging, whole)
         log.info("Requirements of model %s: pip installs %s", model, requirements.file)
@@ -320,7 +329,7 @@ class Environments:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**self._environment, "TMPDIR": str(staging / "tmp"), "PIP_USER": "0", VARIABLE: lineage},
+            env={**self._environment, **_FOR_PIP, "TMPDIR": str(staging / "tmp"), VARIABLE: lineage},
             cwd=staging / "tmp",
             start_new_session=True,
             pass_fds=(lock,),
@@ -477,6 +486,7 @@ def _finish(whole: Path, final: Path, kind: Kind, report: Path, seconds: float) 
         _correct_scripts(whole / "venv", whole, final)
     (whole / LOCK_LIST).write_text("".join(f"{package}\n" for package in installed), "utf-8")
     record = {
+        "layout": LAYOUT,
         "kind": kind,
         "python": sys.version.split()[0],
         "installed": [(package.name, package.version, package.sha256) for package in installed],
@@ -619,19 +629,40 @@ def _share(lock: int) -> bool:
 
 
 def _is_whole(folder: Path) -> bool:
-    return (folder / RECORD).is_file()
+    return _read_record(folder) is not None
+
+
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    """What was written down when the environment was whole; None where it is not, or that cannot be read."""
+    try:
+        record = json.loads((folder / RECORD).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and record.get("layout") == LAYOUT else None
 
 
 def _find_defect(folder: Path) -> str | None:
     """Why nothing may be installed into this folder, None where all is well."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if folder.stat().st_mode & 0o002:
-            return "others on this machine may write there"
         with tempfile.NamedTemporaryFile(prefix="probe.", dir=folder):
             return None
     except OSError as error:
         return f"it cannot be written ({error.strerror or error})"
+
+
+def _find_stranger(folder: Path) -> str | None:
+    """Who else could have put packages there that workers would run; None where nobody could."""
+    try:
+        state = folder.stat()
+    except OSError:
+        return None  # then there is nothing to be read either
+    if state.st_mode & 0o002:
+        return "others on this machine may write there"
+    me = os.geteuid()
+    if me and state.st_uid not in (0, me):
+        return "it belongs to another user"
+    return None
 
 
 def _clear_staging(folder: Path, digest: str) -> None:

@@ -20,6 +20,7 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
     _refuse_what_is_not_there(settings)
     warnings += _check_tls(settings)
     _check_unix_addresses(settings)
+    _check_envelope(settings)
     warnings += _check_open_management(settings)
     warnings += _warnings_of_log4j(settings)
     return warnings, [*_notes_of_accepted(settings), *_notes_of_modes(settings)]
@@ -105,6 +106,17 @@ def _check_unix_addresses(settings: Settings) -> None:
                 key=name,
                 source=_where(settings, name),
             )
+
+
+def _check_envelope(settings: Settings) -> None:
+    """TorchServe knows these words no longer, and no model loads with them. Others may name modules."""
+    now = {"kfserving": "kserve", "kfservingv2": "kservev2"}.get(settings.service_envelope or "")
+    if now is not None:
+        raise BadSettings(
+            f"service_envelope={settings.service_envelope} is the former name of {now}; write that",
+            key="service_envelope",
+            source=_where(settings, "service_envelope"),
+        )
 
 
 def _check_open_management(settings: Settings) -> Iterator[str]:

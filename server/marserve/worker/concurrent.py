@@ -123,37 +123,40 @@ class ConcurrentLoop:
         task.add_done_callback(self._ended)
 
     async def _serve(self, run: _Run, rows: list[dict[str, Any]]) -> None:
-        from marserve.worker.loop import misfit, raised  # here: the loop imports this module
+        from marserve.worker.loop import WAS_CANCELLED, misfit, raised  # here: the loop imports this module
 
         context = run.context
+        if not rows or not run.begin():
+            results = [result or WAS_CANCELLED for result in run.outcome]
+            self._answer(run, Results(run.number, 0.0, results), [b""] * len(results))
+            return
         _ids.set(context.request_ids or {})
         began = time.monotonic()
-        answered: Any = []
+        answered: Any = None
         failure: Raised | None = None
-        if rows:
-            try:
-                answered = await _finish(self._model.handle(rows, context))
-            except SystemExit:
-                raise
-            except BaseException as error:  # a cancelled one's as well: nobody waits for it then
-                failure = raised(run.number, time.monotonic() - began, error)
-        handler_s = time.monotonic() - began if rows else 0.0
+        try:
+            answered = await _finish(self._model.handle(rows, context))
+        except SystemExit:
+            raise
+        except BaseException as error:  # a cancelled one's as well: nobody waits for it then
+            failure = raised(run.number, time.monotonic() - began, error)
+        handler_s = time.monotonic() - began
         failure = failure or misfit(run.number, handler_s, answered, len(rows))
-        context.end_stream()
-        message: Raised | Results
-        out: list[bytes] = []
         if failure is not None:
-            message = failure
-        else:
-            results, out = self._worker.encode(answered, run.outcome, context)
-            message = Results(run.number, handler_s, results)
+            self._answer(run, failure, [])
+            return
+        context.end_stream()
+        results, bodies = self._worker.encode(answered, run.outcome, context)
+        self._answer(run, Results(run.number, handler_s, results), bodies)
+
+    def _answer(self, run: _Run, message: Results | Raised, bodies: list[bytes]) -> None:
         del self._running[run.number]
         if self._running:
             self._page.count_finished()
         else:
             self._page.finish()
         self._worker.send_metrics()
-        self._connection.send(message, out)
+        self._connection.send(message, bodies)
 
     def _send_pieces(self, run: _Run, pieces: list[Any]) -> None:
         results, bodies = self._worker.encode(pieces, run.outcome, run.context)
@@ -183,6 +186,7 @@ class _Run:
         self.task: asyncio.Task[None] | None = None
         self._positions = [position for position, result in enumerate(outcome) if result is None]
         self._gone: set[int] = set()
+        self._has_begun = False
         self._send = send
         context.send_pieces = self.send_pieces
         context.ask_cancelled = self.is_cancelled
@@ -191,10 +195,15 @@ class _Run:
         """Whether the client of live item `index` has gone."""
         return self._positions[index] in self._gone
 
+    def begin(self) -> bool:
+        """The handler is about to be called; False if that is in vain by now."""
+        self._has_begun = True
+        return not self._is_in_vain
+
     def cancel(self, position: int) -> None:
         """Nobody waits for an item any more; when that is so of all of them, the handler is interrupted."""
         self._gone.add(position)
-        if self._is_in_vain and self.task is not None:
+        if self._is_in_vain and self._has_begun and self.task is not None:
             self.task.cancel()
 
     @property

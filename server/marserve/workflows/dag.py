@@ -37,7 +37,8 @@ class Dag:
         self.leaves = tuple(node for node in self.nodes if not self.children[node])
         starts = [node for node in self.nodes if not self.parents[node]]
         if len(starts) != 1:
-            found = f"there are {len(starts)}: {', '.join(starts)}" if starts else "every node follows another"
+            none = "every node follows another" if self.nodes else "there is none"
+            found = f"there are {len(starts)}: {', '.join(starts)}" if starts else none
             raise BadDag("DAG should have only one start node", found)
         self.start = starts[0]
         self._refuse_loops()

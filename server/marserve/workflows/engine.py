@@ -3,8 +3,8 @@
     `submit` → `Execution`: start node → every node whose parents have answered → the leaves' answer to the receiver
 
 All nodes of a request share its id, its deadline and its priority. Nothing is queued here: a node's request waits in
-that model's own queue, and at most `most_running` requests are on their way at a time, so that no hand-off between two
-nodes waits without bound; whoever comes when there are as many is refused at once. Each attempt at a node ends after
+that model's own queue, which is bounded, and when that is full the client is refused at once. At most `most_running`
+requests are on their way at a time, so that what they hand on is bounded too. Each attempt at a node ends after
 its time-out whatever the model does, so that no request waits for ever. A client that goes takes everything with it.
 
 Everything happens on the event loop, from callbacks; there are no tasks. It knows neither archives nor HTTP.

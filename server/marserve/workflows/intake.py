@@ -26,6 +26,8 @@ from marserve.errors import (
     WorkflowArchiveNotFound,
 )
 from marserve.registry.intake import is_trusted
+from marserve.store.fetch_guard import is_address
+from marserve.store.http import Fetcher
 from marserve.store.local import LocalStore
 from marserve.workflows.spec import MAX_BYTES, WorkflowSpec, parse_spec
 
@@ -52,24 +54,53 @@ class UnpackedWorkflow:
 class WorkflowIntake:
     """Takes workflow archives of one store into folders below `scratch`. `trusted` is as for models' archives."""
 
-    def __init__(self, store_folder: Path | None, scratch: Path, limits: Limits, trusted: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        store_folder: Path | None,
+        scratch: Path,
+        limits: Limits,
+        trusted: Collection[str] = (),
+        fetcher: Fetcher | None = None,
+    ) -> None:
+        """`fetcher` fetches addresses into the store; without one they are refused."""
         self._store = LocalStore(store_folder, missing=MISSING)
         self._scratch = scratch
         self._limits = limits
         self._trusted = frozenset(trusted)
+        self._fetcher = fetcher
 
     def take_in(self, url: str) -> UnpackedWorkflow:
         """Find, unpack, check and read one archive.
 
         Raises WorkflowArchiveNotFound, BadWorkflow or BadDag; OutOfMemory when the disk is full, and MarserveError
-        when files cannot be read or written for another reason.
+        when files cannot be read or written for another reason; what fetching it raises. What was fetched and cannot
+        be used is deleted again.
         """
         try:
-            return self._take_in(url)
+            fetched = self._fetch(url)
+            try:
+                return self._take_in(fetched or url)
+            except BaseException:
+                if fetched is not None and self._store.root is not None:
+                    (self._store.root / fetched).unlink(missing_ok=True)
+                raise
+        except ArchiveNotFound as error:
+            raise WorkflowArchiveNotFound(error.message) from None
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfMemory(f"No space is left to save workflow: {url}") from error
             raise MarserveError(f"Failed to save workflow: {url}") from error
+
+    def stop_fetching(self) -> None:
+        """End downloads that are under way."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+
+    def _fetch(self, url: str) -> str | None:
+        """Fetch what is named by an address into the store; its name there, None for what is no address."""
+        if self._fetcher is None or self._store.root is None or ".." in url or not is_address(url):
+            return None
+        return self._fetcher.fetch(url, self._store.root)
 
     def clear(self) -> None:
         """Delete the scratch folder if nothing is left in it."""

@@ -9,8 +9,8 @@
       prepare: [detect]       a node, and the nodes that get its answer
       detect: [finish]
 
-A node that is no model is a function of the workflow's handler file. What TorchServe takes is taken, with a warning where
-it is odd; unlike there, where it is 500, every value that cannot be used is the author's mistake and is named.
+A node that is no model is a function of the workflow's handler file. What TorchServe takes is taken, with a warning
+where it is odd; unlike there, where it is 500, every value that cannot be used is the author's mistake and is named.
 """
 
 from __future__ import annotations

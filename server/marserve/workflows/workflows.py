@@ -66,9 +66,9 @@ class ModelRegistry(Models, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkflowOptions:
-    """The server's settings that concern workflows. `most_running` is how many requests a workflow has at a time."""
+    """The server's settings that concern workflows. `queue_size` is that of models which set none of their own."""
 
-    most_running: int = 100
+    queue_size: int = 100
     max_answer_bytes: int = 6_553_500
     unregister_timeout_s: float = 120.0
 
@@ -186,7 +186,10 @@ class Workflows:
             unpacked.spec.dag,
             runnable,
             self._registry,
-            most_running=self._options.most_running,
+            # What its queues and its workers can hold: as many as could wait or run if each stood at another place.
+            most_running=sum(
+                self._options.queue_size + node.options.max_workers * node.options.batch_size for node in nodes.values()
+            ),
             max_answer_bytes=self._options.max_answer_bytes,
         )
         self._engines.add(engine)

@@ -1,0 +1,189 @@
+"""Tests for workers that run many batches at once: when they are sent, in which order they end, what a death costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from marserve.errors import BadFrame, FingerprintRefused, HandlerFailed, NoTicket, WorkerDied
+from marserve.messages import Result
+from support.mode_stage import ModeStage
+
+
+def stage_of(**options: object) -> ModeStage:
+    """A stage whose workers run many batches at once."""
+    return ModeStage(**{"is_concurrent": True, **options})
+
+
+def test_a_busy_worker_is_sent_the_next_request_at_once_and_ends_them_in_any_order() -> None:
+    """Nobody waits for a handler that waits for something else."""
+    stage = stage_of()
+    stage.open("w")
+    clients = [stage.submit(body) for body in "abc"]
+
+    sent = [[job.request.id for job in flight.jobs] for flight in stage.flights["w"]]
+    stage.answer("w", which=2)
+    stage.answer("w", which=0)
+
+    assert sent == [["r0"], ["r1"], ["r2"]]
+    assert [client.body for client in clients] == [b"a", None, b"c"]
+
+
+def test_the_worker_with_the_fewest_requests_is_next() -> None:
+    """Two workers share."""
+    stage = stage_of()
+    stage.open("w", "x")
+
+    for body in "abcd":
+        stage.submit(body)
+
+    assert len(stage.flights["w"]) == len(stage.flights["x"]) == 2
+
+
+def test_a_worker_has_at_most_so_many_requests() -> None:
+    """What is above waits, and leaves as batches when there is room."""
+    stage = stage_of(most_concurrent=2, batch_size=2)
+    stage.open("w")
+    for body in "abcd":
+        stage.submit(body)
+    flights_before = len(stage.flights["w"])
+
+    stage.answer("w")
+
+    assert flights_before == 1
+    assert stage.at("w") == ["b", "c"]
+
+
+def test_with_the_fixed_policy_batches_are_collected_though_the_worker_is_busy() -> None:
+    """For handlers that gain from batches: the wait is TorchServe's."""
+    stage = stage_of(batch_policy="fixed", batch_size=2, max_batch_delay_s=0.1)
+    stage.open("w")
+    stage.submit("a", now=0.0)
+    wake = stage.dispatcher.next_wake()
+    stage.submit("b", now=0.05)
+    stage.submit("c", now=0.06)
+    stage.dispatcher.pump(0.16)
+
+    sent = [len(flight.jobs) for flight in stage.flights["w"]]
+
+    assert wake == pytest.approx(0.1)
+    assert sent == [2, 1]
+
+
+def test_a_batch_that_raises_is_split_as_ever() -> None:
+    """What runs beside it goes on."""
+    stage = stage_of(batch_size=2)
+    bad, good = stage.submit("bad"), stage.submit("good")
+    stage.open("w")
+
+    stage.fail("w")
+    while stage.flights["w"]:
+        if stage.at("w") == ["bad"]:
+            stage.fail("w")
+        else:
+            stage.answer("w")
+
+    assert isinstance(bad.end, HandlerFailed)
+    assert good.body == b"good"
+
+
+def test_an_answer_to_a_batch_that_is_not_out_breaks_the_protocol() -> None:
+    """Whatever order they come in, each comes once."""
+    stage = stage_of()
+    stage.open("w")
+    stage.submit("a")
+    stage.answer("w")
+
+    with pytest.raises(BadFrame):
+        stage.dispatcher.finished("w", 1, 0.0, [Result(200, "", [])], [b""], 0.0)
+
+
+def test_all_that_a_dead_worker_had_is_run_again_but_what_has_streamed() -> None:
+    """Nobody knows whose fault it was."""
+    stage = stage_of()
+    stage.open("w")
+    streamed, plain, unbegun = stage.submit("a"), stage.submit("b"), stage.submit("c")
+    stage.piece("w", which=0)
+
+    stage.die("w", begun=2)
+    stage.open("x")
+    while stage.flights["x"]:
+        stage.answer("x")
+
+    assert isinstance(streamed.end, WorkerDied)
+    assert plain.body == b"b"
+    assert unbegun.body == b"c"
+    assert (plain.job.deaths, unbegun.job.deaths) == (1, 0)
+
+
+def test_a_body_is_refused_only_if_it_was_alone_when_it_killed() -> None:
+    """Of those that died with others at most one was guilty."""
+    stage = stage_of()
+    stage.open("v")
+    for body in ("a", "b"):
+        stage.submit(body)
+    stage.die("v")
+    stage.open("w")
+    stage.die("w")
+    stage.open("x")
+    together = stage.submit("a")
+    stage.die("x")
+    stage.open("y")
+    stage.die("y")
+    stage.open("z")
+
+    with pytest.raises(FingerprintRefused):
+        stage.submit("a")
+
+    assert isinstance(together.end, WorkerDied)
+
+
+def test_a_worker_past_the_limit_is_measured_by_what_it_has_been_quiet_of_longest() -> None:
+    """A piece counts as a word; when it is ended only what was overdue fails, the rest is run again."""
+    stage = stage_of(response_timeout_s=10.0)
+    stage.open("w")
+    overdue, streams = stage.submit("a", now=0.0), stage.submit("b", now=1.0)
+    stage.submit("c", now=8.0)
+    stage.piece("w", now=7.0, which=1)
+
+    quiet_since = stage.dispatcher.quiet_since("w")
+    stage.die("w", now=10.0, may_retry=False)
+    stage.open("x", now=10.0)
+
+    assert quiet_since == 0.0
+    assert isinstance(overdue.end, WorkerDied)
+    assert isinstance(streams.end, WorkerDied)
+    assert stage.at("x") == ["c"]
+
+
+def test_a_job_ticket_is_room_in_a_worker() -> None:
+    """A worker that runs many at once has time while it has room."""
+    stage = stage_of(use_job_ticket=True, most_concurrent=2)
+    stage.open("w")
+    stage.submit("a")
+    stage.submit("b")
+
+    with pytest.raises(NoTicket):
+        stage.submit("c")
+
+
+def test_a_slow_client_does_not_keep_the_others_waiting() -> None:
+    """Its own connection's bound ends it."""
+    stage = stage_of()
+    stage.open("w")
+    client = stage.submit("a")
+
+    client.job.hold()
+
+    assert not stage.held
+
+
+def test_a_cancelled_request_is_told_to_its_worker() -> None:
+    """By the number of the batch that it is in."""
+    stage = stage_of()
+    stage.open("w")
+    stage.submit("a")
+    gone = stage.submit("b")
+
+    gone.job.cancel()
+
+    assert stage.cancelled == [("w", 2, 0)]
