@@ -852,6 +852,11 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
         autoscale=settings.autoscale,
         gpu_count=devices,
         models=settings.models,
+        sequence_headers=SequenceHeaderNames(
+            settings.ts_header_key_sequence_id,
+            settings.ts_header_key_sequence_start,
+            settings.ts_header_key_sequence_end,
+        ),
         installs_requirements=settings.install_py_dep_per_model,
         allowed_urls=settings.allowed_urls,
     )

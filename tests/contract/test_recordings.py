@@ -82,7 +82,7 @@ def test_a_recording_is_answered_as_torchserve_did(
             *(sys.executable, HERE / "play.py", "--cmd", "torchserve", "--fixtures", fixtures),
             *("--only", f"^{recording}$", "--no-skips", "--json", verdicts),
         ],
-        env=environment,
+        env={**environment, "XDG_CACHE_HOME": str(tmp_path / "cache")},  # models' requirements are kept there
         capture_output=True,
         text=True,
         timeout=SECONDS,

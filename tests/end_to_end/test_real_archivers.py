@@ -1,19 +1,33 @@
-"""Archives made by the archivers that TorchServe's users have, installed from the package index, are served here."""
+"""Archives made by TorchServe's own archivers are served here, and archives made by ours by TorchServe itself.
+
+Both are installed from the package index, into an environment of their own; TorchServe needs Java and torch besides.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 
-from support.server import Server
+from marserve.cli import torch_model_archiver, torch_workflow_archiver
+from support.server import Server, free_ports, poll
 from support.workflow_archives import THREE_NODES
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
+FORMATS = {"middle": "default", "packed": "tgz", "stored": "zip-store", "plain": "no-archive"}
+URLS = ["middle.mar", "packed.tar.gz", "stored.mar", "plain"]
+TORCHSERVE = ("torchserve==0.12.0", "setuptools<81", "wheel", "psutil", "packaging", "pillow", "numpy", "pyyaml")
 PACKAGES = ("torch-model-archiver==0.12.0", "torch-workflow-archiver==0.2.15")
 HANDLER = """\
 import json
@@ -35,27 +49,23 @@ def finish(data, context):
 """
 
 
-@pytest.fixture(scope="module")
-def archivers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with TorchServe's own two programs, in an environment of their own."""
-    folder = tmp_path_factory.mktemp("archivers") / "environment"
+def install(folder: Path, *packages: str) -> Path:
+    """An environment with these packages; the test is skipped, saying so, where they cannot be had. Its programs."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=300)
     run = subprocess.run(
-        [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *PACKAGES],
+        [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages],
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
     )
     if run.returncode:
-        pytest.skip(f"TorchServe's archivers cannot be installed here: {run.stderr.strip().splitlines()[-1:]}")
+        pytest.skip(f"{', '.join(packages)} cannot be installed here: {run.stderr.strip().splitlines()[-1:]}")
     return folder / "bin"
 
 
-@pytest.fixture(scope="module")
-def server(archivers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose stores were filled by them, in every format that they know."""
-    folder = tmp_path_factory.mktemp("served")
+def write_sources(folder: Path) -> None:
+    """What goes into the archives, and the folders that they go to."""
     for name, text in {
         "echo.py": HANDLER,
         "greeting.txt": "hello",
@@ -64,33 +74,44 @@ def server(archivers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "workflow.yaml": THREE_NODES,
     }.items():
         (folder / name).write_text(text)
-    store, workflows = folder / "store", folder / "workflows"
-    store.mkdir()
-    workflows.mkdir()
+    for name in ("store", "workflows"):
+        (folder / name).mkdir()
 
-    def run(program: str, words: str) -> None:
-        subprocess.run([str(archivers / program), *words.split()], cwd=folder, check=True, timeout=60)
 
-    for name, archive_format in (
-        ("middle", "default"),
-        ("packed", "tgz"),
-        ("stored", "zip-store"),
-        ("plain", "no-archive"),
-    ):
-        run(
-            "torch-model-archiver",
-            f"--model-name {name} --version 1.0 --handler echo.py --extra-files greeting.txt --config-file config.yaml "
-            f"--archive-format {archive_format} --export-path store",
-        )
-    run(
-        "torch-workflow-archiver",
-        "--workflow-name w --spec-file workflow.yaml --handler nodes.py --export-path workflows",
-    )
-    with Server(folder, store=store, arguments=["--workflow-store", str(workflows)]) as server:
+def model_words(name: str, archive_format: str) -> list[str]:
+    """The arguments that make a model's archive."""
+    return (
+        f"--model-name {name} --version 1.0 --handler echo.py --extra-files greeting.txt --config-file config.yaml "
+        f"--archive-format {archive_format} --export-path store"
+    ).split()
+
+
+WORKFLOW_WORDS = (
+    "--workflow-name w --spec-file workflow.yaml --handler nodes.py --export-path workflows".split()  # noqa: SIM905
+)
+
+
+@pytest.fixture(scope="module")
+def archivers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with TorchServe's own two programs."""
+    return install(tmp_path_factory.mktemp("archivers") / "environment", *PACKAGES)
+
+
+@pytest.fixture(scope="module")
+def server(archivers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose stores were filled by them, in every format that they know."""
+    folder = tmp_path_factory.mktemp("served")
+    write_sources(folder)
+    for name, archive_format in FORMATS.items():
+        words = [str(archivers / "torch-model-archiver"), *model_words(name, archive_format)]
+        subprocess.run(words, cwd=folder, check=True, timeout=60)
+    words = [str(archivers / "torch-workflow-archiver"), *WORKFLOW_WORDS]
+    subprocess.run(words, cwd=folder, check=True, timeout=60)
+    with Server(folder, store=folder / "store", arguments=["--workflow-store", "workflows"]) as server:
         yield server
 
 
-@pytest.mark.parametrize("url", ["middle.mar", "packed.tar.gz", "stored.mar", "plain"])
+@pytest.mark.parametrize("url", URLS)
 def test_a_model_archive_of_torchserves_archiver_is_served(server: Server, url: str) -> None:
     """Whatever its format; what it carries is where the handler looks for it."""
     answer = server.register(url)
@@ -107,5 +128,88 @@ def test_a_workflow_archive_of_torchserves_archiver_is_served(server: Server) ->
     assert answer.status_code == 200, answer.text
 
     told = server.client.post(f"{server.inference}/wfpredict/w", content=b"you")
+
+    assert (told.status_code, told.text) == (200, "hello 7 <you>")
+
+
+# ------------------------------------------------------------------------------------------- the other way
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """TorchServe itself, with archives of ours in its stores; its inference and management addresses."""
+    if shutil.which("java") is None:
+        pytest.skip("TorchServe needs Java, and there is none here")
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        pytest.skip("TorchServe needs torch, and there is none here")
+    folder = tmp_path_factory.mktemp("theirs")
+    programs = install(folder / "environment", *TORCHSERVE)
+    packages = next((folder / "environment" / "lib").glob("python*/site-packages"))
+    (packages / "torch_of_the_tests.pth").write_text(str(Path(torch.origin).parents[1]))
+    write_sources(folder)
+    with contextlib.chdir(folder):
+        for name, archive_format in FORMATS.items():
+            assert torch_model_archiver.main(model_words(name, archive_format)) == 0
+        assert torch_workflow_archiver.main(WORKFLOW_WORDS) == 0
+    ports = free_ports(5)
+    inference, management, metrics = (f"http://127.0.0.1:{port}" for port in ports[:3])
+    (folder / "config.properties").write_text(
+        f"inference_address={inference}\nmanagement_address={management}\nmetrics_address={metrics}\n"
+        f"grpc_inference_port={ports[3]}\ngrpc_management_port={ports[4]}\n"
+        "disable_token_authorization=true\nenable_model_api=true\n"
+    )
+    command = [str(programs / "torchserve"), "--start", "--foreground", "--ncs", "--ts-config", "config.properties"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("TS_", "MARSERVE_"))}
+    environment |= {"PATH": f"{programs}:{os.environ['PATH']}", "TEMP": str(folder), "TMPDIR": str(folder)}
+    with (folder / "console.log").open("wb") as console:
+        process = subprocess.Popen(
+            [*command, "--model-store", "store", "--workflow-store", "workflows"],
+            cwd=folder,
+            env=environment,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        for _ in poll(120, "TorchServe answers"):
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{inference}/ping").status_code == 200:
+                    break
+        yield inference, management
+    finally:
+        family = psutil.Process(process.pid).children(recursive=True)
+        for member in (process, *family):  # Java has a session of its own
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.send_signal(signal.SIGTERM)
+        process.wait(60)
+        _, alive = psutil.wait_procs(family, timeout=20)
+        for left in alive:
+            left.kill()
+        _, alive = psutil.wait_procs(alive, timeout=20)
+        assert not alive, f"left running: {alive}"
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_model_archive_of_ours_is_served_by_torchserve(theirs: tuple[str, str], url: str) -> None:
+    """In every format."""
+    inference, management = theirs
+    answer = httpx.post(
+        f"{management}/models", params={"url": url, "initial_workers": 1, "synchronous": "true"}, timeout=120
+    )
+    assert answer.status_code == 200, answer.text
+
+    told = httpx.post(f"{inference}/predictions/{url.partition('.')[0]}", content=b"you", timeout=60)
+
+    assert (told.status_code, told.text) == (200, "hello 7 you")
+
+
+def test_a_workflow_archive_of_ours_is_served_by_torchserve(theirs: tuple[str, str]) -> None:
+    """A function, a model and a function."""
+    inference, management = theirs
+    answer = httpx.post(f"{management}/workflows", params={"url": "w.war"}, timeout=120)
+    assert answer.status_code == 200, answer.text
+
+    told = httpx.post(f"{inference}/wfpredict/w", content=b"you", timeout=60)
 
     assert (told.status_code, told.text) == (200, "hello 7 <you>")

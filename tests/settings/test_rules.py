@@ -76,9 +76,7 @@ def test_what_changes_nothing_is_said_once_for_all_keys_of_a_kind(here: Path) ->
         io_ratio="50",
     )
 
-    assert settings.notes == (
-        "number_of_netty_threads, vmargs: accepted; the Java server's, without effect here",
-    )
+    assert settings.notes == ("number_of_netty_threads, vmargs: accepted; the Java server's, without effect here",)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Finds each key's value: which file is read, and what goes before what.
 
-`torchserve …` keeps TorchServe's order. Exactly one file is read: `TS_CONFIG_FILE`, else `--ts-config`, else
-`config.properties` in the working directory, else none. Flags go before the file; where the file itself says
+`torchserve …` keeps TorchServe's order. Exactly one file is read: `TS_CONFIG_FILE`, else `--ts-config`, else the
+newest snapshot (with `config_snapshots`), else `config.properties` in the working directory, else none. Flags go before the file; where the file itself says
 `enable_envvars_config=true`, `TS_…` variables go before both. `marserve …` puts a flag before `MARSERVE_…` before the
 file (a file's `enable_envvars_config=true` lets `TS_…` variables in between). Four variables are always read, as by
 TorchServe: `LOG_LOCATION`, `TEMP`, `TS_OPEN_INFERENCE_PROTOCOL`, `TS_MODEL_SERVER_HOME`. So are Vertex AI's
@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,15 @@ from typing import Any
 import javaproperties
 
 from marserve.errors import BadSettings
+from marserve.plugins import SnapshotStore
 from marserve.settings.rules import check
+from marserve.settings.snapshot_files import (
+    CONFIG_FILE_BEFORE,
+    FACT_NAMES,
+    FACTS,
+    FolderSnapshots,
+    snapshot_folder,
+)
 from marserve.settings.table import KEYS, Entry, Key, Origin, Settings
 from marserve.settings.values import Reading, Wrong
 
@@ -41,24 +49,36 @@ _ONLY_ON = frozenset({"disable_token_authorization", "enable_model_api"})
 
 
 def load_settings(
-    entry: Entry, flags: Mapping[str, object], environment: Mapping[str, str], working_directory: Path
+    entry: Entry,
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+    working_directory: Path,
+    find_store: Callable[[], SnapshotStore | None] = lambda: None,
 ) -> Settings:
     """The effective settings for this command, checked.
 
     `flags` are what the command line gave, under the keys' names, and `ts_config` for the file; None is a flag that was
-    not given. Lists become comma-separated. Raises BadSettings, whose message names the key, the value, where it stands
-    and what would be right.
+    not given. Lists become comma-separated. `find_store` tells where snapshots are, if not in the log folder; it is
+    asked only if one may be read. Raises BadSettings, whose message names the key, the value, where it stands and what
+    would be right.
     """
     sources = _Sources(entry, environment, working_directory)
     file = _choose_file(entry, flags, environment, working_directory)
-    if file is not None:
-        _read_file(file, sources)
+    snapshot = _find_snapshot(entry, flags, sources, find_store) if not file.is_named else None
+    if snapshot is not None:
+        file = _File(snapshot.path, is_named=False)
+        _read_lines(snapshot.text, snapshot.shown, sources)
+    elif file.path is not None:
+        _read_file(file.path, sources)
+    original = _read_secrets_again(sources, snapshot) or (None if snapshot is not None else file.path)
     _read_flags_and_environment(flags, sources)
     values = {name: _effective(key, sources) for name, key in KEYS.items()}
     settings = Settings(
         entry=entry,
         working_directory=working_directory,
-        source_file=file,
+        source_file=file.path,
+        restored_from=snapshot.shown if snapshot is not None else None,
+        original_file=original,
         origins={name: tuple(origins) for name, origins in sources.origins.items()},
         **values,
     )
@@ -81,6 +101,7 @@ class _Sources:
     origins: dict[str, list[Origin]] = field(default_factory=lambda: defaultdict(list))
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
 
     def says(self, name: str) -> bool:
         """Whether the last text for this key of true and false is `true`."""
@@ -90,9 +111,26 @@ class _Sources:
 # ------------------------------------------------------------------------------------------------------- the file
 
 
+@dataclass(frozen=True)
+class _File:
+    """The file to read, None for none. `is_named`: somebody asked for it, it was not found."""
+
+    path: Path | None
+    is_named: bool
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """The snapshot to start from. `path` is None for one that lies in no folder."""
+
+    shown: str
+    text: bytes
+    path: Path | None
+
+
 def _choose_file(
     entry: Entry, flags: Mapping[str, object], environment: Mapping[str, str], working_directory: Path
-) -> Path | None:
+) -> _File:
     by_flag = str(flags["ts_config"]) if flags.get("ts_config") else None
     named = (
         environment.get("TS_CONFIG_FILE") or by_flag
@@ -102,28 +140,107 @@ def _choose_file(
     if named:
         if not (working_directory / named).is_file():
             raise BadSettings(f"--ts-config file not found: {named}", key="ts_config")
-        return working_directory / named
+        return _File(working_directory / named, is_named=True)
     found = working_directory / CONFIG_FILE
-    return found if found.is_file() else None
+    return _File(found if found.is_file() else None, is_named=False)
+
+
+def _find_snapshot(
+    entry: Entry, flags: Mapping[str, object], sources: _Sources, find_store: Callable[[], SnapshotStore | None]
+) -> _Snapshot | None:
+    """The newest snapshot, if snapshots are on; and a warning that it counts, with what to do if it should not."""
+    before = _Sources(entry, sources.environment, sources.working_directory)
+    found = sources.working_directory / CONFIG_FILE
+    if found.is_file():
+        # What it says of anything else counts only if there is no snapshot.
+        for name, text, line in read_properties(_read_bytes(found, CONFIG_FILE), CONFIG_FILE):
+            if name in ("config_snapshots", "log_location"):
+                before.origins[name] = [Origin(f"{CONFIG_FILE}, line {line}", text)]
+    _read_flags_and_environment(flags, before)
+    if not _effective(KEYS["config_snapshots"], before):
+        return None
+    folder = FolderSnapshots(snapshot_folder(_effective(KEYS["log_location"], before), sources.working_directory))
+    store = find_store() or folder
+    try:
+        newest = store.newest()
+        strays = folder.strays() if store is folder else []
+    except OSError as error:
+        raise BadSettings(
+            f"the snapshots in {store.where} cannot be read ({error.strerror or error}); mend that, or start with "
+            "--ncs (config_snapshots=false) to start without one",
+            source=store.where,
+        ) from error
+    for stray in strays[:3]:
+        sources.warnings.append(f"{_show(folder.folder / stray, sources)} is not called as snapshots are; it is ignored")
+    if newest is None:
+        return None
+    name, text = newest
+    path = folder.folder / name if store is folder else None
+    shown = name if path is None else _show(path, sources)
+    passed_over = f"; {CONFIG_FILE} is not read" if found.is_file() else ""
+    sources.warnings.append(
+        f"Settings and models are restored from the newest snapshot, {shown} (in {store.where}){passed_over}. To start "
+        "without it use --ncs (config_snapshots=false), or name a file with --ts-config"
+    )
+    return _Snapshot(shown, text, path)
+
+
+def _show(path: Path, sources: _Sources) -> str:
+    here = sources.working_directory
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _read_secrets_again(sources: _Sources, snapshot: _Snapshot | None) -> Path | None:
+    """Take what is secret from the file that a snapshot's settings were read from; that file, None where it has none.
+
+    A snapshot holds no secrets.
+    """
+    named = sources.facts.get(CONFIG_FILE_BEFORE)
+    if not named:
+        return None
+    path = sources.working_directory / named
+    secrets = {key.name for key in KEYS.values() if key.is_secret and not sources.origins[key.name]}
+    if snapshot is None or not secrets or not path.is_file():
+        return path
+    shown = _show(path, sources)
+    for name, text, line in read_properties(_read_bytes(path, shown), shown):
+        if name in secrets:
+            where = f"{shown}, line {line}"
+            sources.origins[name] = [Origin(where, _replace_variables(text, name, where, sources.environment))]
+    return path
 
 
 def _read_file(path: Path, sources: _Sources) -> None:
-    shown = path.relative_to(sources.working_directory) if path.is_relative_to(sources.working_directory) else path
+    shown = _show(path, sources)
+    _read_lines(_read_bytes(path, shown), shown, sources)
+
+
+def _read_bytes(path: Path, shown: str) -> bytes:
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
-        raise BadSettings(f"{shown} cannot be read ({error.strerror})", source=str(shown)) from error
+        raise BadSettings(f"{shown} cannot be read ({error.strerror})", source=shown) from error
+
+
+def _read_lines(data: bytes, shown: str, sources: _Sources) -> None:
+    lines = list(read_properties(data, shown))
+    is_snapshot = any(name == "model_snapshot" for name, _, _ in lines)
+    if is_snapshot:
+        sources.facts = {name: text for name, text, _ in lines if name in FACT_NAMES}
+    told = {*FACT_NAMES, *sources.facts.get(FACTS, "").split(",")} if is_snapshot else set()
     unknown: dict[str, str] = {}
-    for name, text, line in read_properties(data, str(shown)):
+    for name, raw, line in lines:
+        if name in told:
+            continue
         where = f"{shown}, line {line}"
-        text = _replace_variables(text, name, where, sources.environment)
+        text = _replace_variables(raw, name, where, sources.environment)
         if name not in KEYS:
             unknown[name] = where
             continue
         if sources.origins[name]:
             sources.warnings.append(f"{name} stands twice; the later counts ({where})")
             sources.origins[name].clear()
-        sources.origins[name].append(Origin(where, text))
+        sources.origins[name].append(Origin(where, text, raw if raw != text else None))
     for name, where in unknown.items():
         sources.warnings.append(f"{name} is no key that is known; it is ignored{_nearest(name)} ({where})")
 

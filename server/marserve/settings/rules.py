@@ -23,7 +23,8 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
     _check_envelope(settings)
     warnings += _check_open_management(settings)
     warnings += _warnings_of_log4j(settings)
-    return warnings, [*_notes_of_accepted(settings), *_notes_of_modes(settings)]
+    more, notes = _check_snapshot(settings)
+    return [*warnings, *more], [*_notes_of_accepted(settings), *_notes_of_modes(settings), *notes]
 
 
 def _check_folders(settings: Settings) -> Iterator[str]:
@@ -144,6 +145,22 @@ def _check_open_address(settings: Settings, name: str) -> Iterator[str]:
         key=name,
         source=_where(settings, name),
     )
+
+
+def _check_snapshot(settings: Settings) -> tuple[list[str], list[str]]:
+    """A warning, or a note, where load_models goes behind a snapshot: two words for one thing, and one of them counts.
+
+    What a snapshot itself says of load_models needs no word, and what stands beside model_snapshot in a file that
+    somebody wrote (KServe's do) only a note.
+    """
+    if settings.model_snapshot is None or not settings.load_models:
+        return [], []
+    where, other = settings.origins["load_models"][-1].where, settings.origins["model_snapshot"][-1].where
+    told = KEYS["load_models"].show(settings.load_models)
+    sentence = f"load_models={told} is not used: model_snapshot says which models are loaded ({other})"
+    if where.partition(", line ")[0] != other.partition(", line ")[0]:
+        return [f"{sentence}; remove that, or start with --ncs if it is a snapshot's, to load these ({where})"], []
+    return [], [] if settings.restored_from is not None else [sentence]
 
 
 def _notes_of_accepted(settings: Settings) -> Iterator[str]:

@@ -97,10 +97,14 @@ class Key:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value of a key stood: `config.properties, line 14`, `--model-store`, `TS_JOB_QUEUE_SIZE`."""
+    """Where a value of a key stood: `config.properties, line 14`, `--model-store`, `TS_JOB_QUEUE_SIZE`.
+
+    `raw` is what stood there before variables took the place of `$$NAME$$`, None where there was none of those.
+    """
 
     where: str
     text: str
+    raw: str | None = None
 
 
 _SAME = cast(Any, object())
@@ -137,11 +141,15 @@ class Settings:
 
     `warnings` are sentences that an operator should act on, `notes` such as need no action: log each once.
     `source_file` is the file that was read, or None. Relative paths have been joined to `working_directory`.
+    `restored_from` names the snapshot that took the file's place, if one did, and `original_file` is the file that the
+    settings were read from before the first snapshot of them.
     """
 
     entry: Entry
     working_directory: Path
     source_file: Path | None = None
+    restored_from: str | None = None
+    original_file: Path | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     origins: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict)
@@ -389,6 +397,13 @@ class Settings:
         NO_MODELS,
         'How versions are served: {"name": {"version": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1, '
         '"maxBatchDelay": 100, "responseTimeout": 120, "startupTimeout": 120}}}. It loads nothing.',
+        MODELS_AND_WORKERS,
+    )
+    model_snapshot: str | None = _key(
+        OPTIONAL_TEXT,
+        None,
+        "Which models to load at start, and how each is served, as a snapshot has it (JSON); load_models is not used "
+        "then.",
         MODELS_AND_WORKERS,
     )
     default_workers_per_model: int = _key(
@@ -818,19 +833,28 @@ class Settings:
     unavailable_status: Literal[503, 429] = _own(
         INT_CHOICE, 503, "Status of a request that comes while a queue is full.", LIFE, choices=("503", "429")
     )
+    config_snapshots: bool = _own(
+        BOOL,
+        True,
+        "Write down settings and models in `config` below the log folder after each change, and where no file of "
+        "settings is named start from the newest of these snapshots. `torchserve --ncs` switches it off.",
+        LIFE,
+        marserve=False,
+    )
+    config_snapshots_kept: int = _own(
+        INT,
+        0,
+        "How many snapshots are kept; the oldest go. 0: all.",
+        LIFE,
+        marserve=20,
+        minimum=0,
+    )
     temporary_folder: Path | None = _own(
         PATH, None, "Where archives are unpacked; the system's temporary folder if not given.", LIFE, always_env="TEMP"
     )
 
     # ----------------------------------------------------------------------------------- kept from TorchServe
 
-    model_snapshot: str | None = _key(
-        OPTIONAL_TEXT,
-        None,
-        "The models that a snapshot restores.",
-        KEPT,
-        refuses="asks to restore a snapshot, which is not done yet; remove it and name the models in load_models",
-    )
     debug: bool = _key(
         BOOL,
         False,
@@ -909,7 +933,14 @@ class Settings:
     )
     io_ratio: int = _key(INT, 50, "Threads of the Java server.", KEPT, accepts=_JVM)
     vmargs: str | None = _key(OPTIONAL_TEXT, None, "Arguments of the Java virtual machine.", KEPT, accepts=_JVM)
-    plugins_path: str | None = _key(OPTIONAL_TEXT, None, "Folder of Java plug-ins.", KEPT, accepts=_JVM)
+    plugins_path: str | None = _key(
+        OPTIONAL_TEXT,
+        None,
+        "Folder of Java plug-ins.",
+        KEPT,
+        accepts="Java plug-ins are not loaded; sagemaker_endpoints=true stands in for SageMaker's, and installed Python "
+        "packages for others (entry points marserve.endpoints and marserve.snapshots)",
+    )
     NUM_WORKERS: int = _key(
         INT,
         1,

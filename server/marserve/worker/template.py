@@ -18,6 +18,7 @@ import select
 import signal
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -50,6 +51,7 @@ HEAVY_MODULES = ("torch", "transformers", "numpy", "PIL.Image")
 # Descriptors that come with a `Fork`, before those of a rank: wire, standard output, standard error, page.
 FORK_DESCRIPTORS = 4
 MOST_DESCRIPTORS = 200
+THREAD_END_LOOKS, THREAD_END_LOOK_S = 20, 0.01
 
 log = logging.getLogger("marserve.worker.template")
 
@@ -218,7 +220,7 @@ def refusals(known_descriptors: Mapping[int, str]) -> list[str]:
     if not Path("/proc/self/task").is_dir():
         return ["this system does not show a process's threads and files, so that forking it cannot be judged"]
     found = []
-    threads = thread_names()
+    threads = lasting_threads()
     if len(threads) > 1:
         found.append(f"{len(threads)} threads run: {', '.join(sorted(threads))}")
     torch = sys.modules.get("torch")
@@ -247,6 +249,19 @@ def heavy_modules(own_folders: Iterable[str]) -> list[str]:
         if origin is not None and not os.path.realpath(origin).startswith(folders):
             found.append(name)
     return found
+
+
+def lasting_threads() -> list[str]:
+    """The names of this process's threads, but for those that are about to end.
+
+    Python has a thread joined a moment before the system has ended it; such a one is waited for, briefly.
+    """
+    for _ in range(THREAD_END_LOOKS):
+        names = thread_names()
+        if len(names) == 1 or threading.active_count() > 1:
+            break
+        time.sleep(THREAD_END_LOOK_S)
+    return names
 
 
 def thread_names() -> list[str]:

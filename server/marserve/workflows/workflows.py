@@ -31,6 +31,7 @@ from marserve.messages import Receiver, Request
 from marserve.registry.calls import ModelPage, Registered, RegisterParameters, Scaled
 from marserve.registry.describe import page_of
 from marserve.registry.intake import Unpacked
+from marserve.store.fetch_guard import hide_query
 from marserve.workflows.engine import Engine, Execution, Models, RunnableNode
 from marserve.workflows.intake import UnpackedWorkflow, WorkflowIntake
 from marserve.workflows.spec import Node
@@ -234,7 +235,7 @@ class Workflows:
 
     def list_workflows(self, limit: int | None = None, offset: int | None = None) -> ModelPage:
         """One page of the workflows in order of their names."""
-        names = [(name, workflow.url) for name, workflow in self._workflows.items()]
+        names = [(name, hide_query(workflow.url)) for name, workflow in self._workflows.items()]
         return ModelPage(*page_of(names, limit=limit, offset=offset))
 
     def describe(self, workflow: str) -> dict[str, Any]:
@@ -243,7 +244,7 @@ class Workflows:
         spec, engine = found.unpacked.spec, found.engine
         described: dict[str, Any] = {
             "workflowName": workflow,
-            "workflowUrl": found.url,
+            "workflowUrl": hide_query(found.url),
             "minWorkers": spec.defaults.min_workers,
             "maxWorkers": spec.defaults.max_workers,
             "batchSize": spec.defaults.batch_size,

@@ -1,0 +1,197 @@
+"""What Python packages may add to a server, and how they are found: endpoints, and a place for snapshots.
+
+A package names what it brings as entry points (`pyproject.toml`, `[project.entry-points]`) of two groups:
+
+    marserve.endpoints    a callable without parameters, often a class, that gives an `Endpoint`
+    marserve.snapshots    the same for a `SnapshotStore`
+
+Whoever installs such a package beside the server has its code run in the server. Knows no server: `app` builds what
+uses these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal, Protocol
+
+from marserve.errors import BadSettings
+
+__all__ = [
+    "ENDPOINTS",
+    "SNAPSHOTS",
+    "Endpoint",
+    "EndpointAnswer",
+    "EndpointCall",
+    "InstalledEndpoint",
+    "Models",
+    "SnapshotStore",
+    "find_endpoints",
+    "find_snapshot_store",
+]
+
+ENDPOINTS = "marserve.endpoints"
+SNAPSHOTS = "marserve.snapshots"
+
+Listener = Literal["inference", "management"]
+EndpointAccess = Literal["open", "inference", "management"]
+
+_PATTERN = re.compile(r"[A-Za-z0-9._~-]{1,100}")
+
+
+class Models(Protocol):
+    """What an endpoint may ask about the models."""
+
+    def names(self) -> list[str]:
+        """All registered models."""
+
+    def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
+        """What the management API says of a version (the default one). Raises an error that is answered as 404."""
+
+    def is_ready(self, model: str, version: str | None = None) -> bool:
+        """Whether a version (the default one) can be asked. Raises as `describe`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointCall:
+    """One request to an endpoint. `path` is all of it, `headers` have names in lower case, `body` is whole."""
+
+    method: str
+    path: str
+    query: Sequence[tuple[str, str]]
+    headers: Mapping[str, str]
+    body: bytes
+    models: Models
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointAnswer:
+    """What an endpoint answers."""
+
+    body: bytes | str = b""
+    status: int = 200
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Endpoint(Protocol):
+    """A route of its own: `/{pattern}` and all below it, for GET, PUT, POST and DELETE.
+
+    `listener` says which address has it, and `access` whose key it needs where tokens are on (`open`: none; a listener
+    that is both addresses at once has it once).
+    """
+
+    pattern: str
+    listener: Listener
+    access: EndpointAccess
+
+    def answer(self, call: EndpointCall) -> Awaitable[EndpointAnswer] | EndpointAnswer:
+        """Answer one request. A coroutine runs on the server's event loop and must not block it; a plain function
+        runs in a thread. What it raises is logged, and answered with 500.
+        """
+
+
+class SnapshotStore(Protocol):
+    """Where snapshots are kept in place of `logs/config`. `where` names it in the log.
+
+    A name sorts by time: `20260131134453034-snapshot.cfg`. Both methods block, and raise OSError when they cannot.
+    """
+
+    where: str
+
+    def save(self, name: str, text: bytes) -> None:
+        """Keep a snapshot, complete or not at all. Raises FileExistsError for a name that is taken."""
+
+    def newest(self) -> tuple[str, bytes] | None:
+        """The snapshot with the latest name, and that name; None where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledEndpoint:
+    """An endpoint, and what brought it: the entry point's name and its distribution."""
+
+    endpoint: Endpoint
+    origin: str
+
+
+def find_endpoints() -> list[InstalledEndpoint]:
+    """Every endpoint that installed packages bring, in order of their entry points' names.
+
+    Raises BadSettings for one that cannot be loaded or is none, and for two with one pattern on one listener.
+    """
+    found: list[InstalledEndpoint] = []
+    for point in _points(ENDPOINTS):
+        endpoint = _make(point)
+        _check_endpoint(endpoint, point)
+        for other in found:
+            if (other.endpoint.pattern, other.endpoint.listener) == (endpoint.pattern, endpoint.listener):
+                raise BadSettings(
+                    f"{_origin(point)} and {other.origin} both answer /{endpoint.pattern} on the {endpoint.listener} "
+                    "listener; uninstall one of the two"
+                )
+        found.append(InstalledEndpoint(endpoint, _origin(point)))
+    return found
+
+
+def find_snapshot_store() -> SnapshotStore | None:
+    """The place for snapshots that an installed package brings, None for none.
+
+    Raises BadSettings for one that cannot be loaded or is none, and where there are two.
+    """
+    points = _points(SNAPSHOTS)
+    if not points:
+        return None
+    if len(points) > 1:
+        named = " and ".join(map(_origin, points))
+        raise BadSettings(f"{named} all want to keep the snapshots; uninstall all but one, or start with --ncs")
+    made = _make(points[0])
+    if not isinstance(getattr(made, "where", None), str) or not _can(made, ("save", "newest")):
+        raise BadSettings(f"{_origin(points[0])} is no place for snapshots: it needs where, save and newest")
+    store: SnapshotStore = made
+    return store
+
+
+def _points(group: str) -> list[EntryPoint]:
+    # One distribution may be found twice, in a folder and in an overlay of it: the first counts, as for imports.
+    by_identity: dict[tuple[str, str], EntryPoint] = {}
+    for point in entry_points(group=group):
+        by_identity.setdefault((_distribution(point), point.name), point)
+    return sorted(by_identity.values(), key=lambda point: (point.name, _distribution(point)))
+
+
+def _distribution(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "an unnamed distribution"
+
+
+def _origin(point: EntryPoint) -> str:
+    return f"the plug-in {point.name} of {_distribution(point)} ({point.value})"
+
+
+def _make(point: EntryPoint) -> Any:
+    try:
+        return point.load()()
+    except Exception as error:
+        # A border: whatever a package raises when it is loaded, the operator reads which one it was.
+        raise BadSettings(
+            f"{_origin(point)} cannot be loaded ({type(error).__name__}: {error}); mend or uninstall it"
+        ) from error
+
+
+def _check_endpoint(endpoint: Any, point: EntryPoint) -> None:
+    wrong = None
+    if not isinstance(pattern := getattr(endpoint, "pattern", None), str) or not _PATTERN.fullmatch(pattern):
+        wrong = f"its pattern is {pattern!r}; it must be one segment of a path, as `reports`"
+    elif (listener := getattr(endpoint, "listener", None)) not in ("inference", "management"):
+        wrong = f"its listener is {listener!r}; it must be inference or management"
+    elif (access := getattr(endpoint, "access", None)) not in ("open", "inference", "management"):
+        wrong = f"its access is {access!r}; it must be open, inference or management"
+    elif not _can(endpoint, ("answer",)):
+        wrong = "it has no method answer"
+    if wrong is not None:
+        raise BadSettings(f"{_origin(point)} is no endpoint: {wrong}")
+
+
+def _can(made: object, methods: Iterable[str]) -> bool:
+    return all(callable(getattr(made, name, None)) for name in methods)

@@ -1,0 +1,159 @@
+"""Snapshots as files of settings: what they are called, which is the newest, and the lines that one holds.
+
+Reads and writes one folder. What a snapshot says of models is `registry/snapshot.py`'s; when one is written,
+`registry/snapshot_writer.py`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+import javaproperties
+
+from marserve.settings.table import KEYS, Settings
+
+SnapshotKind = Literal["startup", "snapshot", "shutdown"]
+
+FOLDER = "config"
+# What a snapshot says that is no setting. TorchServe writes the first two; the third lists keys that stand in a
+# snapshot to tell how things were, and are not restored.
+VERSION, CONFIG_FILE_BEFORE, FACTS = FACT_NAMES = ("version", "tsConfigFile", "marserveFacts")
+
+_NAME = re.compile(r"(?P<time>\d{14})(?P<milliseconds>\d{3})-(?P<kind>startup|snapshot|shutdown)\.cfg")
+_ORDER = ("startup", "snapshot", "shutdown")
+# File systems without hard links.
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
+
+
+class FolderSnapshots:
+    """The snapshots of one folder. Files of other names are left alone.
+
+    With `keep` above 0 no more than so many stay; the oldest go.
+    """
+
+    def __init__(self, folder: Path, keep: int = 0) -> None:
+        self.folder = folder
+        self.where = str(folder)
+        self._keep = keep
+
+    def newest(self) -> tuple[str, bytes] | None:
+        """The snapshot with the latest time in its name. Raises OSError when it cannot be read."""
+        names, _ = self._list()
+        return (names[-1], (self.folder / names[-1]).read_bytes()) if names else None
+
+    def strays(self) -> list[str]:
+        """Files that are called otherwise, which TorchServe could not bear. Raises OSError."""
+        return self._list()[1]
+
+    def save(self, name: str, text: bytes) -> None:
+        """Write a snapshot, complete or not at all. Blocks.
+
+        Raises FileExistsError for a name that is taken, and OSError when it cannot be written.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f".{os.getpid()}.tmp"
+        try:
+            # Its owner's alone: it tells where everything is, and how it may be reached.
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            _put_in_place(temporary, self.folder / name)
+        finally:
+            temporary.unlink(missing_ok=True)
+        if self._keep:
+            for old in self._list()[0][: -self._keep]:
+                with contextlib.suppress(OSError):
+                    (self.folder / old).unlink()
+
+    def _list(self) -> tuple[list[str], list[str]]:
+        """Names of snapshots, oldest first, and of other files that are not hidden."""
+        try:
+            found = [entry.name for entry in os.scandir(self.folder) if entry.is_file()]
+        except FileNotFoundError:
+            return [], []
+        names = [name for name in found if _NAME.fullmatch(name)]
+        return sorted(names, key=_sort_key), sorted(
+            name for name in found if name not in names and not name.startswith(".")
+        )
+
+
+def _put_in_place(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        temporary.rename(path)
+
+
+def _sort_key(name: str) -> tuple[str, int]:
+    found = _NAME.fullmatch(name)
+    assert found is not None
+    return found["time"] + found["milliseconds"], _ORDER.index(found["kind"])
+
+
+def snapshot_folder(log_location: Path | None, working_directory: Path) -> Path:
+    """Where a server with these logs keeps its snapshots."""
+    return (log_location or working_directory / "logs") / FOLDER
+
+
+def snapshot_name(kind: SnapshotKind, now: datetime, after: str | None = None) -> str:
+    """The name of a snapshot of this (local) time, in any case a later one than the name `after`.
+
+    Local time goes back once a year, and whenever a clock is set: what is written later must be the later name.
+    """
+    stamp = f"{now:%Y%m%d%H%M%S}{now.microsecond // 1000:03d}"
+    found = _NAME.fullmatch(after) if after is not None else None
+    if found is not None and stamp <= found["time"] + found["milliseconds"]:
+        try:
+            then = datetime.strptime(found["time"], "%Y%m%d%H%M%S")
+        except ValueError:  # seventeen digits that are no time: nobody's but an operator's
+            then = now
+        then += timedelta(milliseconds=int(found["milliseconds"]) + 1)
+        stamp = f"{then:%Y%m%d%H%M%S}{then.microsecond // 1000:03d}"
+    return f"{stamp}-{kind}.cfg"
+
+
+def effective_properties(settings: Settings, facts: Mapping[str, str], version: str) -> dict[str, str]:
+    """The lines of a snapshot, but for its models: what was given to the server, wherever it was given.
+
+    `facts` are keys whose value was found and not given. Left out is what is secret (it is read again from the file
+    that `tsConfigFile` names), addresses of archives that may carry a key, and what platforms say by variables, which
+    say it again. What came from `$$NAME$$` stays that.
+    """
+    lines = {VERSION: version, CONFIG_FILE_BEFORE: str(settings.original_file or "")}
+    for name, key in KEYS.items():
+        origins = settings.origins.get(name)
+        if not origins or key.is_secret or name == "model_snapshot":
+            continue
+        origin = origins[-1]
+        is_told_again = origin.where in (key.always_env, "AIP_HTTP_PORT") or (
+            origin.where == key.env and not key.is_torchserves
+        )
+        if is_told_again or (name == "load_models" and _names_addresses(settings)):
+            continue
+        lines[name] = origin.raw if origin.raw is not None else key.kind.write(getattr(settings, name))
+    found = {name: value for name, value in facts.items() if name not in lines}
+    return {**lines, **found, FACTS: ",".join(found)}
+
+
+def _names_addresses(settings: Settings) -> bool:
+    models = settings.load_models
+    return models != "all" and any("://" in model.url for model in models if not isinstance(model, str))
+
+
+def write_properties(lines: Mapping[str, str]) -> bytes:
+    """A properties file of these lines."""
+    return javaproperties.dumps(dict(lines), timestamp=False).encode("ascii")
