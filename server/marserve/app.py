@@ -45,17 +45,19 @@ from marserve.api.large_answers import LargeAnswers
 from marserve.api.management import management_router
 from marserve.api.metrics import metrics_router
 from marserve.api.open_inference import open_inference_router
+from marserve.api.plugin_endpoints import check_patterns, endpoint_router
 from marserve.api.request_head import HttpLimits
 from marserve.api.response_headers import ResponseHeaders
 from marserve.api.sagemaker import Endpoint, sagemaker_router
 from marserve.api.tls import Identity, make_up_identity, read_keystore, read_pem_files, server_context
 from marserve.api.workflows import workflow_router
 from marserve.archive.reader import Limits
-from marserve.errors import BadSettings
+from marserve.errors import ArchiveNotFound, BadSettings, InvalidSnapshot
 from marserve.machine.describe import Machine, Meter, describe_machine
 from marserve.machine.devices import Assigner, cap
 from marserve.machine.measuring_program import ProgramFailed, run_program
 from marserve.messages import Load
+from marserve.plugins import InstalledEndpoint, SnapshotStore, find_endpoints, find_snapshot_store
 from marserve.pool.cgroups import WorkerCgroups
 from marserve.pool.environments import Environments
 from marserve.pool.launchers import Launchers
@@ -66,7 +68,10 @@ from marserve.registry.calls import RegistryOptions
 from marserve.registry.intake import Intake
 from marserve.registry.models import Registry
 from marserve.registry.scratch import Scratch, remove_orphans
+from marserve.registry.snapshot import SnapshotVersion, check_archives, read_models
+from marserve.registry.snapshot_writer import SnapshotWriter
 from marserve.settings import KEYS, Address, Settings, startup_report
+from marserve.settings.snapshot_files import FolderSnapshots, effective_properties, snapshot_folder
 from marserve.store.fetch_guard import AllowedUrls
 from marserve.store.http import Fetcher
 from marserve.store.local import LocalStore
@@ -99,6 +104,8 @@ HANDSHAKE_S = 10.0
 GRPC_PACKAGES = frozenset(("grpc", "grpc_health", "grpc_reflection", "google"))
 # Connections are accepted at the latest this long after the start, though models of the start are still being read.
 READ_MODELS_FIRST_S = 1.0
+# How long the last snapshot may take.
+LAST_SNAPSHOT_S = 10.0
 # After the drain, how long connections may take to send their last answers out.
 CLOSE_CONNECTIONS_S = 5.0
 
@@ -197,6 +204,8 @@ class Server:
         self._settings = settings
         self._logs = logs
         self._workflows: Workflows | None = None
+        self._snapshots: SnapshotWriter | None = None
+        self._endpoints: list[InstalledEndpoint] = []
         self.has_failed = False
         self._tokens: Tokens | None = None
         self._tls: ssl.SSLContext | None = None
@@ -233,6 +242,8 @@ class Server:
         metrics = self._build_metrics(machine, stack)
         worker_log = PrintedMetrics(self._logs.workers, metrics.update_custom)
         devices = cap(machine.accelerators, settings.number_of_gpu)
+        restored = await asyncio.to_thread(read_snapshot, settings)
+        self._load_plugins(devices)
         launchers = Launchers(
             worker_environment(settings),
             worker_log,
@@ -271,7 +282,8 @@ class Server:
         await self._write_tokens(stack)
         if not settings.disable_system_metrics:
             self._keep(stack, self._watch_machine(machine, metrics))
-        reading = self._keep(stack, registry.load_at_start(settings.load_models))
+        loading = registry.load_at_start(settings.load_models) if restored is None else registry.restore(restored)
+        reading = self._keep(stack, loading)
         await asyncio.wait(
             [reading, asyncio.ensure_future(self._stop_asked.wait())],
             timeout=READ_MODELS_FIRST_S,
@@ -283,6 +295,8 @@ class Server:
         for grpc_listener in grpc_listeners:
             await grpc_listener.accept()
             log.info("%s API listens on %s", grpc_listener.name, grpc_listener.address)
+        if self._snapshots is not None:
+            self._keep(stack, self._write_snapshots(self._snapshots, registry, reading))
         connections.start()
         stack.callback(connections.stop)
         gc.collect()
@@ -290,6 +304,10 @@ class Server:
         self._logs.announce("Model server started.")
         await self._stop_asked.wait()
         await self._drain(registry, connections, listeners, grpc_listeners)
+        if self._snapshots is not None and reading.done():
+            # What was not read yet would be missing from it; the snapshot before has it.
+            last = self._snapshots.write("shutdown", registry.snapshot())
+            await self._unless_hurried(last, LAST_SNAPSHOT_S)
 
     # ------------------------------------------------------------------------------------------- parts
 
@@ -351,7 +369,43 @@ class Server:
             settings.trusted_models,
             Fetcher(AllowedUrls(settings.allowed_urls), max_bytes=limits.max_total_bytes),
         )
-        return Registry(registry_options(settings, machine, devices), intake, make_pool, metrics, environments)
+        return Registry(
+            registry_options(settings, machine, devices),
+            intake,
+            make_pool,
+            metrics,
+            environments,
+            on_change=self._snapshots.note_change if self._snapshots is not None else lambda: None,
+        )
+
+    def _load_plugins(self, devices: int) -> None:
+        """Load what installed packages add, and make the writer of snapshots. Raises CannotStart."""
+        settings = self._settings
+        try:
+            self._endpoints = find_endpoints()
+            if settings.config_snapshots:
+                store = find_snapshot_store() or FolderSnapshots(
+                    snapshot_folder(settings.log_location, settings.working_directory), settings.config_snapshots_kept
+                )
+                self._snapshots = self._build_snapshots(store, devices)
+        except BadSettings as error:
+            raise CannotStart(str(error)) from error
+
+    def _build_snapshots(self, store: SnapshotStore, devices: int) -> SnapshotWriter:
+        settings = self._settings
+        facts = {
+            "model_store": str(settings.model_store or ""),
+            "workflow_store": str(settings.workflow_store or ""),
+            "number_of_gpu": str(devices),
+            "python": sys.executable,
+        }
+        log.info("Snapshots are written to %s; --ncs (config_snapshots=false) switches that off", store.where)
+        return SnapshotWriter(store, effective_properties(settings, facts, __version__))
+
+    async def _write_snapshots(self, writer: SnapshotWriter, registry: Registry, reading: asyncio.Task[Any]) -> None:
+        """Write snapshots once the models of the start are read: one of half of them would lose the others."""
+        await asyncio.wait([reading])
+        await writer.run(registry.snapshot)
 
     def _build_workflows(self, scratch: Path, registry: Registry) -> Workflows:
         settings = self._settings
@@ -444,6 +498,15 @@ class Server:
         if has_management and self._workflows is not None:
             workflows = workflow_router(self._workflows, enable_model_api=settings.enable_model_api)
             routers.append((workflows, "management"))
+        for installed in self._endpoints:
+            if not (has_inference if installed.endpoint.listener == "inference" else has_management):
+                continue
+            try:
+                check_patterns(installed, [router for router, _ in routers])
+            except BadSettings as error:
+                raise CannotStart(str(error)) from error
+            routers.insert(0, (endpoint_router(installed, registry), installed.endpoint.access))
+            log.info("/%s is answered by %s", installed.endpoint.pattern, installed.origin)
         if has_management and self._tokens is not None:
             routers.append((token_router(self._tokens), "open"))  # asks for the API key itself
         if "Metrics" in names:
@@ -688,6 +751,37 @@ async def wait_for_all(works: Sequence[Coroutine[Any, Any, Any]]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ from settings
+
+
+def read_snapshot(settings: Settings) -> list[SnapshotVersion] | None:
+    """The versions to restore, None where the settings name no snapshot. Blocks.
+
+    Raises CannotStart for a snapshot that cannot be meant, or names an archive that the store has not.
+    """
+    if settings.model_snapshot is None:
+        return None
+    store = LocalStore(settings.model_store)
+
+    def has_archive(name: str) -> bool:
+        try:
+            store.find(name)
+        except ArchiveNotFound:
+            return False
+        return True
+
+    where = settings.restored_from or settings.origins["model_snapshot"][-1].where
+    try:
+        versions = read_models(settings.model_snapshot)
+        check_archives(versions, has_archive)
+    except InvalidSnapshot as error:
+        way_out = (
+            "mend that, or start with --ncs (config_snapshots=false) to start without the snapshot"
+            if settings.restored_from is not None
+            else "mend that, or remove model_snapshot and name the models in load_models"
+        )
+        raise CannotStart(f"{error.message} (InvalidSnapshotException, {where}); {way_out}") from error
+    log.info("Restoring %d model versions, as %s has them", len(versions), where)
+    return versions
 
 
 def bind(address: Address) -> socket.socket:

@@ -29,6 +29,7 @@ MarserveError
     BadWorkflow                          a workflow's archive or spec says what cannot be
       BadDag
   BadSettings                            found at start; names the key and where it stands
+    InvalidSnapshot
   BadFrame                               bytes on the wire that no honest peer sends
 """
 
@@ -423,6 +424,10 @@ class BadSettings(MarserveError):
     def __init__(self, message: str, key: str | None = None, source: str | None = None) -> None:
         self.key, self.source = key, source
         super().__init__(f"{message} ({source})" if source else message)
+
+
+class InvalidSnapshot(BadSettings):
+    """A snapshot says what cannot be, or names an archive that is not in the store."""
 
 
 class BadFrame(MarserveError):

@@ -39,6 +39,18 @@ MAX_FRAME_BYTES = 1024 * 1024 * 1024 * 1024
 # Below this a frame is joined and written in one piece; above, its bodies are written where they lie.
 JOIN_BELOW_BYTES = 64 * 1024
 
+class _Lengths(dict[int, struct.Struct]):
+    """How the lengths of so many bodies are written; batches are mostly of a few sizes."""
+
+    def __missing__(self, count: int) -> struct.Struct:
+        made = struct.Struct(f"<{count}I")
+        if len(self) < 1024:
+            self[count] = made
+        return made
+
+
+_LENGTHS = _Lengths()
+
 M = TypeVar("M")
 Body = bytes | bytearray
 
@@ -61,7 +73,7 @@ def encode(message: Any, bodies: Sequence[bytes | bytearray | memoryview] = ()) 
             f"a frame's longest body has {max(lengths)} bytes and all of them {total}; the wire carries "
             f"{MAX_BODY_BYTES} and {MAX_FRAME_BYTES}"
         )
-    head = HEADER.pack(MAGIC, VERSION, len(metadata), len(lengths), total) + struct.pack(f"<{len(lengths)}I", *lengths)
+    head = HEADER.pack(MAGIC, VERSION, len(metadata), len(lengths), total) + _LENGTHS[len(lengths)].pack(*lengths)
     if total < JOIN_BELOW_BYTES:
         return [b"".join((head, metadata, *bodies))]
     return [head + metadata, *bodies]
@@ -148,7 +160,7 @@ class Decoder(Generic[M]):
             self._needed = body_at + (0 if is_large else total) - at
             return None
         self._needed = HEADER.size
-        lengths = struct.unpack_from(f"<{count}I", view, at + HEADER.size)
+        lengths = _LENGTHS[count].unpack_from(view, at + HEADER.size)
         if sum(lengths) != total:
             raise BadFrame(f"the bodies of a frame add up to {sum(lengths)} bytes, its header says {total}")
         try:

@@ -17,7 +17,7 @@ from marserve.api.grpc_listener import GrpcLimits
 from marserve.errors import ModelNotFound, QueueFull, WorkerDied
 from support.grpc_house import SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, refusal
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
 
 REQUEST = SCHEMA.message("org.pytorch.serve.grpc.inference.PredictionsRequest")
 

@@ -20,7 +20,7 @@ from marserve.api.tls import Identity
 from marserve.errors import Draining, InvalidToken
 from support.grpc_house import HERE, SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, refusal
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
 
 REQUEST = SCHEMA.message("org.pytorch.serve.grpc.inference.PredictionsRequest")
 

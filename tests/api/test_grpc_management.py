@@ -14,7 +14,7 @@ from support.fake_pool import Behaviour
 from support.grpc_house import Client, client_of, management_port, refusal
 from support.management_house import House
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from support.fake_pool import Behaviour
 from support.grpc_house import SCHEMA, Client, client_of, inference_port, refusal
 from support.management_house import House
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
 
 STANDARD, TORCHSERVES = "inference", "org.pytorch.serve.grpc.openinference"
 REQUEST, RESPONSE = (SCHEMA.message(f"inference.ModelInfer{side}") for side in ("Request", "Response"))

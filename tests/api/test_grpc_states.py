@@ -20,7 +20,7 @@ from support.fake_data_plane import Submitted
 from support.grpc_house import SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, management_port
 from support.management_house import House
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
 
 REQUEST = SCHEMA.message("org.pytorch.serve.grpc.inference.PredictionsRequest")
 MESSAGE = REQUEST(model_name="m", sequence_id="s", input={"data": b"x"})

@@ -98,6 +98,7 @@ def test_flags_become_settings() -> None:
         "plugins_path": "p",
         "disable_token_authorization": True,
         "enable_model_api": True,
+        "config_snapshots": False,
     }
 
 

@@ -35,7 +35,6 @@ ASKS_FOR_MORE = {
     "debug": "true",
     "ipex_enable": "true",
     "ipex_gpu_enable": "true",
-    "model_snapshot": '{"name": "x"}',
 }
 
 

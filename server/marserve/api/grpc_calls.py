@@ -212,7 +212,6 @@ class Calls:
         """Run one call to its end, whatever that is, and count and log it."""
         began = monotonic()
         call = Call(context, self._next_id(), self._overload_status, self._stall_timeout_s)
-        code = StatusCode.UNKNOWN
         if is_busy:
             self.begin_work()
         try:
@@ -222,18 +221,20 @@ class Calls:
             call.read_wishes(began)
             answer = await work(call)
             context.set_trailing_metadata(((REQUEST_ID, call.id),))
-            code = StatusCode.OK
+            self._record(path, call, context, StatusCode.OK, began)
             return answer
         except asyncio.CancelledError:
             # By the client, by the deadline that it named, or by a server that ends.
             passed = call.deadline is not None and monotonic() >= call.deadline
             code = StatusCode.DEADLINE_EXCEEDED if passed else StatusCode.CANCELLED
+            self._record(path, call, context, code, began)
             raise
         except Exception as error:
             if not isinstance(error, MarserveError):
                 # A border: a defect of ours in one call must be answered, and must not be silent.
                 log.exception("Request %s failed: gRPC %s", call.id, path)
             code, description, trailers = grpc_status(error, overload_status=self._overload_status)
+            self._record(path, call, context, code, began)
             if isinstance(error, StalledReader):
                 # A status cannot overtake the message that the client does not take: the call is let go instead.
                 raise asyncio.CancelledError from error
@@ -247,14 +248,21 @@ class Calls:
         finally:
             if is_busy:
                 self.end_work()
-            self._metrics.count_call(code.name)
-            if self._access_log is not None:
-                taken_ms = int((monotonic() - began) * 1000)
-                line = access_line(
-                    peer_of(context.peer()), "gRPC", path, "HTTP/2.0", code.value[0], taken_ms,
-                    call.id if self._has_ids else "",
-                )  # fmt: skip
-                self._access_log.write(line)
+
+    def _record(self, path: str, call: Call, context: Any, code: StatusCode, began: float) -> None:
+        """Count and log a call whose status is about to be sent."""
+        self._metrics.count_call(code.name)
+        if self._access_log is not None:
+            line = access_line(
+                peer_of(context.peer()),
+                "gRPC",
+                path,
+                "HTTP/2.0",
+                code.value[0],
+                int((monotonic() - began) * 1000),
+                call.id if self._has_ids else "",
+            )
+            self._access_log.write(line)
 
 
 class _UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]

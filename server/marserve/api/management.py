@@ -62,6 +62,10 @@ SCALE_PARAMETERS = (
     "max_batch_delay",
 )
 
+NO_KMS = (
+    "s3_sse_kms=true asks for an object store's own encryption, and archives are not fetched from object stores; leave "
+    "it out, and name an address that allowed_urls lets through (a presigned one, say) or an archive in the store."
+)
 MOST_CHECK_SAMPLES = 64
 MOST_REMARKS = 1000
 
@@ -347,7 +351,7 @@ def _add_register(router: APIRouter, registry: Registry) -> None:
         startup_timeout: Annotated[Integer, Query(description="longest time to load the model, seconds")] = None,
         initial_workers: Annotated[Integer, Query(description="workers to start with")] = None,
         synchronous: Waiting = None,
-        s3_sse_kms: Annotated[Flag, Query(description="known for compatibility; not used")] = None,
+        s3_sse_kms: Annotated[Flag, Query(description="refused where it is true")] = None,
     ) -> Response:
         registered = await registry.register(read_registration(await _parameters(request)))
         return PrettyJson({"status": registered.message}, status_code=_STATUS[registered.progress])
@@ -371,7 +375,7 @@ def read_registration(parameters: Parameters) -> RegisterParameters:
         parameters.warnings.append(f"initial_workers is {workers}, which counts as 0")
         workers = 0
     if parameters.flag("s3_sse_kms", False):
-        parameters.warnings.append("s3_sse_kms is not used: archives are taken from the model store only")
+        raise BadInput(NO_KMS)
     delay_ms = numbers["max_batch_delay"]
     synchronous = parameters.flag("synchronous", True)
     return RegisterParameters(

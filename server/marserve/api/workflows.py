@@ -79,7 +79,7 @@ def _add_changes(router: APIRouter, workflows: Workflows) -> None:
         workflow_name: Annotated[str | None, Query(description="in place of the manifest's name")] = None,
         response_timeout: Annotated[Integer, Query(description="longest time for a batch of a node, seconds")] = None,
         startup_timeout: Annotated[Integer, Query(description="longest time to load a node, seconds")] = None,
-        s3_sse_kms: Annotated[Flag, Query(description="known for compatibility; not used")] = None,
+        s3_sse_kms: Annotated[Flag, Query(description="refused where it is true")] = None,
     ) -> Response:
         name = await workflows.register(read_workflow_registration(await _parameters(request)))
         return PrettyJson({"status": f"Workflow {name} has been registered and scaled successfully."})
@@ -109,7 +109,7 @@ def read_workflow_registration(parameters: Parameters) -> WorkflowParameters:
         raise BadInput("Parameter url is required.")
     response_timeout, startup_timeout = (_seconds(parameters, name) for name in ("response_timeout", "startup_timeout"))
     if parameters.flag("s3_sse_kms", False):
-        parameters.warnings.append("s3_sse_kms is not used: archives are taken from the workflow store only")
+        raise BadInput(NO_KMS)
     return WorkflowParameters(
         url=url,
         workflow_name=parameters.text("workflow_name") or None,

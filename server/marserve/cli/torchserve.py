@@ -87,10 +87,11 @@ def _start_checked(flags: argparse.Namespace, words: Sequence[str], pid_file: Pi
     from marserve.cli.background import start_server
     from marserve.cli.foreground import serve
     from marserve.errors import BadSettings
+    from marserve.plugins import find_snapshot_store
     from marserve.settings import load_settings
 
     try:
-        settings = load_settings("torchserve", _as_settings(flags), os.environ, Path.cwd())
+        settings = load_settings("torchserve", _as_settings(flags), os.environ, Path.cwd(), find_snapshot_store)
         if flags.foreground:
             if flags.log_config:
                 _say("--log-config is accepted and has no effect: see log_level, log_format and log_location instead.")
@@ -117,7 +118,7 @@ def _missing_path(flags: argparse.Namespace) -> str | None:
 
 
 def _as_settings(flags: argparse.Namespace) -> dict[str, object]:
-    """The flags as settings, those alone that were given. Without snapshots `--ncs` is what always happens."""
+    """The flags as settings, those alone that were given."""
     given: dict[str, object] = {
         "ts_config": flags.ts_config,
         "model_store": flags.model_store,
@@ -127,6 +128,7 @@ def _as_settings(flags: argparse.Namespace) -> dict[str, object]:
         "plugins_path": flags.plugins_path,
         "disable_token_authorization": flags.disable_token_auth or None,
         "enable_model_api": flags.enable_model_api or None,
+        "config_snapshots": False if flags.no_config_snapshots else None,
     }
     return {key: value for key, value in given.items() if value is not None}
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from marserve.errors import BadSettings
+from marserve.plugins import find_snapshot_store
 from marserve.settings import Settings, load_settings
 
 FLAGS = {
@@ -37,7 +38,7 @@ def load_as_typed(flags: Mapping[str, object], set_keys: Collection[str] = ()) -
         if key != "ts_config"
     }
     try:
-        settings = load_settings("marserve", flags, os.environ, Path.cwd())
+        settings = load_settings("marserve", flags, os.environ, Path.cwd(), find_snapshot_store)
     except BadSettings as error:
         if error.key == "ts_config":
             raise BadSettings(_say_missing_file(flags), key="ts_config") from None

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from marserve.archive.manifest import Manifest, read_manifest
+from marserve.archive.manifest import MANIFEST_PATH, RUNTIMES, Manifest, read_manifest
 from marserve.archive.model_config import read_model_config
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits, unpack
 from marserve.archive.requirements import read_requirements
 from marserve.errors import BadArchive, DependencyFailed, MarserveError, UnsafeArchive
 from marserve.migration.findings import Finding
-from marserve.migration.imports import TS, is_there, missing_in_ts, read_imports
-from marserve.registry.handler_check import find_defect
+from marserve.migration.imports import TS, internal_in_ts, is_there, missing_in_ts, names_of, read_imports
+from marserve.migration.layout import Layout
+from marserve.migration.overview import Overview, judge_location
+from marserve.registry.handler_check import find_defect, folder_of
+from marserve.registry.handler_check import module_of as handler_module
 from marserve.workflows.intake import WorkflowIntake
 
 WORKFLOW_ENDING = ".war"
@@ -33,16 +38,12 @@ _MODULES = {"opencv-python": "cv2", "opencv-python-headless": "cv2", "pillow": "
 }
 
 
-def judge_archive(
-    file: Path, shown: str, *, installs_requirements: bool, allowed_urls: Sequence[str] = ()
-) -> Iterator[Finding]:
-    """Everything about one archive. `installs_requirements`: the server is set to install what archives ask for, and
-    to let them name addresses that a pattern of `allowed_urls` matches.
-    """
+def judge_archive(file: Path, shown: str, overview: Overview, layout: Layout) -> Iterator[Finding]:
+    """Everything about one archive, by what the settings let it ask for."""
     folder = Path(tempfile.mkdtemp(prefix="marserve-migrate-"))
     try:
         if file.suffix.lower() == WORKFLOW_ENDING:
-            yield from _judge_workflow(file, folder, shown)
+            yield from _judge_workflow(file, folder, shown, overview, layout)
             return
         target = folder / "archive"
         try:
@@ -53,13 +54,18 @@ def judge_archive(
         except (BadArchive, OSError) as error:
             yield Finding("action", shown, 0, str(error), "make the archive again with torch-model-archiver")
             return
-        inner = _inner(target)
-        yield from _judge_unpacked(inner, shown, installs_requirements=installs_requirements, allowed_urls=allowed_urls)
+        yield from _judge_unpacked(_inner(target), shown, overview)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _judge_workflow(file: Path, scratch: Path, shown: str) -> Iterator[Finding]:
+def judge_model_folder(folder: Path, shown: str, overview: Overview) -> Iterator[Finding]:
+    """A model that lies in the store unpacked."""
+    for found in _judge_unpacked(folder, shown, overview):
+        yield replace(found, file=found.file.replace(f"{shown}!", f"{shown}/", 1))
+
+
+def _judge_workflow(file: Path, scratch: Path, shown: str, overview: Overview, layout: Layout) -> Iterator[Finding]:
     """A workflow's archive: taken in as the server does, its functions' source parsed."""
     try:
         unpacked = WorkflowIntake(file.parent, scratch, Limits()).take_in(file.name)
@@ -67,6 +73,12 @@ def _judge_workflow(file: Path, scratch: Path, shown: str) -> Iterator[Finding]:
         yield Finding("action", shown, 0, error.message, "mend the workflow's archive")
         return
     found = [Finding("differs", shown, 0, warning) for warning in unpacked.warnings]
+    for node in unpacked.spec.nodes.values():
+        if node.url is not None:
+            place = f"{shown}!{unpacked.manifest.spec_file}"
+            lines = _lines(unpacked.folder / (unpacked.manifest.spec_file or ""))
+            line = next((at for at, text in enumerate(lines, 1) if node.url in text), 0)
+            found += judge_location(node.url, f"node {node.name}", place, line, layout, overview.allowed_urls)
     for path in sorted(unpacked.folder.rglob("*.py")):
         found += _judge_source(path, unpacked.folder, shown, {})
     yield from found
@@ -80,9 +92,7 @@ def _inner(folder: Path) -> Path:
     return entries[0] if len(entries) == 1 and entries[0].is_dir() and entries[0].name != "MAR-INF" else folder
 
 
-def _judge_unpacked(
-    folder: Path, shown: str, *, installs_requirements: bool, allowed_urls: Sequence[str]
-) -> Iterator[Finding]:
+def _judge_unpacked(folder: Path, shown: str, overview: Overview) -> Iterator[Finding]:
     found: list[Finding] = []
     try:
         check_folder(folder)
@@ -100,14 +110,27 @@ def _judge_unpacked(
         found.append(Finding("action", shown, 0, error.message, "mend the archive's manifest or configuration"))
         yield from found
         return
-    found += [Finding("differs", f"{shown}!MAR-INF/MANIFEST.json", 0, warning) for warning in manifest.warnings]
-    found += _judge_handler(folder, manifest, shown, installs_requirements=installs_requirements)
-    if installs_requirements and manifest.requirements_file is not None:
-        found += _judge_requirements(folder, manifest.requirements_file, shown, allowed_urls)
+    found += [Finding("differs", f"{shown}!{MANIFEST_PATH}", 0, warning) for warning in manifest.warnings]
+    found += _judge_manifest(manifest, shown)
+    found += _judge_handler(folder, manifest, shown, installs_requirements=overview.installs_requirements)
+    if overview.installs_requirements and manifest.requirements_file is not None:
+        found += _judge_requirements(folder, manifest.requirements_file, shown, overview.allowed_urls)
     yield from found
     if not any(each.verdict == "action" for each in found):
         name = manifest.model_name or Path(shown).stem
         yield Finding("works", shown, 0, f"model {name} {manifest.model_version or ''}".rstrip())
+
+
+def _judge_manifest(manifest: Manifest, shown: str) -> Iterator[Finding]:
+    """What a registration would have to say, or would refuse."""
+    place = f"{shown}!{MANIFEST_PATH}"
+    if manifest.runtime is not None and manifest.runtime not in RUNTIMES:
+        said = f"runtime is {manifest.runtime!r}, which must be one of {', '.join(RUNTIMES)}"
+        yield Finding("action", place, 0, said, "make the archive again with --runtime python")
+    elif manifest.runtime == "LSP":
+        yield Finding("action", place, 0, "runtime LSP: there is no C++ backend here", "serve it with a Python handler")
+    if manifest.model_name is None:
+        yield Finding("differs", place, 0, "it names no model: it can be registered under a name alone")
 
 
 def _judge_config(folder: Path, manifest: Manifest, shown: str) -> Iterator[Finding]:
@@ -133,6 +156,8 @@ def _judge_handler(folder: Path, manifest: Manifest, shown: str, *, installs_req
     defect = find_defect(manifest.handler, folder, installs_requirements=is_installed_for_it)
     if defect is not None:
         yield Finding("action", shown, 0, defect, "put the handler into the archive, or name another in its manifest")
+    else:
+        yield from _judge_function(manifest.handler or "", folder, shown)
     for what in ("serialized_file", "model_file"):
         name = getattr(manifest, what)
         for each in (name or "").split(","):
@@ -140,7 +165,7 @@ def _judge_handler(folder: Path, manifest: Manifest, shown: str, *, installs_req
                 yield Finding(
                     *(
                         "action",
-                        f"{shown}!MAR-INF/MANIFEST.json",
+                        f"{shown}!{MANIFEST_PATH}",
                         0,
                         f"the archive has no {each.strip()}, which its manifest names",
                     ),
@@ -160,6 +185,22 @@ def _judge_handler(folder: Path, manifest: Manifest, shown: str, *, installs_req
             )
     for path in sorted(folder.rglob("*.py")):
         yield from _judge_source(path, folder, shown, asked if installs_requirements else {})
+
+
+def _judge_function(handler: str, folder: Path, shown: str) -> Iterator[Finding]:
+    """Whether the module of a handler `h:f` has its f."""
+    function = handler.partition(":")[2].strip()
+    beside = folder_of(handler, folder) or folder
+    file = next((each for each in (beside, folder) if (each / f"{handler_module(handler)}.py").is_file()), None)
+    if not function or file is None:
+        return
+    path = file / f"{handler_module(handler)}.py"
+    with contextlib.suppress(SyntaxError, ValueError, OSError):  # found with the sources
+        names = names_of(path)
+        if function not in names and "*" not in names:
+            place = f"{shown}!{path.relative_to(folder).as_posix()}"
+            said = f"has no {function}, which the manifest names as handler ({handler})"
+            yield Finding("action", place, 0, said, "name one that is there, or add it")
 
 
 def _judge_source(path: Path, folder: Path, shown: str, asked: dict[str, int]) -> Iterator[Finding]:
@@ -185,6 +226,9 @@ def _judge_source(path: Path, folder: Path, shown: str, asked: dict[str, int]) -
                     *("action", place, wanted.line, f"imports {name}, which is not there under TorchServe's names"),
                     "see docs/migrating.md for what takes its place",
                 )
+            for name in internal_in_ts(wanted):
+                said = f"imports {name}: a part of TorchServe's server, which raises one sentence when it is called"
+                yield Finding("differs", place, wanted.line, said)
         elif top not in brought and top != TS and not is_there(wanted.module, folder):
             yield Finding(
                 *("action", place, wanted.line, f"imports {wanted.module}, which is not installed here"),

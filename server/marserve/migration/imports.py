@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 TS = "ts"
+INTERNALS = "marserve_handlers.torchserve_internals"
 _CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 
@@ -92,7 +93,7 @@ def missing_in_ts(wanted: Import) -> Iterator[str]:
         return
     if not wanted.names or "*" in wanted.names:
         return
-    offered = _names_of(file)
+    offered = names_of(file)
     for name in wanted.names:
         if name not in offered and not (path / f"{name}.py").is_file() and not (path / name).is_dir():
             yield f"{wanted.module}.{name}"
@@ -106,9 +107,31 @@ def _ts_folder() -> Path | None:
     return Path(locations[0]) / "ts_compat" / TS if locations else None
 
 
+def internal_in_ts(wanted: Import) -> Iterator[str]:
+    """Names under `ts` that are there to be imported, and refuse to be called."""
+    folder = _ts_folder()
+    if folder is None:
+        return
+    path = folder.joinpath(*wanted.module.split(".")[1:])
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if file.is_file():
+        internals = _internals_of(file)
+        yield from (f"{wanted.module}.{name}" for name in wanted.names if name in internals)
+
+
 @cache
-def _names_of(file: Path) -> frozenset[str]:
-    """What a module has at its top: what it defines, imports and assigns."""
+def _internals_of(file: Path) -> frozenset[str]:
+    return frozenset(
+        alias.asname or alias.name
+        for node in ast.walk(ast.parse(file.read_bytes()))
+        if isinstance(node, ast.ImportFrom) and node.module == INTERNALS
+        for alias in node.names
+    )
+
+
+@cache
+def names_of(file: Path) -> frozenset[str]:
+    """What a module has at its top: what it defines, imports and assigns. Raises SyntaxError, ValueError, OSError."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import | ast.ImportFrom):

@@ -1,21 +1,30 @@
 """Finds the pieces of a TorchServe installation in a folder: by their names, and by what other pieces say of them.
 
-Looks at names and at the first bytes of no file. Links are not followed out of the folder, hidden folders and those of
-environments are left out, and there is a bound on how much is looked at.
+Opens no file. Links are not followed out of the folder, hidden folders, those of environments and what the server
+itself unpacked are left out, and there is a bound on how much is looked at.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 MAX_DEPTH = 6
 MAX_FILES = 20_000
 ARCHIVE_ENDINGS = (".mar", ".war", ".model", ".tar.gz", ".tgz")
-SCRIPT_ENDINGS = (".sh", ".bash", ".service", ".bat", ".ps1")
-SCRIPT_NAMES = ("Dockerfile", "Procfile", "Makefile", "docker-compose.yml", "docker-compose.yaml", "compose.yaml")
+SCRIPT_ENDINGS = (".sh", ".bash", ".service", ".bat", ".ps1", ".env")
+SCRIPT_NAMES = ("Dockerfile", "Procfile", "Makefile")
+DEPLOYMENT_ENDINGS = (".yaml", ".yml")
+MODEL_FOLDER_MARK = "MAR-INF"
+# Files of packages to install: pip's and conda's, and projects that list them.
+_PACKAGE_LISTS = re.compile(
+    r"(requirements|constraints)[\w.\-]*\.(txt|in)|environment[\w.\-]*\.ya?ml|pyproject\.toml|Pipfile"
+)
+_LOG_CONFIGS = re.compile(r"log4j[\w.\-]*\.(xml|properties|ya?ml|json)", re.IGNORECASE)
+_UNPACKED = re.compile(r"[0-9a-f]{32}")
 _LEFT_OUT = ("node_modules", "site-packages", "venv", "env", "__pycache__")
 
 
@@ -28,7 +37,22 @@ class Layout:
     snapshots: list[Path] = field(default_factory=list)
     archives: list[Path] = field(default_factory=list)
     scripts: list[Path] = field(default_factory=list)
+    model_folders: list[Path] = field(default_factory=list)
+    deployments: list[Path] = field(default_factory=list)
+    package_lists: list[Path] = field(default_factory=list)
+    log_configs: list[Path] = field(default_factory=list)
+    key_files: list[Path] = field(default_factory=list)
     cut_short: bool = False
+
+    @property
+    def has_archives(self) -> bool:
+        """Whether there is any archive to name."""
+        return bool(self.archives or self.model_folders)
+
+    @property
+    def archive_names(self) -> set[str]:
+        """What settings and snapshots can name: archives, and models in folders."""
+        return {path.name for path in (*self.archives, *self.model_folders)}
 
     def shown(self, path: Path) -> str:
         """A path as the report names it: relative to the root."""
@@ -51,7 +75,7 @@ class Layout:
         if path.is_file():
             return path
         last = Path(named).name
-        known = [*self.configs, *self.snapshots, *self.archives, *self.scripts]
+        known = [*self.configs, *self.snapshots, *self.archives, *self.scripts, *self.deployments, *self.log_configs]
         return next((file for file in known if file.name == last), None)
 
     def _folders(self) -> Iterator[Path]:
@@ -65,29 +89,39 @@ def find_layout(root: Path) -> Layout:
     root = root.resolve()
     if not root.is_dir():
         raise NotADirectoryError(f"{root} is no folder")
-    configs: list[Path] = []
-    snapshots: list[Path] = []
-    archives: list[Path] = []
-    scripts: list[Path] = []
+    layout = Layout(root)
     seen = 0
-    cut_short = False
-    for folder, _, names in _walk(root):
+    for folder, folders, names in _walk(root):
+        if MODEL_FOLDER_MARK in folders:
+            layout.model_folders.append(folder)
+            folders.clear()
+            continue
         for name in sorted(names):
             seen += 1
             if seen > MAX_FILES:
-                cut_short = True
-                break
-            path = folder / name
-            lower = name.lower()
-            if lower.endswith(".cfg") and folder.name == "config":
-                snapshots.append(path)
-            elif lower.endswith(".properties") and "log4j" not in lower:
-                configs.append(path)
-            elif lower.endswith(ARCHIVE_ENDINGS):
-                archives.append(path)
-            elif lower.endswith(SCRIPT_ENDINGS) or name in SCRIPT_NAMES or lower.startswith("dockerfile"):
-                scripts.append(path)
-    return Layout(root, configs, snapshots, archives, scripts, cut_short)
+                return replace(layout, cut_short=True)
+            _sort_in(layout, folder / name)
+    return layout
+
+
+def _sort_in(layout: Layout, path: Path) -> None:
+    name, lower = path.name, path.name.lower()
+    if lower.endswith(".cfg") and path.parent.name == "config":
+        layout.snapshots.append(path)
+    elif _LOG_CONFIGS.fullmatch(name):
+        layout.log_configs.append(path)
+    elif _PACKAGE_LISTS.fullmatch(name):
+        layout.package_lists.append(path)
+    elif lower.endswith(".properties"):
+        layout.configs.append(path)
+    elif lower.endswith(ARCHIVE_ENDINGS):
+        layout.archives.append(path)
+    elif name == "key_file.json":
+        layout.key_files.append(path)
+    elif lower.endswith(SCRIPT_ENDINGS) or name in SCRIPT_NAMES or lower.startswith("dockerfile"):
+        layout.scripts.append(path)
+    elif lower.endswith(DEPLOYMENT_ENDINGS):
+        layout.deployments.append(path)
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
@@ -100,6 +134,7 @@ def _walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
             if depth < MAX_DEPTH
             and not name.startswith(".")
             and name not in _LEFT_OUT
+            and not _UNPACKED.fullmatch(name)
             and not (here / name).is_symlink()
         )
         yield here, folders, [name for name in files if not (here / name).is_dir()]

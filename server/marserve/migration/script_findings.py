@@ -1,4 +1,7 @@
-"""Judges what starts the server: shell scripts, Dockerfiles, units, compose files. Reads lines; runs none of them."""
+"""Judges what starts the server: shell scripts, Dockerfiles, units, files of variables. Reads lines; runs none.
+
+The words of a command and the variables of an environment are judged here for `deployment_findings.py` too.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,31 @@ from pathlib import Path
 
 from marserve.migration.findings import Finding
 from marserve.migration.layout import Layout
+from marserve.migration.overview import Overview, judge_location
 from marserve.settings import KEYS
+from marserve.settings.values import Reading, Wrong
 
 MAX_BYTES = 1_000_000
 _ENDS_COMMAND = {"&&", "||", ";", "|", "&", ">", ">>", "2>&1"}
 _INSTALLS = re.compile(r"\bpip3?\b.*\binstall\b.*?\b(torchserve(?:-nightly)?)\b")
 _IMAGE = re.compile(r"\b(pytorch/torchserve(?:-nightly|-kfs)?(?::[\w.\-]+)?)")
 _JAVA = re.compile(r"\b(openjdk-[\w\-]+|default-jre\S*|default-jdk\S*|JAVA_HOME|JAVA_OPTS|java -jar)")
-_VARIABLE = re.compile(r"\b(TS_[A-Z0-9_]+)\s*[=:]")
+_ARCHIVERS = re.compile(r"\bpip3?\b.*\binstall\b.*?\b(torch-(?:model|workflow)-archiver)")
+_VARIABLE = re.compile(r"(?<![${\w])(TS_[A-Z0-9_]+)(?:\s*[=:]\s*|\s+)(?:\"([^\"]*)\"|'([^']*)'|([^\s\"']*))")
+_ASKS = {"-v", "--version", "-h", "--help"}
+FOLDERS = ("model_store", "workflow_store")
 _ALWAYS_READ = {"TS_CONFIG_FILE", "TS_OPEN_INFERENCE_PROTOCOL", "TS_MODEL_SERVER_HOME"}
 _WITHOUT_EFFECT = {
     "--log-config": "is accepted without effect: see log_level, log_format and log_location",
     "--cpp-log-config": "is accepted without effect: there is no C++ backend",
+    "--plugins-path": "is accepted; Java plug-ins are not loaded (see plugins_path in docs/settings.md)",
+    "--ppath": "is accepted; Java plug-ins are not loaded (see plugins_path in docs/settings.md)",
 }
+# Where something else is in the line of a command; a shell's way to name it.
+_ELSEWHERE = ("$", "{{", "`")
 
 
-def judge_script(file: Path, layout: Layout, flags: Collection[str]) -> Iterator[Finding]:
+def judge_script(file: Path, layout: Layout, overview: Overview, flags: Collection[str]) -> Iterator[Finding]:
     """Every line that has to do with the server. `flags` are those that `torchserve` takes here."""
     shown = layout.shown(file)
     try:
@@ -34,10 +46,16 @@ def judge_script(file: Path, layout: Layout, flags: Collection[str]) -> Iterator
     except OSError as error:
         yield Finding("action", shown, 0, f"it cannot be read: {error.strerror}", "look at it yourself")
         return
+    yield from judge_lines(text, shown, 0, layout, overview, flags)
+
+
+def judge_lines(
+    text: str, shown: str, before: int, layout: Layout, overview: Overview, flags: Collection[str]
+) -> Iterator[Finding]:
+    """Every line of a text that begins after `before` lines of the file."""
     for line, words in _logical_lines(text):
-        if words.lstrip().startswith("#"):
-            continue
-        yield from _judge_line(shown, line, words, layout, flags)
+        if not words.lstrip().startswith(("#", "REM ", "//")):
+            yield from _judge_line(shown, before + line, words, layout, overview, flags, text)
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -55,36 +73,58 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         yield begun, " ".join(parts)
 
 
-def _judge_line(shown: str, line: int, text: str, layout: Layout, flags: Collection[str]) -> Iterator[Finding]:
+def judge_image(text: str, shown: str, line: int) -> Iterator[Finding]:
+    """An image that is TorchServe's own."""
     image = _IMAGE.search(text)
     if image:
         yield Finding(
             *("action", shown, line, f"the image {image[1]} is TorchServe's"),
             "build one of marserve's (docker/Dockerfile) and name it here",
         )
+
+
+def _judge_line(
+    shown: str, line: int, text: str, layout: Layout, overview: Overview, flags: Collection[str], whole: str
+) -> Iterator[Finding]:
+    image = list(judge_image(text, shown, line))
+    yield from image
     installs = _INSTALLS.search(text)
     if installs:
         yield Finding(
             *("action", shown, line, f"installs {installs[1]}"),
             'install "marserve[torch,grpc,onnx,ts]" in its place; both have a command torchserve',
         )
+    archiver = _ARCHIVERS.search(text)
+    if archiver:
+        yield Finding("differs", shown, line, f"installs {archiver[1]}: marserve has this command; the line may go")
     java = _JAVA.search(text)
     if java:
         yield Finding("differs", shown, line, f"{java[1]}: there is no Java here; the line may go")
-    for variable in sorted(set(_VARIABLE.findall(text))):
-        yield _judge_variable(variable, shown, line)
+    for name, *values in _VARIABLE.findall(text):
+        yield judge_variable(name, "".join(values), shown, line, layout, overview)
     if not installs and not image:
         for words in _commands(text, "torchserve"):
-            yield from _judge_command(words, shown, line, layout, flags)
+            yield from judge_command(words, shown, line, layout, overview, flags, whole)
 
 
-def _judge_variable(name: str, shown: str, line: int) -> Finding:
-    known = {key.ts_env for key in KEYS.values()} | {key.always_env for key in KEYS.values()} | _ALWAYS_READ
+def judge_variable(name: str, value: str, shown: str, line: int, layout: Layout, overview: Overview) -> Finding:
+    """One of TorchServe's variables and what it is set to."""
     if name in _ALWAYS_READ:
         return Finding("works", shown, line, name)
-    if name in known:
-        return Finding("works", shown, line, f"{name} (read where enable_envvars_config=true stands in the file)")
-    return Finding("action", shown, line, f"{name} is no variable that is read", "write the key in config.properties")
+    key = next((key for key in KEYS.values() if name in (key.ts_env, key.always_env)), None)
+    if key is None:
+        return Finding(
+            "action", shown, line, f"{name} is no variable that is read", "write the key in config.properties"
+        )
+    if not overview.reads_variables and name == key.ts_env:
+        said = f"{name} is not read, as by TorchServe: no settings here say enable_envvars_config=true"
+        return Finding("differs", shown, line, said)
+    if value and not any(mark in value for mark in _ELSEWHERE) and key.name not in FOLDERS:
+        try:
+            key.kind.read(value, Reading(key.name, layout.root, [].append, key.minimum, key.maximum, key.choices))
+        except Wrong as wrong:
+            return Finding("action", shown, line, f"{name}={value}: {wrong}", f"mend the value of {name}")
+    return Finding("works", shown, line, f"{name}={value}" if value else name)
 
 
 def _commands(text: str, program: str) -> Iterator[list[str]]:
@@ -109,26 +149,64 @@ def _commands(text: str, program: str) -> Iterator[list[str]]:
             yield command
 
 
-def _judge_command(
-    words: list[str], shown: str, line: int, layout: Layout, flags: Collection[str]
+def judge_command(
+    words: list[str], shown: str, line: int, layout: Layout, overview: Overview, flags: Collection[str], whole: str
 ) -> Iterator[Finding]:
-    given = {word.partition("=")[0]: word.partition("=")[2] for word in words if word.startswith("-")}
-    for at, word in enumerate(words):
-        if word.startswith("-") and not given[word.partition("=")[0]] and at + 1 < len(words):
-            following = words[at + 1]
-            given[word] = "" if following.startswith("-") else following
-    unknown = [flag for flag in given if flag not in flags]
-    for flag in unknown:
-        yield Finding("action", shown, line, f"{flag} is no flag of torchserve", "see torchserve --help")
+    """What follows `torchserve`; `whole` is the script, which may make the folders that are named."""
+    given = _by_flag(words)
+    found: list[Finding] = []
+    for flag in given:
+        found += _judge_flag(flag, flags, shown, line)
     for flag, sentence in _WITHOUT_EFFECT.items():
         if flag in given:
-            yield Finding("differs", shown, line, f"{flag} {sentence}")
+            found.append(Finding("differs", shown, line, f"{flag} {sentence}"))
     for flag in ("--model-store", "--workflow-store"):
-        named = given.get(flag, "")
-        if named and "$" not in named and layout.find_folder(named) is None:
-            yield Finding("action", shown, line, f"{flag} {named}: there is no such folder here", "create or bring it")
-    named = given.get("--ts-config", "")
-    if named and "$" not in named and layout.find_file(named) is None:
-        yield Finding("action", shown, line, f"--ts-config {named}: there is no such file here", "bring it")
-    if not unknown:
+        for named in given.get(flag, [])[:1]:
+            is_made = whole.count(named.rstrip("/")) > 1
+            if not _is_elsewhere(named) and layout.find_folder(named) is None and not is_made:
+                said = f"{flag} {named}: there is no such folder here"
+                found.append(Finding("action", shown, line, said, "create or bring it"))
+    for flag in ("--ts-config", "--log-config"):
+        for named in given.get(flag, [])[:1]:
+            is_of_machine = flag == "--log-config" and Path(named).is_absolute()
+            if not _is_elsewhere(named) and layout.find_file(named) is None and not is_of_machine:
+                said = f"{flag} {named}: there is no such file here"
+                found.append(Finding("action", shown, line, said, "bring it, or leave the flag out"))
+    for location in given.get("--models", []):
+        place = location.partition("=")[2] if re.match(r"[\w.\-]+=", location) else location
+        found += judge_location(place, "--models", shown, line, layout, overview.allowed_urls)
+    if "--model-store" not in given and "--stop" not in given and not given.keys() & _ASKS and not overview.has_store:
+        said = "no model store is named, here or in the settings"
+        found.append(Finding("action", shown, line, said, "give --model-store, or set model_store"))
+    yield from found
+    if not any(each.verdict == "action" for each in found):
         yield Finding("works", shown, line, "torchserve " + " ".join(words))
+
+
+def _by_flag(words: list[str]) -> dict[str, list[str]]:
+    """The flags of a command and what follows each, before the next."""
+    given: dict[str, list[str]] = {}
+    flag = ""
+    for word in words:
+        if word.startswith("-"):
+            flag, equals, value = word.partition("=")
+            given.setdefault(flag, []).extend([value] if equals else [])
+        elif flag:
+            given[flag].append(word)
+    return given
+
+
+def _judge_flag(flag: str, flags: Collection[str], shown: str, line: int) -> Iterator[Finding]:
+    """A flag in full, or so much of one that no other begins like it."""
+    if flag in flags or _is_elsewhere(flag):
+        return
+    meant = [each for each in flags if flag.startswith("--") and each.startswith(flag)]
+    if len(meant) > 1:
+        said = f"{flag} may mean {' or '.join(sorted(meant))}"
+        yield Finding("action", shown, line, said, "write the one that is meant in full")
+    elif not meant:
+        yield Finding("action", shown, line, f"{flag} is no flag of torchserve", "see torchserve --help")
+
+
+def _is_elsewhere(named: str) -> bool:
+    return any(mark in named for mark in _ELSEWHERE)

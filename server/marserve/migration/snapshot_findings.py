@@ -1,53 +1,63 @@
-"""Judges a snapshot (`logs/config/*.cfg`): whether what it would load is in the store."""
+"""Judges snapshots (`logs/config/*.cfg`): whether what the newest would load is in the store. The others are not read."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-from marserve.errors import BadSettings
+from marserve.errors import BadSettings, MarserveError
 from marserve.migration.findings import Finding
 from marserve.migration.layout import Layout
+from marserve.registry.snapshot import read_models
 from marserve.settings.load import read_properties
+from marserve.settings.snapshot_files import FolderSnapshots
+
+_INSTEAD = "delete it, or start with --ncs"
 
 
-def judge_snapshot(file: Path, layout: Layout) -> Iterator[Finding]:
-    """Every model version that a snapshot names."""
-    shown = layout.shown(file)
+def judge_snapshots(layout: Layout) -> Iterator[Finding]:
+    """The newest of each folder, and what else lies there."""
+    for folder in sorted({file.parent for file in layout.snapshots}):
+        snapshots = FolderSnapshots(folder)
+        try:
+            newest, strays = snapshots.newest(), snapshots.strays()
+        except OSError as error:
+            yield Finding("action", layout.shown(folder), 0, f"it cannot be read: {error.strerror}", _INSTEAD)
+            continue
+        for stray in strays:
+            yield Finding(
+                "differs", layout.shown(folder / stray), 0, "not called as snapshots are, so it is left alone"
+            )
+        if newest is not None:
+            yield from _judge_snapshot(newest[1], layout.shown(folder / newest[0]), layout)
+
+
+def judge_models(text: str, shown: str, line: int, layout: Layout) -> Iterator[Finding]:
+    """Every model version that the text of a `model_snapshot` names; nothing where all is well."""
     try:
-        entries = {name: (text, line) for name, text, line in read_properties(file.read_bytes(), shown)}
-    except (OSError, BadSettings):
-        yield Finding("action", shown, 0, "it cannot be read", "delete it, or start with --ncs")
+        versions = read_models(text)
+    except MarserveError as error:
+        yield Finding("action", shown, line, error.message.rstrip("."), _INSTEAD)
+        return
+    for each in versions:
+        if each.archive not in layout.archive_names and layout.has_archives:
+            yield Finding(
+                *("action", shown, line, f"{each.model} {each.version} is {each.archive}, which is in no store here"),
+                "bring the archive, or drop the model: nothing is started without it",
+            )
+
+
+def _judge_snapshot(data: bytes, shown: str, layout: Layout) -> Iterator[Finding]:
+    try:
+        entries = {name: (text, line) for name, text, line in read_properties(data, shown)}
+    except BadSettings:
+        yield Finding("action", shown, 0, "it cannot be read", _INSTEAD)
         return
     if "model_snapshot" not in entries:
-        yield Finding("differs", shown, 0, "it is no snapshot: it has no model_snapshot")
+        yield Finding("differs", shown, 0, "it names no models: it has no model_snapshot")
         return
     text, line = entries["model_snapshot"]
-    try:
-        models = _models(json.loads(text))
-    except (ValueError, TypeError, AttributeError):
-        yield Finding(
-            "action", shown, line, "model_snapshot is no JSON that names models", "delete it, or start with --ncs"
-        )
-        return
-    archives = {path.name for path in layout.archives} | {path.parent.name for path in layout.archives}
-    missing = False
-    for model, version, archive in models:
-        if archive and Path(archive).name not in archives and layout.find_folder(archive) is None:
-            missing = True
-            yield Finding(
-                *("action", shown, line, f"{model} {version} is {archive}, which is in no store here"),
-                "bring the archive, or delete the snapshot (it is read at the next start unless --ncs is given)",
-            )
-    if not missing:
-        yield Finding("works", shown, line, f"a snapshot of {len(models)} model versions; it is read at the next start")
-
-
-def _models(snapshot: Any) -> list[tuple[str, str, str]]:
-    return [
-        (model, version, str(entry.get("marName") or ""))
-        for model, versions in snapshot["models"].items()
-        for version, entry in versions.items()
-    ]
+    found = list(judge_models(text, shown, line, layout))
+    yield from found
+    if not found:
+        said = f"a snapshot of {len(read_models(text))} model versions; read at the next start unless a file is named"
+        yield Finding("works", shown, line, said)

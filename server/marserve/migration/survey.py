@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from marserve.errors import BadSettings
-from marserve.migration.archive_findings import judge_archive
+from marserve.migration.archive_findings import judge_archive, judge_model_folder
+from marserve.migration.deployment_findings import judge_deployment
 from marserve.migration.findings import Finding, in_order
 from marserve.migration.layout import Layout, find_layout
+from marserve.migration.overview import Overview, read_overview
+from marserve.migration.package_findings import judge_packages
 from marserve.migration.script_findings import judge_script
 from marserve.migration.settings_findings import judge_settings
-from marserve.migration.snapshot_findings import judge_snapshot
-from marserve.settings.load import read_properties
+from marserve.migration.snapshot_findings import judge_snapshots
 
 
 def survey(root: Path, *, flags: Collection[str], environment: Mapping[str, str]) -> list[Finding]:
@@ -22,27 +22,36 @@ def survey(root: Path, *, flags: Collection[str], environment: Mapping[str, str]
     `flags` are the flags of `torchserve` here. Raises NotADirectoryError where there is no such folder.
     """
     layout = find_layout(root)
+    overview = read_overview(layout)
     findings: list[Finding] = []
-    installs = False
-    allowed_urls: list[str] = []
     for file in layout.configs:
-        findings += judge_settings(file, layout, environment)
-        installs = installs or _says(file, "install_py_dep_per_model")
-        allowed_urls += _allowed_urls(file)
+        findings += judge_settings(file, layout, overview, environment)
     for file in layout.archives:
-        findings += judge_archive(file, layout.shown(file), installs_requirements=installs, allowed_urls=allowed_urls)
+        findings += judge_archive(file, layout.shown(file), overview, layout)
+    for folder in layout.model_folders:
+        findings += judge_model_folder(folder, layout.shown(folder), overview)
     for file in layout.scripts:
-        findings += judge_script(file, layout, flags)
-    for file in layout.snapshots:
-        findings += judge_snapshot(file, layout)
-    findings += _judge_together(layout)
+        findings += judge_script(file, layout, overview, flags)
+    for file in layout.deployments:
+        findings += judge_deployment(file, layout, overview, flags)
+    for file in layout.package_lists:
+        findings += judge_packages(file, layout.shown(file))
+    findings += judge_snapshots(layout)
+    findings += _judge_rest(layout, overview)
     return in_order(dict.fromkeys(findings))
 
 
-def _judge_together(layout: Layout) -> Iterator[Finding]:
+def _judge_rest(layout: Layout, overview: Overview) -> Iterator[Finding]:
+    for file in layout.key_files:
+        if overview.has_tokens:
+            said = "its keys are TorchServe's; new ones are made at each start, and the file is removed at the end"
+            yield Finding("differs", layout.shown(file), 0, said)
+    for file in layout.log_configs:
+        said = "is not read; see log_level, log_format, log_location and metrics_location"
+        yield Finding("differs", layout.shown(file), 0, said)
     if layout.cut_short:
         yield Finding("action", ".", 0, "there are more files than were looked at", "survey its parts one by one")
-    if not layout.configs and not layout.archives and not layout.scripts:
+    if not layout.configs and not layout.has_archives and not layout.scripts:
         yield Finding(
             *(
                 "action",
@@ -52,29 +61,3 @@ def _judge_together(layout: Layout) -> Iterator[Finding]:
             ),
             "name the folder that holds config.properties or the model store",
         )
-
-
-def _says(file: Path, name: str) -> bool:
-    return any(text.strip().lower() == "true" for text in _values(file, name))
-
-
-def _allowed_urls(file: Path) -> list[str]:
-    """The patterns of `allowed_urls` that are any; others are found with the settings."""
-    patterns = [part.strip() for text in _values(file, "allowed_urls") for part in text.split(",") if part.strip()]
-    return [pattern for pattern in patterns if _is_pattern(pattern)]
-
-
-def _is_pattern(text: str) -> bool:
-    try:
-        re.compile(text)
-    except re.error:
-        return False
-    return True
-
-
-def _values(file: Path, name: str) -> list[str]:
-    """What a file of settings gives a key."""
-    try:
-        return [text for key, text, _ in read_properties(file.read_bytes(), file.name) if key == name]
-    except (OSError, BadSettings):
-        return []

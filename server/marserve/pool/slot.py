@@ -351,6 +351,8 @@ class Life:
         self._hang_up: asyncio.TimerHandle | None = None
         self._has_answered = False
         self._is_held = False
+        self._runs_many = owner.options.is_concurrent
+        self._runs_in_steps = owner.options.continuous_batching
         self._ended = 0
         self._heard_at = 0.0
         self._awaited_number = 0
@@ -490,7 +492,7 @@ class Life:
 
     def mark_cancelled(self, number: int, index: int) -> None:
         """Tell the worker that an item is no longer wanted: by the page, as long as it does not read."""
-        if self._owner.options.is_concurrent:
+        if self._runs_many:
             self._client.cancel(number, index)
         elif self._page is not None:
             self._page.cancel(number, index)
@@ -534,7 +536,7 @@ class Life:
                 dispatcher.tell(batch, now)
         self._note_answer()
         for (message, bodies), batch in zip(ended, landed, strict=True):
-            self.requests += dispatcher.ended_in(batch)
+            self.requests += dispatcher.ended_in(batch) if self._runs_in_steps else len(message.results)
             if owner.certifier.samples_batches:
                 owner.certifier.note(batch.flight, message, bodies)
         owner.batch_ended()
@@ -573,7 +575,7 @@ class Life:
 
     def _check_ended(self, number: int) -> None:
         """A batch is answered after it was run: who answers before answers for what he has not seen."""
-        if self._owner.options.is_concurrent:
+        if self._runs_many:
             self._ended += 1
             number = self._ended  # they end in any order
         if self._page is None or self._page.finished < number:

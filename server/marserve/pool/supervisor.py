@@ -433,8 +433,12 @@ class Pool:
 
     def batch_ended(self) -> None:
         """A batch ended, or a worker did."""
-        dispatcher = self.dispatcher
-        if len(dispatcher.queue) or dispatcher.keeps_time:
+        dispatcher, options = self.dispatcher, self.options
+        if dispatcher.keeps_time or (
+            # As in `submit`: a timer that is due within the batch delay is due before who waits can need one.
+            len(dispatcher.queue)
+            and (options.batch_policy == "goal" or self._wake_at > time.monotonic() + options.max_batch_delay_s)
+        ):
             self._set_wake()
         if self._waiters:
             self._notify()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marserve.registry.call_modes import PLAIN_NAMES, SequenceHeaderNames
+from marserve.registry.snapshot import SnapshotVersion
 from marserve.settings.values import Models
 
 Progress = Literal["done", "begun", "partial"]
@@ -55,7 +56,7 @@ class RegisterParameters:
 
     `warnings` are sentences about what the surface took for not given; they are logged and shown by describe.
     `workflow` is the workflow that the version is a node of; with `is_function` it is one of its functions, which the
-    list of models leaves out.
+    list of models leaves out. `restored` is what a snapshot says of the version: it goes before all else.
     """
 
     url: str
@@ -71,6 +72,7 @@ class RegisterParameters:
     warnings: tuple[str, ...] = ()
     workflow: str | None = None
     is_function: bool = False
+    restored: SnapshotVersion | None = None
 
 
 @dataclass(frozen=True, slots=True)

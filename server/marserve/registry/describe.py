@@ -25,7 +25,7 @@ class Facts:
     """What does not change while a version is registered. `url` is the word it was registered with.
 
     `workflow` is the workflow that it is a node of, None for a model by itself; `is_function`: one of its functions.
-    `requirements` is what became of the archive's own, None where it has none.
+    `requirements` is what became of the archive's own, None where it has none. `is_restored`: from a snapshot.
     """
 
     url: str
@@ -37,6 +37,7 @@ class Facts:
     workflow: str | None = None
     is_function: bool = False
     requirements: Mapping[str, Any] | None = None
+    is_restored: bool = False
 
 
 def describe_version(

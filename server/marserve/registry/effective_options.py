@@ -10,18 +10,21 @@ Highest first (the contract's table of registration, in the form that its record
     runtime                          `models`, request, manifest
     the rest                         archive, default
 
+A version that is restored from a snapshot is served as that says, whatever the others say.
+
 What is set to a value that cannot be meant counts as not set, and a sentence about it goes to the version's warnings.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from marserve.archive.model_config import ModelConfig
 from marserve.pool.options import PoolOptions
 from marserve.registry.call_modes import PLAIN_NAMES, SequenceHeaderNames, read_call_mode
 from marserve.registry.parallel import read_parallel
+from marserve.registry.snapshot import SnapshotVersion
 from marserve.settings import ModelDefaults
 
 RUNTIMES = ("python", "python3")
@@ -68,14 +71,21 @@ def effective_options(
     defaults: OptionDefaults,
     at_startup: bool,
     gpu_count: int,
+    restored: SnapshotVersion | None = None,
 ) -> tuple[PoolOptions, list[str]]:
     """The options that a version's pool runs with, and sentences about what was not used.
 
     `configured` is the version's entry of the `models` setting; its workers count only at start-up. `gpu_count` is
-    how many accelerators the server may use. Raises NotEnoughDevices where one worker of the model needs more.
+    how many accelerators the server may use. `restored` goes before all of it. Raises NotEnoughDevices where one
+    worker of the model needs more.
     """
     warnings: list[str] = []
-    minimum, maximum = _workers(requested, archive, configured, defaults.workers, at_startup, warnings)
+    if restored is None:
+        minimum, maximum = _workers(requested, archive, configured, defaults.workers, at_startup, warnings)
+    else:
+        requested, archive = _as_restored(archive, restored)
+        may_sleep = archive.idle_timeout_s is not None
+        minimum, maximum = restored.min_workers, restored.max_workers if restored.min_workers or may_sleep else 0
     policy = archive.batch_policy
     if policy == "goal" and archive.latency_goal_s is None:
         warnings.append("batchPolicy goal of the model's configuration is not used: it needs latencyGoalMs")
@@ -161,6 +171,17 @@ def effective_options(
     if not archive.samples and (archive.warm_up or archive.batch_check in ("warn", "refuse")):
         warnings.append("warmUp and batchCheck of the model's configuration are not used: it has no samples")
     return options, warnings
+
+
+def _as_restored(archive: ModelConfig, restored: SnapshotVersion) -> tuple[RequestedOptions, ModelConfig]:
+    """What a registration and the archive would have said to come to the values of the snapshot."""
+    requested = RequestedOptions(batch_size=restored.batch_size, max_batch_delay_s=restored.max_batch_delay_s)
+    return requested, replace(
+        archive,
+        response_timeout_s=restored.response_timeout_s,
+        startup_timeout_s=restored.startup_timeout_s,
+        parallel_level=restored.parallel_level or archive.parallel_level,
+    )
 
 
 def effective_runtime(requested: str | None, configured: ModelDefaults, manifest: str | None) -> str:

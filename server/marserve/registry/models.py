@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from marserve.errors import (
@@ -45,9 +45,9 @@ from marserve.registry.intake import Intake, Unpacked
 from marserve.registry.plan import Plan, check_parameters, make_plan
 from marserve.registry.ports import EnvironmentsLike, JobLike, MetricsBook, PoolFactory, PoolLike
 from marserve.registry.readiness import Readiness, Standing, judge
+from marserve.registry.snapshot import SnapshotVersion, archive_name
 from marserve.registry.startup import models_to_load
 from marserve.registry.traffic import choose_version
-from marserve.settings import ModelToLoad
 from marserve.settings.values import LoadModels
 from marserve.store.fetch_guard import hide_query
 
@@ -117,13 +117,19 @@ class Registry:
         make_pool: PoolFactory,
         metrics: MetricsBook,
         environments: EnvironmentsLike | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`environments` is where requirements are installed; they are where `options` say so."""
+        """`environments` is where requirements are installed; they are where `options` say so.
+
+        `on_change` is called after a change of what `snapshot` tells that somebody asked for.
+        """
         self._options = options
         self._intake = intake
         self._make_pool = make_pool
         self._metrics = metrics
         self._environments = environments
+        self._on_change = on_change
+        self._unrestored: dict[tuple[str, str], SnapshotVersion] = {}
         self._installations = Installations()
         self._models: dict[str, _Model] = {}
         self._leaving: set[_Version] = set()
@@ -191,9 +197,11 @@ class Registry:
         version = await self._admit(parameters, unpacked)
         workers = version.min_workers
         if not workers:
+            self._note_change(version)
             return Registered(version.model, version.name, 0, "done")
         if not parameters.synchronous:
             self._follow(self._settle(version))
+            self._note_change(version)
             return Registered(version.model, version.name, workers, "begun")
         try:
             is_ready = await self._wait_until_ready(version)
@@ -203,6 +211,7 @@ class Registry:
                 self._remove(version)
                 await self._retire(version, drain_s=0.0)
             raise
+        self._note_change(version)
         return Registered(version.model, version.name, workers, "done" if is_ready else "partial")
 
     async def _take_in(self, url: str) -> Unpacked:
@@ -295,60 +304,94 @@ class Registry:
     async def _load_at_start(self, load_models: LoadModels) -> None:
         if load_models:
             names = await asyncio.to_thread(self._intake.store.names)
-            models = models_to_load(load_models, names)
-            # Read side by side, published in the order of the setting: it decides which version is the default.
-            takes = [(model, asyncio.create_task(self._take_in(model.url))) for model in models]
-            # What is installed for one of them must not keep the others waiting, but for those of the same name.
-            latest: dict[str, asyncio.Task[None]] = {}
-            for model, take in takes:
-                await self._load_one_at_start(model, take, latest)
-            if latest:
-                await asyncio.wait(latest.values())
+            await self._load_all_at_start(
+                [
+                    RegisterParameters(url=model.url, model_name=model.name, synchronous=False)
+                    for model in models_to_load(load_models, names)
+                ]
+            )
         self._has_tried_startup = True
 
+    async def restore(self, versions: Sequence[SnapshotVersion]) -> None:
+        """Load what a snapshot has, in place of `load_at_start`. Returns when all were tried.
+
+        What cannot be loaded is logged and left out; it stays in the snapshots that follow, so that a restart with the
+        archive mended has it back.
+        """
+        await self._carry_through(self._restore(versions))
+
+    async def _restore(self, versions: Sequence[SnapshotVersion]) -> None:
+        await self._load_all_at_start(
+            [
+                RegisterParameters(
+                    url=version.archive,
+                    model_name=version.model,
+                    handler=version.handler,
+                    synchronous=False,
+                    restored=version,
+                )
+                for version in versions
+            ]
+        )
+        self._has_tried_startup = True
+
+    async def _load_all_at_start(self, models: Sequence[RegisterParameters]) -> None:
+        # Read side by side, published in the order of the setting: it decides which version is the default.
+        takes = [(model, asyncio.create_task(self._take_in(model.url))) for model in models]
+        # What is installed for one of them must not keep the others waiting, but for those of the same name.
+        latest: dict[str, asyncio.Task[None]] = {}
+        for model, take in takes:
+            await self._load_one_at_start(model, take, latest)
+        if latest:
+            await asyncio.wait(latest.values())
+
     async def _load_one_at_start(
-        self, model: ModelToLoad, take: asyncio.Task[Unpacked], latest: dict[str, asyncio.Task[None]]
+        self, parameters: RegisterParameters, take: asyncio.Task[Unpacked], latest: dict[str, asyncio.Task[None]]
     ) -> None:
         """Load one archive; returns when it is loaded, or when only its requirements are waited for.
 
         `latest` are the models that wait for some, by name: the next version of such a name waits for it in turn.
         """
-        parameters = RegisterParameters(url=model.url, model_name=model.name, synchronous=False)
         try:
-            plan = await self._plan(parameters, await take, is_at_startup=True)
+            plan = await self._plan(parameters, await take, is_at_startup=parameters.restored is None)
         except Exception as error:
-            self._note_startup_failure(model, error)
+            self._note_startup_failure(parameters, error)
             return
         before = latest.get(plan.facts.options.model)
         if plan.wanted is None and before is None:
-            await self._establish_at_start(model, parameters, plan)
+            await self._establish_at_start(parameters, plan)
         else:
-            work = self._establish_at_start(model, parameters, plan, before)
+            work = self._establish_at_start(parameters, plan, before)
             latest[plan.facts.options.model] = self._follow(work)
 
     async def _establish_at_start(
-        self, model: ModelToLoad, parameters: RegisterParameters, plan: Plan, before: asyncio.Task[None] | None = None
+        self, parameters: RegisterParameters, plan: Plan, before: asyncio.Task[None] | None = None
     ) -> None:
         try:
             if before is not None:
                 await asyncio.wait([before])
             version = await self._establish(parameters, plan)
         except Exception as error:
-            self._note_startup_failure(model, error)
+            self._note_startup_failure(parameters, error)
             return
+        if parameters.restored is not None and parameters.restored.is_default:
+            self._models[version.model].default = version.name
         if version.model not in self._startup_models:
             self._startup_models.append(version.model)
         if not version.is_settled:
             self._follow(self._settle(version))
 
-    def _note_startup_failure(self, model: ModelToLoad, error: Exception) -> None:
+    def _note_startup_failure(self, parameters: RegisterParameters, error: Exception) -> None:
+        restored = parameters.restored
+        if restored is not None:
+            self._unrestored[restored.model, restored.version] = restored
         # A border: whatever is wrong with one archive must not keep the server from starting with the others.
         is_known = isinstance(error, MarserveError)
         sentence = str(error) if is_known else "an unexpected error; the log says more"
         log.error(
-            "Failed to load model: %s (%s)", hide_query(model.url), sentence, exc_info=None if is_known else error
+            "Failed to load model: %s (%s)", hide_query(parameters.url), sentence, exc_info=None if is_known else error
         )
-        self._startup_failures.append(f"{hide_query(model.url)} was not loaded: {sentence}")
+        self._startup_failures.append(f"{hide_query(parameters.url)} was not loaded: {sentence}")
 
     # ------------------------------------------------------------------------------------------- scale
 
@@ -373,6 +416,7 @@ class Registry:
         chosen.min_workers, chosen.max_workers = min_workers, max_workers
         may_sleep = chosen.facts.options.idle_timeout_s is not None
         chosen.pool.scale(min_workers, max_workers if min_workers or may_sleep else 0)
+        self._note_change(chosen)
         if not synchronous:
             self._follow(self._settle(chosen))
             return Scaled(model, version, min_workers, "begun")
@@ -412,6 +456,7 @@ class Registry:
             raise Draining
         chosen = self._find(model, version)
         chosen.pool.reconfigure(batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
+        self._note_change(chosen)
         options = chosen.pool.options
         log.info(
             "Model %s version %s: batch size %d, batch delay %g s",
@@ -489,6 +534,9 @@ class Registry:
         Raises ModelNotFound, VersionNotFound, DefaultVersionInUse, and CleanUpTimedOut when ending its workers takes
         too long; that then goes on behind the caller's back. One whose requirements are being installed is given up.
         """
+        for key in [key for key in self._unrestored if key[0] == model and version in (None, key[1])]:
+            del self._unrestored[key]
+            self._on_change()
         being_installed = self._installations.find(model, version)
         if being_installed and (model not in self._models or version is not None):
             for claim in being_installed:
@@ -500,6 +548,7 @@ class Registry:
         if chosen.name == entry.default and len(entry.versions) > 1:
             raise DefaultVersionInUse(model)
         self._remove(chosen)
+        self._note_change(chosen)
         await self._carry_through(self._retire(chosen, drain_s=self._options.unregister_timeout_s))
 
     def set_default(self, model: str, version: str) -> None:
@@ -508,6 +557,38 @@ class Registry:
         if version not in entry.versions:
             raise VersionNotFound(model, version, f"Model version {version} does not exist for model {model}")
         entry.default = version
+        self._note_change(entry.versions[version])
+
+    # ------------------------------------------------------------------------------------------- snapshots
+
+    def snapshot(self) -> list[SnapshotVersion]:
+        """Every version as a later start would have it back. Nodes of workflows are left out."""
+        listed = [self._as_snapshot(version) for version in self._all() if version.facts.workflow is None]
+        names = {(version.model, version.version) for version in listed}
+        return [*listed, *(version for key, version in self._unrestored.items() if key not in names)]
+
+    def _as_snapshot(self, version: _Version) -> SnapshotVersion:
+        facts, own = version.facts, version.plan.unpacked.manifest.handler or self._options.default_handler
+        handler = version.plan.load.handler
+        return SnapshotVersion(
+            model=version.model,
+            version=version.name,
+            archive=archive_name(facts.url),
+            is_default=self._models[version.model].default == version.name,
+            min_workers=version.min_workers,
+            max_workers=version.max_workers,
+            batch_size=version.pool.options.batch_size,
+            max_batch_delay_s=version.pool.options.max_batch_delay_s,
+            response_timeout_s=facts.options.response_timeout_s,
+            startup_timeout_s=facts.options.startup_timeout_s,
+            runtime=facts.runtime,
+            parallel_level=facts.config.parallel_level,
+            handler=handler if handler != own else None,
+        )
+
+    def _note_change(self, version: _Version) -> None:
+        if version.facts.workflow is None:
+            self._on_change()
 
     # ------------------------------------------------------------------------------------------- health
 
@@ -538,7 +619,7 @@ class Registry:
                 version.name,
                 version.min_workers,
                 version.pool.ready_workers,
-                version.facts.is_at_startup,
+                version.facts.is_at_startup or version.facts.is_restored,
                 version.is_settled,
                 version.facts.options.readiness_rule,
                 version.pool.wanted_workers,

@@ -184,6 +184,8 @@ def _facts(
     is_at_startup: bool,
 ) -> Facts:
     configured = server.models.get(model, {}).get(version, ModelDefaults())
+    if parameters.restored is not None and parameters.restored.max_workers > MOST_WORKERS:
+        raise BadInput(f"maxWorkers of the snapshot must be {MOST_WORKERS} or less.")
     requested = RequestedOptions(
         workers=parameters.initial_workers,
         batch_size=parameters.batch_size,
@@ -209,8 +211,11 @@ def _facts(
         ),
         at_startup=is_at_startup,
         gpu_count=server.gpu_count,
+        restored=parameters.restored,
     )
     runtime = effective_runtime(parameters.runtime, configured, unpacked.manifest.runtime)
+    if parameters.restored is not None:
+        runtime = parameters.restored.runtime
     if runtime not in RUNTIMES:
         raise BadArchive("Runtime is not defined or invalid.")
     return Facts(
@@ -228,6 +233,7 @@ def _facts(
         ),
         workflow=parameters.workflow,
         is_function=parameters.is_function,
+        is_restored=parameters.restored is not None,
     )
 
 

@@ -1,12 +1,12 @@
 """Finds each key's value: which file is read, and what goes before what.
 
 `torchserve …` keeps TorchServe's order. Exactly one file is read: `TS_CONFIG_FILE`, else `--ts-config`, else the
-newest snapshot (with `config_snapshots`), else `config.properties` in the working directory, else none. Flags go before the file; where the file itself says
-`enable_envvars_config=true`, `TS_…` variables go before both. `marserve …` puts a flag before `MARSERVE_…` before the
-file (a file's `enable_envvars_config=true` lets `TS_…` variables in between). Four variables are always read, as by
-TorchServe: `LOG_LOCATION`, `TEMP`, `TS_OPEN_INFERENCE_PROTOCOL`, `TS_MODEL_SERVER_HOME`. So are Vertex AI's
-`AIP_HEALTH_ROUTE` and `AIP_PREDICT_ROUTE`, and `AIP_HTTP_PORT` where nothing else names the inference address. Keys
-that TorchServe does not have are set by `MARSERVE_…` under both.
+newest snapshot (with `config_snapshots`), else `config.properties` in the working directory, else none. Flags go
+before the file; where the file itself says `enable_envvars_config=true`, `TS_…` variables go before both. `marserve
+…` puts a flag before `MARSERVE_…` before the file (a file's `enable_envvars_config=true` lets `TS_…` variables in
+between). Four variables are always read, as by TorchServe: `LOG_LOCATION`, `TEMP`, `TS_OPEN_INFERENCE_PROTOCOL`,
+`TS_MODEL_SERVER_HOME`. So are Vertex AI's `AIP_HEALTH_ROUTE` and `AIP_PREDICT_ROUTE`, and `AIP_HTTP_PORT` where
+nothing else names the inference address. Keys that TorchServe does not have are set by `MARSERVE_…` under both.
 
 `$$NAME$$` in a file's value is replaced by that variable in any case.
 """
@@ -153,9 +153,11 @@ def _find_snapshot(
     found = sources.working_directory / CONFIG_FILE
     if found.is_file():
         # What it says of anything else counts only if there is no snapshot.
-        for name, text, line in read_properties(_read_bytes(found, CONFIG_FILE), CONFIG_FILE):
+        for name, value, line in read_properties(_read_bytes(found, CONFIG_FILE), CONFIG_FILE):
             if name in ("config_snapshots", "log_location"):
-                before.origins[name] = [Origin(f"{CONFIG_FILE}, line {line}", text)]
+                where = f"{CONFIG_FILE}, line {line}"
+                text = _replace_variables(value, name, where, sources.environment)
+                before.origins[name] = [Origin(where, text)]
     _read_flags_and_environment(flags, before)
     if not _effective(KEYS["config_snapshots"], before):
         return None
@@ -171,10 +173,12 @@ def _find_snapshot(
             source=store.where,
         ) from error
     for stray in strays[:3]:
-        sources.warnings.append(f"{_show(folder.folder / stray, sources)} is not called as snapshots are; it is ignored")
+        sources.warnings.append(
+            f"{_show(folder.folder / stray, sources)} is not called as snapshots are; it is ignored"
+        )
     if newest is None:
         return None
-    name, text = newest
+    name, data = newest
     path = folder.folder / name if store is folder else None
     shown = name if path is None else _show(path, sources)
     passed_over = f"; {CONFIG_FILE} is not read" if found.is_file() else ""
@@ -182,7 +186,7 @@ def _find_snapshot(
         f"Settings and models are restored from the newest snapshot, {shown} (in {store.where}){passed_over}. To start "
         "without it use --ncs (config_snapshots=false), or name a file with --ts-config"
     )
-    return _Snapshot(shown, text, path)
+    return _Snapshot(shown, data, path)
 
 
 def _show(path: Path, sources: _Sources) -> str:

@@ -127,7 +127,7 @@ def snapshot_name(kind: SnapshotKind, now: datetime, after: str | None = None) -
 
 
 def effective_properties(settings: Settings, facts: Mapping[str, str], version: str) -> dict[str, str]:
-    """The lines of a snapshot, but for its models: what was given to the server, wherever it was given.
+    """The lines of a snapshot, but for its models: what was given to the server, as it was written, wherever it was.
 
     `facts` are keys whose value was found and not given. Left out is what is secret (it is read again from the file
     that `tsConfigFile` names), addresses of archives that may carry a key, and what platforms say by variables, which
@@ -144,7 +144,7 @@ def effective_properties(settings: Settings, facts: Mapping[str, str], version: 
         )
         if is_told_again or (name == "load_models" and _names_addresses(settings)):
             continue
-        lines[name] = origin.raw if origin.raw is not None else key.kind.write(getattr(settings, name))
+        lines[name] = origin.text if origin.raw is None else origin.raw
     found = {name: value for name, value in facts.items() if name not in lines}
     return {**lines, **found, FACTS: ",".join(found)}
 

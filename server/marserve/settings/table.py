@@ -938,8 +938,8 @@ class Settings:
         None,
         "Folder of Java plug-ins.",
         KEPT,
-        accepts="Java plug-ins are not loaded; sagemaker_endpoints=true stands in for SageMaker's, and installed Python "
-        "packages for others (entry points marserve.endpoints and marserve.snapshots)",
+        accepts="Java plug-ins are not loaded; sagemaker_endpoints=true stands in for SageMaker's, and installed "
+        "Python packages for others (entry points marserve.endpoints and marserve.snapshots)",
     )
     NUM_WORKERS: int = _key(
         INT,

@@ -28,7 +28,9 @@ class Histogram:
 
     def observe_all(self, values: Sequence[float]) -> None:
         """Count each of these values; those of one batch mostly fall between the same two bounds."""
-        if not values:
+        if len(values) < 2:
+            for value in values:
+                self.observe(value)
             return
         bounds = self.bounds
         first = bisect_left(bounds, min(values))

@@ -308,7 +308,7 @@ class WorkerLoop:
         except BaseException as error:  # a cancelled coroutine's, an author's own: all of them are the handler's
             failure = raised(number, time.monotonic() - handler_began, error)
         handler_s = time.monotonic() - handler_began
-        if failure is None:
+        if failure is None and (type(answered) is not list or len(answered) != len(rows)):
             failure = misfit(number, handler_s, answered, len(rows))
         if failure is None and is_continuous:
             failure = self._end_step(number, handler_s, answered)

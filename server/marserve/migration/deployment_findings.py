@@ -1,0 +1,136 @@
+"""Judges what deploys the server: files of Docker compose, Kubernetes and KServe. Parsed where they are YAML.
+
+Templates, which are none until they are filled in, are read line by line as scripts are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from marserve.migration.findings import Finding
+from marserve.migration.layout import Layout
+from marserve.migration.overview import Overview
+from marserve.migration.script_findings import judge_command, judge_image, judge_lines, judge_variable
+from marserve.migration.settings_findings import judge_text
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 64
+# In the order in which a container runs them: an image's program, or compose's; then Kubernetes' arguments.
+_COMMANDS = ("entrypoint", "command", "args")
+_PROGRAM = "torchserve"
+_SPEAKS_OF_IT = (_PROGRAM, "TS_")
+
+
+def judge_deployment(file: Path, layout: Layout, overview: Overview, flags: Collection[str]) -> Iterator[Finding]:
+    """Every image, command, variable and file of settings in it that has to do with the server."""
+    shown = layout.shown(file)
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            return
+        text = file.read_text("utf-8", "replace")
+    except OSError as error:
+        yield Finding("action", shown, 0, f"it cannot be read: {error.strerror}", "look at it yourself")
+        return
+    if not any(word in text for word in _SPEAKS_OF_IT):
+        return
+    try:
+        documents = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None]
+    except (yaml.YAMLError, RecursionError):
+        yield from judge_lines(text, shown, 0, layout, overview, flags)
+        return
+    judge = _Judge(shown, text, layout, overview, flags)
+    for document in documents:
+        yield from judge.walk(document, 0)
+
+
+@dataclass(frozen=True)
+class _Judge:
+    shown: str
+    text: str
+    layout: Layout
+    overview: Overview
+    flags: Collection[str]
+
+    def walk(self, node: yaml.Node, depth: int) -> Iterator[Finding]:
+        if depth > MAX_DEPTH:
+            return
+        if isinstance(node, yaml.SequenceNode):
+            for each in node.value:
+                yield from self.walk(each, depth + 1)
+        if not isinstance(node, yaml.MappingNode):
+            return
+        members = {key.value: value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
+        yield from self._command([members[name] for name in _COMMANDS if name in members])
+        for name, value in members.items():
+            if name in _COMMANDS:
+                continue
+            if name == "image" and isinstance(value, yaml.ScalarNode):
+                yield from judge_image(value.value, self.shown, _line(value))
+            elif name in ("environment", "env"):
+                yield from self._environment(value)
+            elif name.endswith(".properties") and isinstance(value, yaml.ScalarNode) and "log4j" not in name:
+                # A block's text begins in the line after its mark.
+                before = value.start_mark.line + (1 if value.style in ("|", ">") else 0)
+                yield from judge_text(value.value.encode(), self.shown, before, self.layout, self.overview)
+            else:
+                yield from self.walk(value, depth + 1)
+
+    def _command(self, parts: list[yaml.Node]) -> Iterator[Finding]:
+        words: list[yaml.ScalarNode] = []
+        for part in parts:
+            if isinstance(part, yaml.SequenceNode):
+                words += [each for each in part.value if isinstance(each, yaml.ScalarNode)]
+            elif isinstance(part, yaml.ScalarNode):
+                words.append(part)
+        for at, word in enumerate(words):
+            if " " in word.value.strip():
+                before = word.start_mark.line + (1 if word.style in ("|", ">") else 0)
+                yield from judge_lines(word.value, self.shown, before, self.layout, self.overview, self.flags)
+            elif Path(word.value).name == _PROGRAM:
+                yield from self._judge_words(word, words[at + 1 :])
+
+    def _judge_words(self, program: yaml.ScalarNode, following: list[yaml.ScalarNode]) -> Iterator[Finding]:
+        """What a command gets wrong stands at the line of the word that it is about."""
+        given = [each.value for each in following]
+        judged = judge_command(given, self.shown, _line(program), self.layout, self.overview, self.flags, self.text)
+        for found in judged:
+            about = [each for each in following if found.verdict != "works" and found.what.startswith(_flag_of(each))]
+            line = _line(about[0]) if about else found.line
+            yield Finding(found.verdict, found.file, line, found.what, found.fix)
+
+    def _environment(self, node: yaml.Node) -> Iterator[Finding]:
+        for name, value in _variables(node):
+            if name.value.startswith("TS_"):
+                yield judge_variable(name.value, value, self.shown, _line(name), self.layout, self.overview)
+
+
+def _variables(node: yaml.Node) -> Iterator[tuple[yaml.ScalarNode, str]]:
+    """Compose's mapping and list of `NAME=value`, and Kubernetes' list of names with values."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                yield key, value.value if isinstance(value, yaml.ScalarNode) else ""
+    elif isinstance(node, yaml.SequenceNode):
+        for each in node.value:
+            if isinstance(each, yaml.ScalarNode):
+                name, _, text = each.value.partition("=")
+                yield yaml.ScalarNode(each.tag, name, each.start_mark, each.end_mark), text
+            elif isinstance(each, yaml.MappingNode):
+                members = {key.value: value for key, value in each.value if isinstance(key, yaml.ScalarNode)}
+                if isinstance(members.get("name"), yaml.ScalarNode):
+                    value = members.get("value")
+                    yield members["name"], value.value if isinstance(value, yaml.ScalarNode) else ""
+
+
+def _flag_of(word: yaml.ScalarNode) -> str:
+    flag: str = word.value.partition("=")[0]
+    return flag if flag.startswith("-") else "\0"
+
+
+def _line(node: yaml.Node) -> int:
+    line: int = node.start_mark.line + 1
+    return line

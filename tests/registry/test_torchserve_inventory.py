@@ -1,0 +1,100 @@
+"""Every key that TorchServe reads from a model's configuration makes a difference, or reaches its handler.
+
+The list is the contract's inventory; each entry is a test.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from marserve.archive.model_config import ModelConfig, parse_model_config
+from marserve.pool.options import PoolOptions
+from marserve.pool.stateful import STREAM_HEADER
+from marserve.registry.call_modes import SequenceHeaderNames
+from marserve.registry.effective_options import OptionDefaults, RequestedOptions, effective_options
+from marserve.settings import ModelDefaults
+from support.shared import SHARED, shared
+
+INVENTORY = SHARED / "contract" / "torchserve_inventory.json"
+# What to write for a key, and what else it needs to count.
+EXAMPLES = {
+    "minWorkers": ("minWorkers: 2", "maxWorkers: 3"),
+    "maxWorkers": ("maxWorkers: 3", "minWorkers: 2"),
+    "batchSize": ("batchSize: 7", ""),
+    "maxBatchDelay": ("maxBatchDelay: 7", ""),
+    "responseTimeout": ("responseTimeout: 7", ""),
+    "startupTimeout": ("startupTimeout: 7", ""),
+    "deviceType": ("deviceType: cpu", ""),
+    "deviceIds": ("deviceIds: [2, 3]", ""),
+    "parallelType": ("parallelType: tp", "parallelLevel: 2"),
+    "parallelLevel": ("parallelLevel: 2", "parallelType: tp"),
+    "torchrun": ("torchrun: {nproc-per-node: 2}", "parallelType: tp"),
+    "maxRetryTimeoutInSec": ("maxRetryTimeoutInSec: 7", ""),
+    "clientTimeoutInMills": ("clientTimeoutInMills: 7", ""),
+    "jobQueueSize": ("jobQueueSize: 7", ""),
+    "useJobTicket": ("useJobTicket: true", ""),
+    "sequenceMaxIdleMSec": ("sequenceMaxIdleMSec: 7", "sequenceBatching: true"),
+    "sequenceTimeoutMSec": ("sequenceTimeoutMSec: 7", "sequenceBatching: true"),
+    "maxSequenceJobQueueSize": ("maxSequenceJobQueueSize: 7", "sequenceBatching: true"),
+    "maxNumSequence": ("maxNumSequence: 7", "sequenceBatching: true"),
+    "continuousBatching": ("continuousBatching: true", ""),
+    "sequenceBatching": ("sequenceBatching: true", ""),
+    "asyncCommunication": ("asyncCommunication: true", ""),
+}
+# Not options of a pool: it says how the version's requirements are installed (`registry/plan.py`).
+ELSEWHERE = {"useVenv"}
+
+pytestmark = pytest.mark.skipif(
+    not INVENTORY.is_file(), reason="the contract's inventory does not lie beside this checkout"
+)
+
+
+def inventory(key: str) -> list[Any]:
+    """One list of the inventory."""
+    entries: list[Any] = json.loads(INVENTORY.read_text())[key] if INVENTORY.is_file() else []
+    return entries
+
+
+def options_of(config: ModelConfig) -> PoolOptions:
+    """What a version with this configuration runs with, on a machine with four accelerators."""
+    options, _ = effective_options(
+        "m",
+        "1.0",
+        requested=RequestedOptions(),
+        archive=config,
+        configured=ModelDefaults(),
+        defaults=OptionDefaults(workers=1),
+        at_startup=False,
+        gpu_count=4,
+    )
+    return options
+
+
+@pytest.mark.parametrize("entry", inventory("model_config_keys"), ids=lambda entry: entry["key"])
+def test_every_key_of_a_model_s_configuration_counts(entry: dict[str, Any]) -> None:
+    """It makes a difference to the version, or the handler finds it in its context."""
+    key = entry["key"]
+    if entry.get("read_by") == "handler":
+        assert parse_model_config(f"{key}: {{a: 1}}".encode()).document == {key: {"a": 1}}
+        return
+    if key in ELSEWHERE:
+        assert parse_model_config(f"{key}: true".encode()).use_venv
+        return
+    text, needed = EXAMPLES[key]
+
+    with_key = options_of(parse_model_config(f"{text}\n{needed}\n".encode()))
+    without = options_of(parse_model_config(f"{needed}\n".encode()))
+
+    assert with_key != without
+
+
+def test_special_headers_are_those_of_the_inventory() -> None:
+    """The names by which clients and handlers speak of sequences and streams."""
+    listed = json.loads(shared("contract", "torchserve_inventory.json").read_text())
+    names = SequenceHeaderNames()
+
+    assert {*names} <= {*listed["special_request_headers"]}
+    assert {STREAM_HEADER, names.id, names.end} <= {*listed["special_response_headers"]}
