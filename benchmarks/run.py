@@ -31,6 +31,7 @@ import models
 import neighbour
 import peers
 import start
+import steps
 import workers
 from figures import Figure, document, table
 from load_generator import CannotMeasure, LoadGenerator
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "memory": memory.measure,
     "neighbour": neighbour.measure,
     "many_models": many_models.measure,
+    "steps": steps.measure,
     "goal": goal.measure,
 }
 # What takes many minutes is measured only when it is asked for by name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from marserve.lineage import VARIABLE, end_families, find_families
 from marserve.page import Page, create_page
+from support.descriptors import more_descriptors
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it is told by Linux's /proc")
 
@@ -44,6 +46,26 @@ def test_a_family_is_ended_and_nobody_else() -> None:
         assert own.wait(5) == child.wait(5) == -9
         assert parent.poll() is None
         assert other.poll() is None
+
+
+def test_a_family_is_ended_by_a_server_of_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptors have numbers beyond those that `select` takes."""
+    low = os.pidfd_open
+
+    def open_high(pid: int) -> int:
+        descriptor = low(pid)
+        try:
+            return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 1024)
+        finally:
+            os.close(descriptor)
+
+    monkeypatch.setattr(os, "pidfd_open", open_high)
+
+    with more_descriptors(), program("s/t/w") as one, program("s/t/w/x") as other:
+        found = end_families({"s/t/w": 0})
+
+        assert sorted(found) == sorted([one.pid, other.pid])
+        assert one.wait(5) == other.wait(5) == -9
 
 
 def test_a_program_that_only_names_the_variable_is_none_of_ours() -> None:

@@ -84,7 +84,9 @@ def _kill(pid: int, lineages: Mapping[str, int]) -> bool:
             return False
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        select.select([descriptor], [], [], _END_TIMEOUT_S)
+        ended = select.poll()  # select takes no descriptor beyond 1023, and a busy server has more
+        ended.register(descriptor, select.POLLIN)
+        ended.poll(_END_TIMEOUT_S * 1000)
         return True
     finally:
         os.close(descriptor)

@@ -158,14 +158,22 @@ def test_what_clients_send_for_not_given_is_not_given() -> None:
 def test_odd_values_that_torchserve_takes_are_taken_and_told() -> None:
     """Fewer than no workers are none; empty names are no names."""
     query = QueryParameters(
-        {"url": "u", "model_name": "", "batch_size": "x", "initial_workers": "-2", "s3_sse_kms": "true"},
+        {"url": "u", "model_name": "", "batch_size": "x", "initial_workers": "-2", "s3_sse_kms": "false"},
         REGISTER_PARAMETERS,
     )
 
     parameters = read_registration(query)
 
     assert (parameters.model_name, parameters.batch_size, parameters.initial_workers) == (None, None, 0)
-    assert len(parameters.warnings) == 3
+    assert len(parameters.warnings) == 2
+
+
+def test_an_object_stores_encryption_is_refused_with_a_sentence() -> None:
+    """Nothing is fetched from one; whoever asks for it must not believe that it was used."""
+    query = QueryParameters({"url": "u", "s3_sse_kms": "true"}, REGISTER_PARAMETERS)
+
+    with pytest.raises(BadInput, match=r"^s3_sse_kms=true asks .*; leave it out, and name an address"):
+        read_registration(query)
 
 
 def test_a_registration_needs_a_url() -> None:

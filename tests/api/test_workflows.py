@@ -164,7 +164,7 @@ async def test_without_the_model_api_workflows_can_be_looked_at_only(workflows: 
 def test_a_registration_is_read_from_words_and_from_json() -> None:
     """Seconds, -1 for none of the client's own, and what is not known among the warnings."""
     query = QueryParameters(
-        {"url": "w.war", "response_timeout": "7", "startup_timeout": "-1", "s3_sse_kms": "true", "batch_size": "3"},
+        {"url": "w.war", "response_timeout": "7", "startup_timeout": "-1", "s3_sse_kms": "false", "batch_size": "3"},
         REGISTER_PARAMETERS,
     )
     body = JsonParameters(b'{"url": "w.war", "workflow_name": "v", "startup_timeout": 9}', REGISTER_PARAMETERS)
@@ -172,10 +172,12 @@ def test_a_registration_is_read_from_words_and_from_json() -> None:
     read = read_workflow_registration(query)
 
     assert (read.url, read.response_timeout_s, read.startup_timeout_s) == ("w.war", 7, None)
-    assert len(read.warnings) == 2
+    assert len(read.warnings) == 1
     assert read_workflow_registration(body) == WorkflowParameters("w.war", "v", None, 9)
     with pytest.raises(BadInput, match="Parameter url is required"):
         read_workflow_registration(QueryParameters({}, REGISTER_PARAMETERS))
+    with pytest.raises(BadInput, match="s3_sse_kms=true"):
+        read_workflow_registration(QueryParameters({"url": "w.war", "s3_sse_kms": "true"}, REGISTER_PARAMETERS))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -95,6 +96,26 @@ def write_properties(path: Path, lines: Mapping[str, object]) -> Path:
 # ------------------------------------------------------------------------------------------------------- KServe
 
 
+# As its examples have it: without startupTimeout and runtimeType.
+KSERVE_SNAPSHOT = {
+    "name": "startup.cfg",
+    "modelCount": 1,
+    "models": {
+        "double": {
+            "1.0": {
+                "defaultVersion": True,
+                "marName": "double.mar",
+                "minWorkers": 1,
+                "maxWorkers": 2,
+                "batchSize": 1,
+                "maxBatchDelay": 500,
+                "responseTimeout": 60,
+            }
+        }
+    },
+}
+
+
 @pytest.mark.parametrize(
     ("envelope", "asked", "expected"),
     [("", 4, 8), ("kserve", {"instances": [1, 2]}, {"predictions": [2, 4]})],
@@ -124,6 +145,7 @@ def test_kserve_starts_its_layout_and_its_wrapper_gets_through(
             "enable_envvars_config": "true",
             "model_store": tmp_path / "model-store",
             "load_models": "all",
+            "model_snapshot": json.dumps(KSERVE_SNAPSHOT),
         },
     )
     words = [
@@ -142,10 +164,12 @@ def test_kserve_starts_its_layout_and_its_wrapper_gets_through(
         answer = httpx.post(f"{server.base}/predictions/double", json=asked, timeout=30)
         direct = httpx.post(f"{server.base}/v1/models/double:predict", json=asked, timeout=30)
         ready = server.get("/v1/models/double")
+        restored = server.get("/models/double").json()[0]
         page = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics")
 
     assert answer.json() == direct.json() == expected
     assert ready.json() == {"name": "double", "ready": True}
+    assert (restored["maxWorkers"], restored["maxBatchDelay"], restored["responseTimeout"]) == (2, 500, 60)
     assert "ts_inference_requests_total" in page.text
 
 

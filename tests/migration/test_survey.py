@@ -50,6 +50,12 @@ def test_what_works_and_what_differs_is_said_too(installation: Path) -> None:
     assert "openjdk-17-jdk" in findings["differs", "Dockerfile:2"]
     assert "--log-config" in findings["differs", "start.sh:5"]
     assert "model-store here" in findings["works", "config.properties:4"]
+    assert "torch-model-archiver" in findings["differs", "requirements.txt:4"]
+    assert "is not read" in findings["differs", "log4j2.xml"]
+    assert "JAVA_HOME" in findings["differs", "torchserve.service:2"]
+    assert "ts.model_loader.ModelLoaderFactory" in findings["differs", "model-store/internals.mar!h.py:2"]
+    assert findings["works", "docker-compose.yml:5"] == "TS_NUMBER_OF_NETTY_THREADS=4"
+    assert findings["works", "cluster.yaml:16"] == "TS_SERVICE_ENVELOPE=kserve"
 
 
 def test_what_needs_action_comes_first(installation: Path) -> None:

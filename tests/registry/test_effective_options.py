@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from marserve.registry.effective_options import (
     effective_options,
     effective_runtime,
 )
+from marserve.registry.snapshot import SnapshotVersion
 from marserve.settings import ModelDefaults
 
 
@@ -36,6 +38,7 @@ def choose(
         defaults=defaults or OptionDefaults(),
         at_startup=rest.get("at_startup", False),
         gpu_count=rest.get("gpu_count", 0),
+        restored=rest.get("restored"),
     )
 
 
@@ -307,3 +310,33 @@ def test_too_few_devices_for_one_worker_are_an_error() -> None:
     """Rather than a version that can never have a worker."""
     with pytest.raises(NotEnoughDevices):
         choose(archive=ModelConfig(parallel_type="pp", parallel_level=4), gpu_count=2)
+
+
+RESTORED = SnapshotVersion("m", "1.0", "m.mar", True, 2, 3, 5, 0.03, 7, 8, parallel_level=2)
+
+
+def test_a_snapshot_goes_before_everything() -> None:
+    """Workers, batches and time-outs; what it says nothing of comes from the archive."""
+    archive = ModelConfig(
+        min_workers=9,
+        max_workers=9,
+        batch_size=9,
+        max_batch_delay_s=0.9,
+        response_timeout_s=90,
+        startup_timeout_s=90,
+        job_queue_size=4,
+    )
+
+    options, warnings = choose(RequestedOptions(batch_size=1), archive, restored=RESTORED)
+
+    assert (options.min_workers, options.max_workers, options.batch_size, options.queue_size) == (2, 3, 5, 4)
+    assert (options.max_batch_delay_s, options.response_timeout_s, options.startup_timeout_s) == (0.03, 7, 8)
+    assert warnings == []
+
+
+def test_a_version_without_workers_is_restored_without() -> None:
+    """Unless it is one that wakes when it is asked."""
+    none = replace(RESTORED, min_workers=0)
+
+    assert choose(restored=none)[0].max_workers == 0
+    assert choose(archive=ModelConfig(idle_timeout_s=60.0), restored=none)[0].max_workers == 3

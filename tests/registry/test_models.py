@@ -32,6 +32,7 @@ from marserve.errors import (
 from marserve.messages import Answer, Part, Request
 from marserve.registry import models as models_module
 from marserve.registry.calls import Registered, RegisterParameters, Scaled
+from marserve.registry.snapshot import SnapshotVersion, read_models, write_models
 from marserve.settings import ModelDefaults, ModelToLoad
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import Behaviour, FakeDeath
@@ -900,3 +901,115 @@ async def test_whatever_is_done_at_once_the_end_is_the_sum_of_what_was_accepted(
     assert len(house.folders()) == len(listed) == len(house.metrics.shown)
     for name, _ in house.registry.list_models().models:
         assert sum(described["isDefault"] for described in house.registry.describe_all(name)) == 1
+
+
+# ------------------------------------------------------------------------------------------- snapshots
+
+
+def version_of(model: str, version: str, **changes: Any) -> SnapshotVersion:
+    """A version of the house's store, as a snapshot has it."""
+    plain = SnapshotVersion(model, version, f"{model}-{version}.mar", False, 1, 1, 1, 0.1)
+    return replace(plain, **changes)
+
+
+async def test_a_snapshot_holds_what_the_models_are_now(house: House) -> None:
+    """What was scaled, tuned and made the default since; the handler where a registration named one."""
+    await house.add("m", "1.0", workers=2, batch_size=4, max_batch_delay_s=0.033, response_timeout_s=21)
+    await house.add("m", "2.0", handler="echo.py:handle")
+    await house.registry.scale("m", "1.0", min_workers=1, max_workers=3, synchronous=True)
+    house.registry.tune("m", "2.0", batch_size=8, max_batch_delay_s=None)
+    house.registry.set_default("m", "2.0")
+
+    assert house.registry.snapshot() == [
+        version_of("m", "1.0", max_workers=3, batch_size=4, max_batch_delay_s=0.033, response_timeout_s=21),
+        version_of("m", "2.0", is_default=True, batch_size=8, handler="echo.py:handle"),
+    ]
+
+
+async def test_what_a_snapshot_holds_comes_back(house: House) -> None:
+    """Values, versions, defaults; loaded at the start and yet not by the setting."""
+    await house.add("a", "1.0", workers=0, batch_size=3)
+    await house.add("b", "1.0", workers=2)
+    await house.add("b", "2.0", handler="echo.py:handle")
+    house.registry.set_default("b", "2.0")
+    versions = house.registry.snapshot()
+
+    for model, version in (("a", None), ("b", "1.0"), ("b", None)):
+        await house.registry.unregister(model, version)
+    changes = house.changes
+
+    await house.registry.restore(read_models(write_models(versions, "x", 1)))
+
+    assert house.registry.snapshot() == versions
+    described = house.registry.describe("b")
+    assert (described["modelUrl"], described["loadedAtStartup"]) == ("b-2.0.mar", False)
+    assert house.changes == changes
+
+
+async def test_the_values_of_a_snapshot_go_before_the_archives(house: House) -> None:
+    """Though the archive's go before a registration's."""
+    config = "minWorkers: 4\nmaxWorkers: 4\nbatchSize: 7\nresponseTimeout: 5\nmaxBatchDelay: 9\n"
+    write_mar(house.store / "m-1.0.mar", manifest("m", "1.0"), config=config)
+    wanted = version_of("m", "1.0", is_default=True, min_workers=1, max_workers=2, batch_size=2, response_timeout_s=60)
+
+    await house.registry.restore([wanted])
+
+    assert house.registry.snapshot() == [wanted]
+
+
+async def test_what_cannot_be_restored_stays_in_snapshots_until_it_is_unregistered(house: House) -> None:
+    """The others are there, the log and the probes say what is missing, and the next start tries it again."""
+    good, bad = version_of("good", "1.0", is_default=True), version_of("bad", "1.0", is_default=True)
+    house.put("good")
+    (house.store / "bad-1.0.mar").write_bytes(b"no archive")
+
+    await house.registry.restore([bad, good])
+
+    assert [name for name, _ in house.registry.list_models().models] == ["good"]
+    assert set(house.registry.snapshot()) == {good, bad}
+    assert any("bad-1.0.mar was not loaded" in reason for reason in house.registry.readiness().startup_reasons)
+    with pytest.raises(ModelNotFound):
+        await house.registry.unregister("bad")
+    assert house.registry.snapshot() == [good]
+    assert house.changes == 1
+
+
+async def test_a_snapshot_of_too_many_workers_is_not_restored(house: House) -> None:
+    """A slip of the finger must not start a hundred thousand processes."""
+    house.put("m")
+
+    await house.registry.restore([version_of("m", "1.0", max_workers=100_000)])
+
+    assert house.registry.list_models().models == []
+
+
+async def test_every_change_that_somebody_asked_for_is_told(house: House) -> None:
+    """Once it has succeeded; what failed and what the start loads is none."""
+    await house.add("m", "1.0")
+    await house.add("m", "2.0", workers=0)
+    await house.add("m", "3.0", synchronous=False)
+    assert house.changes == 3
+    house.pools.behaviours["broken"] = Behaviour(load="fail")
+    with pytest.raises(LoadFailed):
+        await house.add("broken")
+    with pytest.raises(ModelNotFound):
+        house.registry.set_default("nobody", "1.0")
+    assert house.changes == 3
+
+    await house.registry.scale("m", None, min_workers=2, max_workers=2, synchronous=True)
+    house.registry.tune("m", None, batch_size=2, max_batch_delay_s=None)
+    house.registry.set_default("m", "2.0")
+    await house.registry.unregister("m", "1.0")
+
+    assert house.changes == 7
+    house.put("later")
+    await house.registry.load_at_start((ModelToLoad("later-1.0.mar"),))
+    assert house.changes == 7
+
+
+async def test_nodes_of_workflows_are_in_no_snapshot(house: House) -> None:
+    """Their workflow registers them."""
+    await house.add("w__m", workflow="w")
+
+    assert house.registry.snapshot() == []
+    assert house.changes == 0

@@ -325,3 +325,195 @@ def test_flags_may_be_lists(here: Path, value: Any) -> None:
     settings = load(here, "", {"load_models": value, "workflow_store": None})
 
     assert settings.load_models == (ModelToLoad("a.mar"), ModelToLoad("c.mar", "b"))
+
+
+# ------------------------------------------------------------------------------------------------ snapshots
+
+NAME = "20260131120000000-shutdown.cfg"
+EMPTY = '{"name": "x", "modelCount": 0, "created": 1, "models": {}}'
+
+
+def write_snapshot(here: Path, lines: str = "", name: str = NAME, folder: str = "logs") -> Path:
+    """A snapshot in a log folder."""
+    path = here / folder / "config" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{BASE}model_snapshot={EMPTY}\n{lines}")
+    return path
+
+
+def test_the_newest_snapshot_takes_the_place_of_a_file_that_nobody_named(here: Path) -> None:
+    """One warning says which it is, what is passed over, and how to start without it."""
+    write_snapshot(here, "job_queue_size=5\n", name="20250131120000000-startup.cfg")
+    path = write_snapshot(here, "job_queue_size=6\n")
+
+    settings = load(here, "job_queue_size=7\n")
+
+    assert (settings.job_queue_size, settings.model_snapshot, settings.source_file) == (6, EMPTY, path)
+    assert settings.restored_from == f"logs/config/{NAME}"
+    (warning,) = settings.warnings
+    for word in (f"logs/config/{NAME}", "config.properties is not read", "--ncs", "--ts-config"):
+        assert word in warning
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "config"),
+    [
+        ({"config_snapshots": False}, {}, ""),
+        ({}, {"MARSERVE_CONFIG_SNAPSHOTS": "false"}, ""),
+        ({}, {}, "config_snapshots=false\n"),
+        ({"ts_config": "config.properties"}, {}, ""),
+        ({}, {"TS_CONFIG_FILE": "config.properties"}, ""),
+    ],
+    ids=["--ncs", "variable", "file", "--ts-config", "TS_CONFIG_FILE"],
+)
+def test_no_snapshot_is_read_where_it_should_not_be(
+    here: Path, flags: dict[str, object], environment: dict[str, str], config: str
+) -> None:
+    """Switched off in any way, or another file named."""
+    write_snapshot(here)
+
+    settings = load(here, config, flags, environment)
+
+    assert (settings.restored_from, settings.model_snapshot) == (None, None)
+    assert settings.warnings == ()
+
+
+def test_marserve_reads_snapshots_only_where_a_key_asks_for_them(here: Path) -> None:
+    """The key may stand in the file that the snapshot then takes the place of."""
+    write_snapshot(here)
+
+    assert load(here, "", entry="marserve").restored_from is None
+    assert load(here, "config_snapshots=true\n", entry="marserve").restored_from == f"logs/config/{NAME}"
+
+
+@pytest.mark.parametrize(
+    ("environment", "config"),
+    [({"LOG_LOCATION": "there"}, ""), ({}, "log_location=there\n")],
+    ids=["variable", "file"],
+)
+def test_snapshots_are_looked_for_beside_the_logs(here: Path, environment: dict[str, str], config: str) -> None:
+    """Wherever these are."""
+    write_snapshot(here, folder="there")
+
+    assert load(here, config, environment=environment).restored_from == f"there/config/{NAME}"
+
+
+def test_files_of_other_names_are_passed_over_with_a_warning(here: Path) -> None:
+    """They ended TorchServe's start."""
+    write_snapshot(here)
+    (here / "logs" / "config" / "notes.txt").write_text("")
+
+    settings = load(here)
+
+    assert settings.restored_from == f"logs/config/{NAME}"
+    assert settings.warnings[0] == "logs/config/notes.txt is not called as snapshots are; it is ignored"
+
+
+def test_flags_go_before_a_snapshot_but_for_its_models(here: Path) -> None:
+    """What is passed over is said, with the way out."""
+    write_snapshot(here, "job_queue_size=6\nload_models=all\n")
+
+    settings = load(here, flags={"load_models": ["a.mar"], "model_store": str(here)})
+
+    assert settings.model_store == here
+    assert settings.model_snapshot == EMPTY
+    (warning,) = [warning for warning in settings.warnings if "load_models" in warning]
+    assert warning.startswith("load_models=a.mar is not used")
+    assert "--ncs" in warning
+
+
+def test_what_a_snapshot_says_of_load_models_needs_no_word(here: Path) -> None:
+    """Nobody asked for it now."""
+    write_snapshot(here, "load_models=all\n")
+
+    settings = load(here)
+
+    assert len(settings.warnings) == 1
+    assert not any("load_models" in note for note in settings.notes)
+
+
+def test_a_file_with_model_snapshot_and_load_models_gets_a_note(here: Path) -> None:
+    """KServe's files have both."""
+    settings = load(here, f"load_models=all\nmodel_snapshot={EMPTY}\n", {"config_snapshots": False})
+
+    assert settings.model_snapshot == EMPTY
+    assert settings.warnings == ()
+    assert any(note.startswith("load_models=all is not used") for note in settings.notes)
+
+
+def test_facts_of_a_snapshot_are_no_settings(here: Path) -> None:
+    """How many accelerators there were, and where they came from, was found and not asked for."""
+    write_snapshot(
+        here, "version=0.12.0\ntsConfigFile=\nnumber_of_gpu=0\npython=/old\nmarserveFacts=number_of_gpu,python\n"
+    )
+
+    settings = load(here)
+
+    assert (settings.number_of_gpu, settings.python) == (None, None)
+    assert len(settings.warnings) == 1
+
+
+def test_a_snapshot_that_torchserve_wrote_is_read(here: Path) -> None:
+    """It marks nothing: its number of accelerators counts, as there."""
+    write_snapshot(here, "version=0.12.0\ntsConfigFile=/etc/gone.properties\nnumber_of_gpu=1\n")
+
+    settings = load(here)
+
+    assert settings.number_of_gpu == 1
+    assert len(settings.warnings) == 1
+
+
+def test_secrets_are_read_again_from_the_file_before_the_snapshot(here: Path) -> None:
+    """A snapshot has none; the next one remembers the same file."""
+    (here / "first.properties").write_text("keystore_pass=secret\njob_queue_size=5\n")
+    write_snapshot(here, "tsConfigFile=first.properties\n")
+
+    settings = load(here)
+
+    assert (settings.keystore_pass, settings.job_queue_size) == ("secret", 100)
+    assert settings.original_file == here / "first.properties"
+
+
+def test_the_file_that_was_read_is_what_snapshots_go_back_to(here: Path) -> None:
+    """Where there is none, there is none."""
+    assert load(here, "").original_file == here / "config.properties"
+    (here / "config.properties").unlink()
+    assert load(here, flags={"model_store": "store"}).original_file is None
+
+
+class Elsewhere:
+    """A place for snapshots that is no folder."""
+
+    where = "the moon"
+
+    def __init__(self, text: bytes | None, error: OSError | None = None) -> None:
+        self._text, self._error = text, error
+
+    def save(self, name: str, text: bytes) -> None:
+        """Nothing is saved here."""
+        raise AssertionError
+
+    def newest(self) -> tuple[str, bytes] | None:
+        """The one there is."""
+        if self._error is not None:
+            raise self._error
+        return None if self._text is None else (NAME, self._text)
+
+
+def test_snapshots_may_lie_elsewhere(here: Path) -> None:
+    """Then the folder is not looked at."""
+    write_snapshot(here, "job_queue_size=6\n")
+    text = f"{BASE}job_queue_size=8\nmodel_snapshot={EMPTY}\n".encode()
+
+    settings = load_settings("torchserve", {}, {}, here, lambda: Elsewhere(text))
+    without = load_settings("torchserve", {"model_store": "store"}, {}, here, lambda: Elsewhere(None))
+
+    assert (settings.job_queue_size, settings.restored_from, settings.source_file) == (8, NAME, None)
+    assert "the moon" in settings.warnings[0]
+    assert (without.job_queue_size, without.restored_from) == (100, None)
+
+
+def test_snapshots_that_cannot_be_read_stop_the_start(here: Path) -> None:
+    """A server that silently has none of its models would be worse."""
+    with pytest.raises(BadSettings, match="the moon cannot be read .down.; mend that, or start with --ncs"):
+        load_settings("torchserve", {}, {}, here, lambda: Elsewhere(None, OSError("down")))

@@ -94,7 +94,9 @@ def test_every_field_but_the_bookkeeping_is_a_key() -> None:
     assert {declared.name for declared in fields(Settings)} - set(KEYS) == {
         "entry",
         "notes",
+        "original_file",
         "origins",
+        "restored_from",
         "source_file",
         "warnings",
         "working_directory",

@@ -32,13 +32,18 @@ class House:
         self.scratch = root / "models"
         self.pools = FakePools()
         self.metrics = FakeMetrics()
+        self.changes = 0
         self.registry = Registry(
             RegistryOptions(**options),
             Intake(LocalStore(self.store), self.scratch, Limits()),
             self.pools,
             self.metrics,
             environments,
+            self._note_change,
         )
+
+    def _note_change(self) -> None:
+        self.changes += 1
 
     def folders(self) -> list[str]:
         """The extracted archives on disk."""

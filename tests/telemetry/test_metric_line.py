@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -114,3 +115,17 @@ def test_lines_are_understood_as_torchserve_understands_them(text: str, metric: 
 def test_metrics_are_told_from_other_lines_by_their_beginning(text: str, rest: str | None) -> None:
     """The mark stands first, or behind TorchServe's `INFO > `."""
     assert marked_part(text) == rest
+
+
+@pytest.mark.parametrize(
+    "text",
+    [" " * 8192, "a" * 8192, "a." * 4096, "a.b:1|#" + "," * 8192, "a.b:1|#a|#hostname:h,1," + " " * 8192 + "\x00"],
+)
+def test_a_line_that_says_no_metric_costs_no_more_than_its_length(text: str) -> None:
+    """Lines are read on the event loop: nothing that a handler prints may keep everybody else waiting."""
+    began = time.thread_time()
+
+    for _ in range(10):
+        parse_line(text)
+
+    assert time.thread_time() - began < 1.0

@@ -8,7 +8,7 @@ import pytest
 
 from marserve.messages import Metric
 from marserve.telemetry.metric_definitions import Definition, Definitions
-from marserve.telemetry.model_metrics import MAX_DETECTED, ModelMetrics
+from marserve.telemetry.model_metrics import MAX_DETECTED, MAX_IDS, MAX_WORDS, ModelMetrics
 
 DEPTH = Definition("Depth", "gauge", "m", ("ModelName", "Level", "Hostname"))
 LISTED = Definitions({"Front": Definition("Front", "gauge", "m", ("Host",))}, {"Depth": DEPTH})
@@ -41,6 +41,24 @@ def test_what_is_not_listed_is_dropped_and_counted() -> None:
 
     assert models.fit("m", metric("Width")) is None
     assert models.dropped == 1
+
+
+def test_a_value_whose_words_have_no_end_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """What a handler measures is kept, on the page or on its way to a log: text that it saw must not fill memory."""
+    models = ModelMetrics(LISTED, detects=True)
+    endless = "x" * (MAX_WORDS + 1)
+
+    with caplog.at_level(logging.ERROR):
+        fitted = [
+            models.fit("m", metric(ModelName="m", Level=endless)),
+            models.fit("m", metric(endless)),
+            models.fit("m", metric("New", **{endless: "d"})),
+            models.fit("m", Metric("Depth", 1.0, "m", "gauge", [("ModelName", "m"), ("Level", "Model")], "x" * (MAX_IDS + 1))),
+        ]
+
+    assert fitted == [None] * 4
+    assert models.dropped == 4
+    assert max(len(record.getMessage()) for record in caplog.records) < 1000
 
 
 def test_dimensions_that_do_not_fit_are_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import threading
@@ -17,6 +18,7 @@ from marserve.page import Page, create_page
 from marserve.worker import rank as rank_module
 from marserve.worker.load import Handle, LoadedModel
 from marserve.worker.rank import Follower, Leader, Peer, open_store
+from support.descriptors import more_descriptors
 from support.model_context import make_context
 
 LOAD = Load("m", "1.0", "", "h.py", None, None, 4)
@@ -443,3 +445,17 @@ def test_a_rank_that_nobody_ends_ends_itself(
     assert ended.value.code == 1
     assert server.told == []
     assert "the other ranks of this worker are gone" in capfd.readouterr().err
+
+
+def test_a_rank_hears_another_whatever_the_number_of_its_descriptor() -> None:
+    """A fresh rank has the numbers of the server, and that may have thousands of connections."""
+    ours, theirs = socket.socketpair()
+    with more_descriptors(), ours, theirs:
+        high = socket.socket(fileno=fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD_CLOEXEC, 1024))
+        with high:
+            peer = Peer(1, high)
+
+            assert peer.hear(0.0) is None
+            Peer(0, theirs).tell(CallEnded(3, False))
+
+            assert peer.hear_end(3, 5.0) == CallEnded(3, False)

@@ -35,6 +35,8 @@ TIMEOUT: Final = "x-marserve-timeout-ms"
 PRIORITY: Final = "x-marserve-priority"
 AUTHORIZATION: Final = "authorization"
 REQUEST_ID: Final = "x-request-id"
+# grpcio keeps deadlines by a clock of its own, and may end a call a little before ours says so.
+DEADLINE_SLACK_S: Final = 0.05
 # How long a stream may wait for a client that takes nothing of it, as over HTTP.
 STALL_TIMEOUT_S: Final = 60.0
 
@@ -214,6 +216,8 @@ class Calls:
         call = Call(context, self._next_id(), self._overload_status, self._stall_timeout_s)
         if is_busy:
             self.begin_work()
+            # Not when it is made, but when it was sent: a stopping port would cut it in between.
+            context.add_done_callback(self._work_was_sent)
         try:
             key = call.read_metadata(began)
             if self._authorize is not None:
@@ -225,7 +229,7 @@ class Calls:
             return answer
         except asyncio.CancelledError:
             # By the client, by the deadline that it named, or by a server that ends.
-            passed = call.deadline is not None and monotonic() >= call.deadline
+            passed = call.deadline is not None and monotonic() >= call.deadline - DEADLINE_SLACK_S
             code = StatusCode.DEADLINE_EXCEEDED if passed else StatusCode.CANCELLED
             self._record(path, call, context, code, began)
             raise
@@ -245,9 +249,9 @@ class Calls:
                 return b""
             await context.abort(code, description, metadata)
             raise AssertionError from error  # abort does not return
-        finally:
-            if is_busy:
-                self.end_work()
+
+    def _work_was_sent(self, context: Any) -> None:
+        self.end_work()
 
     def _record(self, path: str, call: Call, context: Any, code: StatusCode, began: float) -> None:
         """Count and log a call whose status is about to be sent."""

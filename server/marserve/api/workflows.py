@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
-from marserve.api.management import Flag, Integer, Name, Remarks, errors_of, said
+from marserve.api.management import NO_KMS, Flag, Integer, Name, Remarks, errors_of, said
 from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
 from marserve.api.schemas import RegisterWorkflowBody, WorkflowDescription, WorkflowList
 from marserve.errors import BadInput

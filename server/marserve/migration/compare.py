@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 
@@ -22,6 +23,7 @@ from marserve.errors import BadInput
 
 RELATIVE_TOLERANCE = 1e-3
 ABSOLUTE_TOLERANCE = 1e-6
+_BOUNDARY = "marserve-migrate-0f9d3c5b"
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 MAX_SHOWN = 200
 
@@ -82,6 +84,8 @@ def _from_file(file: Path) -> Iterator[Case]:
     for number, case in enumerate(cases, 1):
         if not isinstance(case, dict) or "path" not in case or case.get("to", "inference") != "inference":
             continue  # steps of a recording that are no inference request
+        if case.get("do") is not None or case.get("setup"):
+            continue  # steps that are no single request, or bring its server into a state
         body, kind = _body_of(case.get("body"), file.parent)
         headers = {str(name): str(value) for name, value in (case.get("headers") or {}).items()}
         if kind and not any(name.lower() == "content-type" for name in headers):
@@ -103,12 +107,35 @@ def _body_of(body: Any, folder: Path) -> tuple[bytes, str | None]:
         return str(body["text"]).encode(), body.get("type")
     if "base64" in body:
         return base64.b64decode(body["base64"]), body.get("type")
+    if "zeros" in body:
+        return b"0" * int(body["zeros"]), body.get("type")
+    if "form" in body:
+        return urlencode(body["form"]).encode(), "application/x-www-form-urlencoded"
+    if "multipart" in body:
+        return _multipart(body["multipart"], folder)
     if "file" in body:
         path = folder / str(body["file"])
         if not path.resolve().is_relative_to(folder.resolve()):
             raise BadInput(f"a case's file is {body['file']!r}; it must lie beside the cases")
         return path.read_bytes(), body.get("type")
-    raise BadInput(f"a case's body has {', '.join(body)}; it must have text, json, base64 or file")
+    known = "text, json, base64, zeros, form, multipart or file"
+    raise BadInput(f"a case's body has {', '.join(body)}; it must have {known}")
+
+
+def _multipart(parts: Any, folder: Path) -> tuple[bytes, str]:
+    """Parts with a `name`, perhaps a `filename` and a `type`, and a body like a case's."""
+    if not isinstance(parts, list) or not all(isinstance(part, dict) and "name" in part for part in parts):
+        raise BadInput("a case's multipart body must be a list of parts, each with a name and a body")
+    pieces: list[bytes] = []
+    for part in parts:
+        about = {key: part[key] for key in ("text", "json", "base64", "zeros", "file") if key in part}
+        data, kind = _body_of(about, folder)
+        named = f'form-data; name="{part["name"]}"'
+        named += f'; filename="{part["filename"]}"' if part.get("filename") else ""
+        kind = part.get("type") or (None if "json" in part else kind)
+        typed = f"Content-Type: {kind}\r\n" if kind else ""
+        pieces.append(f"--{_BOUNDARY}\r\nContent-Disposition: {named}\r\n{typed}\r\n".encode() + data + b"\r\n")
+    return b"".join(pieces) + f"--{_BOUNDARY}--\r\n".encode(), f"multipart/form-data; boundary={_BOUNDARY}"
 
 
 def compare(cases: Sequence[Case], old: httpx.Client, new: httpx.Client) -> list[Difference]:

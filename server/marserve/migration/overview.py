@@ -1,4 +1,4 @@
-"""What the settings of an installation say that its other pieces are judged by. Reads files of settings and no others."""
+"""What the settings of an installation say that its other pieces are judged by."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from marserve.migration.layout import Layout
 from marserve.settings.load import read_properties
 from marserve.store.fetch_guard import AllowedUrls, is_address, parse_target
 
-_EXPORT = re.compile(
-    r"^\s*(?:export\s+|ENV\s+|-?\s*Environment=\"?|-\s+)?([A-Z][A-Z0-9_]*)\s*[=: ]\s*(\S+)", re.MULTILINE
-)
+# How scripts, Dockerfiles, units and files of variables set one.
+_SETS = re.compile(r"^\s*(?:export\s+|ENV\s+|Environment=\"?|-\s+)?([A-Z][A-Z0-9_]*)(?:\s*[=:]\s*|\s+)\S", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ def _variables(file: Path) -> Iterator[str]:
         text = file.read_text("utf-8", "replace")
     except OSError:
         return
-    for found in _EXPORT.finditer(text):
+    for found in _SETS.finditer(text):
         yield found[1]
 
 

@@ -119,9 +119,10 @@ def judge_variable(name: str, value: str, shown: str, line: int, layout: Layout,
     if not overview.reads_variables and name == key.ts_env:
         said = f"{name} is not read, as by TorchServe: no settings here say enable_envvars_config=true"
         return Finding("differs", shown, line, said)
+    warnings: list[str] = []
     if value and not any(mark in value for mark in _ELSEWHERE) and key.name not in FOLDERS:
         try:
-            key.kind.read(value, Reading(key.name, layout.root, [].append, key.minimum, key.maximum, key.choices))
+            key.kind.read(value, Reading(key.name, layout.root, warnings.append, key.minimum, key.maximum, key.choices))
         except Wrong as wrong:
             return Finding("action", shown, line, f"{name}={value}: {wrong}", f"mend the value of {name}")
     return Finding("works", shown, line, f"{name}={value}" if value else name)
@@ -153,10 +154,11 @@ def judge_command(
     words: list[str], shown: str, line: int, layout: Layout, overview: Overview, flags: Collection[str], whole: str
 ) -> Iterator[Finding]:
     """What follows `torchserve`; `whole` is the script, which may make the folders that are named."""
-    given = _by_flag(words)
+    given = _by_flag(words, flags)
     found: list[Finding] = []
     for flag in given:
-        found += _judge_flag(flag, flags, shown, line)
+        if not _is_elsewhere(flag):
+            found += _judge_flag(flag, flags, shown, line)
     for flag, sentence in _WITHOUT_EFFECT.items():
         if flag in given:
             found.append(Finding("differs", shown, line, f"{flag} {sentence}"))
@@ -183,13 +185,15 @@ def judge_command(
         yield Finding("works", shown, line, "torchserve " + " ".join(words))
 
 
-def _by_flag(words: list[str]) -> dict[str, list[str]]:
-    """The flags of a command and what follows each, before the next."""
+def _by_flag(words: list[str], flags: Collection[str]) -> dict[str, list[str]]:
+    """The flags of a command, in full where that is clear, and what follows each, before the next."""
     given: dict[str, list[str]] = {}
     flag = ""
     for word in words:
         if word.startswith("-"):
             flag, equals, value = word.partition("=")
+            meant = _meanings(flag, flags)
+            flag = meant[0] if len(meant) == 1 else flag
             given.setdefault(flag, []).extend([value] if equals else [])
         elif flag:
             given[flag].append(word)
@@ -197,15 +201,19 @@ def _by_flag(words: list[str]) -> dict[str, list[str]]:
 
 
 def _judge_flag(flag: str, flags: Collection[str], shown: str, line: int) -> Iterator[Finding]:
-    """A flag in full, or so much of one that no other begins like it."""
-    if flag in flags or _is_elsewhere(flag):
-        return
-    meant = [each for each in flags if flag.startswith("--") and each.startswith(flag)]
+    meant = _meanings(flag, flags)
     if len(meant) > 1:
         said = f"{flag} may mean {' or '.join(sorted(meant))}"
         yield Finding("action", shown, line, said, "write the one that is meant in full")
     elif not meant:
         yield Finding("action", shown, line, f"{flag} is no flag of torchserve", "see torchserve --help")
+
+
+def _meanings(flag: str, flags: Collection[str]) -> list[str]:
+    """The flags that a word may stand for: itself, or those that begin like it."""
+    if flag in flags:
+        return [flag]
+    return [each for each in flags if flag.startswith("--") and each.startswith(flag)]
 
 
 def _is_elsewhere(named: str) -> bool:

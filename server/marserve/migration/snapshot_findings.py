@@ -1,4 +1,4 @@
-"""Judges snapshots (`logs/config/*.cfg`): whether what the newest would load is in the store. The others are not read."""
+"""Judges snapshots (`logs/config/*.cfg`): whether what the newest would load is in the store."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ import contextlib
 import errno
 import os
 import re
+import secrets
+import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -27,6 +29,8 @@ FOLDER = "config"
 VERSION, CONFIG_FILE_BEFORE, FACTS = FACT_NAMES = ("version", "tsConfigFile", "marserveFacts")
 
 _NAME = re.compile(r"(?P<time>\d{14})(?P<milliseconds>\d{3})-(?P<kind>startup|snapshot|shutdown)\.cfg")
+_LEFTOVER = re.compile(r"\.[0-9a-f]{32}\.tmp")
+LEFTOVER_AGE_S = 3600.0
 _ORDER = ("startup", "snapshot", "shutdown")
 # File systems without hard links.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
@@ -58,7 +62,8 @@ class FolderSnapshots:
         Raises FileExistsError for a name that is taken, and OSError when it cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f".{os.getpid()}.tmp"
+        self._remove_leftovers()
+        temporary = self.folder / f".{secrets.token_hex(16)}.tmp"
         try:
             # Its owner's alone: it tells where everything is, and how it may be reached.
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -72,6 +77,13 @@ class FolderSnapshots:
             for old in self._list()[0][: -self._keep]:
                 with contextlib.suppress(OSError):
                     (self.folder / old).unlink()
+
+    def _remove_leftovers(self) -> None:
+        """Delete what servers left that were killed while they wrote."""
+        for path in self.folder.glob(".*.tmp"):
+            with contextlib.suppress(OSError):
+                if _LEFTOVER.fullmatch(path.name) and time.time() - path.stat().st_mtime > LEFTOVER_AGE_S:
+                    path.unlink()
 
     def _list(self) -> tuple[list[str], list[str]]:
         """Names of snapshots, oldest first, and of other files that are not hidden."""

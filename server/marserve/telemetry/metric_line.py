@@ -17,7 +17,7 @@ from marserve.messages import Metric
 MARK = "[METRICS]"
 
 _PRINTED = re.compile(
-    r"\s*([\w\s]+)\.([\w\s]+):([0-9\-,.eE+]+)\|#([^|]*)(?:\|#type:([^|]+))?\|#hostname:([^,]+),([^,]+)(?:,(.*))?\s*"
+    r"\s*(\w[\w\s]*)\.([\w\s]+):([0-9\-,.eE+]+)\|#([^|]*)(?:\|#type:([^|]+))?\|#hostname:([^,]+),([^,]+)(?:,(.*))?\s*"
 )
 _MARKED = re.compile(r"(?:INFO > )?\[METRICS\](.*)", re.DOTALL)
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029|]")

@@ -19,6 +19,9 @@ log = logging.getLogger("marserve.telemetry")
 # Handlers may name metrics after anything they see.
 MAX_DETECTED = 1000
 _MAX_TOLD = 1000
+# Characters of a value's name, unit and dimensions together, and of the ids of its requests: far above honest ones.
+MAX_WORDS = 4096
+MAX_IDS = 256 * 1024
 
 
 class Fitting(NamedTuple):
@@ -41,6 +44,10 @@ class ModelMetrics:
 
     def fit(self, model: str, metric: Metric) -> Fitting | None:
         """Where a value of `model`'s handler belongs; None when it is dropped, which is counted."""
+        if _is_endless(metric):
+            self.dropped += 1
+            self.tell(model, f"{metric.name[:100]}…", f"has words of more than {MAX_WORDS} characters")
+            return None
         definition = self.known.get(metric.name) or self._detect(model, metric)
         if definition is None:
             self.dropped += 1
@@ -82,3 +89,11 @@ class ModelMetrics:
         self.known[metric.name] = definition
         self._detected += 1
         return definition
+
+
+def _is_endless(metric: Metric) -> bool:
+    """Whether its words are too long to be kept; how many values wait is bounded elsewhere, but not how large."""
+    words = len(metric.name) + len(metric.unit)
+    for name, value in metric.dimensions:
+        words += len(name) + len(value)
+    return words > MAX_WORDS or len(metric.request_ids) > MAX_IDS

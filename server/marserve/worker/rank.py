@@ -102,7 +102,10 @@ class Peer:
         return bool(self._heard) or self._is_readable(seconds)
 
     def _is_readable(self, within_s: float) -> bool:
-        return bool(select.select([self._sock], [], [], max(0.0, within_s))[0])
+        # Not select, which takes no descriptor beyond 1023: a fresh rank's have the numbers they had in the server.
+        readable = select.poll()
+        readable.register(self._sock, select.POLLIN)
+        return bool(readable.poll(max(0.0, within_s) * 1000))
 
 
 class Leader:
