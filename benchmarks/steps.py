@@ -14,7 +14,7 @@ import time
 from figures import Figure
 from load_generator import CannotMeasure
 from plan import Plan
-from servers import Marserve, make_archive
+from servers import Marserve, Sample, make_archive
 
 PIECE_BYTES = 16
 
@@ -28,7 +28,9 @@ def measure(plan: Plan) -> list[Figure]:
         for name in took_ms:
             config = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 8, "continuousBatching": name == "steps"}
             archive = make_archive(plan.folder / f"countdown-{name}", "countdown", "countdown.py", config)
-            servers[name] = stack.enter_context(Marserve(f"marserve, {name}", archive, plan.new_folder(name)))
+            servers[name] = stack.enter_context(
+                Marserve(f"marserve, {name}", archive, plan.new_folder(name), sample=Sample(b"2"))
+            )
         for number in range(plan.rounds):
             plan.say(f"steps: round {number + 1} of {plan.rounds}")
             for name, server in servers.items():

@@ -42,7 +42,7 @@ def test_two_endpoints_for_one_pattern_stop_the_start(installation: Installation
     installation.install("acme-one", ENDPOINT, {"marserve.endpoints": {"one": "{module}:Reports"}})
     installation.install("acme-two", ENDPOINT, {"marserve.endpoints": {"two": "{module}:Reports"}})
 
-    with pytest.raises(BadSettings, match="two of acme-two .* and .* one of acme-one .* both answer /reports"):
+    with pytest.raises(BadSettings, match=r"two of acme-two .* and .* one of acme-one .* both answer /reports"):
         find_endpoints()
 
 

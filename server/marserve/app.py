@@ -21,6 +21,7 @@ import ssl
 import struct
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -106,6 +107,9 @@ GRPC_PACKAGES = frozenset(("grpc", "grpc_health", "grpc_reflection", "google"))
 READ_MODELS_FIRST_S = 1.0
 # How long the last snapshot may take.
 LAST_SNAPSHOT_S = 10.0
+# Threads for what blocks. Python's own number, on two cores six, is less than downloads and archives being unpacked may
+# have at a time, and then whatever else needs one would wait for them: the end of a worker that died, for one.
+BLOCKING_THREADS = 32
 # After the drain, how long connections may take to send their last answers out.
 CLOSE_CONNECTIONS_S = 5.0
 
@@ -216,6 +220,7 @@ class Server:
     async def serve(self) -> None:
         """From start to end. Raises CannotStart; nothing is left behind then."""
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="blocking"))
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
         settings = self._settings

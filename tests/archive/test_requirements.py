@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -235,3 +237,18 @@ def test_a_file_without_requirements_asks_for_nothing(folder: Path) -> None:
     assert not read(folder, "# none\n--no-index\n").asks_for_something
     assert read(folder, "./tiny-1.0-py3-none-any.whl\n").asks_for_something
     assert read(folder, "numpy\n").asks_for_something
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["numpy" + " " * 100_000 + "scipy", " " * 100_000 + "x @", "[" * 100_000, "a[" + " ," * 50_000, "\\\n" * 50_000],
+    ids=["a gap", "an indent", "brackets", "an open bracket", "continued"],
+)
+def test_a_line_without_end_costs_no_more_than_its_length(folder: Path, line: str) -> None:
+    """Whoever reads it holds the interpreter's lock: a server would stand still for an hour."""
+    began = time.thread_time()
+
+    with contextlib.suppress(DependencyFailed):
+        read(folder, line)
+
+    assert time.thread_time() - began < 2.0

@@ -6,28 +6,22 @@ Both are installed from the package index, into an environment of their own; Tor
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import os
-import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from marserve.cli import torch_model_archiver, torch_workflow_archiver
-from support.server import Server, free_ports, poll
+from support.real_torchserve import install, install_torchserve, running
+from support.server import Server
 from support.workflow_archives import THREE_NODES
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 FORMATS = {"middle": "default", "packed": "tgz", "stored": "zip-store", "plain": "no-archive"}
 URLS = ["middle.mar", "packed.tar.gz", "stored.mar", "plain"]
-TORCHSERVE = ("torchserve==0.12.0", "setuptools<81", "wheel", "psutil", "packaging", "pillow", "numpy", "pyyaml")
 PACKAGES = ("torch-model-archiver==0.12.0", "torch-workflow-archiver==0.2.15")
 HANDLER = """\
 import json
@@ -47,21 +41,6 @@ def prepare(data, context):
 def finish(data, context):
     return None if data is None else [bytes(row["body"]) + b">" for row in data]
 """
-
-
-def install(folder: Path, *packages: str) -> Path:
-    """An environment with these packages; the test is skipped, saying so, where they cannot be had. Its programs."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=300)
-    run = subprocess.run(
-        [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    if run.returncode:
-        pytest.skip(f"{', '.join(packages)} cannot be installed here: {run.stderr.strip().splitlines()[-1:]}")
-    return folder / "bin"
 
 
 def write_sources(folder: Path) -> None:
@@ -138,56 +117,17 @@ def test_a_workflow_archive_of_torchserves_archiver_is_served(server: Server) ->
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """TorchServe itself, with archives of ours in its stores; its inference and management addresses."""
-    if shutil.which("java") is None:
-        pytest.skip("TorchServe needs Java, and there is none here")
-    torch = importlib.util.find_spec("torch")
-    if torch is None or torch.origin is None:
-        pytest.skip("TorchServe needs torch, and there is none here")
     folder = tmp_path_factory.mktemp("theirs")
-    programs = install(folder / "environment", *TORCHSERVE)
-    packages = next((folder / "environment" / "lib").glob("python*/site-packages"))
-    (packages / "torch_of_the_tests.pth").write_text(str(Path(torch.origin).parents[1]))
+    programs = install_torchserve(folder / "environment")
     write_sources(folder)
     with contextlib.chdir(folder):
         for name, archive_format in FORMATS.items():
             assert torch_model_archiver.main(model_words(name, archive_format)) == 0
         assert torch_workflow_archiver.main(WORKFLOW_WORDS) == 0
-    ports = free_ports(5)
-    inference, management, metrics = (f"http://127.0.0.1:{port}" for port in ports[:3])
-    (folder / "config.properties").write_text(
-        f"inference_address={inference}\nmanagement_address={management}\nmetrics_address={metrics}\n"
-        f"grpc_inference_port={ports[3]}\ngrpc_management_port={ports[4]}\n"
-        "disable_token_authorization=true\nenable_model_api=true\n"
-    )
-    command = [str(programs / "torchserve"), "--start", "--foreground", "--ncs", "--ts-config", "config.properties"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("TS_", "MARSERVE_"))}
-    environment |= {"PATH": f"{programs}:{os.environ['PATH']}", "TEMP": str(folder), "TMPDIR": str(folder)}
-    with (folder / "console.log").open("wb") as console:
-        process = subprocess.Popen(
-            [*command, "--model-store", "store", "--workflow-store", "workflows"],
-            cwd=folder,
-            env=environment,
-            stdout=console,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        for _ in poll(120, "TorchServe answers"):
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{inference}/ping").status_code == 200:
-                    break
-        yield inference, management
-    finally:
-        family = psutil.Process(process.pid).children(recursive=True)
-        for member in (process, *family):  # Java has a session of its own
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.send_signal(signal.SIGTERM)
-        process.wait(60)
-        _, alive = psutil.wait_procs(family, timeout=20)
-        for left in alive:
-            left.kill()
-        _, alive = psutil.wait_procs(alive, timeout=20)
-        assert not alive, f"left running: {alive}"
+    settings = {"disable_token_authorization": "true", "enable_model_api": "true"}
+    arguments = ["--ncs", "--model-store", "store", "--workflow-store", "workflows"]
+    with running(programs, folder, settings, arguments) as server:
+        yield server.inference, server.management
 
 
 @pytest.mark.parametrize("url", URLS)

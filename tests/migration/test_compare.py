@@ -53,6 +53,10 @@ def test_a_recording_gives_its_inference_requests(tmp_path: Path) -> None:
         {"id": "d", "to": "management", "path": "/models"},
         {"id": "e", "do": "poll"},
         {"path": "/ping"},
+        {"id": "g", "do": "raw", "path": "/ping"},
+        {"id": "h", "path": "/predictions/m", "setup": True},
+        {"id": "i", "path": "/predictions/m", "method": "POST", "body": {"form": {"data": "a b", "n": "1"}}},
+        {"id": "j", "path": "/predictions/m", "method": "POST", "body": {"zeros": 3}},
     ]
     file = tmp_path / "cases.json"
     file.write_text(json.dumps({"cases": cases}))
@@ -64,7 +68,33 @@ def test_a_recording_gives_its_inference_requests(tmp_path: Path) -> None:
         Case("b", "/predictions/m", "PUT", {"content-type": "image/png"}, b"\x00\x01"),
         Case("c", "/predictions/m", "GET", {"X-A": "1"}, b"pixels"),
         Case("case 6", "/ping", "GET", {}, b""),
+        Case("i", "/predictions/m", "POST", {"content-type": "application/x-www-form-urlencoded"}, b"data=a+b&n=1"),
+        Case("j", "/predictions/m", "POST", {}, b"000"),
     ]
+
+
+def test_parts_become_a_multipart_body(tmp_path: Path) -> None:
+    """Each with its name, its file's name and its type, as browsers send them."""
+    parts = [
+        {"name": "data", "filename": "f.bin", "type": "application/octet-stream", "base64": "AAE="},
+        {"name": "words", "text": "plain"},
+    ]
+    file = tmp_path / "cases.json"
+    file.write_text(json.dumps([{"path": "/predictions/m", "method": "POST", "body": {"multipart": parts}}]))
+
+    (case,) = read_cases(file)
+
+    kind, _, boundary = case.headers["content-type"].partition("; boundary=")
+    edge = f"--{boundary}".encode()
+    assert kind == "multipart/form-data"
+    assert case.body == (
+        edge + b'\r\nContent-Disposition: form-data; name="data"; filename="f.bin"\r\n'
+        b"Content-Type: application/octet-stream\r\n\r\n\x00\x01\r\n"
+        + edge
+        + b'\r\nContent-Disposition: form-data; name="words"\r\n\r\nplain\r\n'
+        + edge
+        + b"--\r\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,6 +105,7 @@ def test_a_recording_gives_its_inference_requests(tmp_path: Path) -> None:
         ("[]", "no requests"),
         ('[{"path": "/p", "body": 3}]', "body is 3"),
         ('[{"path": "/p", "body": {"words": 1}}]', "has words"),
+        ('[{"path": "/p", "body": {"multipart": [{"text": "x"}]}}]', "a list of parts"),
         ('[{"path": "/p", "body": {"file": "../outside"}}]', "../outside"),
     ],
 )
@@ -103,6 +134,7 @@ def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
         ([1, 2.0, "x", None, True], [1, 2, "x", None, True]),
         ({"id": "12345678-1234-1234-1234-123456789012"}, {"id": "87654321-1234-1234-1234-123456789012"}),
         (b"raw \xff bytes", b"raw \xff bytes"),
+        ({"openapi": "3.0.1", "paths": {}}, {"openapi": "3.1.0", "paths": {"/ping": {}}}),
     ],
 )
 def test_answers_that_mean_the_same_are_alike(old: Any, new: Any) -> None:
@@ -131,6 +163,7 @@ def test_another_status_or_kind_of_content_is_a_difference() -> None:
     (found,) = compare_answers("c", answer({"a": 1}), answer({"code": 503}, status=503))
 
     assert (found.where, found.old, found.new) == ("status", "200", '503 {"code": 503}')
+    assert places(answer(b"x", kind=""), answer(b"x", kind="text/plain")) == []
     assert places(answer(b"x", kind="text/plain"), answer(b"x", kind="text/html; charset=utf-8")) == ["content-type"]
 
 

@@ -334,6 +334,14 @@ def test_a_snapshot_goes_before_everything() -> None:
     assert warnings == []
 
 
+def test_the_devices_of_a_worker_come_from_the_snapshot_if_it_names_some() -> None:
+    """And else from the archive."""
+    archive = ModelConfig(parallel_type="pp", parallel_level=4, device_type="gpu")
+
+    assert choose(archive=archive, restored=RESTORED, gpu_count=8)[0].parallel_level == 2
+    assert choose(archive=archive, restored=replace(RESTORED, parallel_level=0), gpu_count=8)[0].parallel_level == 4
+
+
 def test_a_version_without_workers_is_restored_without() -> None:
     """Unless it is one that wakes when it is asked."""
     none = replace(RESTORED, min_workers=0)

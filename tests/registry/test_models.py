@@ -14,6 +14,7 @@ import pytest
 
 from marserve.api.errors import error_status
 from marserve.errors import (
+    ArchiveExists,
     BadArchive,
     BadInput,
     CleanUpTimedOut,
@@ -34,6 +35,8 @@ from marserve.registry import models as models_module
 from marserve.registry.calls import Registered, RegisterParameters, Scaled
 from marserve.registry.snapshot import SnapshotVersion, read_models, write_models
 from marserve.settings import ModelDefaults, ModelToLoad
+from marserve.store.fetch_guard import AllowedUrls
+from marserve.store.http import Fetcher
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import Behaviour, FakeDeath
 from support.management_house import House as ManagementHouse
@@ -1005,6 +1008,27 @@ async def test_every_change_that_somebody_asked_for_is_told(house: House) -> Non
     house.put("later")
     await house.registry.load_at_start((ModelToLoad("later-1.0.mar"),))
     assert house.changes == 7
+
+
+async def test_what_an_earlier_start_fetched_is_not_fetched_again(tmp_path: Path) -> None:
+    """At the start the store's archive is taken; a registration is refused as by TorchServe."""
+    source = write_mar(tmp_path / "m.mar", manifest("m", "1.0"))
+    house = House(tmp_path / "house", fetcher=Fetcher(AllowedUrls(["file://.*"])))
+    address = f"file://{source}"
+    await house.registry.load_at_start((ModelToLoad(address),))
+    first = house.registry.snapshot()
+    await house.registry.unregister("m")
+
+    await house.registry.load_at_start((ModelToLoad(address),))
+    second = house.registry.snapshot()
+    await house.registry.unregister("m")
+    with pytest.raises(ArchiveExists):
+        await house.registry.register(RegisterParameters(address))
+    await house.registry.stop()
+
+    assert first == second
+    assert [version.archive for version in first] == ["m.mar"]
+    assert [path.name for path in house.store.iterdir()] == ["m.mar"]
 
 
 async def test_nodes_of_workflows_are_in_no_snapshot(house: House) -> None:

@@ -515,5 +515,5 @@ def test_snapshots_may_lie_elsewhere(here: Path) -> None:
 
 def test_snapshots_that_cannot_be_read_stop_the_start(here: Path) -> None:
     """A server that silently has none of its models would be worse."""
-    with pytest.raises(BadSettings, match="the moon cannot be read .down.; mend that, or start with --ncs"):
+    with pytest.raises(BadSettings, match=r"the moon cannot be read .down.; mend that, or start with --ncs"):
         load_settings("torchserve", {}, {}, here, lambda: Elsewhere(None, OSError("down")))

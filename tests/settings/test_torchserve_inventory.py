@@ -195,7 +195,6 @@ def test_every_key_of_models_is_read_and_used(here: Path, name: str) -> None:
 ACTIONS = {
     "version": "tests/cli/test_torchserve.py",
     "start": "tests/cli/test_torchserve.py",
-    "no_config_snapshots": "tests/cli/test_torchserve.py",
     "stop": "tests/cli/test_torchserve.py",
     "foreground": "tests/cli/test_foreground.py",
 }

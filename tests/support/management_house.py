@@ -18,6 +18,7 @@ from marserve.registry.calls import RegistryOptions
 from marserve.registry.intake import Intake
 from marserve.registry.models import Registry
 from marserve.registry.ports import EnvironmentsLike
+from marserve.store.http import Fetcher
 from marserve.store.local import LocalStore
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import FakeMetrics, FakePools
@@ -26,16 +27,23 @@ from support.fake_pool import FakeMetrics, FakePools
 class House:
     """The parts, and what its fakes saw."""
 
-    def __init__(self, root: Path, *, environments: EnvironmentsLike | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        environments: EnvironmentsLike | None = None,
+        fetcher: Fetcher | None = None,
+        **options: Any,
+    ) -> None:
         self.store = root / "store"
-        self.store.mkdir(exist_ok=True)
+        self.store.mkdir(parents=True, exist_ok=True)
         self.scratch = root / "models"
         self.pools = FakePools()
         self.metrics = FakeMetrics()
         self.changes = 0
         self.registry = Registry(
             RegistryOptions(**options),
-            Intake(LocalStore(self.store), self.scratch, Limits()),
+            Intake(LocalStore(self.store), self.scratch, Limits(), fetcher=fetcher),
             self.pools,
             self.metrics,
             environments,

@@ -25,7 +25,8 @@ MAX_FILES = 16
 MAX_LINES = 10_000
 PACKAGE_ENDINGS = (".whl", ".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".tar.xz", ".txz", ".tar")
 
-_COMMENT = re.compile(r"(^|\s+)#.*$")
+# No blanks before it: to look for any number of them takes the square of their number.
+_COMMENT = re.compile(r"(?<!\S)#.*$")
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _ADDRESS = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:")
 _PLAIN_ADDRESS = re.compile(r"(?:git\+)?https?://[A-Za-z0-9.-]+(?::[0-9]+)?(?:/[!-\[\]-~]*)?")
@@ -355,7 +356,7 @@ def _split_hashes(line: str) -> tuple[str, str]:
 def _looks_local(body: str) -> bool:
     if body.startswith(("file:", ".", "/", "~")):
         return True
-    if _ADDRESS.match(body) or re.search(r"\s*@\s*", body):
+    if _ADDRESS.match(body) or "@" in body:
         return False
     word, _ = _split_extras(body)
     return "/" in word or word.lower().endswith(PACKAGE_ENDINGS)

@@ -42,7 +42,7 @@ def judge_deployment(file: Path, layout: Layout, overview: Overview, flags: Coll
     except (yaml.YAMLError, RecursionError):
         yield from judge_lines(text, shown, 0, layout, overview, flags)
         return
-    judge = _Judge(shown, text, layout, overview, flags)
+    judge = _Judge(shown, text, layout, overview, flags, set())
     for document in documents:
         yield from judge.walk(document, 0)
 
@@ -54,10 +54,12 @@ class _Judge:
     layout: Layout
     overview: Overview
     flags: Collection[str]
+    walked: set[int]  # nodes by id: one that has many names is walked once
 
     def walk(self, node: yaml.Node, depth: int) -> Iterator[Finding]:
-        if depth > MAX_DEPTH:
+        if depth > MAX_DEPTH or id(node) in self.walked:
             return
+        self.walked.add(id(node))
         if isinstance(node, yaml.SequenceNode):
             for each in node.value:
                 yield from self.walk(each, depth + 1)

@@ -176,11 +176,12 @@ def effective_options(
 def _as_restored(archive: ModelConfig, restored: SnapshotVersion) -> tuple[RequestedOptions, ModelConfig]:
     """What a registration and the archive would have said to come to the values of the snapshot."""
     requested = RequestedOptions(batch_size=restored.batch_size, max_batch_delay_s=restored.max_batch_delay_s)
+    level = restored.parallel_level if archive.parallel_type else 0
     return requested, replace(
         archive,
         response_timeout_s=restored.response_timeout_s,
         startup_timeout_s=restored.startup_timeout_s,
-        parallel_level=restored.parallel_level or archive.parallel_level,
+        parallel_level=level or archive.parallel_level,
     )
 
 

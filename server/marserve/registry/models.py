@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from marserve.errors import (
+    ArchiveExists,
     BadInput,
     CleanUpTimedOut,
     DefaultVersionInUse,
@@ -214,11 +215,18 @@ class Registry:
         self._note_change(version)
         return Registered(version.model, version.name, workers, "done" if is_ready else "partial")
 
-    async def _take_in(self, url: str) -> Unpacked:
+    async def _take_in(self, url: str, *, is_at_startup: bool = False) -> Unpacked:
         async with self._fetches:
             if self._is_draining:
                 raise Draining
-            fetched = await asyncio.to_thread(self._intake.fetch, url)
+            try:
+                fetched = await asyncio.to_thread(self._intake.fetch, url)
+            except ArchiveExists as error:
+                if not is_at_startup:
+                    raise
+                # An earlier start of this server fetched it; that must not keep a later one from having it.
+                log.info("%s is not fetched again: %s is in the store", hide_query(url), error.name)
+                url, fetched = error.name, None
         async with self._intakes:
             if self._is_draining:
                 raise Draining
@@ -337,7 +345,7 @@ class Registry:
 
     async def _load_all_at_start(self, models: Sequence[RegisterParameters]) -> None:
         # Read side by side, published in the order of the setting: it decides which version is the default.
-        takes = [(model, asyncio.create_task(self._take_in(model.url))) for model in models]
+        takes = [(model, asyncio.create_task(self._take_in(model.url, is_at_startup=True))) for model in models]
         # What is installed for one of them must not keep the others waiting, but for those of the same name.
         latest: dict[str, asyncio.Task[None]] = {}
         for model, take in takes:
@@ -582,7 +590,7 @@ class Registry:
             response_timeout_s=facts.options.response_timeout_s,
             startup_timeout_s=facts.options.startup_timeout_s,
             runtime=facts.runtime,
-            parallel_level=facts.config.parallel_level,
+            parallel_level=facts.options.parallel_level or facts.config.parallel_level,
             handler=handler if handler != own else None,
         )
 

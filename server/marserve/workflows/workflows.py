@@ -40,6 +40,8 @@ log = logging.getLogger("marserve.workflows")
 
 FUNCTION_VERSION = "1.0"
 STOP_LIMIT_S = 60.0
+# Each of them has a thread, for as long as a download takes.
+PARALLEL_INTAKES = 4
 
 Result = TypeVar("Result")
 
@@ -109,6 +111,7 @@ class Workflows:
         self._coming: set[str] = set()
         self._engines: set[Engine] = set()  # those that are leaving too
         self._changes: set[asyncio.Task[Any]] = set()
+        self._intakes = asyncio.Semaphore(PARALLEL_INTAKES)
         self._is_draining = False
 
     # ------------------------------------------------------------------------------------------- requests
@@ -132,7 +135,10 @@ class Workflows:
     async def _register(self, parameters: WorkflowParameters) -> str:
         if self._is_draining:
             raise Draining
-        unpacked = await asyncio.to_thread(self._intake.take_in, parameters.url)
+        async with self._intakes:
+            if self._is_draining:
+                raise Draining
+            unpacked = await asyncio.to_thread(self._intake.take_in, parameters.url)
         try:
             name = parameters.workflow_name or unpacked.manifest.workflow_name
             if name in self._workflows or name in self._coming:
