@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from marserve import wire
 from marserve.errors import BadFrame
-from marserve.messages import Batch, Hello, Item, Loaded, Metric, Metrics, Raised, Result, Results, Stop
+from marserve.messages import Batch, Hello, Item, Loaded, Metric, Metrics, Raised, Result, Results, Stop, pack_head
 
 # What a frame is made of, as docs and the head of `wire.py` say it; changing the format must change these lines.
 HELLO_METADATA = b"\x93\xa5hello\x07\xa43.11"  # ["hello", 7, "3.11"]
@@ -138,11 +138,11 @@ def test_a_peer_that_closes_within_a_frame_is_seen() -> None:
 
 def test_the_worker_is_given_bodies_that_it_may_change() -> None:
     """Handlers see `bytearray`, as the contract's §1.3 says."""
-    metadata = b"\x93\xa5batch\x01\x91\x95\xa2id\x91\x92\xa4body\xc0\x90\x90\xc0"
+    metadata = b"\x93\xa5batch\x01\x91\x94\xa2id\x91\x92\xa4body\xc0\xc4\x03\x92\x90\x90\xc0"
 
     [(message, bodies)] = wire.worker_decoder().feed(frame(metadata, [b"raw"]))
 
-    assert message == Batch(1, [Item("id", [("body", None)], [], [], None)])
+    assert message == Batch(1, [Item("id", [("body", None)], pack_head([], []), None)])
     assert type(bodies[0]) is bytearray
     assert bodies[0] == b"raw"
 
@@ -330,7 +330,7 @@ def test_the_decoder_keeps_nothing_of_frames_that_are_done() -> None:
 
 def test_headers_that_are_no_utf8_travel() -> None:
     """A client's header values are bytes, and stay so."""
-    item = Item("id", [("body", None)], [(b"X-Name", b"\xff\xfe")], [], None)
+    item = Item("id", [("body", None)], pack_head([(b"X-Name", b"\xff\xfe")], []), None)
 
     [(message, _)] = wire.worker_decoder().feed(b"".join(wire.encode(Batch(1, [item]))))
 

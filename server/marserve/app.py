@@ -309,8 +309,8 @@ class Server:
         self._logs.announce("Model server started.")
         await self._stop_asked.wait()
         await self._drain(registry, connections, listeners, grpc_listeners)
-        if self._snapshots is not None and reading.done():
-            # What was not read yet would be missing from it; the snapshot before has it.
+        if self._snapshots is not None and has_succeeded(reading):
+            # What was not read would be missing from it; the snapshot before has it.
             last = self._snapshots.write("shutdown", registry.snapshot())
             await self._unless_hurried(last, LAST_SNAPSHOT_S)
 
@@ -410,7 +410,8 @@ class Server:
     async def _write_snapshots(self, writer: SnapshotWriter, registry: Registry, reading: asyncio.Task[Any]) -> None:
         """Write snapshots once the models of the start are read: one of half of them would lose the others."""
         await asyncio.wait([reading])
-        await writer.run(registry.snapshot)
+        if has_succeeded(reading):
+            await writer.run(registry.snapshot)
 
     def _build_workflows(self, scratch: Path, registry: Registry) -> Workflows:
         settings = self._settings
@@ -748,6 +749,11 @@ class Server:
                 other.cancel()
         await asyncio.wait([task, hurry])
         return task.result() if task in done else None
+
+
+def has_succeeded(task: asyncio.Task[Any]) -> bool:
+    """Whether a task has ended, and well."""
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 async def wait_for_all(works: Sequence[Coroutine[Any, Any, Any]]) -> None:

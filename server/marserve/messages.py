@@ -9,6 +9,8 @@ All times are seconds. `deadline` and `started` are on the monotonic clock, whic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import msgspec
@@ -162,13 +164,39 @@ class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One request of a batch; the bodies of its parts travel behind the metadata, in order.
 
     `parts` are (name, content type) pairs; none where the worker has the request already, and is called with it again.
+    `head` holds the headers as `pack_head` makes it: they are mostly those of the last request, and few handlers look.
     """
 
     id: str
     parts: list[tuple[str, str | None]]
-    headers: list[tuple[bytes, bytes]]
-    server_headers: list[tuple[str, str]]
+    head: bytes
     deadline: float | None
+
+    @property
+    def headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """The client's headers."""
+        return _read_head(self.head)[0]
+
+    @property
+    def server_headers(self) -> Sequence[tuple[str, str]]:
+        """The server's additions."""
+        return _read_head(self.head)[1]
+
+
+_Head = tuple[tuple[tuple[bytes, bytes], ...], tuple[tuple[str, str], ...]]
+_head_encoder = msgspec.msgpack.Encoder()
+_head_decoder = msgspec.msgpack.Decoder(_Head)
+
+
+def pack_head(headers: Sequence[tuple[bytes, bytes]], server_headers: Sequence[tuple[str, str]]) -> bytes:
+    """Headers as an `Item` carries them."""
+    return _head_encoder.encode((headers, server_headers))
+
+
+@lru_cache(maxsize=64)
+def _read_head(head: bytes) -> _Head:
+    read: _Head = _head_decoder.decode(head)
+    return read
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from marserve import errors
@@ -17,7 +15,7 @@ from marserve.api.grpc_errors import (
     grpc_status,
     status_of_http,
 )
-from support.shared import shared
+from support.inventory import inventory
 
 JAVA = "org.pytorch.serve."
 
@@ -98,10 +96,9 @@ def test_an_error_has_a_status_and_torchserves_words(error: BaseException, code:
     assert (status.code.name, status.description) == (code, description)
 
 
-@pytest.mark.shared
 def test_codes_of_handlers_become_the_inventorys_statuses() -> None:
     """Every line of `grpc_status_by_http_code`."""
-    table = json.loads(shared("contract", "torchserve_inventory.json").read_text("utf-8"))["grpc_status_by_http_code"]
+    table = inventory("grpc_status_by_http_code")
     examples = {"other 2xx": 204, "other 4xx": 418, "other 5xx": 507, "else": 302}
 
     for word, name in table.items():

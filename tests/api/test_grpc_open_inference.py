@@ -168,6 +168,8 @@ def test_a_string_of_an_answer_keeps_no_quotes() -> None:
         b'{"outputs": [{"name": "o", "datatype": "INT32", "shape": "x", "data": [1]}]}',
         b'{"outputs": [{"datatype": "INT32", "shape": [1], "data": [1]}]}',
         b'{"outputs": [{"name": "o", "datatype": "INT32", "shape": [1], "data": ["x"]}]}',
+        b'{"outputs": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"outputs": [{"name": "\xff"}]}',
     ],
 )
 def test_an_answer_that_is_none_is_the_handlers_failure(body: bytes) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import pytest
-
 from marserve.api.grpc_schema import Schema
-from support.shared import shared
+from support.inventory import inventory
 
 SCHEMA = Schema()
 PREDICT = "org.pytorch.serve.grpc.inference.PredictionsRequest"
@@ -16,8 +13,7 @@ PREDICT = "org.pytorch.serve.grpc.inference.PredictionsRequest"
 
 def grpc_files() -> list[dict[str, Any]]:
     """What the inventory says of each of TorchServe's `.proto` files."""
-    inventory = json.loads(shared("contract", "torchserve_inventory.json").read_text("utf-8"))
-    files: list[dict[str, Any]] = inventory["grpc"]
+    files: list[dict[str, Any]] = inventory("grpc")
     return files
 
 
@@ -26,7 +22,6 @@ def full_name(name: str, package: str) -> str:
     return name if name.startswith("google.") else f"{package}.{name}"
 
 
-@pytest.mark.shared
 def test_every_method_of_the_inventory_is_there() -> None:
     """With its messages, and the sides that stream."""
     walked = 0
@@ -47,7 +42,6 @@ def test_every_method_of_the_inventory_is_there() -> None:
     assert walked == 16
 
 
-@pytest.mark.shared
 def test_every_field_of_the_inventory_is_there() -> None:
     """With its number, type and label; and there are no others."""
     walked = 0

@@ -16,7 +16,7 @@ from marserve.archive.workflow_manifest import (
     read_workflow_manifest,
 )
 from marserve.errors import BadWorkflow
-from support.shared import shared
+from support.inventory import inventory
 from support.workflow_archives import war_manifest
 
 
@@ -77,7 +77,6 @@ def test_an_archive_without_a_manifest_is_no_workflow(tmp_path: Path) -> None:
 
 def test_every_key_of_torchserves_manifest_is_known() -> None:
     """The walk of the inventory's list."""
-    inventory = json.loads(shared("contract", "torchserve_inventory.json").read_text())
     known = {*TOP_KEYS, *(f"workflow.{key}" for key in WORKFLOW_KEYS)}
 
-    assert set(inventory["workflow_manifest_keys"]) <= known
+    assert set(inventory("workflow_manifest_keys")) <= known

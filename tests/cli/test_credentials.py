@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import ssl
 from pathlib import Path
 
 import httpx
 import pytest
 
-from marserve.cli.credentials import Credentials
+from marserve.api.tls import Identity, make_up_identity, server_context
+from marserve.cli.credentials import Credentials, local_trust
 from marserve.cli.remote import Inference, Management
 
 
@@ -85,3 +87,56 @@ def test_each_listener_uses_its_own_kind(here: Path) -> None:
             server.ask("GET", "/")
 
     assert seen == ["Bearer inference", "Bearer management"]
+
+
+def agree(identity: Identity) -> str | None:
+    """Let a command shake hands with this server; returns why it does not believe it, None if it does."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = server_context(identity).wrap_bio(to_server, to_client, server_side=True)
+    client = local_trust().wrap_bio(to_client, to_server, server_hostname="127.0.0.1")
+    for _ in range(4):
+        for side in (client, server):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError as error:
+                return str(error.verify_message)
+    return None
+
+
+def write_keystore(file: Path, identity: Identity) -> None:
+    """The identity as a PKCS12 keystore with the password `changeit`."""
+    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+    pkcs12 = pytest.importorskip("cryptography.hazmat.primitives.serialization.pkcs12")
+    x509 = pytest.importorskip("cryptography.x509")
+    key = serialization.load_pem_private_key(identity.key_pem, None)
+    certificate = x509.load_pem_x509_certificate(identity.chain_pem)
+    secret = serialization.BestAvailableEncryption(b"changeit")
+    file.write_bytes(pkcs12.serialize_key_and_certificates(b"server", key, certificate, None, secret))
+
+
+def test_the_certificate_that_the_settings_name_is_believed_and_no_other(here: Path) -> None:
+    """In PEM or in a keystore, which goes first, as in the server."""
+    named, other = make_up_identity(["127.0.0.1"]), make_up_identity(["127.0.0.1"])
+    (here / "cert.pem").write_bytes(named.chain_pem)
+    (here / "key.pem").write_bytes(named.key_pem)
+    write_keystore(here / "other.p12", other)
+    lines = "inference_address=https://127.0.0.1:8080\ncertificate_file=cert.pem\nprivate_key_file=key.pem\n"
+
+    (here / "config.properties").write_text(lines)
+    assert agree(named) is None
+    assert agree(other) is not None
+
+    (here / "config.properties").write_text(lines + "keystore=other.p12\n")
+    assert agree(other) is None
+    assert agree(named) is not None
+
+
+def test_a_certificate_that_the_server_makes_up_is_believed(here: Path) -> None:
+    """Nobody can know it, and without it `marserve start` would wait for a server that is there."""
+    made_up = make_up_identity(["127.0.0.1"])
+
+    assert agree(made_up) is not None
+    (here / "config.properties").write_text("inference_address=https://127.0.0.1:8080\n")
+    assert agree(made_up) is None

@@ -108,6 +108,26 @@ def test_a_refusal_is_told_in_the_servers_words(apis: FakeApis) -> None:
     assert failed.value.next_step is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "message", "names"),
+    [
+        ("MethodNotAllowedException", "Requested method is not allowed.", "enable_model_api"),
+        ("ModelNotFoundException", "Given URL http://a/b.mar does not match any allowed URL(s)", "allowed_urls"),
+        ("ModelException", "Custom pip package installation failed for model m", "log"),
+    ],
+)
+def test_where_torchserves_sentence_does_not_help_a_next_step_does(
+    apis: FakeApis, kind: str, message: str, names: str
+) -> None:
+    """It names the setting, or where more stands."""
+    apis.answer("POST /models", {"type": kind, "message": message}, 400)
+
+    with Management(apis.url) as server, pytest.raises(CommandFailed) as failed:
+        server.order("POST", "/models")
+
+    assert names in str(failed.value.next_step)
+
+
 def test_a_failure_of_the_server_is_told_with_the_id_in_its_log(apis: FakeApis) -> None:
     """There its traceback stands."""
     apis.answer("PUT /models/m", {"message": "It broke."}, 500)

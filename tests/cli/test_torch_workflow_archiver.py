@@ -14,7 +14,7 @@ from marserve.archive.reader import unpack
 from marserve.archive.workflow_manifest import read_workflow_manifest
 from marserve.cli import torch_model_archiver
 from marserve.cli.torch_workflow_archiver import main
-from support.shared import shared
+from support.inventory import inventory
 from support.workflow_archives import FUNCTIONS, THREE_NODES
 
 USUAL = ["--workflow-name", "w", "--spec-file", "wf.yaml", "--handler", "nodes.py"]
@@ -154,8 +154,7 @@ def test_what_servers_would_say_of_the_spec_is_told_and_the_archive_made(
 @pytest.mark.parametrize("program", ["torch-model-archiver", "torch-workflow-archiver"])
 def test_every_flag_of_torchserves_archivers_is_known(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The walk of the inventory's list: long and short form, and whether it must be given."""
-    inventory = json.loads(shared("contract", "torchserve_inventory.json").read_text())
-    flags = [entry for entry in inventory["cli_flags"] if entry["program"] == program]
+    flags = [entry for entry in inventory("cli_flags") if entry["program"] == program]
     run = main if program == "torch-workflow-archiver" else torch_model_archiver.main
 
     with pytest.raises(SystemExit) as ended:

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.long, pytest.mark.torch, pytest.mark.timeout(900)]
 CONTRACT = Path(__file__).parents[1] / "contract"
 RECORDING = CONTRACT / "recorded" / "inference_basics.json"
 # The stock base handler takes bare bodies, so an envelope unpacks them.
+NUMBERS = [0.5, 1.5, 2.5, 3.5]
 ENVELOPE = {"service_envelope": "body"}
 SETTINGS = {"disable_token_authorization": "true", "enable_model_api": "true", "default_workers_per_model": "1"}
 PICTURES = """\
@@ -119,10 +120,10 @@ def old(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Old:
     with running(
         programs, folder, SETTINGS | ENVELOPE, ["--model-store", "store", "--models", "numbers.mar"]
     ) as server:
-        answer = httpx.post(f"{server.inference}/predictions/numbers", json=[1, 2, 3, 4], timeout=60)
+        answer = httpx.post(f"{server.inference}/predictions/numbers", json=NUMBERS, timeout=60)
         if answer.status_code == 503:  # its worker is still on its way
             register(server, "numbers.mar", model_name="again")
-            answer = httpx.post(f"{server.inference}/predictions/numbers", json=[1, 2, 3, 4], timeout=60)
+            answer = httpx.post(f"{server.inference}/predictions/numbers", json=NUMBERS, timeout=60)
         assert answer.status_code == 200, answer.text
     return Old(folder, programs, answer.json())
 
@@ -154,7 +155,7 @@ def test_the_three_archives_are_served_here(old: Old, tmp_path: Path) -> None:
     with Server(tmp_path / "enveloped", store=old.folder / "store", settings=ENVELOPE) as server:
         assert server.register("numbers.mar").status_code == 200
 
-        numbers = server.client.post(f"{server.inference}/predictions/numbers", json=[1, 2, 3, 4])
+        numbers = server.client.post(f"{server.inference}/predictions/numbers", json=NUMBERS)
 
     assert set(picture.json()) == {"cat", "dog", "fish"}
     assert numbers.json() == pytest.approx(old.answer, rel=1e-5)

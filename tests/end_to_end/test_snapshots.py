@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from marserve.settings.load import read_properties
+from support.file_server import file_server, whole
 from support.plugin_packages import ENDPOINT, STORE, Installation
 from support.server import Server, make_archive, poll
 
@@ -173,6 +174,29 @@ def test_a_damaged_snapshot_is_one_sentence_and_status_1(server: Restarted, text
 
     assert done.returncode == 1
     assert said in done.stderr.strip().splitlines()[-1]
+
+
+def test_what_was_fetched_at_the_start_comes_back_from_the_store(tmp_path: Path) -> None:
+    """The address is asked once; its key is in no snapshot, and neither start needs it again."""
+    with file_server() as files:
+        archive = make_archive(tmp_path / "far.mar", ECHO, config="minWorkers: 1\nmaxWorkers: 1\n").read_bytes()
+        url = files.on(f"/far.mar?X-Amz-Signature={PLANTED}", whole(archive))
+        settings = {"load_models": f"far={url}", "allowed_urls": f"{files.url}/.*"}
+        server = Restarted(tmp_path, settings=settings)
+        with server:
+            wait_until_ready(server)
+            server.stop()
+            server.start()
+            wait_until_ready(server)
+            server.stop()
+            server.start_again()
+            wait_until_ready(server)
+            answer = server.predict("far", b"x").content
+
+    assert answer == b"x"
+    assert len(files.asked) == 1
+    assert models_of(server.snapshots()[-1])["far"]["1.0"]["marName"] == "far.mar"
+    assert not [path for path in server.snapshots() if PLANTED in path.read_text()]
 
 
 @pytest.mark.parametrize("entry", ["torchserve --ncs", "marserve"])

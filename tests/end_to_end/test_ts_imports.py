@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from support.inventory import inventory
 from support.server import Server, make_archive
-from support.shared import shared
 
-pytestmark = [pytest.mark.shared, pytest.mark.torch]
+pytestmark = pytest.mark.torch
 
 HANDLER = """
 import importlib
@@ -33,7 +33,7 @@ def handle(data, context):
 def test_all_names_are_there_in_a_worker(tmp_path: Path) -> None:
     """All modules of the inventory, in the process and the folder that handlers run in."""
     pytest.importorskip("torch")
-    inventory = json.loads(shared("contract", "torchserve_inventory.json").read_text("utf-8"))["ts_imports"]
+    inventory = inventory("ts_imports")
     names = {entry["module"]: [name["name"] for name in entry["names"]] for entry in inventory}
     store = tmp_path / "store"
     store.mkdir()

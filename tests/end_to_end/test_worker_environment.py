@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.inventory import inventory
 from support.server import Server, make_archive
-from support.shared import shared
 
 HANDLER = """
 import json, os, sys
@@ -132,7 +131,7 @@ SERVER_ENVIRONMENT = {
 
 def test_every_variable_of_torchserves_workers_is_accounted_for(found: dict[str, Any]) -> None:
     """By its value here, or by the reason that stands beside it."""
-    listed = json.loads(shared("contract", "torchserve_inventory.json").read_text())["worker_env"]
+    listed = inventory("worker_env")
 
     for entry in listed:
         name = entry["name"]
@@ -143,6 +142,6 @@ def test_every_variable_of_torchserves_workers_is_accounted_for(found: dict[str,
 
 def test_every_variable_of_torchserves_server_is_accounted_for() -> None:
     """Each has a meaning here, or a reason to have none."""
-    listed = json.loads(shared("contract", "torchserve_inventory.json").read_text())["server_env"]
+    listed = inventory("server_env")
 
     assert set(listed) == set(SERVER_ENVIRONMENT)

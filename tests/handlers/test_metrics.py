@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any
 
@@ -19,7 +18,7 @@ from marserve_handlers.metrics import (
     MetricTypes,
     Units,
 )
-from support.shared import shared
+from support.inventory import inventory
 
 MODEL_DIMENSIONS = [("ModelName", "m"), ("Level", "Model")]
 
@@ -274,7 +273,6 @@ def test_units_are_spelled_out() -> None:
 
 def test_the_inventorys_units_are_spelled_out_as_in_torchserve() -> None:
     """Short and long spelling of each, and no other."""
-    inventory = json.loads(shared("contract", "torchserve_inventory.json").read_text())
 
-    assert Units.names == inventory["metric_units"]
-    assert all(Units.spell_out(short) == long for short, long in inventory["metric_units"].items())
+    assert Units.names == inventory("metric_units")
+    assert all(Units.spell_out(short) == long for short, long in inventory("metric_units").items())

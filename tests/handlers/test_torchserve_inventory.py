@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,22 +19,10 @@ from marserve_handlers.context import Context, RequestProcessor
 from marserve_handlers.envelopes import ENVELOPES
 from marserve_handlers.metrics import MetricsCache
 from marserve_handlers.torchserve_internals import ServerInternal
+from support.inventory import inventory
 from support.model_context import FakeItem, make_context
-from support.shared import SHARED
 
 FOLDER = Path(__file__).resolve().parents[2] / "handlers" / "marserve_handlers" / "ts_compat"
-INVENTORY = SHARED / "contract" / "torchserve_inventory.json"
-
-pytestmark = [
-    pytest.mark.shared,
-    pytest.mark.skipif(not INVENTORY.is_file(), reason="the contract's inventory does not lie beside this checkout"),
-]
-
-
-def inventory(key: str) -> list[Any]:
-    """One list of the inventory, empty where that is missing."""
-    return list(json.loads(INVENTORY.read_text("utf-8"))[key]) if INVENTORY.is_file() else []
-
 
 PRIVATE = "a private step of TorchServe's own metrics, which are not summed in workers here"
 PYTHON_2 = "a class attribute that has meant nothing since Python 3"

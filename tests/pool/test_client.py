@@ -28,10 +28,17 @@ from marserve.messages import (
     Result,
     Results,
     Stop,
+    pack_head,
 )
 from marserve.pool.asked_lengths import Question
 from marserve.pool.batcher import Flight
-from marserve.pool.client import SHARED_FRAME_BYTES, WorkerClient
+from marserve.pool.client import (
+    MAX_KEPT_HEAD_BYTES,
+    MAX_KEPT_HEADS,
+    SHARED_FRAME_BYTES,
+    PackedHeads,
+    WorkerClient,
+)
 from marserve.pool.queue import Job
 from support.fake_worker import FakeWorker
 from support.receivers import Told
@@ -127,9 +134,9 @@ async def test_a_flight_becomes_one_batch_with_its_bodies_behind_it() -> None:
         batch, bodies = await worker.hear()
 
     items = [
-        Item("a", [("x", "text/plain"), ("y", None)], [(b"H", b"\xff")], [("u", "p")], 9.5),
-        Item("b", [], [], [], None),
-        Item("c", [("body", None)], [], [], None),
+        Item("a", [("x", "text/plain"), ("y", None)], pack_head([(b"H", b"\xff")], [("u", "p")]), 9.5),
+        Item("b", [], pack_head([], []), None),
+        Item("c", [("body", None)], pack_head([], []), None),
     ]
     assert batch == Batch(7, items)
     assert bodies == [b"1", b"2", b"3"]
@@ -151,6 +158,32 @@ def ahead(number: int, *bodies: bytes) -> Flight:
     found = flight(*(Request(f"{number}-{index}", [Part("body", body)]) for index, body in enumerate(bodies)))
     found.number, found.is_ahead = number, True
     return found
+
+
+def test_headers_that_requests_share_are_packed_once() -> None:
+    """By which lists they are, not by what is in them; others are packed for themselves."""
+    heads = PackedHeads()
+    shared, added = [(b"Host", b"a")], [("url_path", "")]
+
+    first = heads.pack(shared, added)
+
+    assert heads.pack(shared, added) is first
+    assert heads.pack([(b"Host", b"b")], added) == pack_head([(b"Host", b"b")], added)
+    item = Item("id", [], first, None)
+    assert (list(item.headers), list(item.server_headers)) == (shared, added)
+
+
+def test_packed_headers_are_kept_within_bounds() -> None:
+    """Neither many nor large ones; and no list that was kept can be mistaken for a new one."""
+    heads = PackedHeads()
+
+    for number in range(3 * MAX_KEPT_HEADS):
+        headers = [(b"N", str(number).encode())]
+        assert heads.pack(headers, []) == pack_head(headers, [])
+    large = [(b"N", bytes(MAX_KEPT_HEAD_BYTES))]
+
+    assert heads.pack(large, []) is not heads.pack(large, [])
+    assert heads.kept <= MAX_KEPT_HEADS
 
 
 async def test_small_batches_that_go_ahead_together_share_a_frame() -> None:

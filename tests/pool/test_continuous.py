@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from marserve import wire
 from marserve.errors import DeadlinePassed, HandlerFailed, SequencesFull, WorkerDied
 from marserve.messages import Result
-from marserve.pool.client import _items_of
+from marserve.pool.client import WorkerClient
 from marserve.pool.options import SequenceOptions
 from support.mode_stage import LAST, MORE, Client, ModeStage
 
@@ -14,6 +15,21 @@ from support.mode_stage import LAST, MORE, Client, ModeStage
 def stage_of(batch_size: int = 2, **options: object) -> ModeStage:
     """A stage whose version runs in steps."""
     return ModeStage(continuous_batching=True, batch_size=batch_size, **options)
+
+
+class Wrote:
+    """A transport that keeps what is written to it."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def is_closing(self) -> bool:
+        """Never."""
+        return False
+
+    def write(self, data: bytes) -> None:
+        """Keep it."""
+        self.data += data
 
 
 def pieces_of(client: Client) -> list[bytes]:
@@ -75,9 +91,13 @@ def test_who_goes_on_is_sent_without_its_input() -> None:
     stage.submit("b")
     stage.answer("w", results=[MORE])
 
-    items, bodies = _items_of(stage.flights["w"][0].jobs)
+    wrote = Wrote()
+    client = WorkerClient(wrote)  # type: ignore[arg-type]
+    client.connection_made(wrote)  # type: ignore[arg-type]
+    client.exchange(stage.flights["w"][0])
+    [(batch, bodies)] = wire.worker_decoder().feed(wrote.data)
 
-    assert [(item.id, item.parts) for item in items] == [("r0", []), ("r1", [("body", None)])]
+    assert [(item.id, item.parts) for item in batch.items] == [("r0", []), ("r1", [("body", None)])]  # type: ignore[union-attr]
     assert bodies == [b"b"]
 
 

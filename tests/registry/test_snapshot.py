@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from marserve.errors import InvalidSnapshot
 from marserve.registry.snapshot import (
@@ -80,6 +83,7 @@ def test_a_snapshot_may_have_no_models(text: str) -> None:
     ("changes", "said"),
     [
         *(({key: None}, f"{key} of model noop, version 1.0 is missing") for key in VALUES),
+        ({"maxBatchDelay": 10**400}, "maxBatchDelay .* is 1000"),
         ({"minWorkers": -1}, "minWorkers .* is -1; it must be a whole number of 0 or more"),
         ({"maxWorkers": 0}, "maxWorkers .* is 0; it must be a whole number of 1 or more"),
         ({"batchSize": 0}, "batchSize .* is 0"),
@@ -93,7 +97,7 @@ def test_a_snapshot_may_have_no_models(text: str) -> None:
         ({"runtimeType": 3}, "runtimeType"),
         ({"handler": 3}, "handler"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_a_version_that_cannot_be_meant_is_refused(changes: dict[str, Any], said: str) -> None:
     """With the key, the version and what would be right."""
@@ -108,6 +112,20 @@ def test_what_is_no_such_document_is_refused(text: str) -> None:
     """As a whole."""
     with pytest.raises(InvalidSnapshot):
         read_models(text)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(sorted(VALUES)),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(["models", *VALUES]), inner),
+        max_leaves=30,
+    )
+)
+def test_whatever_stands_there_is_read_or_refused(value: Any) -> None:
+    """Nothing else is raised."""
+    for text in (json.dumps(value), json.dumps({"models": {"m": {"1.0": value}}})):
+        with contextlib.suppress(InvalidSnapshot):
+            read_models(text)
 
 
 def test_an_archive_that_is_not_in_the_store_is_named_in_torchserves_words() -> None:

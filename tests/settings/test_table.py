@@ -14,20 +14,11 @@ from marserve.settings import KEYS, Settings, load_settings
 from marserve.settings.__main__ import main
 from marserve.settings.document import write_config, write_page
 from marserve.settings.values import Reading
+from support.inventory import inventory
 
 ROOT = Path(__file__).parents[2]
-INVENTORY = ROOT.parent / "shared" / "contract" / "torchserve_inventory.json"
 
 
-def inventory(part: str) -> list[Any]:
-    """A list of TorchServe's inventory."""
-    if not INVENTORY.exists():
-        pytest.skip("needs ../shared/contract/torchserve_inventory.json beside the checkout")
-    found: list[Any] = json.loads(INVENTORY.read_text())[part]
-    return found
-
-
-@pytest.mark.shared
 def test_every_key_of_torchserve_is_known_with_its_default_and_variable() -> None:
     """Differences are those that are meant: nothing remote is fetched by default."""
     for theirs in inventory("config_keys"):
@@ -43,7 +34,6 @@ def test_every_key_of_torchserve_is_known_with_its_default_and_variable() -> Non
         assert shown == expected, key.name
 
 
-@pytest.mark.shared
 def test_every_key_of_models_is_read() -> None:
     """Beside a snapshot's keys."""
     kind = KEYS["models"].kind

@@ -15,21 +15,9 @@ import pytest
 from marserve.cli import torchserve
 from marserve.errors import BadSettings
 from marserve.settings import KEYS, Settings, load_settings
-from support.shared import SHARED
+from support.inventory import inventory
 
-INVENTORY = SHARED / "contract" / "torchserve_inventory.json"
 SERVER = Path(torchserve.__file__).parents[1]
-
-pytestmark = [
-    pytest.mark.shared,
-    pytest.mark.skipif(not INVENTORY.is_file(), reason="the contract's inventory does not lie beside this checkout"),
-]
-
-
-def inventory(part: str) -> list[Any]:
-    """One list of the inventory, empty where that is missing."""
-    return list(json.loads(INVENTORY.read_text("utf-8"))[part]) if INVENTORY.is_file() else []
-
 
 CONFIG_KEYS = inventory("config_keys")
 FLAGS = [flag for flag in inventory("cli_flags") if flag["program"] == "torchserve"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -208,6 +209,57 @@ def test_closing_ends_what_is_under_way(files: FileServer, tmp_path: Path) -> No
 
     assert len(failures) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_closing_ends_what_waits_for_a_silent_origin(files: FileServer, tmp_path: Path) -> None:
+    """The server must not wait for its end as long as an origin may be silent, before a header or behind it."""
+    for begins in (False, True):
+        fetching = fetcher(files, silence_s=60.0)
+        came = threading.Event()
+
+        def stay_silent(handler: BaseHTTPRequestHandler, begins: bool = begins, came: threading.Event = came) -> None:
+            if begins:
+                handler.send_response(200)
+                handler.send_header("content-length", "1000")
+                handler.end_headers()
+            came.set()
+            files.closing.wait(60)
+
+        ended: list[float] = []
+
+        def fetch(fetching: Fetcher = fetching, ended: list[float] = ended) -> None:
+            with pytest.raises(DownloadFailed):
+                fetching.fetch(f"{files.url}/m.mar", tmp_path)
+            ended.append(time.monotonic())
+
+        files.on("/m.mar", stay_silent)
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        assert came.wait(10)
+
+        fetching.close()
+        thread.join(10)
+
+        assert ended
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_header_that_drips_is_given_up(files: FileServer, tmp_path: Path) -> None:
+    """Each byte of it would begin the time for silence anew."""
+
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nx: ")
+        with contextlib.suppress(OSError):
+            while not files.closing.wait(0.05):
+                handler.wfile.write(b"x")
+
+    began = time.monotonic()
+
+    with pytest.raises(DownloadFailed):
+        fetcher(files, silence_s=0.5).fetch(files.on("/m.mar", drip), tmp_path)
+
+    assert time.monotonic() - began < 15
+    assert len(files.asked) == MAX_ATTEMPTS
 
 
 # ------------------------------------------------------------------------------------------- where it may go

@@ -4,7 +4,8 @@ It drives the real `Dispatcher` through its real interface. Each request carries
 echoes it, so that an answer that went to the wrong client shows. Some worlds have a clock that rings late, as real ones
 do; some are scaled to nothing for a while; some clients send another request, or give up others, while they are told.
 In some worlds requests have priorities, in some handlers say how long inputs are, and workers die of that question.
-In some requests belong to sequences, run in steps that others join (continuous batching), or run many at once.
+In some requests belong to sequences, run in steps that others join (continuous batching), or run many at once. In some
+the server reads answers late: those of several batches together, or none of them any more when the worker has died.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class FakeWorker:
     is_running: bool = False
     is_dead: bool = False
     left: dict[str, int] = field(default_factory=dict)
+    unread: list[tuple[int, float, list[Result], list[bytes]]] = field(default_factory=list)
 
 
 @dataclass
@@ -167,6 +169,9 @@ class World:
         self._says_lengths = self._lengths.random() < 0.7
         self._dies_of_asking = self._lengths.choice([0.0, 0.05, 0.5])
         self.asked = self.died_of_asking = 0
+        self._reads = random.Random(f"reads {seed}")
+        self._reads_late = self.mode == "plain" and self._reads.random() < 0.4
+        self.read_together = 0
 
     def _choose_mode(self) -> None:
         """Some worlds have workers that know something of requests between calls, or that run many at once."""
@@ -374,6 +379,7 @@ class World:
         """A lent worker is done."""
         if worker.is_dead:
             return
+        self.read(worker)
         worker.flights.pop(0)
         worker.is_running = False
         self.dispatcher.end_loan(worker.key, flight.number, self.now)
@@ -570,6 +576,7 @@ class World:
         """A worker says lengths, all of them or not, or that it cannot; or it ends, or is ended, over the question."""
         if worker.is_dead:
             return
+        self.read(worker)
         dice = self._lengths
         if dice.random() < self._dies_of_asking:
             self.died_of_asking += 1
@@ -671,6 +678,7 @@ class World:
         clients = [self.by_request[job.request.id] for job in flight.jobs]
         if flight not in worker.flights:
             return
+        self.read(worker)
         results = [ECHO if client in live else Result(504, "", [], "expired") for client in clients]
         bodies = [client.nonce for client in clients]
         for job in flight.jobs:
@@ -694,8 +702,26 @@ class World:
             return
         worker.flights.remove(flight)
         self._note_sequences(worker, flight)
-        self.dispatcher.finished(worker.key, flight.number, run_s, results, bodies, self.now)
+        worker.unread.append((flight.number, run_s, results, bodies))
+        if self._reads_late and worker.flights and self._reads.random() < 0.7:
+            self.after(self._run_s * self._reads.random() * 2, lambda: self.read(worker))
+        else:
+            self.read(worker)
         self._go_on(worker)
+
+    def read(self, worker: FakeWorker) -> None:
+        """The server reads the answers that a worker has written, as a slot does with those of several batches."""
+        if worker.is_dead or not worker.unread:
+            return
+        unread, worker.unread = worker.unread, []
+        if len(unread) == 1:
+            self.dispatcher.finished(worker.key, *unread[0], self.now)
+            return
+        self.read_together += len(unread)
+        landed = [self.dispatcher.land(worker.key, *answer, self.now) for answer in unread]
+        self.dispatcher.pump(self.now)
+        for batch in landed:
+            self.dispatcher.tell(batch, self.now)
 
     def _result(self, worker: FakeWorker, job: Job, client: Client) -> Result:
         """An echo; in continuous batching with the word whether more follows, and perhaps that the sequence is over."""
@@ -717,6 +743,7 @@ class World:
         """A worker's handler raises for a flight."""
         if worker.is_dead:
             return
+        self.read(worker)
         worker.flights.remove(flight)
         self._note_sequences(worker, flight)
         raised = Raised(flight.number, run_s, "handler", "Prediction failed", 503, "")
@@ -727,6 +754,9 @@ class World:
         """A worker is gone."""
         if worker.is_dead:
             return
+        # What it had written is read before its end is, unless its connection broke.
+        if not may_retry or worker.questions or self._reads.random() < 0.8:
+            self.read(worker)
         worker.is_dead = True
         self.dispatcher.died(worker.key, worker.begun, WorkerDied(cause), may_retry=may_retry, now=self.now)
         if worker.key not in self.closing:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marserve import wire
-from marserve.messages import Batch, Item, ToWorker
+from marserve.messages import Batch, Item, ToWorker, pack_head
 from marserve.page import Page, create_page
 from support.running_pool import worker_environment
 
@@ -57,7 +57,7 @@ class WorkerUnderTest:
 
     def batch(self, number: int, *bodies: bytes) -> None:
         """Send a batch of raw bodies."""
-        items = [Item(f"r{index}", [("body", None)], [], [], None) for index in range(len(bodies))]
+        items = [Item(f"r{index}", [("body", None)], pack_head([], []), None) for index in range(len(bodies))]
         self.tell(Batch(number, items), bodies)
 
     def hear(self) -> tuple[Any, list[bytes]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from marserve.errors import BadSettings
 from marserve.telemetry.metric_definitions import BUILT_IN, Definition, read_metrics_file
-from support.shared import shared
+from support.inventory import inventory
 
 FILE = """
 dimensions:
@@ -35,7 +34,7 @@ def write(folder: Path, text: str) -> Path:
 
 def test_the_built_in_list_is_torchserves() -> None:
     """Names, types, dimensions, units and sides of the inventory, and no other metric."""
-    listed = json.loads(shared("contract", "torchserve_inventory.json").read_text())["metrics"]
+    listed = inventory("metrics")
     expected = {
         entry["name"]: Definition(entry["name"], entry["type"], entry["unit"], tuple(entry["dimensions"]))
         for entry in listed

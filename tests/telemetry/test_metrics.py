@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from marserve.messages import Metric
 from marserve.telemetry.metric_definitions import BUILT_IN, Definition, Definitions
 from marserve.telemetry.metrics import CONTENT_TYPE, Gauges, Metrics, VersionMetrics
 from marserve.telemetry.model_metrics import ModelMetrics
-from support.shared import shared
+from support.inventory import inventory
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -316,10 +315,9 @@ def test_lost_log_lines_are_shown() -> None:
 
 def test_every_metric_of_torchserve_is_on_the_page() -> None:
     """Names and types are those of the inventory."""
-    inventory = json.loads(shared("contract", "torchserve_inventory.json").read_text())
     page = Metrics("box").render().decode().splitlines()
 
-    for metric in inventory["metrics"]:
+    for metric in inventory("metrics"):
         assert f"# TYPE {metric['name']} {metric['type']}" in page
 
 

@@ -18,7 +18,7 @@ from marserve.telemetry.metric_definitions import BUILT_IN, Definition, Definiti
 from marserve.telemetry.metrics import LEGACY_PAGE, Metrics, VersionMetrics
 from marserve.telemetry.metrics_log import FRONT, LINES_AT_ONCE, MAX_EVENTS, MODEL, MetricsLog
 from marserve.telemetry.model_metrics import ModelMetrics
-from support.shared import shared
+from support.inventory import inventory
 
 NOW = 1717105307.5
 
@@ -225,7 +225,7 @@ def test_the_thread_writes_what_waits_and_ends() -> None:
 
 def test_the_log_files_are_those_of_torchserve(tmp_path: Path) -> None:
     """All of them are there from the start, in every mode."""
-    names = json.loads(shared("contract", "torchserve_inventory.json").read_text())["log_files"]
+    names = inventory("log_files")
 
     for has_metrics in (True, False):
         folder = tmp_path / str(has_metrics)

@@ -53,7 +53,9 @@ def test_a_value_whose_words_have_no_end_is_dropped(caplog: pytest.LogCaptureFix
             models.fit("m", metric(ModelName="m", Level=endless)),
             models.fit("m", metric(endless)),
             models.fit("m", metric("New", **{endless: "d"})),
-            models.fit("m", Metric("Depth", 1.0, "m", "gauge", [("ModelName", "m"), ("Level", "Model")], "x" * (MAX_IDS + 1))),
+            models.fit(
+                "m", Metric("Depth", 1.0, "m", "gauge", [("ModelName", "m"), ("Level", "Model")], "x" * (MAX_IDS + 1))
+            ),
         ]
 
     assert fitted == [None] * 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from marserve.messages import Check, Item, Load, Result, Sample, Tolerance
+from marserve.messages import Check, Item, Load, Result, Sample, Tolerance, pack_head
 from marserve.worker.checks import outcome_of, rows_of, run_check, warm_up
 from marserve.worker.load import LoadedModel
 from support.model_context import make_context
@@ -14,7 +14,7 @@ LOAD = Load("m", "1.0", "", "h.py", None, None, batch_size=4)
 
 def item(name: str, *parts: tuple[str, str | None]) -> Item:
     """One item."""
-    return Item(name, list(parts), [], [], None)
+    return Item(name, list(parts), pack_head([], []), None)
 
 
 def echo(rows: list[dict[str, object]], context: object) -> list[object]:

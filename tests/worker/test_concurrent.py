@@ -20,6 +20,7 @@ from marserve.messages import (
     Results,
     Sample,
     Stop,
+    pack_head,
 )
 from support.model_folders import write_model
 from support.worker_process import WorkerUnderTest
@@ -91,7 +92,7 @@ def test_batches_end_in_any_order_and_the_page_counts_them(worker: WorkerUnderTe
 
 def test_batches_of_one_frame_are_run_side_by_side(worker: WorkerUnderTest) -> None:
     """The first can only end after the second has."""
-    items = [[Item(f"r{number}", [("body", None)], [], [], None)] for number in (1, 2)]
+    items = [[Item(f"r{number}", [("body", None)], pack_head([], []), None)] for number in (1, 2)]
     worker.tell(Batches([Batch(1, items[0]), Batch(2, items[1])]), [b"wait a", b"open a"])
 
     ended = {hear_until(worker, Results)[0].number for _ in range(2)}
@@ -101,7 +102,10 @@ def test_batches_of_one_frame_are_run_side_by_side(worker: WorkerUnderTest) -> N
 
 def test_what_is_measured_is_laid_to_its_own_request(worker: WorkerUnderTest) -> None:
     """Though others began, and ended, meanwhile."""
-    items = [Item("slow", [("body", None)], [], [], None), Item("quick", [("body", None)], [], [], None)]
+    items = [
+        Item("slow", [("body", None)], pack_head([], []), None),
+        Item("quick", [("body", None)], pack_head([], []), None),
+    ]
     worker.tell(Batch(1, items[:1]), [b"wait a"])
     worker.tell(Batch(2, items[1:]), [b"open a"])
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 
-from marserve.messages import AskLengths, Item, Load
+from marserve.messages import AskLengths, Item, Load, pack_head
 from marserve.worker.lengths import read_lengths
 from marserve.worker.load import LoadedModel
 from support.model_context import make_context
@@ -26,7 +26,7 @@ def ask(
     length_of: Callable[[dict[str, Any]], Any], *bodies: bytes, kind: str | None = None, limit_s: float = 10.0
 ) -> list[int]:
     """The lengths of these bodies."""
-    items = [Item("id", [("body", kind)], [], [], None) for _ in bodies]
+    items = [Item("id", [("body", kind)], pack_head([], []), None) for _ in bodies]
     return read_lengths(
         model_of(length_of), AskLengths(7, items, limit_s), [bytearray(body) for body in bodies]
     ).lengths
@@ -48,7 +48,7 @@ def test_each_item_is_given_as_the_handler_sees_it() -> None:
 
 def test_the_answer_names_the_batch_and_what_it_took() -> None:
     """Seconds inside the author's code."""
-    items = [Item("id", [("body", None)], [], [], None)]
+    items = [Item("id", [("body", None)], pack_head([], []), None)]
 
     told = read_lengths(model_of(lambda row: 5), AskLengths(7, items, 1.0), [bytearray(b"x")])
 

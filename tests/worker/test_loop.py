@@ -35,6 +35,7 @@ from marserve.messages import (
     Results,
     Stop,
     Tolerance,
+    pack_head,
 )
 from marserve.page import Page, create_page
 from marserve.worker.load import LoadedModel
@@ -93,7 +94,7 @@ class Stage:
 def item(*parts: tuple[str, str | None], deadline: float | None = None, **headers: str) -> Item:
     """One request; a raw body without a type unless told otherwise."""
     pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    return Item("id", list(parts) or [("body", None)], pairs, [], deadline)
+    return Item("id", list(parts) or [("body", None)], pack_head(pairs, []), deadline)
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ def test_a_row_holds_each_part_under_its_name(stage: Stage) -> None:
 
 def test_each_item_gets_its_own_parts(stage: Stage) -> None:
     """Bodies lie one after the other behind the metadata; an item may have none."""
-    items = [item(("a", None)), Item("id", [], [], [], None), item(("b", None), ("c", None))]
+    items = [item(("a", None)), Item("id", [], pack_head([], []), None), item(("b", None), ("c", None))]
 
     stage.serve(lambda rows, context: ["", "", ""], items, [b"1", b"2", b"3"])
 
@@ -174,7 +175,7 @@ def test_headers_and_ids_reach_the_context(stage: Stage) -> None:
         told.append((context.get_request_id(0), context.get_request_header(0, "X_My"), context.deadline(0)))
         return [""]
 
-    stage.serve(handle, [Item("id-7", [("body", None)], [(b"X_My", b"v")], [], 1e12)], [b""])
+    stage.serve(handle, [Item("id-7", [("body", None)], pack_head([(b"X_My", b"v")], []), 1e12)], [b""])
 
     assert told == [("id-7", "v", 1e12)]
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from marserve.messages import Call, CallEnded, Item, Load, OutOfStep, Rank, Share, ToServer
+from marserve.messages import Call, CallEnded, Item, Load, OutOfStep, Rank, Share, ToServer, pack_head
 from marserve.page import Page, create_page
 from marserve.worker import rank as rank_module
 from marserve.worker.load import Handle, LoadedModel
@@ -76,7 +76,7 @@ class Group:
 
     def call(self, *bodies: bytes, ask: Callable[[int], bool] = lambda index: False, once: bool = True) -> Any:
         """Share items with these bodies and have them handled by all."""
-        items = [Item(f"r{index}", [("body", None)], [], [], None) for index in range(len(bodies))]
+        items = [Item(f"r{index}", [("body", None)], pack_head([], []), None) for index in range(len(bodies))]
         return self.run(items, [bytearray(body) for body in bodies], range(len(bodies)), ask=ask, once=once)
 
     def run(
@@ -169,7 +169,7 @@ def test_what_rank_0_left_out_is_left_out_by_all(start: Callable[..., Group]) ->
     """Deadlines and cancels were looked at once, there."""
     others: list[Any] = []
     group = start(reporting([]), reporting(others))
-    items = [Item(f"r{index}", [("body", None), ("more", None)], [], [], None) for index in range(4)]
+    items = [Item(f"r{index}", [("body", None), ("more", None)], pack_head([], []), None) for index in range(4)]
     bodies = [bytearray(f"{index}".encode()) for index in range(8)]
 
     group.leader.share(items, bodies, once=True)
@@ -191,7 +191,7 @@ def test_items_of_several_calls_stay_as_they_came(start: Callable[..., Group]) -
         return ["x"] * len(rows)
 
     group = start(reporting([]), spoil)
-    items = [Item("a", [("body", None)], [], [], None)]
+    items = [Item("a", [("body", None)], pack_head([], []), None)]
     bodies = [bytearray(b"abc")]
 
     group.run(items, bodies, [0], once=False)
@@ -365,7 +365,7 @@ def test_messages_between_ranks_come_whole() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         sender, receiver = Peer(1, ours), Peer(0, theirs)
-        item = Item("a", [("body", None)], [], [], None)
+        item = Item("a", [("body", None)], pack_head([], []), None)
         sender.tell(Share([item], True), [b"x" * 1000])
         sender.tell(Call(1, [0]))
         sender.tell(CallEnded(1, False))

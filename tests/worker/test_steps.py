@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marserve.messages import Item
+from marserve.messages import Item, pack_head
 from marserve.worker.steps import begin_step, say_what_follows
 from marserve_handlers.context import Context
 
@@ -14,7 +14,7 @@ from marserve_handlers.context import Context
 def context_of(*ids: str) -> Context:
     """A context at a step with these requests."""
     context = Context("m", "", None, 1, None, "0")
-    begin_step(context, [Item(each, [], [], [], None) for each in ids])
+    begin_step(context, [Item(each, [], pack_head([], []), None) for each in ids])
     return context
 
 
@@ -60,7 +60,7 @@ def test_criteria_stay_until_others_are_set() -> None:
     context = context_of("a")
     context.stopping_criteria = [lambda _: False]
 
-    begin_step(context, [Item("a", [], [], [], None)])
+    begin_step(context, [Item("a", [], pack_head([], []), None)])
     say_what_follows(context, ["x"])
 
     assert said_of(context, 1) == ["true"]

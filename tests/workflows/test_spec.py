@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from marserve.errors import BadDag, BadWorkflow
 from marserve.workflows.spec import OPTION_KEYS, TOP_KEYS, Node, NodeOptions, parse_spec
-from support.shared import shared
+from support.inventory import inventory
 from support.workflow_archives import THREE_NODES
 
 
@@ -152,8 +151,7 @@ def test_numbers_that_are_too_small_count_as_the_least_with_a_warning() -> None:
 
 def test_every_key_of_torchserves_spec_is_known() -> None:
     """The walk of the inventory's list."""
-    inventory: dict[str, Any] = json.loads(shared("contract", "torchserve_inventory.json").read_text())
-    keys = inventory["workflow_spec_keys"]
+    keys = inventory("workflow_spec_keys")
 
     assert set(keys["top"]) == set(TOP_KEYS)
     assert set(keys["models"]) == set(OPTION_KEYS)

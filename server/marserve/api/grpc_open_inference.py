@@ -152,7 +152,7 @@ def fill_response(response: Any, message: Any, body: bytes) -> None:
     """
     try:
         document = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         try:
             document = json.loads(body)  # for NaN and Infinity
         except (ValueError, RecursionError):

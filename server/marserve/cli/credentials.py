@@ -16,8 +16,10 @@ from typing import Literal
 
 import httpx
 
+from marserve.api.tls import read_keystore
 from marserve.cli.typed_settings import load_as_typed
 from marserve.errors import BadSettings
+from marserve.settings.table import Settings
 
 TOKEN_VARIABLE = "MARSERVE_TOKEN"
 KEY_FILE = "key_file.json"
@@ -53,21 +55,33 @@ class Credentials(httpx.Auth):
             return None
 
 
-def local_trust(certificate_file: Path | None = None) -> ssl.SSLContext:
-    """Whom a command trusts at an https address of this machine: the very certificate that this folder's settings
-    name, whatever host it is for; without one, who the system trusts.
+def local_trust(settings: Settings | None = None) -> ssl.SSLContext:
+    """Whom a command trusts at an https address of this machine: the very certificate that the settings (None: this
+    folder's) name, whatever host it is for; where they name none for their https addresses, anybody, as at an http
+    address, because the server makes one up at its start; without settings, who the system trusts.
     """
-    if certificate_file is None:
+    if settings is None:
         with contextlib.suppress(BadSettings):
-            certificate_file = load_as_typed({}).certificate_file
-    if certificate_file is not None:
-        with contextlib.suppress(OSError):  # what is wrong with it the server says at its start
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.load_verify_locations(certificate_file)
-            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-            context.check_hostname = False
-            return context
-    return ssl.create_default_context()
+            settings = load_as_typed({})
+    trust = ssl.create_default_context()
+    if settings is None:
+        return trust
+    with contextlib.suppress(OSError, BadSettings):  # what is wrong with it the server says at its start
+        if settings.keystore is not None:
+            named = read_keystore(settings.keystore, settings.keystore_pass, settings.keystore_type).chain_pem
+        elif settings.certificate_file is not None:
+            named = settings.certificate_file.read_bytes()
+        else:
+            if settings.inference_address.is_tls or settings.management_address.is_tls:
+                trust.check_hostname = False
+                trust.verify_mode = ssl.CERT_NONE
+            return trust
+        only = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        only.load_verify_locations(cadata=named.decode("ascii", "ignore"))
+        only.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        only.check_hostname = False
+        return only
+    return trust
 
 
 def _configured_file() -> Path:

@@ -21,6 +21,7 @@ from marserve.cli.credentials import TOKEN_VARIABLE, Credentials, local_trust
 from marserve.cli.output import CommandFailed
 from marserve.cli.typed_settings import load_as_typed
 from marserve.errors import BadSettings
+from marserve.settings.table import Settings
 
 ManagementAddress = Annotated[
     str | None,
@@ -64,7 +65,7 @@ class Probe:
 class Listener:
     """One address of a server. Close it after use, or use it as a context.
 
-    `transport` replaces the network in tests.
+    `settings` are those that the server has; None are this folder's. `transport` replaces the network in tests.
     """
 
     flag = "--management or --inference"
@@ -73,10 +74,10 @@ class Listener:
     """Whose key is sent where the server asks for one."""
 
     def __init__(
-        self, address: str, transport: httpx.BaseTransport | None = None, key_file: Path | None = None
+        self, address: str, transport: httpx.BaseTransport | None = None, settings: Settings | None = None
     ) -> None:
         self.address = address
-        self._client = _client(address, transport, self.kind, key_file)
+        self._client = _client(address, transport, self.kind, settings)
 
     def __enter__(self) -> Self:
         return self
@@ -215,17 +216,29 @@ def refused(answer: httpx.Response, next_step: str | None = None) -> CommandFail
     request_id = answer.headers.get("x-request-id")
     reason = answer.headers.get("x-marserve-reason")
     facts = {"code": answer.status_code, "type": said.get("type"), "reason": reason, "request_id": request_id}
-    if next_step is None and reason:
-        next_step = "The server's model log has the whole traceback."
-    elif next_step is None and said.get("type") == "InvalidKeyException":
-        next_step = f"Run this in the server's folder, where its key file is, or set {TOKEN_VARIABLE} to a key."
-    elif next_step is None and request_id and answer.status_code >= 500:
-        next_step = f"The server's log says more under request {request_id}."
     return CommandFailed(
         str(said.get("message") or f"{answer.request.method} {answer.request.url.path} got {answer.status_code}."),
-        next_step,
+        next_step or _next_step(said, reason, answer.status_code, request_id),
         **{key: value for key, value in facts.items() if value is not None},
     )
+
+
+def _next_step(said: Mapping[str, Any], reason: str | None, status: int, request_id: str | None) -> str | None:
+    """What may help after a refusal; None where its own words say it. TorchServe's sentences do not."""
+    kind, message = said.get("type"), str(said.get("message") or "")
+    if reason:
+        return "The server's model log has the whole traceback."
+    if kind == "InvalidKeyException":
+        return f"Run this in the server's folder, where its key file is, or set {TOKEN_VARIABLE} to a key."
+    if kind == "MethodNotAllowedException":
+        return "The server keeps to the models of its start; enable_model_api=true in its settings lets others come."
+    if "does not match any allowed URL(s)" in message:
+        return "Name a pattern for it in the server's setting allowed_urls, or copy the archive into its model store."
+    if message.startswith("Custom pip package installation failed") and ": " not in message:
+        return "The server's log has what pip said last."
+    if request_id and status >= 500:
+        return f"The server's log says more under request {request_id}."
+    return None
 
 
 def _json(answer: httpx.Response) -> Any:
@@ -252,9 +265,10 @@ def _client(
     address: str,
     transport: httpx.BaseTransport | None,
     kind: Literal["inference", "management"],
-    key_file: Path | None,
+    settings: Settings | None,
 ) -> httpx.Client:
     parts = urlsplit(address)
+    key_file = None if settings is None else settings.token_file
     if parts.scheme == "unix":
         auth = Credentials(kind, is_local=True, key_file=key_file)
         socket = transport or httpx.HTTPTransport(uds=parts.path)
@@ -264,7 +278,7 @@ def _client(
     # A proxy of the environment leads to the world, not to this machine.
     is_local = _is_loopback(urlsplit(base).hostname or "")
     auth = Credentials(kind, is_local=is_local, key_file=key_file)
-    trust = local_trust() if is_local and parts.scheme == "https" else True
+    trust = local_trust(settings) if is_local and parts.scheme == "https" else True
     return httpx.Client(base_url=base, transport=transport, trust_env=not is_local, auth=auth, verify=trust)
 
 

@@ -99,8 +99,8 @@ def _start_behind(
     if running is not None:
         raise AlreadyRunning(running)
     with (
-        Inference(str(settings.inference_address), key_file=settings.token_file) as front,
-        Management(str(settings.management_address), key_file=settings.token_file) as back,
+        Inference(str(settings.inference_address), settings=settings) as front,
+        Management(str(settings.management_address), settings=settings) as back,
     ):
         if front.is_alive():
             raise CommandFailed(

@@ -55,7 +55,10 @@ def last_death(version: Description) -> str:
     if not death:
         return ""
     detail = str(death.get("detail") or "").strip().splitlines()
-    return f"{death['cause']}: {detail[-1].strip()}" if detail else str(death["cause"])
+    remedy = ""
+    if death["cause"] == "missing_module" and version.get("requirements", {}).get("status") == "not installed":
+        remedy = " (what the archive requires is not installed, for install_py_dep_per_model is false)"
+    return f"{death['cause']}: {detail[-1].strip()}{remedy}" if detail else f"{death['cause']}{remedy}"
 
 
 def last_words(versions: Iterable[Description]) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from marserve.errors import BadInput, Draining, NoWorker, WorkerDied
-from marserve.messages import Check, Checked, Item, Load, Part, Request, Result, Results, Sample
+from marserve.messages import Check, Checked, Item, Load, Part, Request, Result, Results, Sample, pack_head
 from marserve.pool.batcher import Flight
 from marserve.pool.certificate import Allowance, Certificate, InService, report_of, sentence_of
 from marserve.pool.dispatcher import Dispatcher
@@ -199,7 +199,7 @@ class Certifier:
         for index, parts in enumerate(order.inputs):
             request = order.requests[index] if order.requests is not None else Request(f"sample-{index}", parts)
             named = [(part.name, part.content_type) for part in parts]
-            items.append(Item(request.id, named, request.headers, request.server_headers, None))
+            items.append(Item(request.id, named, pack_head(request.headers, request.server_headers), None))
             bodies.extend(part.body for part in parts)
         wanted = None
         if order.wanted is not None:

@@ -34,6 +34,7 @@ from marserve.messages import (
     Results,
     Stop,
     ToWorker,
+    pack_head,
 )
 from marserve.pool.asked_lengths import Question
 from marserve.pool.batcher import Flight
@@ -41,6 +42,9 @@ from marserve.pool.queue import Job
 
 # Bodies of one frame that several flights share: more would keep the worker waiting for the last to begin the first.
 SHARED_FRAME_BYTES = 16 * 1024
+# Heads that are kept packed: of how many bytes at most, and how many.
+MAX_KEPT_HEAD_BYTES = 4096
+MAX_KEPT_HEADS = 256
 
 
 class Peer(Protocol):
@@ -80,6 +84,31 @@ class Peer(Protocol):
         """The connection has ended."""
 
 
+class PackedHeads:
+    """Headers as they travel. Requests whose header was the same share their lists of it: those are packed once."""
+
+    def __init__(self) -> None:
+        self._packed: dict[tuple[int, int], tuple[bytes, object, object]] = {}
+
+    @property
+    def kept(self) -> int:
+        """How many are kept."""
+        return len(self._packed)
+
+    def pack(self, headers: list[tuple[bytes, bytes]], server_headers: list[tuple[str, str]]) -> bytes:
+        """These headers packed, as they were when they were first seen here; nobody changes them."""
+        key = (id(headers), id(server_headers))
+        found = self._packed.get(key)
+        if found is not None:
+            return found[0]
+        packed = pack_head(headers, server_headers)
+        if len(packed) <= MAX_KEPT_HEAD_BYTES:
+            if len(self._packed) >= MAX_KEPT_HEADS:
+                self._packed.clear()
+            self._packed[key] = (packed, headers, server_headers)  # held, so that no other list gets their id
+        return packed
+
+
 class WorkerClient(asyncio.Protocol):
     """One connection to one worker. `max_frame_bytes` bounds the bodies of one message, whatever its header says."""
 
@@ -87,6 +116,7 @@ class WorkerClient(asyncio.Protocol):
         self._peer = peer
         self._decoder = wire.server_decoder(max_frame_bytes=max_frame_bytes)
         self._transport: asyncio.Transport | None = None
+        self._heads = PackedHeads()
         self._gathered: list[Flight] = []
         self._is_receiving = False  # who told us of it will flush
 
@@ -124,7 +154,7 @@ class WorkerClient(asyncio.Protocol):
         bodies: list[wire.Body] = []
         size = 0
         for flight in flights:
-            items, more = _items_of(flight.jobs)
+            items, more = self._items_of(flight.jobs)
             more_bytes = sum(map(len, more))
             if together and size + more_bytes > SHARED_FRAME_BYTES:
                 self._send_batches(together, bodies)
@@ -139,7 +169,7 @@ class WorkerClient(asyncio.Protocol):
 
     def ask_lengths(self, question: Question) -> None:
         """Have the handler say how long some items are; the peer hears it."""
-        items, bodies = _items_of(question.jobs)
+        items, bodies = self._items_of(question.jobs)
         self._send(AskLengths(question.number, items, question.limit_s), bodies)
 
     def check(self, check: Check, bodies: Sequence[wire.Body]) -> None:
@@ -225,22 +255,22 @@ class WorkerClient(asyncio.Protocol):
             self._is_receiving = False
             self.flush()
 
+    def _items_of(self, jobs: Sequence[Job]) -> tuple[list[Item], list[wire.Body]]:
+        """What travels of jobs, and their bodies behind it."""
+        items: list[Item] = []
+        bodies: list[wire.Body] = []
+        for job in jobs:
+            request = job.request
+            parts = []
+            # Who has had a piece of its answer is never sent a second time, but called with again: it is there already.
+            for part in request.parts if not job.has_sent_pieces else ():
+                parts.append((part.name, part.content_type))
+                bodies.append(part.body)
+            head = self._heads.pack(request.headers, request.server_headers)
+            items.append(Item(request.id, parts, head, job.deadline))
+        return items, bodies
+
     def connection_lost(self, error: Exception | None) -> None:
         """The worker is gone, or on its way."""
         self._transport = None
         self._peer.on_closed()
-
-
-def _items_of(jobs: Sequence[Job]) -> tuple[list[Item], list[wire.Body]]:
-    """What travels of jobs, and their bodies behind it."""
-    items: list[Item] = []
-    bodies: list[wire.Body] = []
-    for job in jobs:
-        request = job.request
-        parts = []
-        # Whoever has had a piece of its answer is never sent a second time, but called with again: it is there already.
-        for part in request.parts if not job.has_sent_pieces else ():
-            parts.append((part.name, part.content_type))
-            bodies.append(part.body)
-        items.append(Item(request.id, parts, request.headers, request.server_headers, job.deadline))
-    return items, bodies

@@ -733,6 +733,13 @@ class Registry:
     async def _wait_until_ready(self, version: _Version) -> bool:
         try:
             return await version.pool.wait_until_ready()
+        except LoadFailed as error:
+            told = version.facts.requirements or {}
+            if error.cause != "missing_module" or told.get("status") != "not installed":
+                raise
+            remedy = "what the archive requires is not installed, for install_py_dep_per_model is false"
+            reason = f"{error.reason} ({remedy})"
+            raise LoadFailed(error.model, error.version, reason=reason, cause=error.cause) from error
         finally:
             version.is_settled = True
 

@@ -14,6 +14,8 @@ from marserve.errors import InvalidSnapshot
 from marserve.store.fetch_guard import is_address
 
 DEFAULT_TIMEOUT_S = 120
+# Beyond this nothing can be meant; what the server bears is the plan's to say.
+LARGEST_NUMBER = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,13 @@ def _read_version(model: str, version: str, values: dict[str, Any]) -> SnapshotV
 
     def number(key: str, least: int, default: int | None = None) -> Any:
         value = values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_NUMBER:
             raise wrong(key, f"a whole number of {least} or more")
         return value
 
     def seconds(key: str) -> float:
         value = values.get(key, DEFAULT_TIMEOUT_S)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 10**9:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST_NUMBER:
             raise wrong(key, "a number of seconds")
         return value
 

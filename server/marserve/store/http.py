@@ -7,11 +7,13 @@ goes on where it ended if the other side vouches that it is the same thing. Bloc
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import secrets
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -69,10 +71,15 @@ class Fetcher:
         self._pace_window_s = pace_window_s
         self._first_pause_s = first_pause_s
         self._closing = threading.Event()
+        self._wires: set[_Wire] = set()
+        self._lock = threading.Lock()
 
     def close(self) -> None:
-        """End what is under way: it fails at its next piece."""
+        """End what is under way, also what waits for an origin that says nothing. Returns at once."""
         self._closing.set()
+        with self._lock:
+            for wire in self._wires:
+                wire.cut()
 
     def fetch(self, url: str, folder: Path) -> str:
         """Fetch an archive into `folder` under the last part of its path; returns that name.
@@ -145,6 +152,8 @@ class Fetcher:
                     self._receive(answer, file)
                 return
             except _Broken as error:
+                if self._closing.is_set():
+                    raise _Failed("the server stops") from error
                 if attempt == MAX_ATTEMPTS:
                     raise _Failed(f"{error}, {attempt} times") from error
                 log.info("%s: %s; trying again in %g s", hide_query(target.url), error, pause_s)
@@ -161,14 +170,16 @@ class Fetcher:
         import httpx  # late: a server that fetches nothing needs none of it
 
         limits = httpx.Timeout(self._silence_s, connect=CONNECT_S)
-        with httpx.Client(timeout=limits, trust_env=False, follow_redirects=False) as client:
+        with (
+            self._watched() as wire,
+            httpx.Client(timeout=limits, trust_env=False, follow_redirects=False) as client,
+        ):
             for _ in range(MAX_REDIRECTS + 1):
                 headers = {"host": target.authority, "accept-encoding": "identity", "user-agent": "marserve"}
                 if begin and validator:
                     headers |= {"range": f"bytes={begin}-", "if-range": validator}
-                request = client.build_request(
-                    "GET", self._pinned(target), headers=headers, extensions={"sni_hostname": target.host}
-                )
+                extensions = {"sni_hostname": target.host, "trace": wire.trace}
+                request = client.build_request("GET", self._pinned(target), headers=headers, extensions=extensions)
                 try:
                     answer = client.send(request, stream=True)
                 except httpx.HTTPError as error:
@@ -179,12 +190,29 @@ class Fetcher:
                         continue
                     self._check_status(answer, begin)
                     yield answer
+                    if wire.is_cut:  # without an announced length that end would pass for the archive's
+                        raise _Broken("its header came too late")
                     return
                 except httpx.HTTPError as error:
                     raise _Broken(_sentence(error)) from error
                 finally:
                     answer.close()
             raise _Failed(f"more than {MAX_REDIRECTS} redirects")
+
+    @contextmanager
+    def _watched(self) -> Iterator[_Wire]:
+        """A wire that `close` cuts."""
+        wire = _Wire(self._silence_s)
+        with self._lock:
+            self._wires.add(wire)
+        try:
+            if self._closing.is_set():
+                raise _Failed("the server stops")
+            yield wire
+        finally:
+            with self._lock:
+                self._wires.discard(wire)
+            wire.stop_clock()
 
     def _pinned(self, target: Target) -> str:
         """The URL with an address in the place of the host: one that was judged, so that it is the one connected to."""
@@ -244,6 +272,46 @@ class Fetcher:
                 since, mark = now, have
         if wanted is not None and file.tell() != wanted:
             raise _Broken(f"it ended after {file.tell()} of {wanted} bytes")
+
+
+class _Wire:
+    """The connection of one fetch, as httpcore tells of it, so that another thread can end the wait for it.
+
+    A header must be there within `header_s`: each byte of it begins httpx's own time for silence anew.
+    """
+
+    def __init__(self, header_s: float) -> None:
+        self._header_s = header_s
+        self._socket: socket.socket | None = None
+        self._clock: threading.Timer | None = None
+        self.is_cut = False
+
+    def trace(self, event: str, info: dict[str, Any]) -> None:
+        """Called by httpcore before and after each step."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._socket = info["return_value"].get_extra_info("socket")
+            if self.is_cut:
+                self.cut()
+        elif event == "http11.receive_response_headers.started":
+            self._clock = threading.Timer(self._header_s, self.cut)
+            self._clock.daemon = True
+            self._clock.start()
+        elif event.startswith("http11.receive_response_headers."):
+            self.stop_clock()
+
+    def cut(self) -> None:
+        """Have whoever reads from it read its end. May be called from any thread."""
+        self.is_cut = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                # The method of plain sockets: that of TLS forgets its keys, which the other thread is using.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def stop_clock(self) -> None:
+        """The header is there, or nobody waits for it any more."""
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
 
 
 class _Failed(Exception):

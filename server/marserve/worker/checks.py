@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from marserve.messages import Check, Checked, Item, Result, Sample
+from marserve.messages import Check, Checked, Item, Result, Sample, pack_head
 from marserve.worker.load import LoadedModel
 from marserve.worker.loop import decode_value
 from marserve_handlers.batch_check import (
@@ -52,7 +52,7 @@ def warm_up(
         except OSError as error:
             problems.append(f"the sample {sample.file!r} of the archive cannot be read: {error.strerror}")
             continue
-        item = Item(f"sample-{index}", [("body", sample.content_type)], [], [], None)
+        item = Item(f"sample-{index}", [("body", sample.content_type)], pack_head([], []), None)
         rows.extend(rows_of([item], [bytearray(body)], model.load.decode_input))
         items.append(item)
         bodies.append(bytearray(body))
