@@ -17,7 +17,7 @@ PARALLEL  := --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile
 
 .PHONY: help
 help:  ## say what each target is for
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: serve
 serve: $(STAMPS)/serve  ## start a server with the digits model on http://127.0.0.1:8080; Ctrl-C stops it

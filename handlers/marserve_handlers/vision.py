@@ -94,7 +94,7 @@ def picture_value(row: Any) -> Any:
         raise BadPicture(
             "The request holds no picture: its body came as a form (application/x-www-form-urlencoded, as curl "
             "--data-binary says by itself) without the field data. Send an image file with curl -T FILE, or with a "
-            "Content-Type of its own."
+            "Content-Type of its own; over gRPC as the input data."
         )
     return value_of(row)
 

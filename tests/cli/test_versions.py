@@ -90,6 +90,16 @@ def test_a_death_is_told_in_one_line(death: dict[str, str] | None, expected: str
     assert last_death({"lastDeath": death}) == expected
 
 
+def test_a_death_for_want_of_what_was_not_installed_names_the_setting() -> None:
+    """Without it nobody would look there."""
+    death = {"cause": "missing_module", "at": "", "detail": "No module named 'x'"}
+
+    assert "install_py_dep_per_model" in last_death(
+        {"lastDeath": death, "requirements": {"status": "not installed", "file": "requirements.txt"}}
+    )
+    assert "install_py_dep_per_model" not in last_death({"lastDeath": death})
+
+
 def test_the_table_of_versions_marks_the_default_one() -> None:
     """One row a version, in the order given."""
     rows = drawn(

@@ -33,8 +33,8 @@ def handle(data, context):
 def test_all_names_are_there_in_a_worker(tmp_path: Path) -> None:
     """All modules of the inventory, in the process and the folder that handlers run in."""
     pytest.importorskip("torch")
-    inventory = inventory("ts_imports")
-    names = {entry["module"]: [name["name"] for name in entry["names"]] for entry in inventory}
+    modules = inventory("ts_imports")
+    names = {entry["module"]: [name["name"] for name in entry["names"]] for entry in modules}
     store = tmp_path / "store"
     store.mkdir()
     make_archive(store / "imports.mar", HANDLER, **{"names.json": json.dumps(names).encode()})

@@ -12,6 +12,22 @@ import yaml
 
 from marserve_handlers import llm_launcher
 from marserve_handlers.llm_launcher import create_mar_file, get_model_config, read_arguments
+from support.inventory import inventory
+
+FLAGS = [flag for flag in inventory("cli_flags") if flag["program"] == "python -m ts.llm_launcher"]
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag["flag"])
+def test_every_flag_of_torchserves_launcher_is_taken(flag: dict[str, Any]) -> None:
+    """With its default, and with a value."""
+    name = flag["flag"].removeprefix("--")
+    value = {"int": "7", "number": "0.5", "vllm|trt_llm": "trt_llm"}.get(flag["argument"], "text")
+
+    plain = vars(read_arguments([]))[name]
+    given = vars(read_arguments([flag["flag"]] if flag["argument"] is None else [flag["flag"], value]))[name]
+
+    assert plain == (False if flag["argument"] is None else flag["default"])
+    assert str(given) == ("True" if flag["argument"] is None else value)
 
 
 def test_a_model_for_vllm_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:

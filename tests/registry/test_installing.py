@@ -14,6 +14,7 @@ from marserve.registry.calls import Registered, RegisterParameters
 from marserve.settings import ModelToLoad
 from support.echo_archives import manifest, write_mar
 from support.fake_environments import FakeEnvironments
+from support.fake_pool import Behaviour
 from support.management_house import House as ManagementHouse
 from support.processes import until
 
@@ -127,6 +128,22 @@ async def test_nothing_is_installed_unless_the_operator_says_so(tmp_path: Path) 
     assert described["warnings"] == [
         "needs.txt and useVenv of the archive is not used: install_py_dep_per_model is false"
     ]
+    await house.registry.stop()
+
+
+async def test_who_misses_what_was_not_installed_is_told_why(tmp_path: Path) -> None:
+    """The reason of the failed load names the setting; that of a model without requirements does not."""
+    house = House(tmp_path, installs_requirements=False)
+    house.pools.behaviours["m"] = Behaviour(load="missing")
+
+    with pytest.raises(LoadFailed) as needy:
+        await house.add(house.put_needy())
+    with pytest.raises(LoadFailed) as plain:
+        await house.add(house.put_needy(version="2.0", text=None))
+
+    assert needy.value.cause == plain.value.cause == "missing_module"
+    assert "install_py_dep_per_model is false" in needy.value.reason
+    assert "install_py_dep_per_model" not in plain.value.reason
     await house.registry.stop()
 
 

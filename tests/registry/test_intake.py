@@ -123,6 +123,16 @@ def test_trust_in_one_archive_is_no_trust_in_another(store: Path, tmp_path: Path
         Intake(LocalStore(store), tmp_path / "scratch", Limits(), ["other.mar", "0" * 64]).take_in("m.mar")
 
 
+@pytest.mark.parametrize("url", ["https://h/m.mar?sig=planted", "https://h/a/../m.mar?sig=planted"])
+def test_an_address_is_refused_without_its_key(intake: Intake, url: str) -> None:
+    """What is said of a registration may be logged, and shown to whoever asks how the start went."""
+    with pytest.raises(ArchiveNotFound) as refused:
+        intake.take_in(url)
+
+    assert "https://h/" in refused.value.message
+    assert "planted" not in refused.value.message
+
+
 @pytest.mark.parametrize(
     ("number", "error", "sentence"),
     [

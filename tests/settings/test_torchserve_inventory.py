@@ -217,3 +217,23 @@ def test_every_flag_does_something(flag: dict[str, Any]) -> None:
         return
     ((name, _),) = changed.items()
     assert name == "ts_config" or name in KEYS
+
+
+# The port's name to the key whose default has it.
+PORT_KEYS = {
+    "inference": "inference_address",
+    "management": "management_address",
+    "metrics": "metrics_address",
+    "grpc_inference": "grpc_inference_port",
+    "grpc_management": "grpc_management_port",
+    "workers_from": "initial_worker_port",
+    "distributed_from": "initial_distribution_port",
+}
+
+
+@pytest.mark.parametrize("name", inventory("ports"))
+def test_every_port_is_the_default_of_its_key(name: str) -> None:
+    """For those who let everything be."""
+    default = KEYS[PORT_KEYS[name]].defaults["torchserve"]
+
+    assert getattr(default, "port", default) == inventory("ports")[name]

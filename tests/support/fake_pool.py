@@ -78,7 +78,7 @@ class FakeJob:
 class Behaviour:
     """How pools of one model behave.
 
-    `load`: `ok`, `fail`, `memory`, or `wait` for `FakePool.finish_load`. With `holds` requests wait for the test.
+    `load`: `ok`, `fail`, `memory`, `missing` (a module), or `wait` for `FakePool.finish_load`. With `holds` requests wait for the test.
     `metadata` is the body that a describe request gets; None holds it too.
     """
 
@@ -182,12 +182,13 @@ class FakePool:
         await self._load_ended.wait()
         if self.is_stopped:
             return False
-        if self._minimum and self.behaviour.load in ("fail", "memory"):
+        if self._minimum and self.behaviour.load in ("fail", "memory", "missing"):
             raise LoadFailed(
                 self.options.model,
                 self.options.version,
                 out_of_memory=self.behaviour.load == "memory",
                 reason="the handler raised",
+                cause="missing_module" if self.behaviour.load == "missing" else "",
             )
         return True
 

@@ -54,7 +54,6 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Where header lines go that nobody wants: it keeps nothing.
 DROPPED: Final[deque[tuple[bytes, bytes]]] = deque(maxlen=0)
 
-# Pieces of a body below this size are gathered, so that a body of crumbs does not cost many times its bytes.
 # Requests that may wait on a connection, and bytes that one of them may hold, before it is read from no more.
 READ_AHEAD: Final = 8
 READ_AHEAD_BYTES: Final = 64 * 1024

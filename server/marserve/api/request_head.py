@@ -17,6 +17,10 @@ from marserve.telemetry.access_log import legible
 
 UNKNOWN_LENGTH = -1
 
+# In the value of `url`: a query (whose `&` may stand there as it is), and user information, escaped or not.
+_KEY = re.compile(r"([?&]url=[^&?%]*(?:%(?!3[Ff])[^&?%]*)*)(?:\?.*|%3[Ff][^&]*)", re.DOTALL)
+_USER = re.compile(r"([?&]url=[A-Za-z]+(?::|%3[Aa])(?:/|%2[Ff]){2})[^/&@?%]*(?:%(?!2[Ff]|40)[^/&@?%]*)*(?:@|%40)")
+
 # Longest relative deadline that a client may name: as far as 31 bits of milliseconds reach, about 25 days.
 MAX_TIMEOUT_MS = 2**31 - 1
 
@@ -103,8 +107,14 @@ class Head:
 
 
 def request_line(method: bytes, target: bytes, version: str) -> str:
-    """`POST /predictions/noop HTTP/1.1`, fit for one line of a log: no quotation marks, controls, endless targets."""
-    return f"{method.decode('latin-1')} {legible(target.decode('latin-1'))} HTTP/{version}"
+    """`POST /predictions/noop HTTP/1.1`, fit for one line of a log: no quotation marks, controls, endless targets.
+
+    An address to be fetched from, the parameter `url`, is shown without what may be its key.
+    """
+    text = target.decode("latin-1")
+    if "url=" in text:
+        text = _USER.sub(r"\1", _KEY.sub(r"\1?…", text))
+    return f"{method.decode('latin-1')} {legible(text)} HTTP/{version}"
 
 
 def read_head(

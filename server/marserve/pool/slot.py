@@ -219,14 +219,18 @@ class Slot:
 
         May be called again, to have `at_once` what was to end in its own time.
         """
+        self.begin_to_retire(at_once=at_once)
+        if self.task is not None:
+            await asyncio.wait([self.task])
+
+    def begin_to_retire(self, *, at_once: bool) -> None:
+        """As `retire`, without waiting: from now on its worker gets nothing more."""
         self.is_retired = True
         self._nudged.set()
         if self._life is not None:
             self._life.retire(at_once=at_once)
             if not self._life.is_ready and self._starting is not None:
                 self._starting.cancel()
-        if self.task is not None:
-            await asyncio.wait([self.task])
 
     @property
     def is_ready(self) -> bool:

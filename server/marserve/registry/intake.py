@@ -20,7 +20,7 @@ from marserve.archive.model_config import ModelConfig, read_model_config
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits, unpack
 from marserve.errors import ArchiveNotFound, MarserveError, OutOfMemory
-from marserve.store.fetch_guard import is_address
+from marserve.store.fetch_guard import hide_query, is_address
 from marserve.store.http import Fetcher
 from marserve.store.local import Found, LocalStore
 
@@ -74,7 +74,7 @@ class Intake:
         if self._fetcher is None or not is_address(url):
             return None
         if ".." in url:
-            raise ArchiveNotFound(f"Relative path is not allowed in url: {url}")
+            raise ArchiveNotFound(f"Relative path is not allowed in url: {hide_query(url)}")
         if self.store.root is None:
             raise ArchiveNotFound("Model store has not been configured.")
         return self._fetcher.fetch(url, self.store.root)
@@ -99,8 +99,8 @@ class Intake:
                 raise
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise OutOfMemory(f"No space is left to save model: {url}") from error
-            raise MarserveError(f"Failed to save model: {url}") from error
+                raise OutOfMemory(f"No space is left to save model: {hide_query(url)}") from error
+            raise MarserveError(f"Failed to save model: {hide_query(url)}") from error
 
     def _take_in(self, url: str) -> Unpacked:
         found = self.store.find(url)

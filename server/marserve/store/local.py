@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from marserve.errors import ArchiveNotFound
+from marserve.store.fetch_guard import hide_query, is_address
 
-_ADDRESS = re.compile(r"^(https?|file)://", re.IGNORECASE)
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 _ARCHIVE_ENDINGS = (".mar", ".model", ".tar.gz", ".tgz")
 
@@ -51,11 +51,11 @@ class LocalStore:
         if not url:
             raise ArchiveNotFound("empty url")
         if ".." in url:
-            raise ArchiveNotFound(f"Relative path is not allowed in url: {url}")
+            raise ArchiveNotFound(f"Relative path is not allowed in url: {hide_query(url)}")
         if self.root is None:
             raise ArchiveNotFound("Model store has not been configured.")
-        if _ADDRESS.match(url):
-            raise ArchiveNotFound(f"Given URL {url} does not match any allowed URL(s)")
+        if is_address(url):
+            raise ArchiveNotFound(f"Given URL {hide_query(url)} does not match any allowed URL(s)")
         name = re.split(r"[/\\]", url.rstrip("/"))[-1]
         path = self.root / name
         try:

@@ -26,7 +26,7 @@ from marserve.errors import (
     WorkflowArchiveNotFound,
 )
 from marserve.registry.intake import is_trusted
-from marserve.store.fetch_guard import is_address
+from marserve.store.fetch_guard import hide_query, is_address
 from marserve.store.http import Fetcher
 from marserve.store.local import LocalStore
 from marserve.workflows.spec import MAX_BYTES, WorkflowSpec, parse_spec
@@ -88,8 +88,8 @@ class WorkflowIntake:
             raise WorkflowArchiveNotFound(error.message) from None
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise OutOfMemory(f"No space is left to save workflow: {url}") from error
-            raise MarserveError(f"Failed to save workflow: {url}") from error
+                raise OutOfMemory(f"No space is left to save workflow: {hide_query(url)}") from error
+            raise MarserveError(f"Failed to save workflow: {hide_query(url)}") from error
 
     def stop_fetching(self) -> None:
         """End downloads that are under way."""
