@@ -197,6 +197,17 @@ def test_targets_are_remembered_within_a_bound() -> None:
     assert all(len(target) < 1000 for target in surface._known)
 
 
+@pytest.mark.parametrize(("path", "model"), [("/mine/predict", None), ("/predictions/predict", "predict")])
+def test_a_further_route_goes_before_models_named_by_a_bare_path(path: str, model: str | None) -> None:
+    """`/{model}/predict` is any path of two words; `/predictions/{model}` says what it means."""
+    surface = InferenceSurface(FakePlane(), further_route=path)
+
+    route = surface.match(path.encode())
+
+    assert route is not None
+    assert route.model == model
+
+
 def test_a_further_route_predicts_with_the_only_model_of_the_start() -> None:
     """Whatever its query; the paths beside it are nobody's."""
     plane = FakeDataPlane(only_startup_model="m")

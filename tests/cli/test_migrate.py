@@ -89,6 +89,19 @@ def test_answers_of_two_servers_are_compared(tmp_path: Path) -> None:
     assert "0.7" in different.out
 
 
+def test_what_both_servers_refuse_is_pointed_at(tmp_path: Path) -> None:
+    """Two equal errors are alike, and prove nothing if the name of the model was misspelt."""
+    cases = tmp_path / "cases.json"
+    cases.write_text(json.dumps([{"id": "one", "path": "/predictions/m", "method": "POST", "body": "x"}]))
+    with fake_apis() as old, fake_apis() as new:
+        for server in (old, new):
+            server.answer("POST /predictions/m", {"code": 404}, 404)
+        ran = marserve("migrate", "--compare", old.url, "--requests", cases, "--inference", new.url)
+
+    assert ran.status == 0
+    assert "refused one (404)" in ran.out
+
+
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     """Nobody needs to guess which of the two."""
     cases = tmp_path / "cases.json"

@@ -19,7 +19,7 @@ import pytest
 
 from support.command_line import marserve
 from support.real_torchserve import RealTorchServe, install_torchserve, register, running
-from support.server import Server
+from support.server import Server, poll
 
 pytestmark = [pytest.mark.long, pytest.mark.torch, pytest.mark.timeout(900)]
 
@@ -80,8 +80,17 @@ class Old:
     """TorchServe's folder after a run, and what it answered for `numbers`."""
 
     folder: Path
-    programs: Path
+    settings: dict[str, str]
     answer: object
+
+
+class Restored(Server):
+    """This server, started in a folder of TorchServe's with nothing but the store: its snapshot says the rest."""
+
+    def command(self) -> list[str]:
+        """Neither a file of settings nor models are named."""
+        program = [sys.executable, "-m", "marserve.cli.torchserve", "--start", "--foreground"]
+        return [*program, "--model-store", str(self.store)]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +134,8 @@ def old(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Old:
             register(server, "numbers.mar", model_name="again")
             answer = httpx.post(f"{server.inference}/predictions/numbers", json=NUMBERS, timeout=60)
         assert answer.status_code == 200, answer.text
-    return Old(folder, programs, answer.json())
+    lines = (folder / "config.properties").read_text().splitlines()
+    return Old(folder, dict(line.split("=", 1) for line in lines), answer.json())
 
 
 def test_the_folder_that_torchserve_leaves_needs_nothing(old: Old) -> None:
@@ -160,6 +170,22 @@ def test_the_three_archives_are_served_here(old: Old, tmp_path: Path) -> None:
     assert set(picture.json()) == {"cat", "dog", "fish"}
     assert numbers.json() == pytest.approx(old.answer, rel=1e-5)
     assert set(review.json()) == {"bad", "good"}
+
+
+def test_the_snapshot_that_torchserve_wrote_is_restored(old: Old, tmp_path: Path) -> None:
+    """Its addresses, settings and models, with `torchserve --start` in that folder and no more."""
+    folder = tmp_path / "moved"
+    shutil.copytree(old.folder / "logs" / "config", folder / "logs" / "config")
+    server = Restored(folder, store=old.folder / "store")
+    server.inference, server.management = old.settings["inference_address"], old.settings["management_address"]
+
+    with server:
+        for _ in poll(60, "the model of the snapshot is ready"):
+            if any(worker["status"] == "READY" for worker in server.describe("numbers")["workers"]):
+                break
+        answer = server.client.post(f"{server.inference}/predictions/numbers", json=NUMBERS)
+
+    assert answer.json() == pytest.approx(old.answer, rel=1e-5)
 
 
 @pytest.fixture(scope="module")

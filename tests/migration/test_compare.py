@@ -179,7 +179,7 @@ def test_both_servers_are_asked_the_same() -> None:
         return httpx.Client(base_url="http://server", transport=httpx.MockTransport(respond))
 
     with serve("old") as old, serve("new") as new:
-        found = compare([Case("c", "/predictions/m", "PUT", {"x-a": "1"}, b"body")], old, new)
+        found = compare([Case("c", "/predictions/m", "PUT", {"x-a": "1"}, b"body")], old, new).differences
 
     assert found == []
     assert asked == [(name, "PUT", "/predictions/m", "1", b"body") for name in ("old", "new")]

@@ -186,6 +186,43 @@ args: ["torchserve", "--start", "--model-store", "{{ .Values.store }}", "--no-su
     assert list(found) == ["templates/deployment.yaml:2"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("run.sh", "export TS_VERSION=0.12.0\npip download torch==${TS_VERSION}\n", {}),
+        ("run.sh", "echo TS_HOME is where it is\n", {}),
+        ("Dockerfile", "FROM x\nENV TS_NOTHING yes\n", {"Dockerfile:2": "TS_NOTHING"}),
+        ("run.bat", "REM torchserve --no-such-flag\n", {}),
+        ("server.env", "TS_NOTHING=1\n", {"server.env:1": "TS_NOTHING"}),
+        ("compose.yaml", "x:\n  environment:\n    - TS_NOTHING=1\n", {"compose.yaml:3": "TS_NOTHING"}),
+        ("compose.yaml", "x:\n  command: torchserve --start --no-such-flag\n", {"compose.yaml:2": "--no-such-flag"}),
+        (
+            "pod.yaml",
+            "command: [sh, -c]\nargs:\n  - |\n    set -e\n    torchserve --start --no-such-flag\n",
+            {"pod.yaml:5": "--no-such-flag"},
+        ),
+        ("pod.yaml", "env:\n  - name: TS_NOTHING\n    valueFrom: {x: y}\n", {"pod.yaml:2": "TS_NOTHING"}),
+        ("other.yaml", "name: torchserve\nimage: nginx\n", {}),
+        ("environment.yml", "dependencies:\n  - pytorch::torchserve=0.9\n", {"environment.yml:2": "torchserve"}),
+        (
+            "pyproject.toml",
+            'description = "on torchserve"\ndependencies = ["torchserve>=0.9"]\n',
+            {"pyproject.toml:2": "t"},
+        ),
+        ("requirements-dev.txt", "torchserve-plugin\nmy-torchserve\n# torchserve\n", {}),
+    ],
+)
+def test_each_form_of_a_start_is_read(tmp_path: Path, name: str, text: str, wanted: dict[str, str]) -> None:
+    """What is wrong is found at its line, and nothing where nothing is."""
+    write(tmp_path, {name: text, "config.properties": "model_store=store\nenable_envvars_config=true\n"})
+    (tmp_path / "store").mkdir()
+
+    found = needing_action(tmp_path)
+
+    assert found.keys() == wanted.keys()
+    assert all(wanted[place] in what for place, what in found.items())
+
+
 def test_a_store_that_nobody_names_is_missing(tmp_path: Path) -> None:
     """Neither the command nor the settings do."""
     write(tmp_path, {"config.properties": "metrics_mode=prometheus\n", "start.sh": "torchserve --start --ncs\n"})

@@ -19,9 +19,8 @@ from marserve.registry.snapshot import (
     read_models,
     write_models,
 )
-from support.shared import SHARED
+from support.inventory import inventory
 
-INVENTORY = SHARED / "contract" / "torchserve_inventory.json"
 NOOP = SnapshotVersion("noop", "1.0", "noop.mar", True, 1, 2, 4, 0.1, 21, 120, "python")
 VALUES: dict[str, Any] = {
     "defaultVersion": True,
@@ -154,11 +153,9 @@ def test_an_archive_is_called_as_it_lies_in_the_store(url: str, name: str) -> No
     assert archive_name(url) == name
 
 
-@pytest.mark.shared
-@pytest.mark.skipif(not INVENTORY.is_file(), reason="the contract's inventory does not lie beside this checkout")
 def test_every_key_of_torchserves_snapshots_is_written_and_read() -> None:
     """The inventory's lists, and what each key becomes."""
-    keys = json.loads(INVENTORY.read_text("utf-8"))["snapshot_keys"]
+    keys = inventory("snapshot_keys")
     version = replace(NOOP, parallel_level=2)
 
     written = json.loads(write_models([version], "n", 1))

@@ -5,7 +5,6 @@ The list is the contract's inventory; each entry is a test.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ from marserve.pool.stateful import STREAM_HEADER
 from marserve.registry.call_modes import SequenceHeaderNames
 from marserve.registry.effective_options import OptionDefaults, RequestedOptions, effective_options
 from marserve.settings import ModelDefaults
-from support.shared import SHARED, shared
+from support.inventory import inventory
 
-INVENTORY = SHARED / "contract" / "torchserve_inventory.json"
 # What to write for a key, and what else it needs to count.
 EXAMPLES = {
     "minWorkers": ("minWorkers: 2", "maxWorkers: 3"),
@@ -46,16 +44,6 @@ EXAMPLES = {
 }
 # Not options of a pool: it says how the version's requirements are installed (`registry/plan.py`).
 ELSEWHERE = {"useVenv"}
-
-pytestmark = pytest.mark.skipif(
-    not INVENTORY.is_file(), reason="the contract's inventory does not lie beside this checkout"
-)
-
-
-def inventory(key: str) -> list[Any]:
-    """One list of the inventory."""
-    entries: list[Any] = json.loads(INVENTORY.read_text())[key] if INVENTORY.is_file() else []
-    return entries
 
 
 def options_of(config: ModelConfig) -> PoolOptions:
@@ -93,8 +81,7 @@ def test_every_key_of_a_model_s_configuration_counts(entry: dict[str, Any]) -> N
 
 def test_special_headers_are_those_of_the_inventory() -> None:
     """The names by which clients and handlers speak of sequences and streams."""
-    listed = json.loads(shared("contract", "torchserve_inventory.json").read_text())
     names = SequenceHeaderNames()
 
-    assert {*names} <= {*listed["special_request_headers"]}
-    assert {STREAM_HEADER, names.id, names.end} <= {*listed["special_response_headers"]}
+    assert {*names} <= {*inventory("special_request_headers")}
+    assert {STREAM_HEADER, names.id, names.end} <= {*inventory("special_response_headers")}

@@ -88,7 +88,8 @@ class InferenceSurface:
             return known[target]
         except KeyError:
             route = read_route(target)
-        if route is None and target.partition(b"?")[0] == self._further_route:
+        path = target.partition(b"?")[0]
+        if path == self._further_route and (route is None or _is_bare(path)):
             route = Route(None, None, [("explain", "False")], [])
         if len(target) <= MAX_KNOWN_TARGET_BYTES:
             if len(known) >= MAX_KNOWN_TARGETS:
@@ -194,6 +195,12 @@ def read_route(target: bytes) -> Route | None:
 
 
 _VERSIONED = {"predictions": "False", "explanations": "True"}
+_FIXED_BEGINNINGS = (b"predictions", b"explanations", b"wfpredict")
+
+
+def _is_bare(path: bytes) -> bool:
+    """Whether a path names a model only as TorchServe's oldest routes do, `/{m}/predict`: a chosen route goes before it."""
+    return path.endswith(b"/predict") and path.split(b"/")[1].lower() not in _FIXED_BEGINNINGS
 
 
 def _versioned(segments: list[str], explain: str) -> Route | None:

@@ -92,13 +92,16 @@ def _compare(output: Output, old_url: str, requests: Path, new_url: str) -> None
             ) from error
     document = {
         "cases": len(cases),
-        "differences": [{"case": d.case, "where": d.where, "old": d.old, "new": d.new} for d in found],
+        "differences": [{"case": d.case, "where": d.where, "old": d.old, "new": d.new} for d in found.differences],
+        "refusedAlike": found.refused_alike,
     }
-    rows = [[each.case, each.where, each.old, each.new] for each in found]
-    differing = len({each.case for each in found})
+    rows = [[each.case, each.where, each.old, each.new] for each in found.differences]
+    differing = len({each.case for each in found.differences})
     said = f"{len(cases)} requests: {len(cases) - differing} answered alike, {differing} not."
+    if found.refused_alike:
+        said += f"\nBoth servers refused {', '.join(found.refused_alike)}: was that meant?"
     output.result(document, *([table(["request", "where", "TorchServe", "marserve"], rows)] if rows else []), said)
-    if found:
+    if found.differences:
         raise typer.Exit(FAILED_STATUS)
 
 

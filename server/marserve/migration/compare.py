@@ -49,6 +49,16 @@ class Difference:
     new: str
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came out for all cases. `refused_alike`: those that both servers answered with the same error, its status
+    behind the name; they prove little if an answer was meant.
+    """
+
+    differences: list[Difference]
+    refused_alike: list[str]
+
+
 def read_cases(source: Path) -> list[Case]:
     """The requests of a file or a folder. Raises BadInput for what holds none."""
     try:
@@ -138,15 +148,18 @@ def _multipart(parts: Any, folder: Path) -> tuple[bytes, str]:
     return b"".join(pieces) + f"--{_BOUNDARY}--\r\n".encode(), f"multipart/form-data; boundary={_BOUNDARY}"
 
 
-def compare(cases: Sequence[Case], old: httpx.Client, new: httpx.Client) -> list[Difference]:
+def compare(cases: Sequence[Case], old: httpx.Client, new: httpx.Client) -> Comparison:
     """Ask both servers every case, the old one first. Raises httpx.HTTPError when one of them cannot be reached."""
-    found: list[Difference] = []
+    found = Comparison([], [])
     for case in cases:
         answers = [
             client.request(case.method, case.path, headers=case.headers, content=case.body or None)
             for client in (old, new)
         ]
-        found += compare_answers(case.name, *answers)
+        differences = list(compare_answers(case.name, *answers))
+        found.differences.extend(differences)
+        if not differences and answers[0].is_error:
+            found.refused_alike.append(f"{case.name} ({answers[0].status_code})")
     return found
 
 

@@ -22,7 +22,11 @@ _INSTALLS = re.compile(r"\bpip3?\b.*\binstall\b.*?\b(torchserve(?:-nightly)?)\b"
 _IMAGE = re.compile(r"\b(pytorch/torchserve(?:-nightly|-kfs)?(?::[\w.\-]+)?)")
 _JAVA = re.compile(r"\b(openjdk-[\w\-]+|default-jre\S*|default-jdk\S*|JAVA_HOME|JAVA_OPTS|java -jar)")
 _ARCHIVERS = re.compile(r"\bpip3?\b.*\binstall\b.*?\b(torch-(?:model|workflow)-archiver)")
-_VARIABLE = re.compile(r"(?<![${\w])(TS_[A-Z0-9_]+)(?:\s*[=:]\s*|\s+)(?:\"([^\"]*)\"|'([^']*)'|([^\s\"']*))")
+# `NAME=value` and `NAME: value`, and Docker's `ENV NAME value`.
+_VARIABLE = re.compile(
+    r"(?:\bENV\s+(?=TS_\w+\s+[^=\s])|(?<![${\w])(?=TS_\w+\s*[=:]))(TS_[A-Z0-9_]+)\s*[=:]?\s*"
+    r"(?:\"([^\"]*)\"|'([^']*)'|([^\s\"']*))"
+)
 _ASKS = {"-v", "--version", "-h", "--help"}
 FOLDERS = ("model_store", "workflow_store")
 _ALWAYS_READ = {"TS_CONFIG_FILE", "TS_OPEN_INFERENCE_PROTOCOL", "TS_MODEL_SERVER_HOME"}
@@ -79,7 +83,7 @@ def judge_image(text: str, shown: str, line: int) -> Iterator[Finding]:
     if image:
         yield Finding(
             *("action", shown, line, f"the image {image[1]} is TorchServe's"),
-            "build one of marserve's (docker/Dockerfile) and name it here",
+            "take one with Python and install marserve in it (docs/migrating.md, Docker)",
         )
 
 
@@ -101,6 +105,8 @@ def _judge_line(
     if java:
         yield Finding("differs", shown, line, f"{java[1]}: there is no Java here; the line may go")
     for name, *values in _VARIABLE.findall(text):
+        if re.search(rf"\$\{{?{name}\b", whole):
+            continue  # the script's own: it uses it itself
         yield judge_variable(name, "".join(values), shown, line, layout, overview)
     if not installs and not image:
         for words in _commands(text, "torchserve"):
