@@ -349,6 +349,14 @@ def test_every_link_between_documents_leads_somewhere() -> None:
     assert not broken
 
 
+def test_every_page_of_the_documentation_is_in_its_index() -> None:
+    """Whoever begins at `docs/index.md` finds all of it."""
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    pages = {document.name for document in documents() if document.parent == ROOT / "docs"} - {"index.md"}
+
+    assert {page for page in pages if f"]({page})" not in index} == set()
+
+
 def test_the_architecture_page_names_what_is_there() -> None:
     """Where it says `pool/slot.py: Life.kill`, that file defines those names; every module it names exists."""
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")

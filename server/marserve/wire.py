@@ -39,6 +39,7 @@ MAX_FRAME_BYTES = 1024 * 1024 * 1024 * 1024
 # Below this a frame is joined and written in one piece; above, its bodies are written where they lie.
 JOIN_BELOW_BYTES = 64 * 1024
 
+
 class _Lengths(dict[int, struct.Struct]):
     """How the lengths of so many bodies are written; batches are mostly of a few sizes."""
 

@@ -200,7 +200,7 @@ def test_targets_are_remembered_within_a_bound() -> None:
 @pytest.mark.parametrize(("path", "model"), [("/mine/predict", None), ("/predictions/predict", "predict")])
 def test_a_further_route_goes_before_models_named_by_a_bare_path(path: str, model: str | None) -> None:
     """`/{model}/predict` is any path of two words; `/predictions/{model}` says what it means."""
-    surface = InferenceSurface(FakePlane(), further_route=path)
+    surface = InferenceSurface(FakeDataPlane(), further_route=path)
 
     route = surface.match(path.encode())
 

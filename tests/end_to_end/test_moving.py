@@ -175,8 +175,8 @@ def test_the_three_archives_are_served_here(old: Old, tmp_path: Path) -> None:
 def test_the_snapshot_that_torchserve_wrote_is_restored(old: Old, tmp_path: Path) -> None:
     """Its addresses, settings and models, with `torchserve --start` in that folder and no more."""
     folder = tmp_path / "moved"
-    shutil.copytree(old.folder / "logs" / "config", folder / "logs" / "config")
-    server = Restored(folder, store=old.folder / "store")
+    shutil.copytree(old.folder, folder, ignore=shutil.ignore_patterns("tmp", "config.properties"))
+    server = Restored(folder)
     server.inference, server.management = old.settings["inference_address"], old.settings["management_address"]
 
     with server:

@@ -123,6 +123,23 @@ def test_a_file_in_the_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
         look(tmp_path / "file")
 
 
+def test_a_snapshot_whose_store_is_gone_is_found(tmp_path: Path) -> None:
+    """The server would not start on it; of several snapshots the newest counts, and strays are left alone."""
+    folder = tmp_path / "logs" / "config"
+    folder.mkdir(parents=True)
+    snapshot = "workflow_store=gone\nmodel_snapshot={}\n"
+    (folder / "20200102030405006-startup.cfg").write_text("model_store=older\nmodel_snapshot={}\n")
+    (folder / "20200102030405007-shutdown.cfg").write_text(snapshot.format('{"models": {}}'))
+    (folder / "notes.cfg").write_text("x=1\n")
+    (tmp_path / "start.sh").write_text("torchserve --start --model-store .\n")
+
+    found = {each.place: each for each in look(tmp_path) if each.file.startswith("logs")}
+
+    assert found["logs/config/20200102030405007-shutdown.cfg:1"].verdict == "action"
+    assert found["logs/config/notes.cfg"].verdict == "differs"
+    assert not [place for place in found if "006" in place]
+
+
 def test_requirements_count_where_the_server_installs_them(tmp_path: Path) -> None:
     """What an archive brings is no missing package then; otherwise the line of its requirements is named."""
     store = tmp_path / "model_store"

@@ -381,3 +381,16 @@ async def test_closing_is_at_once() -> None:
         worker.client.close()
 
         assert await ear.next() == [("closed", None)]
+
+
+async def test_what_is_sent_after_closing_is_dropped() -> None:
+    """A worker that is ended by force may be asked to stop in the same breath."""
+    ear = Ear()
+    async with FakeWorker(ear) as worker:
+        worker.client.close()
+
+        worker.client.stop()
+        worker.client.exchange(flight(Request("a", [])))
+        worker.client.close()
+
+        assert (await ear.next())[-1] == ("closed", None)

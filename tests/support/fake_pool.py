@@ -78,7 +78,8 @@ class FakeJob:
 class Behaviour:
     """How pools of one model behave.
 
-    `load`: `ok`, `fail`, `memory`, `missing` (a module), or `wait` for `FakePool.finish_load`. With `holds` requests wait for the test.
+    `load`: `ok`, `fail`, `memory`, `missing` (a module), or `wait` for `FakePool.finish_load`. With `holds` requests
+    wait for the test.
     `metadata` is the body that a describe request gets; None holds it too.
     """
 

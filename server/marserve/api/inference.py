@@ -199,7 +199,7 @@ _FIXED_BEGINNINGS = (b"predictions", b"explanations", b"wfpredict")
 
 
 def _is_bare(path: bytes) -> bool:
-    """Whether a path names a model only as TorchServe's oldest routes do, `/{m}/predict`: a chosen route goes before it."""
+    """Whether a path names a model as `/{m}/predict` does, TorchServe's oldest route: a chosen route goes before it."""
     return path.endswith(b"/predict") and path.split(b"/")[1].lower() not in _FIXED_BEGINNINGS
 
 

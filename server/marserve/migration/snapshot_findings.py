@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from marserve.errors import BadSettings, MarserveError
 from marserve.migration.findings import Finding
 from marserve.migration.layout import Layout
+from marserve.migration.script_findings import FOLDERS
 from marserve.registry.snapshot import read_models
 from marserve.settings.load import read_properties
 from marserve.settings.snapshot_files import FolderSnapshots
@@ -52,6 +53,10 @@ def _judge_snapshot(data: bytes, shown: str, layout: Layout) -> Iterator[Finding
     except BadSettings:
         yield Finding("action", shown, 0, "it cannot be read", _INSTEAD)
         return
+    for name in FOLDERS:
+        named, line = entries.get(name, ("", 0))
+        if named and layout.find_folder(named) is None:
+            yield Finding("action", shown, line, f"{name}={named}: there is no such folder here", _INSTEAD)
     if "model_snapshot" not in entries:
         yield Finding("differs", shown, 0, "it names no models: it has no model_snapshot")
         return

@@ -199,9 +199,11 @@ class WorkerClient(asyncio.Protocol):
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Close the connection at once."""
-        if self._transport is not None:
-            self._transport.abort()
+        """Close the connection at once; what is to be sent afterwards is dropped."""
+        # An aborted transport of uvloop's does not say that it is closing, and raises when it is written to.
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
 
     def _send(self, message: ToWorker, bodies: list[wire.Body] | None = None) -> None:
         self.flush()
@@ -212,10 +214,14 @@ class WorkerClient(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return  # its end is on its way to the peer
         buffers = wire.encode(message, bodies or ())
-        if len(buffers) == 1:
-            transport.write(buffers[0])
-        else:
-            transport.writelines(buffers)
+        try:
+            if len(buffers) == 1:
+                transport.write(buffers[0])
+            else:
+                transport.writelines(buffers)
+        except RuntimeError:
+            # After a write that failed, uvloop's transport is closed and does not say so before it is told.
+            self._transport = None
 
     def data_received(self, data: bytes) -> None:
         """Hand on every message that is now whole, results that come together all at once."""

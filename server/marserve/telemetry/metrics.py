@@ -387,7 +387,7 @@ class Metrics:
         yield _Family("marserve_workers_target", "gauge", "Workers that there should be.", self._workers_target)
         yield _Family("marserve_sequences", "gauge", "Sequences that live.", self._sequences)
         yield _Family("marserve_http_responses_total", "counter", "Answers of all listeners, by class.", self._http)
-        yield _Family("marserve_grpc_calls_total", "counter", "gRPC calls that have ended, by status code.", self._call_lines)
+        yield _Family("marserve_grpc_calls_total", "counter", "Ended gRPC calls, by status code.", self._call_lines)
         yield _Family(
             "marserve_refused_total", "counter", "Refused before they reached a model, by cause.", self._refused_lines
         )
