@@ -234,6 +234,12 @@ def _next_step(said: Mapping[str, Any], reason: str | None, status: int, request
         return "The server keeps to the models of its start; enable_model_api=true in its settings lets others come."
     if "does not match any allowed URL(s)" in message:
         return "Name a pattern for it in the server's setting allowed_urls, or copy the archive into its model store."
+    if message.startswith("Model file already exists "):
+        return "Register the file of the store by that name, or remove it first."
+    if message.startswith("Failed to download archive from: "):
+        return "The server's log says why."
+    if message.startswith("Model not found at: "):
+        return "Copy the archive into the server's model store; only http and file addresses are fetched."
     if message.startswith("Custom pip package installation failed") and ": " not in message:
         return "The server's log has what pip said last."
     if request_id and status >= 500:
