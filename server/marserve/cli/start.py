@@ -199,7 +199,9 @@ def _wait_until_settled(
                 )
     words = (logs / CONSOLE_LOG).read_text("utf-8", "replace").strip().splitlines()
     raise CommandFailed(
-        words[-1].removeprefix("marserve: ") if words else f"The server ended with status {process.returncode}.",
+        words[-1].removeprefix("marserve: ").replace("marserve did not", "The server did not", 1)
+        if words
+        else f"The server ended with status {process.returncode}.",
         f"More stands in the logs in {logs}; `marserve start --foreground` shows it here.",
         exit_status=process.returncode,
     )
