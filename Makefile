@@ -25,7 +25,7 @@ serve: $(STAMPS)/serve  ## start a server with the digits model on http://127.0.
 
 .PHONY: test
 test: $(STAMPS)/test  ## run the tests that every change must pass (minutes)
-	$(PYTEST) $(PARALLEL) -m "not long and not contract"
+	$(PYTEST) $(PARALLEL) -m "not long"
 
 .PHONY: test-contract
 test-contract: $(STAMPS)/test  ## play what a real TorchServe answered against this server (minutes)
