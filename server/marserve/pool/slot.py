@@ -214,23 +214,22 @@ class Slot:
         """Do not wait any longer before the next try."""
         self._nudged.set()
 
-    async def retire(self, *, at_once: bool) -> None:
-        """End the worker and the slot: when its batches are done, or at once. Returns when the process is reaped.
+    def retire(self, *, at_once: bool) -> None:
+        """Begin to end the worker and the slot: when its batches are done, or at once. It gets nothing more now.
 
-        May be called again, to have `at_once` what was to end in its own time.
+        May be called again, to have `at_once` what was to end in its own time. `wait_until_gone` waits.
         """
-        self.begin_to_retire(at_once=at_once)
-        if self.task is not None:
-            await asyncio.wait([self.task])
-
-    def begin_to_retire(self, *, at_once: bool) -> None:
-        """As `retire`, without waiting: from now on its worker gets nothing more."""
         self.is_retired = True
         self._nudged.set()
         if self._life is not None:
             self._life.retire(at_once=at_once)
             if not self._life.is_ready and self._starting is not None:
                 self._starting.cancel()
+
+    async def wait_until_gone(self) -> None:
+        """Return when a slot that was retired has ended and its process is reaped."""
+        if self.task is not None:
+            await asyncio.wait([self.task])
 
     @property
     def is_ready(self) -> bool:

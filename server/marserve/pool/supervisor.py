@@ -496,8 +496,8 @@ class Pool:
 
     def _leave(self, slot: Slot, *, at_once: bool) -> None:
         """Retire a slot in the background; `wait_until_scaled_down` waits for it."""
-        slot.begin_to_retire(at_once=at_once)  # not in the task: a request might come before its first step
-        task = asyncio.create_task(slot.retire(at_once=at_once))
+        slot.retire(at_once=at_once)  # not in the task: a request might come before its first step
+        task = asyncio.create_task(slot.wait_until_gone())
         self._leaving[task] = slot
         task.add_done_callback(lambda task: self._leaving.pop(task, None))
 
