@@ -237,11 +237,14 @@ class Marserve(Server):
 class Bound(Server):
     """`beside/bound.py`: as little as Python and uvicorn allow between a connection and a worker process."""
 
-    def __init__(self, name: str, batch: int, folder: Path) -> None:
+    def __init__(
+        self, name: str, batch: int, folder: Path, *, work: tuple[str, Path] | None = None, sample: Sample | None = None
+    ) -> None:
+        """`work` is a name of `handlers/workload.py` and the folder of its model; without it the worker echoes."""
         folder.mkdir(parents=True)
         (port,) = free_ports(1)
-        command = [sys.executable, str(BESIDE / "bound.py"), str(port), str(batch)]
-        super().__init__(name, command, port, "/predictions/echo", folder)
+        command = [sys.executable, str(BESIDE / "bound.py"), str(port), str(batch), *map(str, work or ())]
+        super().__init__(name, command, port, "/predictions/echo", folder, sample=sample)
 
 
 class BareAsgi(Server):

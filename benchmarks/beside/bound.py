@@ -1,6 +1,9 @@
-"""A bound: as little as Python and uvicorn allow between a client's connection and a worker process that echoes.
+"""A bound: as little as Python and uvicorn allow between a client's connection and a worker process.
 
-    python bound.py PORT BATCH
+    python bound.py PORT BATCH [WORK FOLDER]
+
+The worker echoes, or does the WORK of `handlers/workload.py` whose model lies in FOLDER and encodes its answers as
+marserve's worker does.
 
 Requests are taken in the callbacks of uvicorn's parser and answered by one write, with no ASGI scope and no task; one
 worker is forked and reached through a socket pair, two batches of at most BATCH at a time. It keeps what a model
@@ -19,6 +22,8 @@ import sys
 import time
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -73,15 +78,31 @@ def unpack(data: bytes | bytearray) -> tuple[list[bytes], int] | None:
     return bodies, at
 
 
-def work(wire: socket.socket) -> None:
-    """The worker: every frame goes back as it came, until there are no more."""
+def echo(bodies: list[bytes]) -> list[bytes]:
+    """No work at all."""
+    return bodies
+
+
+def open_answers(name: str, folder: str) -> Callable[[list[bytes]], list[bytes]]:
+    """The work as a function from bodies to encoded answers."""
+    from marserve.worker.loop import encode_value
+
+    sys.path.append(str(Path(__file__).parents[1] / "handlers"))
+    from workload import open_work
+
+    answer = open_work(name, Path(folder))
+    return lambda bodies: [encode_value(value)[0] for value in answer(bodies)]
+
+
+def work(wire: socket.socket, answer: Callable[[list[bytes]], list[bytes]]) -> None:
+    """The worker: every frame is answered with one of its answers, until there are no more."""
     held = bytearray()
     while data := wire.recv(1 << 18):
         held += data
         while (frame := unpack(held)) is not None:
             bodies, end = frame
             del held[:end]
-            wire.sendall(pack(bodies))
+            wire.sendall(pack(answer(bodies)))
 
 
 class Pool(asyncio.Protocol):
@@ -175,12 +196,12 @@ async def _no_application(scope: Any, receive: Any, send: Any) -> None:
     """Never called: connections answer for themselves."""
 
 
-async def serve(port: int, batch: int) -> None:
-    """Fork the worker and serve until told to stop."""
+async def serve(port: int, batch: int, *words: str) -> None:
+    """Fork the worker, which loads what it works with, and serve until told to stop."""
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
         ours.close()
-        work(theirs)
+        work(theirs, open_answers(*words) if words else echo)
         os._exit(0)
     theirs.close()
     pool = Connection.pool = Pool(batch, os.open(os.devnull, os.O_WRONLY))
@@ -193,4 +214,4 @@ async def serve(port: int, batch: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2])))
+    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))
