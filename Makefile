@@ -100,7 +100,7 @@ $(STAMPS)/serve: $(STAMPS)/venv pyproject.toml
 
 $(STAMPS)/test: $(STAMPS)/serve
 	@echo "Installing what the tests need ..."
-	@$(PIP) --no-build-isolation --editable ".[torch,onnx,grpc,export,examples]" --group test
+	@$(PIP) --no-build-isolation --editable ".[torch,onnx,grpc,cloud,hf,export,examples]" --group test
 	@touch $@
 
 $(STAMPS)/lint: $(STAMPS)/serve

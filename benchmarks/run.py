@@ -20,7 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+import downloads
 import echo
+import eviction
 import goal
 import grpc_calls
 import kill
@@ -54,6 +56,8 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "many_models": many_models.measure,
     "steps": steps.measure,
     "goal": goal.measure,
+    "eviction": eviction.measure,
+    "downloads": downloads.measure,
 }
 # What takes many minutes is measured only when it is asked for by name.
 DEFAULT = [name for name in BENCHMARKS if name != "goal"]

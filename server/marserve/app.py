@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import gc
 import logging
 import os
@@ -39,6 +40,7 @@ from marserve.api.application import build_app
 from marserve.api.auth import Access, CannotKeepTokens, Guard, Kind, Tokens, token_router
 from marserve.api.connections import ConnectionTable
 from marserve.api.description import description_router
+from marserve.api.downloads import downloads_router
 from marserve.api.health import PROBES, health_router
 from marserve.api.http_connection import bind_connection
 from marserve.api.inference import InferenceSurface
@@ -49,6 +51,7 @@ from marserve.api.open_inference import open_inference_router
 from marserve.api.plugin_endpoints import check_patterns, endpoint_router
 from marserve.api.request_head import HttpLimits
 from marserve.api.response_headers import ResponseHeaders
+from marserve.api.rollouts import rollout_router
 from marserve.api.sagemaker import Endpoint, sagemaker_router
 from marserve.api.tls import Identity, make_up_identity, read_keystore, read_pem_files, server_context
 from marserve.api.workflows import workflow_router
@@ -68,13 +71,17 @@ from marserve.registry.call_modes import SequenceHeaderNames
 from marserve.registry.calls import RegistryOptions
 from marserve.registry.intake import Intake
 from marserve.registry.models import Registry
+from marserve.registry.residency import Residency, house, residency_of
 from marserve.registry.scratch import Scratch, remove_orphans
 from marserve.registry.snapshot import SnapshotVersion, check_archives, read_models
 from marserve.registry.snapshot_writer import SnapshotWriter
+from marserve.rollout.rollouts import Rollouts, build_rollouts
 from marserve.settings import KEYS, Address, Settings, startup_report
 from marserve.settings.snapshot_files import FolderSnapshots, effective_properties, snapshot_folder
-from marserve.store.fetch_guard import AllowedUrls
-from marserve.store.http import Fetcher
+from marserve.store.assembly import build_fetcher
+from marserve.store.download_list import FAMILIES, DownloadList
+from marserve.store.fetch_guard import is_address, is_store_address
+from marserve.store.fetcher import Fetcher
 from marserve.store.local import LocalStore
 from marserve.telemetry.logs import Logs, configure_logs
 from marserve.telemetry.metric_definitions import BUILT_IN, read_metrics_file
@@ -208,11 +215,13 @@ class Server:
         self._settings = settings
         self._logs = logs
         self._workflows: Workflows | None = None
+        self._rollouts: Rollouts | None = None
         self._snapshots: SnapshotWriter | None = None
         self._endpoints: list[InstalledEndpoint] = []
         self.has_failed = False
         self._tokens: Tokens | None = None
         self._tls: ssl.SSLContext | None = None
+        self._downloads = DownloadList()
         self._signals = 0
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -268,9 +277,15 @@ class Server:
             timeout_s=settings.environment_timeout,
             leftovers=launchers.leftovers,
         )
-        registry = self._build_registry(scratch.path, metrics, worker_log, launchers, machine, devices, environments)
+        fetcher = await self._build_fetcher(metrics)
+        residency = self._build_residency(machine, launchers, metrics, stack)
+        registry = self._build_registry(
+            scratch.path, metrics, worker_log, launchers, machine, devices, environments, fetcher, residency
+        )
         stack.push_async_callback(registry.stop)
-        self._workflows = self._build_workflows(scratch.path, registry)
+        self._rollouts = build_rollouts(settings, registry)
+        stack.push_async_callback(self._rollouts.stop)
+        self._workflows = self._build_workflows(scratch.path, registry, fetcher)
         stack.push_async_callback(self._workflows.stop)
         connections = ConnectionTable(http_limits(settings))
         large_answers = LargeAnswers(
@@ -302,6 +317,7 @@ class Server:
             log.info("%s API listens on %s", grpc_listener.name, grpc_listener.address)
         if self._snapshots is not None:
             self._keep(stack, self._write_snapshots(self._snapshots, registry, reading))
+        await self._rollouts.start()
         connections.start()
         stack.callback(connections.stop)
         gc.collect()
@@ -349,6 +365,8 @@ class Server:
         machine: Machine,
         devices: int,
         environments: Environments,
+        fetcher: Fetcher,
+        residency: Residency | None,
     ) -> Registry:
         settings = self._settings
 
@@ -356,23 +374,27 @@ class Server:
             version = VersionMetrics(options.model, options.version)
             if settings.metrics_config is not None:
                 load = msgspec.structs.replace(load, metrics_file=str(settings.metrics_config))
-            return Pool(
+            return house(
+                residency,
                 options,
-                load,
-                launchers,
-                version,
-                worker_log,
-                on_measured=lambda values: metrics.update_custom(options.model, values),
-                on_failed=self._on_crash,
+                lambda room: Pool(
+                    options,
+                    load,
+                    launchers,
+                    version,
+                    worker_log,
+                    on_measured=lambda values: metrics.update_custom(options.model, values),
+                    on_failed=self._on_crash,
+                    room=room,
+                ),
             )
 
-        limits = archive_limits(settings)
         intake = Intake(
-            LocalStore(settings.model_store),
+            LocalStore(settings.model_store, roots=settings.model_roots),
             scratch / "models",
-            limits,
+            archive_limits(settings),
             settings.trusted_models,
-            Fetcher(AllowedUrls(settings.allowed_urls), max_bytes=limits.max_total_bytes),
+            fetcher,
         )
         return Registry(
             registry_options(settings, machine, devices),
@@ -382,6 +404,19 @@ class Server:
             environments,
             on_change=self._snapshots.note_change if self._snapshots is not None else lambda: None,
         )
+
+    def _build_residency(
+        self, machine: Machine, launchers: Launchers, metrics: Metrics, stack: contextlib.AsyncExitStack
+    ) -> Residency | None:
+        """What keeps the memory for models, and watches it; None where there is no bound."""
+        settings = self._settings
+        folder = settings.log_location / "state" if settings.log_location is not None else None
+        residency = residency_of(settings, machine.memory_bytes, lambda: launchers.shared_pids, state_folder=folder)
+        if residency is not None:
+            metrics.read_memory = residency.figures
+            stack.push_async_callback(residency.close_all)
+            self._keep(stack, residency.run())
+        return residency
 
     def _load_plugins(self, devices: int) -> None:
         """Load what installed packages add, and make the writer of snapshots. Raises CannotStart."""
@@ -413,15 +448,24 @@ class Server:
         if has_succeeded(reading):
             await writer.run(registry.snapshot)
 
-    def _build_workflows(self, scratch: Path, registry: Registry) -> Workflows:
+    async def _build_fetcher(self, metrics: Metrics) -> Fetcher:
+        """What fetches archives, of models and of workflows. Raises CannotStart."""
+        for name, kind, text, label, read in FAMILIES:
+            metrics.declare(name, kind, text, label, functools.partial(read, self._downloads))
+        limits = archive_limits(self._settings)
+        try:
+            return await asyncio.to_thread(build_fetcher, self._settings, limits.max_total_bytes, self._downloads)
+        except BadSettings as error:
+            raise CannotStart(str(error)) from error
+
+    def _build_workflows(self, scratch: Path, registry: Registry, fetcher: Fetcher) -> Workflows:
         settings = self._settings
-        limits = archive_limits(settings)
         intake = WorkflowIntake(
             settings.workflow_store,
             scratch / "workflows",
-            limits,
+            archive_limits(settings),
             settings.trusted_models,
-            Fetcher(AllowedUrls(settings.allowed_urls), max_bytes=limits.max_total_bytes),
+            fetcher,
         )
         options = WorkflowOptions(
             queue_size=settings.job_queue_size,
@@ -501,6 +545,10 @@ class Server:
             routers.append((open_inference_router(), "inference"))
         if has_management:
             routers.append((management_router(registry, enable_model_api=settings.enable_model_api), "management"))
+            downloads = downloads_router(self._downloads, enable_model_api=settings.enable_model_api)
+            routers.append((downloads, "management"))
+        if has_management and self._rollouts is not None:
+            routers.insert(0, (rollout_router(registry, self._rollouts), "management"))
         if has_management and self._workflows is not None:
             workflows = workflow_router(self._workflows, enable_model_api=settings.enable_model_api)
             routers.append((workflows, "management"))
@@ -771,9 +819,11 @@ def read_snapshot(settings: Settings) -> list[SnapshotVersion] | None:
     """
     if settings.model_snapshot is None:
         return None
-    store = LocalStore(settings.model_store)
+    store = LocalStore(settings.model_store, roots=settings.model_roots)
 
     def has_archive(name: str) -> bool:
+        if is_address(name) or is_store_address(name):
+            return True  # it will be fetched, or was kept
         try:
             store.find(name)
         except ArchiveNotFound:
@@ -945,6 +995,7 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
         response_timeout_s=settings.default_response_timeout,
         startup_timeout_s=settings.default_startup_timeout,
         unregister_timeout_s=settings.unregister_model_timeout,
+        swap_order=settings.swap_order,
         queue_size=settings.job_queue_size,
         max_worker_memory_bytes=settings.max_worker_memory,
         readiness_rule=settings.readiness_rule,
@@ -955,6 +1006,7 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
         max_answer_bytes=settings.max_response_size,
         threads=settings.worker_threads,
         autoscale=settings.autoscale,
+        load=settings.model_load,
         gpu_count=devices,
         models=settings.models,
         sequence_headers=SequenceHeaderNames(

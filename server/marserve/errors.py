@@ -4,16 +4,26 @@ MarserveError
   ClientError                            the client asked for, or sent, what cannot be used
     BadInput                             its message says what was wrong
       BodyTooLarge
+      BadDesiredState                    a desired state says what cannot be; names each line
     RouteNotFound, MethodNotAllowed
     InvalidToken                         no key, a wrong one, or one that has expired
     ModelNotFound, VersionNotFound, ArchiveNotFound
       WorkflowArchiveNotFound
+    DownloadNotFound
     VersionConflict, DefaultVersionInUse
+      LabelTaken
+    LabelNotFound, VersionInUse, SwapUnderWay
     WorkflowNotFound, WorkflowConflict
+    WatchNotFound                        no place is watched under that name
+    DesiredStateDecides                  a desired state is in force, and the call would change what it says
+    DesiredStateMoved, ApplyUnderWay, NothingToUndo
+    ShadowNotFound, RolloutNotFound
+    RolloutUnderWay                      the model has one already, or it cannot be told that in the state it is in
   Unavailable                            come back later (`retry_after_s` says when, where it is known)
     NoWorker                             no worker; and with it, for TorchServe's clients
       QueueFull, NoTicket, SequencesFull, SequenceGone
     WaitTooLong, Draining, FingerprintRefused
+    NoMemoryNow                          the model is not loaded, and those that are loaded are in use
     WorkflowBusy                         a workflow, or one of its nodes, takes no more now
   DeadlinePassed                         nobody waits any more
   ClientGone                             the client hung up; never sent, only counted
@@ -21,9 +31,15 @@ MarserveError
     WorkerDied, OutOfMemory, HandlerFailed
     NodeFailed                           a node of a workflow gave no answer, however often it was tried
   LoadFailed                             workers of a version could not load the model
+    SwapFailed                           or it was not fit to take the place of another
+  ApplyFailed                            a desired state could not be carried out, and the one before serves on
   WorkflowFailed                         nodes of a workflow could not be registered
   NotEnoughDevices                       the server has too few for a worker of the model
+  NotEnoughMemory                        the model would not fit beside those that stay; refused before it is loaded
   CleanUpTimedOut                        a worker did not end in time
+  ArchiveExists                          a download would take the place of a file in the store
+  DownloadFailed                         an archive that may be fetched could not be
+    DigestMismatch
   BadArchive                             found while reading an archive; names it and the member
     UnsafeArchive, DependencyFailed
     BadWorkflow                          a workflow's archive or spec says what cannot be
@@ -35,14 +51,18 @@ MarserveError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class MarserveError(Exception):
     """Base of everything that marserve raises on purpose.
 
-    `cause` is the class of cause that clients see as `x-marserve-cause`, or None.
+    `cause` is the class of cause that clients see as `x-marserve-cause`, or None. `version_header` names the version
+    that it befell, where the client is to be told.
     """
 
     cause: str | None = None
+    version_header: tuple[str, str] | None = None
 
     @property
     def message(self) -> str:
@@ -64,6 +84,52 @@ class BodyTooLarge(BadInput):
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         super().__init__(f"The request body is larger than max_request_size, {limit_bytes} bytes.")
+
+
+class BadDesiredState(BadInput):
+    """A desired state that cannot be meant. `problems` are sentences, each with its line; `name` is the document's."""
+
+    def __init__(self, name: str, problems: list[str]) -> None:
+        self.name, self.problems = name, problems
+        super().__init__(f"{name} is refused, and nothing was changed: {'; '.join(problems)}")
+
+
+class DesiredStateDecides(ClientError):
+    """The server has the models of a desired state, and this call would change them. `remedy` is what to do instead."""
+
+    cause = "desired_state"
+
+    def __init__(self, where: str, remedy: str) -> None:
+        self.where, self.remedy = where, remedy
+        super().__init__(f"{where} says which models this server has, so this call is refused. {remedy}")
+
+
+class DesiredStateMoved(ClientError):
+    """The document is not the one that the change was made from."""
+
+    cause = "desired_state"
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        super().__init__(f"{where} was changed by somebody else meanwhile; nothing was changed. Read it and try again.")
+
+
+class ApplyUnderWay(ClientError):
+    """A desired state is being carried out, and there is only one at a time."""
+
+    cause = "desired_state"
+
+    def __init__(self) -> None:
+        super().__init__("A desired state is being applied already; try again when that has ended.")
+
+
+class NothingToUndo(ClientError):
+    """There is no document before the one in force."""
+
+    cause = "desired_state"
+
+    def __init__(self) -> None:
+        super().__init__("There is nothing to undo: no document was applied before the one in force.")
 
 
 class RouteNotFound(ClientError):
@@ -121,11 +187,28 @@ class ArchiveExists(MarserveError):
 
 
 class DownloadFailed(MarserveError):
-    """An archive that may be fetched could not be. `reason` is for the log."""
+    """An archive that may be fetched could not be. `reason` is for the log, and `is_told` for the caller as well."""
 
-    def __init__(self, url: str, reason: str = "") -> None:
+    def __init__(self, url: str, reason: str = "", *, is_told: bool = False) -> None:
         self.url, self.reason = url, reason
-        super().__init__(f"Failed to download archive from: {url}")
+        super().__init__(f"Failed to download archive from: {url}{f' ({reason})' if reason and is_told else ''}")
+
+
+class DigestMismatch(DownloadFailed):
+    """An archive is not what its SHA-256 digest says. `what` has the digest that was found."""
+
+    def __init__(self, url: str, wanted: str, found: str, what: str = "what came") -> None:
+        self.wanted, self.found = wanted, found
+        sentence = f"{what} has the SHA-256 digest {found}, not {wanted}"
+        super().__init__(url, sentence)
+        self.args = (f"Failed to download archive from: {url}: {sentence}. Nothing was taken from it.",)
+
+
+class DownloadNotFound(ClientError):
+    """No download of that number is under way."""
+
+    def __init__(self, number: str) -> None:
+        super().__init__(f"No download {number[:40]} is under way; GET /downloads lists them.")
 
 
 class VersionConflict(ClientError):
@@ -134,6 +217,79 @@ class VersionConflict(ClientError):
     def __init__(self, model: str, version: str) -> None:
         self.model, self.version = model, version
         super().__init__(f"Model version {version} is already registered for model {model}")
+
+
+class LabelTaken(VersionConflict):
+    """A version cannot have the name of a label, nor a label that of a version."""
+
+    def __init__(self, model: str, label: str) -> None:
+        self.model, self.version = model, label
+        self.args = (
+            f"{label} is a label of model {model} or to become one, and a version of it, too; give one of them another "
+            "name.",
+        )
+
+
+class LabelNotFound(ClientError):
+    """The model has no such label."""
+
+    def __init__(self, model: str, label: str) -> None:
+        self.model, self.label = model, label
+        super().__init__(f"Model {model} has no label {label}.")
+
+
+class ShadowNotFound(ClientError):
+    """The model has no shadow."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        super().__init__(f"Model {model} has no shadow.")
+
+
+class RolloutNotFound(ClientError):
+    """There is, and was, no roll-out of the model that the server remembers."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        super().__init__(f"Model {model} has no roll-out.")
+
+
+class RolloutUnderWay(ClientError):
+    """The model has a roll-out that this call would disturb, or one that cannot do what is asked as it stands now."""
+
+    cause = "rollout"
+
+
+class VersionInUse(ClientError):
+    """A version that has a weight or a label cannot go unnoticed."""
+
+    cause = "version_in_use"
+
+    def __init__(self, model: str, version: str, *, has_weight: bool, labels: list[str]) -> None:
+        self.model, self.version = model, version
+        has = [*(["a weight in the model's traffic"] if has_weight else []), *(f"the label {name}" for name in labels)]
+        super().__init__(
+            f"Version {version} of model {model} has {' and '.join(has)}, so it is not unregistered. Take that from it "
+            "first, or unregister it with force=true."
+        )
+
+
+class SwapUnderWay(ClientError):
+    """A version of the model is being swapped already."""
+
+    cause = "swap_under_way"
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        super().__init__(f"A version of model {model} is being swapped already; try again when that has ended.")
+
+
+class WatchNotFound(ClientError):
+    """No place is watched under that name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"Watch not found: {name}")
 
 
 class WorkflowNotFound(ClientError):
@@ -266,6 +422,18 @@ class FingerprintRefused(Unavailable):
         super().__init__(f'This request killed workers of model "{model}" lately; it is refused for a while.')
 
 
+class NoMemoryNow(Unavailable):
+    """The model is not loaded, and the memory for it did not come free in time: others that are loaded are in use."""
+
+    cause = "no_memory"
+
+    def __init__(self, model: str, *, retry_after_s: float) -> None:
+        self.model, self.retry_after_s = model, retry_after_s
+        super().__init__(
+            f'There is no memory to load model "{model}" now: the models that are loaded are in use. Try again later.'
+        )
+
+
 class WorkflowBusy(Unavailable):
     """A workflow has as many unfinished requests as it may have, or one of its nodes takes no more (`node`)."""
 
@@ -352,6 +520,27 @@ class LoadFailed(MarserveError):
         super().__init__(f"Failed to start workers for model {model} version: {version or 'null'}")
 
 
+class SwapFailed(LoadFailed):
+    """A version did not take the place of another, which goes on answering. `why` is for the client, without paths."""
+
+    def __init__(self, model: str, version: str, old: str, why: str, *, reason: str = "", cause: str = "") -> None:
+        super().__init__(model, version, reason=reason, cause=cause, out_of_memory=cause == "out_of_memory")
+        self.args = (f"Version {version} of model {model} was not taken, version {old} goes on answering: {why}",)
+
+
+class ApplyFailed(MarserveError):
+    """A desired state could not be carried out, and what was begun is undone. `failures` are sentences.
+
+    `is_authors`: what is wrong stands in the document or in an archive, and trying again would not help.
+    """
+
+    cause = "desired_state"
+
+    def __init__(self, where: str, failures: list[str], *, is_authors: bool = False) -> None:
+        self.where, self.failures, self.is_authors = where, failures, is_authors
+        super().__init__(f"{where} was not applied, and nothing was changed: {'; '.join(failures)}")
+
+
 class WorkflowFailed(MarserveError):
     """A workflow is not registered, because nodes of it could not be. `failures` are sentences, one a node.
 
@@ -362,6 +551,49 @@ class WorkflowFailed(MarserveError):
     def __init__(self, workflow: str, failures: list[str], *, is_authors: bool = False, reason: str = "") -> None:
         self.workflow, self.failures, self.is_authors, self.reason = workflow, failures, is_authors, reason
         super().__init__(f"Workflow {workflow} has failed to register. Failures: [{', '.join(failures)}]")
+
+
+class NotEnoughMemory(MarserveError):
+    """A version, or a worker more of it, would not fit beside what stays; nothing was started. Sizes in bytes.
+
+    `source` says how the need is known. `holders` are the versions that stay, as `name version`, largest first, with
+    what they hold; None where that is nothing for who asks (`for_clients`).
+    """
+
+    cause = "no_memory"
+
+    def __init__(
+        self,
+        model: str,
+        version: str,
+        *,
+        needed_bytes: int,
+        source: str,
+        could_be_had: int,
+        budget_bytes: int,
+        holders: Sequence[tuple[str, int]] | None = (),
+    ) -> None:
+        self.model, self.version, self.needed_bytes, self.holders = model, version, needed_bytes, holders
+        self.could_be_had, self.budget_bytes, self.source = could_be_had, budget_bytes, source
+        text = (
+            f"Model {model} version {version} does not fit into memory: it needs {_mib(needed_bytes)} MiB ({source}), "
+            f"and {_mib(could_be_had)} MiB of the {_mib(budget_bytes)} MiB for models can be had."
+        )
+        if holders is not None:
+            text += f"{_held_by(holders)} {_way_out(holders, would_fit_alone=budget_bytes >= needed_bytes)}"
+        super().__init__(text)
+
+    def for_clients(self) -> NotEnoughMemory:
+        """The same for who asks for predictions: without the other models, and without what an operator would do."""
+        return NotEnoughMemory(
+            self.model,
+            self.version,
+            needed_bytes=self.needed_bytes,
+            source=self.source,
+            could_be_had=self.could_be_had,
+            budget_bytes=self.budget_bytes,
+            holders=None,
+        )
 
 
 class NotEnoughDevices(MarserveError):
@@ -432,3 +664,20 @@ class InvalidSnapshot(BadSettings):
 
 class BadFrame(MarserveError):
     """Bytes on the wire that no honest peer sends: wrong version, a length over its bound, no message in it."""
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{round(size_bytes / (1024 * 1024)):,}"
+
+
+def _held_by(holders: Sequence[tuple[str, int]]) -> str:
+    listed = ", ".join(f"{label} with {_mib(size)} MiB" for label, size in holders[:5])
+    more = len(holders) - 5
+    return f" Loaded, and not to be unloaded: {listed}{f', and {more} more' if more > 0 else ''}." if listed else ""
+
+
+def _way_out(holders: Sequence[tuple[str, int]], *, would_fit_alone: bool) -> str:
+    own = "raise model_memory, or say what the model needs with the key memory of its configuration."
+    if not holders or not would_fit_alone:
+        return own[0].upper() + own[1:]
+    return f"Unregister or scale down one of those, or let it make room for others (load: on_demand); or {own}"

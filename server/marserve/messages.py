@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -40,6 +40,8 @@ class Request(msgspec.Struct, frozen=True):
     later wins. `deadline` is None where there is none. `names_version`: the client named the version itself.
     `priority` is 0 (most urgent) to 9, None for the model's own. `is_inner`: it is a part of a request that was
     accepted before (a node of a workflow), so it is taken while the server drains, and not counted once more.
+    `asked_version` is the version, or the label of one, that the client asks for beside the path; `metadata` is what
+    came with it and no handler sees, where a sticky key is looked for too.
     """
 
     id: str
@@ -52,6 +54,8 @@ class Request(msgspec.Struct, frozen=True):
     names_version: bool = False
     priority: int | None = None
     is_inner: bool = False
+    asked_version: str | None = None
+    metadata: Sequence[tuple[bytes, bytes]] = ()
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -221,6 +225,10 @@ class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
     Bodies as in `Batch`. With `wanted` they are items of a batch that was answered so (`Result`s, their bodies behind
     those of the items): each is then run alone and compared with that, and `batch_size` is not used. After `limit_s`
     seconds no further call of the handler is begun.
+
+    With `answers` there are no items, and `wanted` are pairs of answers to one request each, the primary's and the
+    shadow's: nothing is run, each pair is compared, within the tolerance or by the handler's own `compare`. At most ten
+    pairs: a difference of each is told, its `run` is `answers`, or `failed` where the comparison itself failed.
     """
 
     number: int
@@ -229,6 +237,7 @@ class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
     tolerance: Tolerance
     limit_s: float
     wanted: list[Result] | None = None
+    answers: Literal["tolerance", "handler"] | None = None
 
 
 class AskLengths(msgspec.Struct, frozen=True, array_like=True, tag="ask_lengths"):

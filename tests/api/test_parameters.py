@@ -168,11 +168,27 @@ def test_odd_values_that_torchserve_takes_are_taken_and_told() -> None:
     assert len(parameters.warnings) == 2
 
 
-def test_an_object_stores_encryption_is_refused_with_a_sentence() -> None:
-    """Nothing is fetched from one; whoever asks for it must not believe that it was used."""
-    query = QueryParameters({"url": "u", "s3_sse_kms": "true"}, REGISTER_PARAMETERS)
+@pytest.mark.parametrize(
+    ("url", "signed"),
+    [
+        ("s3://b/m.mar", "s3://b/m.mar"),
+        ("S3A://b/m.mar", "S3A://b/m.mar"),
+        ("https://b.s3.eu-west-1.amazonaws.com/m.mar", "s3+https://b.s3.eu-west-1.amazonaws.com/m.mar"),
+    ],
+)
+def test_a_signature_is_asked_for_where_s3_has_the_archive(url: str, signed: str) -> None:
+    """TorchServe's flag: what has an address of S3 is asked for with a signature."""
+    query = QueryParameters({"url": url, "s3_sse_kms": "true"}, REGISTER_PARAMETERS)
 
-    with pytest.raises(BadInput, match=r"^s3_sse_kms=true asks .*; leave it out, and name an address"):
+    assert read_registration(query).url == signed
+
+
+@pytest.mark.parametrize("url", ["u", "m.mar", "http://b.s3.amazonaws.com/m.mar", "gs://b/m.mar"])
+def test_a_signature_for_what_is_not_in_s3_is_refused_with_a_sentence(url: str) -> None:
+    """Whoever asks for it must not believe that it was used."""
+    query = QueryParameters({"url": url, "s3_sse_kms": "true"}, REGISTER_PARAMETERS)
+
+    with pytest.raises(BadInput, match=r"^s3_sse_kms=true asks .*; name s3://bucket/key or https://.* leave"):
         read_registration(query)
 
 

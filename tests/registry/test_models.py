@@ -32,11 +32,13 @@ from marserve.errors import (
 )
 from marserve.messages import Answer, Part, Request
 from marserve.registry import models as models_module
+from marserve.registry import registering
 from marserve.registry.calls import Registered, RegisterParameters, Scaled
 from marserve.registry.snapshot import SnapshotVersion, read_models, write_models
+from marserve.registry.traffic import VERSION_HEADER
 from marserve.settings import ModelDefaults, ModelToLoad
 from marserve.store.fetch_guard import AllowedUrls
-from marserve.store.http import Fetcher
+from marserve.store.fetcher import Fetcher
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import Behaviour, FakeDeath
 from support.management_house import House as ManagementHouse
@@ -45,15 +47,18 @@ pytestmark = pytest.mark.anyio
 
 
 class Told:
-    """A receiver that keeps what it was told."""
+    """A receiver that keeps what it was told; `versions` are those that answers named."""
 
     def __init__(self) -> None:
+        self.versions: list[str] = []
         self.answers: list[Answer] = []
         self.errors: list[MarserveError] = []
 
     def on_answer(self, answer: Answer) -> None:
         """The answer."""
-        self.answers.append(answer)
+        self.versions += [value for name, value in answer.headers if name == VERSION_HEADER]
+        headers = [line for line in answer.headers if line[0] != VERSION_HEADER]
+        self.answers.append(Answer(answer.body, answer.status, answer.reason, headers))
 
     def on_piece(self, piece: Answer, last: bool) -> None:
         """A piece."""
@@ -627,7 +632,7 @@ async def test_a_version_whose_workers_will_not_end_is_told_of_and_gone_all_the_
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its name is free at once."""
-    monkeypatch.setattr(models_module, "KILL_GRACE_S", 0.01)
+    monkeypatch.setattr(registering, "KILL_GRACE_S", 0.01)
     house.pools.behaviours["m"] = Behaviour(never_stops=True)
     await house.add()
 

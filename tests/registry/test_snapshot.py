@@ -153,6 +153,18 @@ def test_an_archive_is_called_as_it_lies_in_the_store(url: str, name: str) -> No
     assert archive_name(url) == name
 
 
+@pytest.mark.parametrize(
+    "word", ["https://example.org/m.mar", "s3://bucket/m.mar", "/models/team/echo", "noop.mar", "folder"]
+)
+def test_what_got_no_name_in_the_store_is_restored_from_where_it_is(word: str) -> None:
+    """A read-only store gives none, and a further root is not the store."""
+    document = write_models([replace(NOOP, archive=word)], "s.cfg", 1)
+
+    [version] = read_models(document)
+
+    assert version.archive == word
+
+
 def test_every_key_of_torchserves_snapshots_is_written_and_read() -> None:
     """The inventory's lists, and what each key becomes."""
     keys = inventory("snapshot_keys")

@@ -28,6 +28,10 @@ from marserve.store.fetch_guard import (
         ("http://[2001:DB8:0:0::1]:8080/m.mar", "http://[2001:db8::1]:8080/m.mar"),
         ("file:///allowed/m.mar", "file:///allowed/m.mar"),
         ("file://localhost/allowed/m.mar", "file:///allowed/m.mar"),
+        ("S3://bucket/a/m.mar", "s3://bucket/a/m.mar"),
+        ("gs://my_bucket.org/m.mar", "gs://my_bucket.org/m.mar"),
+        ("az://container/a/b/m.mar", "az://container/a/b/m.mar"),
+        ("hf://Organisation/name@main", "hf://Organisation/name@main"),
     ],
 )
 def test_a_url_has_one_normal_form(url: str, normal: str) -> None:
@@ -107,7 +111,7 @@ REFUSED = [
     # other schemes
     "gopher://example.org/m.mar",
     "ftp://example.org/m.mar",
-    "s3://bucket/m.mar",
+    "s4://bucket/m.mar",
     "dict://127.0.0.1:11211/m.mar",
     "jar:http://example.org/m.mar",
     "data://text/plain,m.mar",
@@ -117,6 +121,14 @@ REFUSED = [
     "http:///m.mar",
     "http://?m.mar",
     "://example.org/m.mar",
+    # object stores
+    "s3://key:secret@bucket/m.mar",
+    "s3://bucket:9000/m.mar",
+    "s3://bucket/m.mar?X-Amz-Signature=1",
+    "s3://bucket/../other/m.mar",
+    "s3:///m.mar",
+    "s3://bucket",
+    "gs://bucket/folder/",
     # files
     "file://evil.org/share/m.mar",
     "file:////evil.org/share/../m.mar",

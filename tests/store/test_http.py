@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import ipaddress
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from marserve.errors import ArchiveExists, ArchiveNotFound, DownloadFailed
+from marserve.store.download import MAX_ATTEMPTS, DownloadOptions
 from marserve.store.fetch_guard import AllowedUrls, IPAddress, Target, resolve_host
-from marserve.store.http import MAX_ATTEMPTS, MAX_REDIRECTS, Fetcher
+from marserve.store.fetcher import Fetcher, FetchOptions
+from marserve.store.http import MAX_REDIRECTS, SILENCE_S, HttpOrigins
 from support.file_server import FileServer, cut, file_server, status, whole
 
 DATA = os.urandom(100_000)
@@ -29,19 +33,34 @@ def files() -> Iterator[FileServer]:
         yield running
 
 
-def fetcher(files: FileServer, **changes: object) -> Fetcher:
+def fetcher(files: FileServer, *, silence_s: float = 5.0, **changes: Any) -> Fetcher:
     """A fetcher that may fetch everything of this server, and does not wait long."""
-    allowed = AllowedUrls([files.url.replace(".", r"\.") + "/.*"])
-    return Fetcher(allowed, **{"first_pause_s": 0.01, "silence_s": 5.0, **changes})  # type: ignore[arg-type]
+    return fetcher_of([files.url.replace(".", r"\.") + "/.*"], silence_s=silence_s, **changes)
+
+
+def fetcher_of(
+    patterns: list[str],
+    *,
+    resolve: Callable[[Target], list[IPAddress]] = resolve_host,
+    silence_s: float = SILENCE_S,
+    **changes: Any,
+) -> Fetcher:
+    """A fetcher with these patterns that does not wait long before it tries again."""
+    allowed = AllowedUrls(patterns)
+    web = HttpOrigins(allowed, resolve=resolve, silence_s=silence_s)
+    options = FetchOptions(DownloadOptions(**{"first_pause_s": 0.01, **changes}))
+    return Fetcher(allowed, options, openers={"http": web, "https": web})
 
 
 def test_an_archive_lands_in_the_store_under_its_name(files: FileServer, tmp_path: Path) -> None:
     """The last part of the path, without the query."""
     url = files.on("/a/m.mar?X-Sig=1", whole(DATA))
 
-    name = fetcher(files).fetch(url, tmp_path)
+    fetched = fetcher(files).fetch(url, tmp_path)
+    name = fetched.name
 
-    assert name == "m.mar"
+    assert (name, fetched.in_store) == ("m.mar", tmp_path / "m.mar")
+    assert fetched.sha256 == hashlib.sha256(DATA).hexdigest()
     assert (tmp_path / name).read_bytes() == DATA
     assert list(tmp_path.iterdir()) == [tmp_path / name]
 
@@ -85,7 +104,8 @@ def test_without_an_etag_it_begins_anew(files: FileServer, tmp_path: Path) -> No
     fetcher(files).fetch(url, tmp_path)
 
     assert (tmp_path / "m.mar").read_bytes() == DATA
-    assert "range" not in files.asked[1][1]
+    assert "if-range" not in files.asked[1][1]
+    assert files.asked[1][1].get("range", "bytes=0-").startswith("bytes=0-")
 
 
 def test_a_busy_origin_is_asked_again_and_then_given_up(files: FileServer, tmp_path: Path) -> None:
@@ -269,7 +289,7 @@ def test_a_redirect_is_followed_where_it_is_allowed(files: FileServer, tmp_path:
     """The archive is called as it was asked for."""
     files.on("/real/other.mar", whole(DATA))
 
-    name = fetcher(files).fetch(files.on("/m.mar", status(302, location="/real/other.mar")), tmp_path)
+    name = fetcher(files).fetch(files.on("/m.mar", status(302, location="/real/other.mar")), tmp_path).name
 
     assert (tmp_path / name).read_bytes() == DATA
     assert name == "m.mar"
@@ -320,7 +340,7 @@ def test_it_connects_to_the_address_that_was_judged(files: FileServer, tmp_path:
         return [ipaddress.ip_address("127.0.0.1" if len(asked) == 1 else "10.0.0.1")]
 
     files.on("/m.mar", whole(DATA))
-    named = Fetcher(AllowedUrls([rf"http://models\.example:{port}/.*"]), resolve=resolve)
+    named = fetcher_of([rf"http://models\.example:{port}/.*"], resolve=resolve)
 
     named.fetch(f"http://models.example:{port}/m.mar", tmp_path)
 
@@ -332,9 +352,7 @@ def test_it_connects_to_the_address_that_was_judged(files: FileServer, tmp_path:
 def test_a_name_that_means_a_private_address_is_refused(files: FileServer, tmp_path: Path, answers: list[str]) -> None:
     """One among several is enough, unless a pattern spells the name out."""
     port = int(files.url.rpartition(":")[2])
-    everything = Fetcher(
-        AllowedUrls(["http://.*"]), resolve=lambda target: [ipaddress.ip_address(each) for each in answers]
-    )
+    everything = fetcher_of(["http://.*"], resolve=lambda target: [ipaddress.ip_address(each) for each in answers])
 
     with pytest.raises(ArchiveNotFound, match="is refused"):
         everything.fetch(f"http://innocent.example:{port}/m.mar", tmp_path)
@@ -349,7 +367,7 @@ def test_a_forbidden_url_is_never_asked_for(files: FileServer, tmp_path: Path) -
         raise AssertionError(target)
 
     with pytest.raises(ArchiveNotFound, match="does not match"):
-        Fetcher(AllowedUrls(["http://other/.*"]), resolve=resolve).fetch(f"{files.url}/m.mar", tmp_path)
+        fetcher_of(["http://other/.*"], resolve=resolve).fetch(f"{files.url}/m.mar", tmp_path)
 
 
 def test_the_environments_proxy_is_not_used(files: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +394,7 @@ def test_a_host_without_an_address_is_a_failure(tmp_path: Path) -> None:
     def resolve(target: Target) -> list[IPAddress]:
         raise socket.gaierror(-2, "Name or service not known")
 
-    lost = Fetcher(AllowedUrls(["http://lost.example/.*"]), resolve=resolve, first_pause_s=0.01)
+    lost = fetcher_of(["http://lost.example/.*"], resolve=resolve)
 
     with pytest.raises(DownloadFailed) as failed:
         lost.fetch("http://lost.example/m.mar", tmp_path)
@@ -396,9 +414,9 @@ def test_a_file_is_copied_where_its_path_is_allowed(tmp_path: Path) -> None:
     (other / "secret.mar").write_bytes(b"secret")
     (allowed / "link.mar").symlink_to(other / "secret.mar")
     (allowed / "folder.mar").mkdir()
-    copies = Fetcher(AllowedUrls([f"file://{allowed}/.*"]))
+    copies = fetcher_of([f"file://{allowed}/.*"])
 
-    assert copies.fetch(f"file://{allowed}/m.mar", store) == "m.mar"
+    assert copies.fetch(f"file://{allowed}/m.mar", store).in_store == store / "m.mar"
     for name in ("link.mar", "folder.mar", "gone.mar"):
         with pytest.raises((ArchiveNotFound, DownloadFailed)):
             copies.fetch(f"file://{allowed}/{name}", store)

@@ -113,3 +113,69 @@ def test_a_link_out_of_a_folder_is_not_taken_for_its_only_folder(store: LocalSto
 def test_all_means_every_folder_and_archive_that_is_not_hidden(store: LocalStore) -> None:
     """Chapter 6.4, in order of names."""
     assert store.names() == ["echo.mar", "echo.tar.gz", "empty.mar", "flat", "nested", "old.model"]
+
+
+# ------------------------------------------------------------------------------------------- further roots
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> LocalStore:
+    """A store with two further roots, one of them reached by a link, and what leads out of them."""
+    store, models, real = tmp_path / "store", tmp_path / "models", tmp_path / "real"
+    for folder in (store, models, real):
+        folder.mkdir()
+    (tmp_path / "linked").symlink_to(real)
+    (models / "team" / "echo").mkdir(parents=True)
+    (models / "team" / "echo" / "h.py").write_bytes(b"")
+    (models / "echo.mar").write_bytes(zip_of(good_members()))
+    (real / "other.mar").write_bytes(zip_of(good_members()))
+    (tmp_path / "models2").mkdir()
+    (tmp_path / "models2" / "echo.mar").write_bytes(zip_of(good_members()))
+    (store / "echo.mar").write_bytes(b"the store's")
+    (models / "out.mar").symlink_to(tmp_path / "models2" / "echo.mar")
+    (models / "out").symlink_to(tmp_path / "models2")
+    (models / "across.mar").symlink_to(real / "other.mar")
+    (models / "inner.mar").symlink_to(models / "echo.mar")
+    return LocalStore(store, roots=[models, tmp_path / "linked"])
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "path"),
+    [
+        ("models/echo.mar", "zip", "models/echo.mar"),
+        ("models/team/echo", "folder", "models/team/echo"),
+        ("models/team", "folder", "models/team/echo"),
+        ("models/inner.mar", "zip", "models/echo.mar"),
+        ("linked/other.mar", "zip", "real/other.mar"),
+        ("real/other.mar", "zip", "real/other.mar"),
+        ("models/across.mar", "zip", "real/other.mar"),
+    ],
+)
+def test_an_absolute_path_below_a_root_is_found(
+    roots: LocalStore, tmp_path: Path, url: str, kind: str, path: str
+) -> None:
+    """By its real path, which is what is read; a link may lead to what lies below a root."""
+    found = roots.find(str(tmp_path / url))
+
+    assert (found.kind, found.path) == (kind, tmp_path / path)
+    assert found.is_elsewhere
+    assert found.name.startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("url", ["models/out.mar", "models/out/echo.mar", "models/gone.mar", "models/team/gone"])
+def test_what_leads_out_of_all_roots_or_to_nothing_is_refused(roots: LocalStore, tmp_path: Path, url: str) -> None:
+    """Never looked for in the store instead."""
+    with pytest.raises(ArchiveNotFound, match=r"leads out of model_roots|Model not found at"):
+        roots.find(str(tmp_path / url))
+
+
+def test_what_is_not_below_a_root_names_an_entry_of_the_store_as_ever(roots: LocalStore, tmp_path: Path) -> None:
+    """Also what only begins like a root, and a root itself."""
+    assert roots.root is not None
+
+    for url in (tmp_path / "models2" / "echo.mar", tmp_path / "echo.mar"):
+        assert roots.find(str(url)).path == roots.root / "echo.mar"
+    with pytest.raises(ArchiveNotFound, match="Model not found at"):
+        roots.find(str(tmp_path / "models"))
+    with pytest.raises(ArchiveNotFound, match="Relative path"):
+        roots.find(str(tmp_path / "models" / ".." / "models2" / "echo.mar"))

@@ -80,7 +80,9 @@ class Behaviour:
 
     `load`: `ok`, `fail`, `memory`, `missing` (a module), or `wait` for `FakePool.finish_load`. With `holds` requests
     wait for the test.
-    `metadata` is the body that a describe request gets; None holds it too.
+    `metadata` is the body that a describe request gets; None holds it too. `body` is what others get, None for
+    `model version`; `fails` is what befalls them instead, `report` what a check of batches finds, and `warnings` what
+    the workers told of their start.
     """
 
     load: str = "ok"
@@ -88,6 +90,10 @@ class Behaviour:
     metadata: bytes | None = b"null"
     never_stops: bool = False
     headers: list[tuple[str, str]] = field(default_factory=list)
+    body: bytes | None = None
+    fails: MarserveError | None = None
+    report: Mapping[str, object] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
 
 class FakePool:
@@ -107,10 +113,10 @@ class FakePool:
         self.is_stopped = False
         self.is_healthy = True
         self.last_death: FakeDeath | None = None
-        self.warnings: Sequence[str] = []
+        self.warnings: Sequence[str] = behaviour.warnings
         self.described: Mapping[str, object] = {}
         self.checked: list[list[bytes]] = []
-        self.report: Mapping[str, object] = {}
+        self.report: Mapping[str, object] = behaviour.report
         self._workers: list[FakeWorker] = []
         self._minimum = options.min_workers
         self._load_ended = asyncio.Event()
@@ -203,7 +209,15 @@ class FakePool:
             raise QueueFull(self.options.model, retry_after_s=2.0)
         self.metrics.requests += 1
         job = FakeJob(self, request, receiver)
-        body = self.behaviour.metadata if request.is_describe else b"%s %s" % self._names()
+        if request.names_version:
+            self.metrics.named_requests += 1
+        if request.is_inner:
+            self.metrics.inner_requests += 1
+        body = self.behaviour.body if self.behaviour.body is not None else b"%s %s" % self._names()
+        body = self.behaviour.metadata if request.is_describe else body
+        if self.behaviour.fails is not None:
+            receiver.on_error(self.behaviour.fails)
+            return job
         if body is None or (self.behaviour.holds and not request.is_describe):
             self.held.append(job)
         else:

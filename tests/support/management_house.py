@@ -18,7 +18,7 @@ from marserve.registry.calls import RegistryOptions
 from marserve.registry.intake import Intake
 from marserve.registry.models import Registry
 from marserve.registry.ports import EnvironmentsLike
-from marserve.store.http import Fetcher
+from marserve.store.fetcher import Fetcher
 from marserve.store.local import LocalStore
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import FakeMetrics, FakePools

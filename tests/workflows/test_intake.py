@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import pytest
 
 from marserve.archive.reader import Limits
 from marserve.errors import BadDag, BadWorkflow, UnsafeArchive, WorkflowArchiveNotFound
-from marserve.store.http import Fetcher
+from marserve.store.fetcher import Fetched, Fetcher
 from marserve.workflows.intake import WorkflowIntake
 from support.workflow_archives import THREE_NODES, war_manifest, write_war
 
@@ -138,11 +139,13 @@ class FakeFetcher:
         self.content = content
         self.is_closed = False
 
-    def fetch(self, url: str, folder: Path) -> str:
+    def fetch_address(self, url: str, folder: Path) -> Fetched | None:
         """Fetch."""
-        name = url.rpartition("/")[2]
-        (folder / name).write_bytes(self.content)
-        return name
+        if "://" not in url:
+            return None
+        path = folder / url.rpartition("/")[2]
+        path.write_bytes(self.content)
+        return Fetched(path, path.name, None, path, contextlib.ExitStack())
 
     def close(self) -> None:
         """No more."""

@@ -112,6 +112,12 @@ _WISHES: list[Document] = [
         "description": "0 (most urgent) to 9; the model's own if not given",
         "schema": {"type": "integer", "minimum": 0, "maximum": 9},
     },
+    {
+        "name": "x-marserve-version",
+        "in": "header",
+        "description": "the version, or the label of one, that is to answer; a version in the path goes before it",
+        "schema": {"type": "string"},
+    },
 ]
 
 

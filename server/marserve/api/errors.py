@@ -13,6 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from marserve.errors import (
+    ApplyFailed,
+    ApplyUnderWay,
     ArchiveExists,
     ArchiveNotFound,
     BadArchive,
@@ -26,25 +28,37 @@ from marserve.errors import (
     DeadlinePassed,
     DefaultVersionInUse,
     DependencyFailed,
+    DesiredStateDecides,
+    DesiredStateMoved,
     DownloadFailed,
+    DownloadNotFound,
     Draining,
     HandlerFailed,
     InvalidToken,
+    LabelNotFound,
     LoadFailed,
     MarserveError,
     MethodNotAllowed,
     ModelNotFound,
     NoDescribeRoom,
     NotEnoughDevices,
+    NotEnoughMemory,
+    NothingToUndo,
     NoTicket,
     OutOfMemory,
     QueueFull,
+    RolloutNotFound,
+    RolloutUnderWay,
     RouteNotFound,
     SequencesFull,
+    ShadowNotFound,
+    SwapUnderWay,
     Unavailable,
     VersionConflict,
+    VersionInUse,
     VersionNotFound,
     WaitTooLong,
+    WatchNotFound,
     WorkflowArchiveNotFound,
     WorkflowBusy,
     WorkflowConflict,
@@ -153,17 +167,31 @@ _TABLE: dict[type[BaseException], tuple[int, str]] = {
     ArchiveNotFound: (404, "ModelNotFoundException"),
     ArchiveExists: (500, INTERNAL),
     DownloadFailed: (400, "DownloadArchiveException"),
+    DownloadNotFound: (404, "ResourceNotFoundException"),
     VersionConflict: (409, "ConflictStatusException"),
     WorkflowNotFound: (404, "WorkflowNotFoundException"),
     WorkflowArchiveNotFound: (404, "WorkflowNotFoundException"),
+    WatchNotFound: (404, "ResourceNotFoundException"),
     WorkflowConflict: (409, "ConflictStatusException"),
     WorkflowFailed: (500, "WorkflowException"),
+    DesiredStateDecides: (409, "ConflictStatusException"),
+    DesiredStateMoved: (409, "ConflictStatusException"),
+    ApplyUnderWay: (409, "ConflictStatusException"),
+    NothingToUndo: (409, "ConflictStatusException"),
+    ApplyFailed: (500, "DesiredStateException"),
+    LabelNotFound: (404, "ModelVersionNotFoundException"),
+    ShadowNotFound: (404, "ResourceNotFoundException"),
+    RolloutNotFound: (404, "ResourceNotFoundException"),
+    RolloutUnderWay: (409, "ConflictStatusException"),
+    VersionInUse: (409, "ConflictStatusException"),
+    SwapUnderWay: (409, "ConflictStatusException"),
     DefaultVersionInUse: (403, "InvalidModelVersionException"),
     Unavailable: (503, "ServiceUnavailableException"),
     DeadlinePassed: (504, "RequestTimeoutException"),
     OutOfMemory: (507, INTERNAL),
     LoadFailed: (500, INTERNAL),
     NotEnoughDevices: (500, "WorkerInitializationException"),
+    NotEnoughMemory: (507, INTERNAL),
     CleanUpTimedOut: (408, "RequestTimeoutException"),
     BadArchive: (400, "InvalidModelException"),
     DependencyFailed: (400, "ModelException"),
@@ -191,7 +219,7 @@ def error_status(error: BaseException, *, overload_status: int = 503) -> int:
         return error.code if 200 <= error.code <= 999 else 500
     if isinstance(error, LoadFailed) and error.out_of_memory:
         return 507
-    if isinstance(error, WorkflowFailed) and error.is_authors:
+    if isinstance(error, WorkflowFailed | ApplyFailed) and error.is_authors:
         return 400
     if isinstance(error, OVERLOAD):
         return overload_status
@@ -226,6 +254,8 @@ def error_headers(error: BaseException) -> list[tuple[str, str]]:
         headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
     if isinstance(error, MarserveError) and error.cause is not None:
         headers.append(("x-marserve-cause", error.cause))
+    if isinstance(error, MarserveError) and error.version_header is not None:
+        headers.append(error.version_header)
     if isinstance(error, InvalidToken):
         headers.append(("www-authenticate", "Bearer"))
     return headers

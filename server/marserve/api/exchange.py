@@ -77,7 +77,15 @@ class Exchange:
         assert head.route is not None
         try:
             job = surface.predict(
-                head.route, self.id, head.headers, head.content_type, body, self, deadline, head.priority
+                head.route,
+                self.id,
+                head.headers,
+                head.content_type,
+                body,
+                self,
+                deadline,
+                head.priority,
+                head.asked_version,
             )
         except MarserveError as error:
             self.on_error(error)

@@ -15,6 +15,7 @@ from marserve.api.grpc_errors import SlowReader
 from marserve.api.inference import Job
 from marserve.errors import MarserveError
 from marserve.messages import Answer
+from marserve.registry.traffic import VERSION_HEADER
 
 # A stream's worker is held when so much waits for the client, and goes on when it is less.
 HOLD_ABOVE_BYTES: Final = 64 * 1024
@@ -22,9 +23,12 @@ MOST_WAITING_BYTES: Final = 8 * 1024 * 1024
 
 
 class Pieces:
-    """The pieces of one answer, in order. `next` is called by one task at a time."""
+    """The pieces of one answer, in order. `next` is called by one task at a time.
 
-    __slots__ = ("_came", "_error", "_is_held", "_is_over", "_job", "_waiting", "_waiting_bytes")
+    `version_header` says which version answers, from the first piece on, where the answer says so.
+    """
+
+    __slots__ = ("_came", "_error", "_is_held", "_is_over", "_job", "_waiting", "_waiting_bytes", "version_header")
 
     def __init__(self) -> None:
         self._waiting: deque[bytes | bytearray] = deque()
@@ -34,6 +38,7 @@ class Pieces:
         self._job: Job | None = None
         self._is_over = False
         self._is_held = False
+        self.version_header: tuple[str, str] | None = None
 
     @classmethod
     def of(cls, submit: Callable[[Pieces], Job]) -> Pieces:
@@ -72,12 +77,12 @@ class Pieces:
 
     def on_answer(self, answer: Answer) -> None:
         """The whole answer."""
-        self._take(answer.body)
+        self._take(answer)
         self._end()
 
     def on_piece(self, piece: Answer, last: bool) -> None:
         """One piece."""
-        self._take(piece.body)
+        self._take(piece)
         if last:
             self._end()
         elif self._waiting_bytes > MOST_WAITING_BYTES:
@@ -94,7 +99,10 @@ class Pieces:
         self._error = error
         self._end()
 
-    def _take(self, body: bytes | bytearray) -> None:
+    def _take(self, piece: Answer) -> None:
+        body = piece.body
+        if piece.headers and piece.headers[-1][0] == VERSION_HEADER:
+            self.version_header = piece.headers[-1]
         self._waiting.append(body)
         self._waiting_bytes += len(body)
         self._wake()

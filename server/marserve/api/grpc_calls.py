@@ -21,7 +21,7 @@ from grpc import StatusCode
 from marserve.api.grpc_errors import MethodNotFound, StalledReader, grpc_status
 from marserve.api.grpc_schema import Schema
 from marserve.api.listener import AccessLog
-from marserve.api.request_head import read_priority, read_timeout_s
+from marserve.api.request_head import read_priority, read_timeout_s, read_version
 from marserve.api.request_ids import RequestIds
 from marserve.errors import BadInput, MarserveError
 from marserve.telemetry.access_log import access_line
@@ -33,6 +33,7 @@ Authorize = Callable[[str | bytes | None], None]
 
 TIMEOUT: Final = "x-marserve-timeout-ms"
 PRIORITY: Final = "x-marserve-priority"
+VERSION: Final = "x-marserve-version"
 AUTHORIZATION: Final = "authorization"
 REQUEST_ID: Final = "x-request-id"
 # grpcio keeps deadlines by a clock of its own, and may end a call a little before ours says so.
@@ -49,9 +50,24 @@ class CallMetrics(Protocol):
 
 
 class Call:
-    """One call. `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the client names none."""
+    """One call. `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the client names none.
 
-    __slots__ = ("_context", "_stall_timeout_s", "_wishes", "deadline", "id", "overload_status", "priority")
+    `asked_version` is the version, or the label, that the client asks for beside the message; `metadata` is what came
+    with the call, without its key. `version_header` is to be set to what tells the client who answered.
+    """
+
+    __slots__ = (
+        "_context",
+        "_stall_timeout_s",
+        "_wishes",
+        "asked_version",
+        "deadline",
+        "id",
+        "metadata",
+        "overload_status",
+        "priority",
+        "version_header",
+    )
 
     def __init__(self, context: Any, request_id: str, overload_status: int, stall_timeout_s: float) -> None:
         self._context = context
@@ -61,6 +77,9 @@ class Call:
         self.overload_status = overload_status
         self.deadline: float | None = None
         self.priority: int | None = None
+        self.asked_version: str | None = None
+        self.metadata: list[tuple[bytes, bytes]] = []
+        self.version_header: tuple[str, str] | None = None
 
     async def write(self, message: Any) -> None:
         """Send one message of a stream; returns when the client's window has room for more.
@@ -80,14 +99,16 @@ class Call:
             self.deadline = now + left_s
         key = None
         for name, value in self._context.invocation_metadata() or ():
-            if name == AUTHORIZATION and key is None:
-                key = value
-            elif name in (TIMEOUT, PRIORITY):
+            if name == AUTHORIZATION:
+                key = value if key is None else key
+                continue
+            self.metadata.append((_bytes(name), _bytes(value)))
+            if name in (TIMEOUT, PRIORITY, VERSION):
                 self._wishes.append((name, value))
         return key
 
     def read_wishes(self, now: float) -> None:
-        """Read deadline and priority of what came. Raises BadInput."""
+        """Read deadline, priority and version of what came. Raises BadInput."""
         seen = set()
         for name, value in self._wishes:
             if name in seen:
@@ -96,6 +117,8 @@ class Call:
             if name == TIMEOUT:
                 wished = now + read_timeout_s(_bytes(value))
                 self.deadline = wished if self.deadline is None else min(wished, self.deadline)
+            elif name == VERSION:
+                self.asked_version = read_version(_bytes(value))
             else:
                 self.priority = read_priority(_bytes(value))
 
@@ -224,7 +247,8 @@ class Calls:
                 self._authorize(key)
             call.read_wishes(began)
             answer = await work(call)
-            context.set_trailing_metadata(((REQUEST_ID, call.id),))
+            told = () if call.version_header is None else (call.version_header,)
+            context.set_trailing_metadata(((REQUEST_ID, call.id), *told))
             self._record(path, call, context, StatusCode.OK, began)
             return answer
         except asyncio.CancelledError:

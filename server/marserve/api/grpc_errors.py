@@ -24,15 +24,23 @@ from marserve.errors import (
     DeadlinePassed,
     DefaultVersionInUse,
     DependencyFailed,
+    DesiredStateDecides,
     HandlerFailed,
     InvalidToken,
+    LabelNotFound,
     LoadFailed,
     MarserveError,
     ModelNotFound,
     NotEnoughDevices,
+    NotEnoughMemory,
+    RolloutNotFound,
+    RolloutUnderWay,
     RunFailed,
+    ShadowNotFound,
+    SwapUnderWay,
     Unavailable,
     VersionConflict,
+    VersionInUse,
     VersionNotFound,
 )
 
@@ -105,6 +113,13 @@ _TABLE: dict[type[BaseException], tuple[StatusCode, str]] = {
     ArchiveNotFound: (StatusCode.NOT_FOUND, f"{_MODEL}ModelNotFoundException"),
     VersionConflict: (StatusCode.ALREADY_EXISTS, f"{_HTTP}ConflictStatusException"),
     DefaultVersionInUse: (StatusCode.FAILED_PRECONDITION, f"{_MODEL}InvalidModelVersionException"),
+    DesiredStateDecides: (StatusCode.FAILED_PRECONDITION, f"{_HTTP}ConflictStatusException"),
+    LabelNotFound: (StatusCode.NOT_FOUND, f"{_MODEL}ModelVersionNotFoundException"),
+    ShadowNotFound: (StatusCode.NOT_FOUND, f"{_HTTP}ResourceNotFoundException"),
+    RolloutNotFound: (StatusCode.NOT_FOUND, f"{_HTTP}ResourceNotFoundException"),
+    RolloutUnderWay: (StatusCode.FAILED_PRECONDITION, f"{_HTTP}ConflictStatusException"),
+    VersionInUse: (StatusCode.FAILED_PRECONDITION, f"{_HTTP}ConflictStatusException"),
+    SwapUnderWay: (StatusCode.FAILED_PRECONDITION, f"{_HTTP}ConflictStatusException"),
     Unavailable: (StatusCode.UNAVAILABLE, f"{_HTTP}ServiceUnavailableException"),
     DeadlinePassed: (StatusCode.DEADLINE_EXCEEDED, f"{_HTTP}RequestTimeoutException"),
     CleanUpTimedOut: (StatusCode.DEADLINE_EXCEEDED, f"{_HTTP}RequestTimeoutException"),
@@ -114,6 +129,7 @@ _TABLE: dict[type[BaseException], tuple[StatusCode, str]] = {
     RunFailed: (StatusCode.INTERNAL, _INTERNAL),
     LoadFailed: (StatusCode.INTERNAL, _INTERNAL),
     NotEnoughDevices: (StatusCode.INTERNAL, "org.pytorch.serve.wlm.WorkerInitializationException"),
+    NotEnoughMemory: (StatusCode.RESOURCE_EXHAUSTED, _INTERNAL),
     BadArchive: (StatusCode.INVALID_ARGUMENT, f"{_MODEL}InvalidModelException"),
     DependencyFailed: (StatusCode.INVALID_ARGUMENT, f"{_MODEL}ModelException"),
 }
@@ -169,6 +185,8 @@ def _trailers(error: BaseException) -> list[tuple[str, str]]:
     trailers = []
     if isinstance(error, MarserveError) and error.cause is not None:
         trailers.append(("x-marserve-cause", error.cause))
+    if isinstance(error, MarserveError) and error.version_header is not None:
+        trailers.append(error.version_header)
     if isinstance(error, Unavailable) and error.retry_after_s is not None:
         trailers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
         # The word that gRPC clients with a retry policy heed by themselves.

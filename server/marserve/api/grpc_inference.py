@@ -67,6 +67,7 @@ class GrpcInference:
         try:
             return self._response(prediction=await pieces.next())
         finally:
+            call.version_header = pieces.version_header
             pieces.cancel()
 
     async def _predict_in_pieces(self, message: Any, call: Call) -> None:
@@ -75,6 +76,7 @@ class GrpcInference:
             while (piece := await pieces.next()) is not None:
                 await call.write(self._response(prediction=piece))
         finally:
+            call.version_header = pieces.version_header
             pieces.cancel()
 
     async def _converse(self, messages: AsyncIterator[Any], call: Call) -> None:
@@ -154,6 +156,8 @@ class GrpcInference:
             deadline=call.deadline,
             names_version=version is not None,
             priority=call.priority,
+            asked_version=call.asked_version,
+            metadata=call.metadata,
         )
         return Pieces.of(lambda pieces: self._data_plane.submit(model, version, request, pieces))
 

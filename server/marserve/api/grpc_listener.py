@@ -28,6 +28,7 @@ from marserve.api.listener import AccessLog
 from marserve.api.tls import Identity
 from marserve.registry.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.registry.models import Registry
+from marserve.rollout.changes import Changes
 
 # No call is longer than its answer may be, which workers bound (`max_response_size`).
 UNLIMITED: Final = -1
@@ -165,11 +166,17 @@ class GrpcPorts:
         return self._bind("gRPC Inference", address, limits, calls, handlers, list(answers))
 
     def bind_management(
-        self, address: GrpcAddress, limits: GrpcLimits, authorize: Authorize | None = None, *, enable_model_api: bool
+        self,
+        address: GrpcAddress,
+        limits: GrpcLimits,
+        authorize: Authorize | None = None,
+        *,
+        enable_model_api: bool,
+        changes: Changes | None = None,
     ) -> GrpcListener:
-        """The management port. Raises OSError when the address cannot be had."""
+        """The management port; `changes` as for HTTP's routes. Raises OSError when the address cannot be had."""
         calls = self._calls(authorize)
-        management = GrpcManagement(self._schema, self._registry, enable_model_api=enable_model_api)
+        management = GrpcManagement(self._schema, self._registry, enable_model_api=enable_model_api, changes=changes)
         name = grpc_management.SERVICE
         handler = calls.service(name, management.answers())
         return self._bind("gRPC Management", address, limits, calls, [handler], [name])

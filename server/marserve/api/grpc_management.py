@@ -19,6 +19,7 @@ from marserve.api.parameters import QueryParameters
 from marserve.errors import BadInput
 from marserve.registry.calls import default_set_message, unregistered_message
 from marserve.registry.models import Registry
+from marserve.rollout.changes import Changes, DirectChanges
 
 SERVICE: Final = f"{MANAGEMENT}.ManagementAPIsService"
 
@@ -26,8 +27,12 @@ SERVICE: Final = f"{MANAGEMENT}.ManagementAPIsService"
 class GrpcManagement:
     """The six methods of the service. Without `enable_model_api` those that register and unregister refuse."""
 
-    def __init__(self, schema: Schema, registry: Registry, *, enable_model_api: bool) -> None:
+    def __init__(
+        self, schema: Schema, registry: Registry, *, enable_model_api: bool, changes: Changes | None = None
+    ) -> None:
+        """`changes` is what calls that change models go to; the registry itself if not given."""
         self._registry = registry
+        self._changes = changes or DirectChanges(registry)
         self._enable_model_api = enable_model_api
         self._response = schema.message(f"{MANAGEMENT}.ManagementResponse")
 
@@ -61,13 +66,13 @@ class GrpcManagement:
         if not self._enable_model_api:
             raise ModelApiDisabled
         given = {"synchronous": "false", **_given(message, REGISTER_PARAMETERS)}
-        registered = await self._registry.register(read_registration(QueryParameters(given, REGISTER_PARAMETERS)))
+        registered = await self._changes.register(read_registration(QueryParameters(given, REGISTER_PARAMETERS)))
         return self._response(msg=registered.message)
 
     async def _scale(self, message: Any, call: Call) -> Any:
         """`number_gpu` and `timeout` never did anything; clients may send them."""
         minimum = _positive(message.min_worker) or 1
-        scaled = await self._registry.scale(
+        scaled = await self._changes.scale(
             _named(message),
             message.model_version or None,
             min_workers=minimum,
@@ -78,14 +83,14 @@ class GrpcManagement:
 
     async def _set_default(self, message: Any, call: Call) -> Any:
         model, version = _named(message), message.model_version
-        self._registry.set_default(model, version)
+        await self._changes.set_default(model, version)
         return self._response(msg=default_set_message(model, version))
 
     async def _unregister(self, message: Any, call: Call) -> Any:
         if not self._enable_model_api:
             raise ModelApiDisabled
         model = _named(message)
-        await self._registry.unregister(model, message.model_version or None)
+        await self._changes.unregister(model, message.model_version or None)
         return self._response(msg=unregistered_message(model))
 
     def _document(self, document: Any) -> Any:
@@ -108,7 +113,7 @@ def _given(message: Any, names: Iterable[str]) -> dict[str, str]:
     """The fields that say something, as a query would."""
     given = {}
     for name in names:
-        value = getattr(message, name)
+        value = getattr(message, name, None)  # the message has no fields for what is ours
         if isinstance(value, bool):
             if value:
                 given[name] = "true"

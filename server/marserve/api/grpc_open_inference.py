@@ -109,6 +109,8 @@ class GrpcOpenInference:
             deadline=call.deadline,
             names_version=version is not None,
             priority=call.priority,
+            asked_version=call.asked_version,
+            metadata=call.metadata,
         )
         try:
             pieces = Pieces.of(lambda pieces: self._registry.submit(model, version, request, pieces))
@@ -117,6 +119,7 @@ class GrpcOpenInference:
         try:
             body = await pieces.next()
         finally:
+            call.version_header = pieces.version_header
             pieces.cancel()
         response = self._responses["ModelInfer"]()
         fill_response(response, message, body or b"")

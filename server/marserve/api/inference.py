@@ -107,10 +107,12 @@ class InferenceSurface:
         receiver: Receiver,
         deadline: float | None = None,
         priority: int | None = None,
+        asked_version: str | None = None,
     ) -> Job:
         """Submit one request; the answer comes to `receiver`, possibly before this returns.
 
         `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the model's own.
+        `asked_version` is a version, or a label, that the client asks for beside the path, which goes before it.
 
         Raises BadInput for a body that cannot be read, and what the data plane raises.
         """
@@ -136,6 +138,7 @@ class InferenceSurface:
                 is_explain=route.is_explain,
                 names_version=route.version is not None,
                 priority=priority,
+                asked_version=asked_version,
             ),
             receiver,
         )

@@ -6,6 +6,7 @@ It decides nothing about models; what may be done to them, and what went wrong, 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import unquote
@@ -30,10 +31,14 @@ from marserve.api.schemas import (
     RegisterBody,
     StatusMessage,
 )
+from marserve.api.swap import add_swap
+from marserve.api.traffic import add_traffic
 from marserve.errors import BadInput
 from marserve.messages import Answer, Part
 from marserve.registry.calls import Progress, RegisterParameters, default_set_message, unregistered_message
 from marserve.registry.models import Registry
+from marserve.rollout.changes import Changes, DirectChanges
+from marserve.settings.values import MemoryWish, read_memory_wish
 
 log = logging.getLogger("marserve.api")
 
@@ -46,6 +51,9 @@ REGISTER_PARAMETERS = (
     "max_batch_delay",
     "response_timeout",
     "startup_timeout",
+    "memory",
+    "load",
+    "pinned",
     "initial_workers",
     "synchronous",
     "s3_sse_kms",
@@ -63,9 +71,11 @@ SCALE_PARAMETERS = (
 )
 
 NO_KMS = (
-    "s3_sse_kms=true asks for an object store's own encryption, and archives are not fetched from object stores; leave "
-    "it out, and name an address that allowed_urls lets through (a presigned one, say) or an archive in the store."
+    "s3_sse_kms=true asks for a download from S3 with a signature, and this url is no address of S3; name "
+    "s3://bucket/key or https://bucket.s3.region.amazonaws.com/key, or leave s3_sse_kms out."
 )
+UNREGISTER_PARAMETERS = ("model_version", "force")
+
 MOST_CHECK_SAMPLES = 64
 MOST_REMARKS = 1000
 
@@ -91,6 +101,7 @@ MinWorker = Annotated[Integer, Query(description="fewest workers, 0 ends them al
 MaxWorker = Annotated[Integer, Query(description="most workers; `min_worker` if not given")]
 BatchSize = Annotated[Integer, Query(description="most requests in a batch from now on; as it was if not given")]
 BatchDelay = Annotated[Integer, Query(description="longest wait for a batch from now on, ms; as it was if not given")]
+Forced = Annotated[Flag, Query(description="also a version that has a weight or a label, and these with it")]
 Waiting = Annotated[Flag, Query(description="wait until the workers have loaded the model; true if not given")]
 NotWaiting = Annotated[Flag, Query(description="wait until the workers have loaded the model; false if not given")]
 
@@ -105,15 +116,21 @@ def said(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": StatusMessage} for status in statuses}
 
 
-def management_router(registry: Registry, *, enable_model_api: bool) -> APIRouter:
-    """The routes of the management listener. Without `enable_model_api` none that registers or unregisters."""
+def management_router(registry: Registry, *, enable_model_api: bool, changes: Changes | None = None) -> APIRouter:
+    """The routes of the management listener. Without `enable_model_api` none that registers or unregisters.
+
+    `changes` is what calls that change models go to; the registry itself if not given.
+    """
+    changes = changes or DirectChanges(registry)
     router = APIRouter(default_response_class=PrettyJson)
+    add_traffic(router, registry, changes)  # first: its paths look like those of versions
     _add_models(router, registry)
-    _add_scale(router, registry)
+    _add_scale(router, registry, changes)
     _add_check(router, registry)
     if enable_model_api:
-        _add_register(router, registry)
-        _add_unregister(router, registry)
+        add_swap(router, registry, changes, REGISTER_PARAMETERS, read_registration)
+        _add_register(router, changes)
+        _add_unregister(router, changes)
     return router
 
 
@@ -152,8 +169,13 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         summary="Describe a model's default version",
         responses={200: {"model": list[ModelDescription]}, **errors_of(404, 500, 503, 504)},
     )
-    async def describe(request: Request, model_name: Name, customized: Customized = None) -> Response:
-        return await _describe(registry, request, model_name, None, customized)
+    async def describe(
+        request: Request,
+        model_name: Name,
+        customized: Customized = None,
+        model_version: Annotated[str | None, Query(description="another version than the default one")] = None,
+    ) -> Response:
+        return await _describe(registry, request, model_name, model_version or None, customized)
 
     @router.get(
         "/models/{model_name}/{model_version}",
@@ -202,7 +224,7 @@ def _dress(response: Response, answer: Answer) -> Response:
     return response
 
 
-def _add_scale(router: APIRouter, registry: Registry) -> None:
+def _add_scale(router: APIRouter, registry: Registry, changes: Changes) -> None:
     """What may always be changed: the number of workers and the default version."""
 
     async def scale(request: Request, model: str, version: str | None) -> Response:
@@ -213,7 +235,7 @@ def _add_scale(router: APIRouter, registry: Registry) -> None:
         if query.warnings:
             registry.remark(model, version or query.text("model_version") or None, query.warnings)
         if batch_size is not None or delay_ms is not None:
-            told = registry.tune(
+            told = await changes.tune(
                 model,
                 version or query.text("model_version") or None,
                 batch_size=batch_size,
@@ -222,7 +244,7 @@ def _add_scale(router: APIRouter, registry: Registry) -> None:
             if minimum is None and maximum is None:
                 return PrettyJson({"status": told})
         minimum = 1 if minimum is None else minimum
-        scaled = await registry.scale(
+        scaled = await changes.scale(
             model,
             version or query.text("model_version") or None,
             min_workers=minimum,
@@ -276,8 +298,9 @@ def _add_scale(router: APIRouter, registry: Registry) -> None:
         responses={200: {"model": StatusMessage}, **errors_of(404)},
     )
     async def set_default(model_name: Name, model_version: Name) -> Response:
-        registry.set_default(model_name, model_version)
-        return PrettyJson({"status": default_set_message(model_name, model_version)})
+        await changes.set_default(model_name, model_version)
+        has_rule = registry.traffic.rule_of(model_name) is not None
+        return PrettyJson({"status": default_set_message(model_name, model_version, has_rule=has_rule)})
 
 
 def _add_check(router: APIRouter, registry: Registry) -> None:
@@ -326,7 +349,7 @@ def _add_check(router: APIRouter, registry: Registry) -> None:
         return await check(request, model_name, model_version)
 
 
-def _add_register(router: APIRouter, registry: Registry) -> None:
+def _add_register(router: APIRouter, changes: Changes) -> None:
     @router.post(
         "/models",
         operation_id="registerModel",
@@ -350,10 +373,13 @@ def _add_register(router: APIRouter, registry: Registry) -> None:
         response_timeout: Annotated[Integer, Query(description="longest time for a batch, seconds")] = None,
         startup_timeout: Annotated[Integer, Query(description="longest time to load the model, seconds")] = None,
         initial_workers: Annotated[Integer, Query(description="workers to start with")] = None,
+        memory: Annotated[str | None, Query(description="memory with one worker, as `2GiB`")] = None,
+        load: Annotated[str | None, Query(description="`start`, or `on_demand`: at the first request")] = None,
+        pinned: Annotated[Flag, Query(description="whether it never makes room for another model")] = None,
         synchronous: Waiting = None,
-        s3_sse_kms: Annotated[Flag, Query(description="refused where it is true")] = None,
+        s3_sse_kms: Annotated[Flag, Query(description="sign the download from an https address of S3")] = None,
     ) -> Response:
-        registered = await registry.register(read_registration(await _parameters(request)))
+        registered = await changes.register(read_registration(await _parameters(request)))
         return PrettyJson({"status": registered.message}, status_code=_STATUS[registered.progress])
 
 
@@ -362,6 +388,18 @@ async def _parameters(request: Request) -> Parameters:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
         return JsonParameters(await request.body(), REGISTER_PARAMETERS)
     return QueryParameters(request.query_params, REGISTER_PARAMETERS)
+
+
+def sign(url: str) -> str:
+    """The address of the same object of S3 that is asked for with a signature. Raises BadInput for what is none.
+
+    Requests to `s3://` addresses always have one, and S3 decrypts for who may: KMS needs nothing else.
+    """
+    if re.match(r"s3[an]?://", url, re.IGNORECASE):
+        return url
+    if not re.match(r"https://", url, re.IGNORECASE):
+        raise BadInput(NO_KMS)
+    return f"s3+{url}"
 
 
 def read_registration(parameters: Parameters) -> RegisterParameters:
@@ -375,7 +413,7 @@ def read_registration(parameters: Parameters) -> RegisterParameters:
         parameters.warnings.append(f"initial_workers is {workers}, which counts as 0")
         workers = 0
     if parameters.flag("s3_sse_kms", False):
-        raise BadInput(NO_KMS)
+        url = sign(url)
     delay_ms = numbers["max_batch_delay"]
     synchronous = parameters.flag("synchronous", True)
     return RegisterParameters(
@@ -389,8 +427,21 @@ def read_registration(parameters: Parameters) -> RegisterParameters:
         startup_timeout_s=numbers["startup_timeout"],
         initial_workers=workers,
         synchronous=synchronous,
+        memory=_read_memory(parameters),
         warnings=tuple(parameters.warnings),
     )
+
+
+def _read_memory(parameters: Parameters) -> MemoryWish:
+    said: dict[str, object] = {name: parameters.text(name) for name in ("memory", "load")}
+    if said["memory"] is not None and str(said["memory"]).isdigit():
+        said["memory"] = int(str(said["memory"]))
+    if parameters.has("pinned"):
+        said["pinned"] = parameters.flag("pinned", False)
+    try:
+        return read_memory_wish(said)
+    except ValueError as error:
+        raise BadInput(f"{error}.") from None
 
 
 def _given(parameters: Parameters, name: str) -> int | None:
@@ -398,11 +449,13 @@ def _given(parameters: Parameters, name: str) -> int | None:
     return None if number in _NOT_GIVEN[name] else number
 
 
-def _add_unregister(router: APIRouter, registry: Registry) -> None:
-    answers = {**said(200), **errors_of(403, 404, 408)}
+def _add_unregister(router: APIRouter, changes: Changes) -> None:
+    answers = {**said(200), **errors_of(403, 404, 408, 409)}
 
-    async def unregister(model: str, version: str | None) -> Response:
-        await registry.unregister(model, version)
+    async def unregister(request: Request, model: str, version: str | None) -> Response:
+        query = QueryParameters(request.query_params, UNREGISTER_PARAMETERS)
+        named = version or query.text("model_version") or None
+        await changes.unregister(model, named, force=query.flag("force", False))
         return PrettyJson({"status": unregistered_message(model)})
 
     @router.delete(
@@ -411,8 +464,13 @@ def _add_unregister(router: APIRouter, registry: Registry) -> None:
         summary="Unregister a model's only version",
         responses=answers,
     )
-    async def unregister_default(model_name: Name) -> Response:
-        return await unregister(model_name, None)
+    async def unregister_default(
+        request: Request,
+        model_name: Name,
+        model_version: Annotated[str | None, Query(description="the version; needed if there are several")] = None,
+        force: Forced = None,
+    ) -> Response:
+        return await unregister(request, model_name, None)
 
     @router.delete(
         "/models/{model_name}/{model_version}",
@@ -420,5 +478,7 @@ def _add_unregister(router: APIRouter, registry: Registry) -> None:
         summary="Unregister a version",
         responses=answers,
     )
-    async def unregister_version(model_name: Name, model_version: Name) -> Response:
-        return await unregister(model_name, model_version)
+    async def unregister_version(
+        request: Request, model_name: Name, model_version: Name, force: Forced = None
+    ) -> Response:
+        return await unregister(request, model_name, model_version)

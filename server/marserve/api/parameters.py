@@ -28,6 +28,10 @@ class QueryParameters:
         self._values = values
         self.warnings = _unknown(values, known)
 
+    def has(self, name: str) -> bool:
+        """Whether a value is given."""
+        return self._values.get(name) is not None
+
     def text(self, name: str) -> str | None:
         """The value, None where there is none."""
         return self._values.get(name)
@@ -73,6 +77,10 @@ class JsonParameters:
             raise BadInput("The body must be a JSON object that holds the parameters.")
         self._values: dict[str, Any] = values
         self.warnings = _unknown(values, known)
+
+    def has(self, name: str) -> bool:
+        """Whether a value is given."""
+        return self._values.get(name) is not None
 
     def text(self, name: str) -> str | None:
         """The value as text; a number counts as its digits."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from marserve.api.errors import ExpectationFailed, HeadersTooLarge, MalformedRequest, TargetTooLong
 from marserve.api.inference import Route
@@ -64,11 +65,12 @@ class Head:
     `headers` are those a handler may see, `lines` all of them; `body_bytes` is UNKNOWN_LENGTH for a chunked body.
     `line` is the request line as it may stand in a log. `is_plain`: its answer has a body and the
     connection stays. `is_repeatable`: the same bytes would be read the same again, whatever stood before them.
-    `timeout_s` and `priority` are what the client asks for, None where it does not; `fault` is what is wrong with what
-    it asks for. An inference route answers with it; the connection is none the worse.
+    `timeout_s`, `priority` and `asked_version` are what the client asks for, None where it does not; `fault` is what is
+    wrong with what it asks for. An inference route answers with it; the connection is none the worse.
     """
 
     __slots__ = (
+        "asked_version",
         "body_bytes",
         "content_type",
         "expects_continue",
@@ -103,6 +105,7 @@ class Head:
         self.is_repeatable = False
         self.timeout_s: float | None = None
         self.priority: int | None = None
+        self.asked_version: str | None = None
         self.fault: BadInput | None = None
 
 
@@ -195,7 +198,7 @@ def _read_lines(head: Head, lines: Headers) -> None:
             head.content_type = value.decode("latin-1")
         elif what == "hidden":
             hidden = True
-        elif what == "timeout" or what == "priority":
+        elif what in _WISHES:
             try:
                 _read_wish(head, what, value)
             except BadInput as error:
@@ -218,11 +221,15 @@ def _read_lines(head: Head, lines: Headers) -> None:
 
 
 def _read_wish(head: Head, what: str, value: bytes) -> None:
-    """A deadline or a priority. Raises BadInput for a value that is none, or a second one."""
+    """A deadline, a version or a priority. Raises BadInput for a value that is none, or a second one."""
     if what == "timeout":
         if head.timeout_s is not None:
             raise BadInput("x-marserve-timeout-ms stands in the request more than once; it must stand there once.")
         head.timeout_s = read_timeout_s(value)
+    elif what == "version":
+        if head.asked_version is not None:
+            raise BadInput("x-marserve-version stands in the request more than once; it must stand there once.")
+        head.asked_version = read_version(value)
     else:
         if head.priority is not None:
             raise BadInput("x-marserve-priority stands in the request more than once; it must stand there once.")
@@ -238,6 +245,16 @@ def read_timeout_s(value: bytes) -> float:
     )
 
 
+def read_version(value: bytes) -> str:
+    """The value of `x-marserve-version`: a version or a label, what is no plain text of it percent-encoded.
+
+    Raises BadInput for an empty one.
+    """
+    if not value.strip():
+        raise BadInput("x-marserve-version is empty; it must name a version of the model, or a label.")
+    return unquote(value.strip().decode("latin-1"), errors="replace")
+
+
 def read_priority(value: bytes) -> int:
     """The value of `x-marserve-priority`. Raises BadInput."""
     if len(value) == 1 and value.isdigit():
@@ -251,6 +268,7 @@ def _show(value: bytes) -> str:
     return repr(text if len(text) <= 40 else text[:40] + "...")
 
 
+_WISHES = frozenset(("timeout", "priority", "version"))
 _DIGITS = re.compile(rb"[0-9]{1,10}").fullmatch
 
 # Keys are looked up as written first: these spellings cover nearly every client and save a copy in lower case.
@@ -267,6 +285,7 @@ _NOTABLE = {
         (b"url_path", "hidden"),
         (b"x-marserve-timeout-ms", "timeout"),
         (b"x-marserve-priority", "priority"),
+        (b"x-marserve-version", "version"),
     )
     for spelling in (name, name.title())
 }

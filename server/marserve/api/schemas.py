@@ -207,6 +207,9 @@ class ModelDescription(Shape):
     noRestartExitCodes: list[int] | None = None
     onCrash: Literal["fail"] | None = None
     readinessRule: Literal["min", "all"] | None = None
+    resolvedUrl: Annotated[
+        str | None, Field(description="what was fetched, with a commit where modelUrl names a branch")
+    ] = None
     requirements: Requirements | None = None
     warnings: Annotated[list[str] | None, Field(description="what was asked for and is not used, and why")] = None
     lastDeath: Death | None = None
@@ -255,6 +258,26 @@ class WorkflowDescription(Shape):
     warnings: Annotated[list[str] | None, Field(description="what was asked for and is not used, and why")] = None
 
 
+class DownloadEntry(Shape):
+    """A download: an archive that was asked for by its address."""
+
+    id: int
+    url: Annotated[str, Field(description="the address, without its query")]
+    name: Annotated[str, Field(description="the archive's name", examples=["digits.mar"])]
+    state: Literal["waiting", "downloading", "done", "failed", "cancelled"]
+    bytes: Annotated[int, Field(description="how many are there")]
+    size: Annotated[int | None, Field(description="how many there will be, where that is known")] = None
+    seconds: Annotated[float, Field(description="how long it has taken")]
+    fromCache: Annotated[bool, Field(description="whether it was kept from before, and nothing was fetched")]
+    reason: Annotated[str | None, Field(description="why it failed")] = None
+
+
+class DownloadsList(Shape):
+    """Downloads under way, and the last that ended, the oldest first."""
+
+    downloads: list[DownloadEntry]
+
+
 class KServeReady(Shape):
     """Whether a model can answer, as KServe asks."""
 
@@ -297,5 +320,157 @@ class RegisterBody(BaseModel):
     response_timeout: Annotated[int, Field(ge=1, description="seconds")] | None = None
     startup_timeout: Annotated[int, Field(ge=1, description="seconds")] | None = None
     initial_workers: Annotated[int, Field(ge=0)] | None = None
+    memory: Annotated[str, Field(description="memory with one worker", examples=["2GiB"])] | None = None
+    load: Annotated[Literal["start", "on_demand"], Field(description="at once, or at the first request")] | None = None
+    pinned: Annotated[bool, Field(description="never make room for another model")] | None = None
     synchronous: Annotated[bool, Field(description="wait until the workers have loaded the model")] = True
     s3_sse_kms: bool = False
+
+
+class StickyKey(BaseModel):
+    """Where requests have the key by which a client stays with a version: a header or a cookie, one of them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    header: Annotated[str, Field(examples=["X-User"])] | None = None
+    cookie: str | None = None
+    salt: Annotated[str, Field(max_length=128, description="makes another draw of the same keys")] | None = None
+
+
+class TrafficBody(BaseModel):
+    """How requests that name no version are shared out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    weights: Annotated[
+        dict[str, Annotated[float, Field(ge=0, le=1_000_000)]],
+        Field(description="by version; shares of their sum", examples=[{"1.0": 80, "2.0": 20}]),
+    ]
+    sticky: StickyKey | None = None
+
+
+class TrafficStatus(TrafficBody):
+    """What is in force."""
+
+    pending: Annotated[
+        list[str] | None, Field(description="versions with a weight that cannot answer now: the others get their share")
+    ] = None
+    isDefault: Annotated[bool | None, Field(description="nobody put weights: the default version answers")] = None
+
+
+class CompareTolerance(BaseModel):
+    """How far numbers of two answers may be apart; paths in `ignore` are not looked at."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    relative: Annotated[float, Field(ge=0)] = 1e-3
+    absolute: Annotated[float, Field(ge=0)] = 1e-5
+    ignore: list[str] = []
+
+
+class ShadowBody(BaseModel):
+    """What is to be mirrored, and how answers are compared."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: str
+    share: Annotated[float, Field(gt=0, le=1, description="of the requests that other versions answer")] = 0.1
+    compare: Literal["exact", "handler"] | CompareTolerance = "exact"
+    in_flight: Annotated[int, Field(ge=1, le=256, description="copies at a time")] = 8
+
+
+class ShadowStatus(ShadowBody):
+    """What a shadow is and has done since it began."""
+
+    model_config = ConfigDict(extra="allow")
+
+    ready: bool
+    yields: Annotated[bool, Field(description="its workers leave the processors to others")]
+    mirrored: int
+    compared: int
+    differing: int
+    dropped: dict[str, int]
+    skipped: dict[str, int]
+    errors: dict[str, int]
+    differences: list[dict[str, Any]]
+
+
+class RolloutBody(BaseModel):
+    """How a version is to take over. Times in seconds, shares from 0 to 1, steps in percent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: str
+    url: Annotated[str | None, Field(description="an archive to register first")] = None
+    workers: int | None = None
+    steps: list[float] = [5, 25, 50, 100]
+    hold: float = 60
+    max_hold: Annotated[float | None, Field(description="longest hold for want of requests; 10 times hold")] = None
+    max_error_increase: float = 0.01
+    max_p99_increase: Annotated[float | None, Field(description="relative; null: latency is not judged")] = 0.25
+    max_difference: float = 0.001
+    min_requests: int = 200
+    significance: float = 0.01
+    compare: Literal["exact", "handler"] | CompareTolerance | None = None
+    share: Annotated[float, Field(description="of the requests that are mirrored, with compare")] = 0.1
+
+
+class RolloutStatus(BaseModel):
+    """Where a roll-out is, what was found, and what happened."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    modelName: str
+    modelVersion: str
+    baseline: str
+    state: Literal["preparing", "running", "paused", "promoted", "rolled back", "aborted"]
+    reason: str
+    step: int
+    share: float
+    began: Annotated[float, Field(description="seconds since 1970")]
+    ended: Annotated[float | None, Field(description="seconds since 1970")] = None
+    events: list[dict[str, Any]]
+
+
+class LabelBody(BaseModel):
+    """What a label is to name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: Annotated[str, Field(examples=["2.0"])]
+
+
+class LabelStatus(LabelBody):
+    """What a label names."""
+
+    isPending: Annotated[bool | None, Field(description="the version cannot answer now")] = None
+    answeredBy: Annotated[str | None, Field(description="what the label still names, until then")] = None
+
+
+class SwapBody(RegisterBody):
+    """A swap as JSON: the parameters of a registration, and those of its own."""
+
+    version: Annotated[
+        str | None, Field(description="whose place is taken; the one of the archive's own name, else the default one")
+    ] = None
+    order: Annotated[
+        Literal["load_first", "unload_first"] | None, Field(description="as the setting swap_order if not given")
+    ] = None
+    keep_old: Annotated[bool, Field(description="leave the other version registered")] = False
+    check: Annotated[bool, Field(description="send the new version its samples before it answers")] = True
+    dry_run: Annotated[bool, Field(description="only say what would be, and whether it can be")] = False
+
+
+class SwapStatus(Shape):
+    """What has taken whose place."""
+
+    status: str
+    modelName: str
+    modelVersion: str
+    replacedVersion: str
+    order: Literal["load_first", "unload_first"]
+    workers: int
+    seconds: Annotated[float, Field(description="from the call to the end of the version before")]
+    notes: Annotated[list[str] | None, Field(description="what could not be looked at")] = None
+    isDryRun: bool | None = None

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
-from marserve.api.management import NO_KMS, Flag, Integer, Name, Remarks, errors_of, said
+from marserve.api.management import Flag, Integer, Name, Remarks, errors_of, said, sign
 from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
 from marserve.api.schemas import RegisterWorkflowBody, WorkflowDescription, WorkflowList
 from marserve.errors import BadInput
@@ -79,7 +79,7 @@ def _add_changes(router: APIRouter, workflows: Workflows) -> None:
         workflow_name: Annotated[str | None, Query(description="in place of the manifest's name")] = None,
         response_timeout: Annotated[Integer, Query(description="longest time for a batch of a node, seconds")] = None,
         startup_timeout: Annotated[Integer, Query(description="longest time to load a node, seconds")] = None,
-        s3_sse_kms: Annotated[Flag, Query(description="refused where it is true")] = None,
+        s3_sse_kms: Annotated[Flag, Query(description="sign the download from an https address of S3")] = None,
     ) -> Response:
         name = await workflows.register(read_workflow_registration(await _parameters(request)))
         return PrettyJson({"status": f"Workflow {name} has been registered and scaled successfully."})
@@ -109,7 +109,7 @@ def read_workflow_registration(parameters: Parameters) -> WorkflowParameters:
         raise BadInput("Parameter url is required.")
     response_timeout, startup_timeout = (_seconds(parameters, name) for name in ("response_timeout", "startup_timeout"))
     if parameters.flag("s3_sse_kms", False):
-        raise BadInput(NO_KMS)
+        url = sign(url)
     return WorkflowParameters(
         url=url,
         workflow_name=parameters.text("workflow_name") or None,

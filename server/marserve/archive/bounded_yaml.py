@@ -5,6 +5,7 @@ Knows nothing of what the keys mean. A file's own size is its reader's to bound,
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -28,6 +29,61 @@ def load_yaml(data: bytes, name: str, warnings: list[str]) -> Any:
         raise BadArchive(f"{name} is nested too deeply.") from None
     finally:
         loader.dispose()
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A value and where it stands: `line` and `column` of its first character, from 1; `end` is the column behind it.
+
+    `key_line` is the line of the key that it belongs to, 0 where there is none.
+    The `value` of a map is `dict[str, Marked]`, its keys as they are written (`1.0` is the text, not a number), that
+    of a list `list[Marked]`. `text` is a scalar as it is written, empty for the rest. `is_plain`: without quotes, on
+    one line.
+    """
+
+    value: Any
+    line: int
+    column: int = 1
+    end: int = 1
+    text: str = ""
+    is_plain: bool = False
+    key_line: int = 0
+
+    def plain(self) -> Any:
+        """The value alone, all the way down."""
+        if isinstance(self.value, dict):
+            return {key: value.plain() for key, value in self.value.items()}
+        if isinstance(self.value, list):
+            return [item.plain() for item in self.value]
+        return self.value
+
+
+def load_marked_yaml(data: bytes, name: str, warnings: list[str]) -> Marked | None:
+    """As `load_yaml`, with each value's place; None for an empty document."""
+    loader = _BoundedLoader(data, name, warnings)
+    try:
+        node = loader.get_single_node()
+        return None if node is None else _mark(loader, node)
+    except RecursionError:
+        raise BadArchive(f"{name} is nested too deeply.") from None
+    finally:
+        loader.dispose()
+
+
+def _mark(loader: _BoundedLoader, node: yaml.Node) -> Marked:
+    line, column = node.start_mark.line + 1, node.start_mark.column + 1
+    if isinstance(node, yaml.MappingNode):
+        loader.flatten_mapping(node)
+        members = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
+            members[str(key.value)] = replace(_mark(loader, value), key_line=key.start_mark.line + 1)
+        return Marked(members, line, column)
+    if isinstance(node, yaml.SequenceNode):
+        return Marked([_mark(loader, item) for item in node.value], line, column)
+    is_plain = node.style is None and node.end_mark.line == node.start_mark.line
+    return Marked(loader.construct_object(node), line, column, node.end_mark.column + 1, str(node.value), is_plain)
 
 
 class _BoundedLoader(yaml.SafeLoader):

@@ -11,8 +11,8 @@ import difflib
 import json
 import mimetypes
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -69,6 +69,9 @@ class ModelConfig:
     max_requests_per_worker: int = 0
     max_worker_age_s: float = 0.0
     max_worker_growth_bytes: int = 0
+    memory_bytes: int | None = None
+    load: Literal["start", "on_demand"] | None = None
+    is_pinned: bool | None = None
     worker_start: Literal["auto", "fork", "fresh"] = "auto"
     device_type: Literal["cpu", "gpu"] | None = None
     device_ids: tuple[int, ...] | None = None
@@ -188,6 +191,13 @@ def _size(value: object) -> int:
     size = parse_size(value) if isinstance(value, str) else _integer_of_any_size(value)
     if size is None or size < 0:
         raise _Unusable("a number of bytes of 0 or more, as 500MB or 2GiB")
+    return size
+
+
+def _positive_size(value: object) -> int:
+    size = _size(value)
+    if not size:
+        raise _Unusable("a number of bytes above 0, as 500MB or 2GiB")
     return size
 
 
@@ -329,6 +339,9 @@ KEYS: tuple[Key, ...] = (
     Key("maxRequestsPerWorker", "max_requests_per_worker", _at_least(0), "Requests before a worker is replaced."),
     Key("maxWorkerAge", "max_worker_age_s", _number_of_seconds, "Age at which a worker is replaced, seconds."),
     Key("maxWorkerGrowth", "max_worker_growth_bytes", _size, "Growth in memory at which a worker is replaced."),
+    Key("memory", "memory_bytes", _positive_size, "Memory that the model takes with one worker; else it is learned."),
+    Key("load", "load", _word("start", "on_demand"), "Whether it is loaded at once or at its first request."),
+    Key("pinned", "is_pinned", _flag, "Whether it never makes room for another model."),
     Key("workerStart", "worker_start", _word("auto", "fork", "fresh"), "How workers start."),
     Key("deviceType", "device_type", _word("cpu", "gpu"), "Where workers compute."),
     Key("deviceIds", "device_ids", _device_ids, "Which accelerators are used."),
@@ -413,6 +426,28 @@ def parse_model_config(data: bytes, name: str = "model-config.yaml") -> ModelCon
     if "idle_timeout_s" not in values and values.get("min_workers") == 0:
         values["min_workers"] = 1  # the contract's 7.1: without our key there is always one
     return ModelConfig(**values, document=document, warnings=warnings)
+
+
+def read_value(name: str, value: object) -> object:
+    """What the value of a key means.
+
+    Raises ValueError, saying what it must be, and KeyError where there is no such key.
+    """
+    try:
+        return {key.name: key for key in KEYS}[name].read(value)
+    except _Unusable as error:
+        raise ValueError(str(error)) from None
+
+
+def declare(config: ModelConfig, declared: Mapping[str, Any]) -> ModelConfig:
+    """The configuration with what an operator declares, under the file's names, in place of what the archive says.
+
+    `document` stays the archive's. Raises ValueError and KeyError as `read_value` does.
+    """
+    attributes = {key.name: key.attribute for key in KEYS}
+    values: dict[str, Any] = {attributes[name]: read_value(name, value) for name, value in declared.items()}
+    _apply_torchrun(dict(declared), values)
+    return replace(config, **values)
 
 
 def _read_keys(document: dict[Any, Any], warnings: list[str]) -> dict[str, Any]:

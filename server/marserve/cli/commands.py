@@ -11,6 +11,7 @@ import marserve
 from marserve.cli.archive import archive
 from marserve.cli.check import check
 from marserve.cli.infer import infer
+from marserve.cli.label import label
 from marserve.cli.migrate import migrate
 from marserve.cli.models import models
 from marserve.cli.register import register
@@ -19,6 +20,8 @@ from marserve.cli.set_default import set_default
 from marserve.cli.start import start
 from marserve.cli.status import status
 from marserve.cli.stop import stop
+from marserve.cli.swap import swap
+from marserve.cli.traffic import traffic
 from marserve.cli.tune import tune
 from marserve.cli.unregister import unregister
 from marserve.cli.version import version
@@ -55,6 +58,9 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     register,
     models,
     set_default,
+    traffic,
+    label,
+    swap,
     unregister,
     scale,
     tune,

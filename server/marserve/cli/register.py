@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from marserve.cli.downloads import AwaitedDownload
 from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
 from marserve.cli.versions import Description, label, progress_of, ready_workers
@@ -27,6 +28,13 @@ def register(
     startup_timeout: Annotated[
         int | None, typer.Option("--startup-timeout", min=1, help="How long loading may take, in s.")
     ] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="Memory that the model takes with one worker, as 2GiB.")
+    ] = None,
+    on_demand: Annotated[
+        bool, typer.Option("--on-demand", help="Load it at its first request, and let it make room for others.")
+    ] = False,
+    pinned: Annotated[bool, typer.Option("--pinned", help="Never let it make room for another model.")] = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -41,10 +49,14 @@ def register(
         "response_timeout": response_timeout,
         "startup_timeout": startup_timeout,
         "initial_workers": workers,
+        "memory": memory,
+        "load": "on_demand" if on_demand else None,
+        "pinned": "true" if pinned else None,
     }
     parameters: dict[str, str | int] = {key: value for key, value in given.items() if value is not None}
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         before = {label(version) for version in server.describe_all()}
+        download = AwaitedDownload(server, url)
 
         def appeared() -> list[Description]:
             return [version for version in server.describe_all() if label(version) not in before]
@@ -52,11 +64,13 @@ def register(
         try:
             answer = while_showing(
                 lambda: server.order("POST", "/models", {**parameters, "synchronous": "true"}, timeout_s=None),
-                lambda: [progress_of(version) for version in appeared()],
+                lambda: download.steps() or [progress_of(version) for version in appeared()],
                 output,
                 f"Registering {url}",
             )
         except KeyboardInterrupt:
+            if download.cancel():
+                raise Interrupted(f"The download of {url} is cancelled; nothing is registered.") from None
             raise Interrupted(
                 f"The registration of {url} goes on in the server; `marserve models` shows how far it is."
             ) from None

@@ -237,9 +237,9 @@ def _next_step(said: Mapping[str, Any], reason: str | None, status: int, request
     if message.startswith("Model file already exists "):
         return "Register the file of the store by that name, or remove it first."
     if message.startswith("Failed to download archive from: "):
-        return "The server's log says why."
+        return None if message.endswith(")") else "The server's log says why."
     if message.startswith("Model not found at: "):
-        return "Copy the archive into the server's model store; only http and file addresses are fetched."
+        return "Copy the archive into the server's model store, or name an address that its allowed_urls let through."
     if message.startswith("Custom pip package installation failed") and ": " not in message:
         return "The server's log has what pip said last."
     if request_id and status >= 500:

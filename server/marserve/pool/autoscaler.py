@@ -63,11 +63,15 @@ class Decision:
 class Autoscaler:
     """The number of workers of one version, over time."""
 
-    def __init__(self, minimum: int, maximum: int, *, idle_timeout_s: float | None = None) -> None:
-        """`idle_timeout_s` counts only where `minimum` is 0: then there is nothing until the first request."""
+    def __init__(
+        self, minimum: int, maximum: int, *, idle_timeout_s: float | None = None, least_awake: int = 1
+    ) -> None:
+        """`idle_timeout_s` counts only where `minimum` is 0: then there is nothing until the first request, which
+        brings `least_awake` workers."""
         self.minimum = minimum
         self.maximum = max(minimum, maximum)
         self.idle_timeout_s = idle_timeout_s
+        self._least_awake = max(1, least_awake)
         self.target = minimum
         self.reason = "the least number" if minimum else "asleep: nobody has asked yet"
         self._changed_at = -math.inf
@@ -87,7 +91,7 @@ class Autoscaler:
     @property
     def least_awake(self) -> int:
         """The fewest workers while somebody asks."""
-        return max(self.minimum, 1) if self.may_sleep else self.minimum
+        return min(self.maximum, self._least_awake) if self.may_sleep else self.minimum
 
     def resume(self, now: float) -> None:
         """Nobody looked for a while, for there was nothing to see: what was measured before says nothing any more."""
@@ -100,8 +104,12 @@ class Autoscaler:
         """A request came. What to do if nobody is there to take it."""
         self._used_at = now
         if self.target == 0 and self.may_sleep:
-            return self._change(1, "woken by a request", now)
+            return self._change(self.least_awake, "woken by a request", now)
         return None
+
+    def sleep(self, now: float, reason: str) -> Decision | None:
+        """It is put to sleep. What to do if anybody is there."""
+        return self._change(0, reason, now) if self.target and self.may_sleep else None
 
     def decide(self, now: float, seen: Observation) -> Decision | None:
         """What should change now, or None. Call it at regular times while there is something to see."""

@@ -19,7 +19,20 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from marserve.errors import BadInput, Draining, NoWorker, WorkerDied
-from marserve.messages import Check, Checked, Item, Load, Part, Request, Result, Results, Sample, pack_head
+from marserve.messages import (
+    Answer,
+    Check,
+    Checked,
+    Item,
+    Load,
+    Part,
+    Request,
+    Result,
+    Results,
+    Sample,
+    Tolerance,
+    pack_head,
+)
 from marserve.pool.batcher import Flight
 from marserve.pool.certificate import Allowance, Certificate, InService, report_of, sentence_of
 from marserve.pool.dispatcher import Dispatcher
@@ -32,6 +45,8 @@ log = logging.getLogger("marserve.pool.certifier")
 MOST_SAMPLE_BYTES = 64 * 1024 * 1024
 # After so long no further call of the handler is begun in a check.
 CHECK_LIMIT_S = 60.0
+# How many pairs of answers are compared at a time: a worker tells so many differences.
+MOST_PAIRS = 10
 # What a check on demand makes of a version that has no batches: enough to see whether it could have some.
 SIZE_ON_DEMAND = 8
 
@@ -66,15 +81,20 @@ class CheckedPool(Protocol):
 
 @dataclass(eq=False)
 class _Order:
-    """A check to be made. `size` is the largest batch; `wanted` are answers that were given (in service)."""
+    """A check to be made. `size` is the largest batch; `wanted` are answers that were given (in service).
 
-    kind: Literal["load", "demand", "service"]
+    Of the kind `answers` they are pairs of them, to be compared within `tolerance`, or by the handler where there is
+    none.
+    """
+
+    kind: Literal["load", "demand", "service", "answers"]
     inputs: list[list[Part]]
     size: int
     limit_s: float
     requests: list[Request] | None = None
     wanted: tuple[list[Result], list[Body]] | None = None
     told: asyncio.Future[Checked] | None = None
+    tolerance: Tolerance | None = None
 
 
 class Certifier:
@@ -131,13 +151,9 @@ class Certifier:
         Draining, WorkerDied.
         """
         pool = self._pool
-        if pool.dispatcher.is_draining or self._is_stopped:
-            raise Draining
-        options = pool.options
-        if options.sequences is not None or options.continuous_batching or options.is_concurrent:
+        if not can_lend(pool.options):
             raise BadInput("Batches of this model cannot be checked: it has sequences, steps, or calls side by side.")
-        if not pool.slots or pool.dispatcher.living_slots <= 0:
-            raise NoWorker(pool.options.model)
+        self._refuse_without_workers()
         inputs = list(given) or await self._read_samples()
         if not inputs:
             raise BadInput(
@@ -145,17 +161,39 @@ class Certifier:
             )
         size = pool.options.batch_size if pool.options.batch_size > 1 else SIZE_ON_DEMAND
         told: asyncio.Future[Checked] = asyncio.get_running_loop().create_future()
-        order = _Order("demand", inputs, size, CHECK_LIMIT_S, told=told)
+        checked = await self._carry_out(_Order("demand", inputs, size, CHECK_LIMIT_S, told=told), told)
+        return {"certificate": self.certificate.state, **report_of(checked)}
+
+    async def compare(self, pairs: Sequence[tuple[Answer, Answer]], tolerance: Tolerance | None) -> Checked:
+        """Have a worker compare pairs of answers, the primary's and the shadow's; at most `MOST_PAIRS`.
+
+        Within `tolerance`, or by the handler's own `compare` where that is None. Each pair that differs, or could not
+        be compared, is among the differences, its index as the item. Raises NoWorker, Draining, WorkerDied.
+        """
+        self._refuse_without_workers()
+        results = [Result(answer.status, answer.reason, answer.headers) for pair in pairs for answer in pair]
+        bodies: list[Body] = [answer.body for pair in pairs for answer in pair]
+        told: asyncio.Future[Checked] = asyncio.get_running_loop().create_future()
+        order = _Order("answers", [], 1, CHECK_LIMIT_S, wanted=(results, bodies), told=told, tolerance=tolerance)
+        return await self._carry_out(order, told)
+
+    def _refuse_without_workers(self) -> None:
+        pool = self._pool
+        if pool.dispatcher.is_draining or self._is_stopped:
+            raise Draining
+        if not pool.slots or pool.dispatcher.living_slots <= 0:
+            raise NoWorker(pool.options.model)
+
+    async def _carry_out(self, order: _Order, told: asyncio.Future[Checked]) -> Checked:
         self._order(order)
         try:
-            async with asyncio.timeout(pool.options.startup_timeout_s + CHECK_LIMIT_S):
-                checked = await told
+            async with asyncio.timeout(self._pool.options.startup_timeout_s + CHECK_LIMIT_S):
+                return await told
         except TimeoutError:  # workers that do not come to load, or checks before this one that take their time
-            raise NoWorker(pool.options.model) from None
+            raise NoWorker(self._pool.options.model) from None
         finally:
             with contextlib.suppress(ValueError):  # it was begun
                 self._orders.remove(order)
-        return {"certificate": self.certificate.state, **report_of(checked)}
 
     # ------------------------------------------------------------------------------------------- in service
 
@@ -207,8 +245,11 @@ class Certifier:
             bodies.extend(order.wanted[1])
         life = self._pool.life_of(key)
         if life is not None:
-            tolerance = self._pool.options.batch_tolerance
-            life.check(Check(flight.number, items, order.size, tolerance, order.limit_s, wanted), bodies)
+            tolerance = order.tolerance or self._pool.options.batch_tolerance
+            how: Literal["tolerance", "handler"] | None = None
+            if order.kind == "answers":
+                how = "handler" if order.tolerance is None else "tolerance"
+            life.check(Check(flight.number, items, order.size, tolerance, order.limit_s, wanted, how), bodies)
             self._pool.watch_limits()
 
     def on_checked(self, key: str, checked: Checked) -> None:
@@ -283,6 +324,10 @@ class Certifier:
 
     def _take(self, order: _Order, checked: Checked) -> None:
         metrics = self._pool.metrics
+        if order.kind == "answers":
+            if order.told is not None and not order.told.done():
+                order.told.set_result(checked)
+            return
         if order.kind == "service":
             if not order.inputs:
                 return
@@ -316,6 +361,11 @@ class Certifier:
     @property
     def _name(self) -> str:
         return f"{self._pool.options.model} {self._pool.options.version}"
+
+
+def can_lend(options: PoolOptions) -> bool:
+    """Whether workers of this version can be lent for a check: they run one batch after the other."""
+    return options.sequences is None and not options.continuous_batching and not options.is_concurrent
 
 
 def read_samples(samples: Sequence[Sample], folder: Path) -> list[list[Part]]:

@@ -723,6 +723,43 @@ class Dispatcher:
             del self._refused[next(iter(self._refused))]
         self._refused[fingerprint] = now + REFUSE_FINGERPRINT_S
 
+    # ------------------------------------------------------------------------------------------- to another version
+
+    def withdraw(self) -> list[Job]:
+        """Take out the jobs that may as well run on another version, oldest first.
+
+        They wait, for the first time or to be run again, and nobody has seen anything of an answer; their clients named
+        no version and did not ask the version about itself. None where there are sequences: those belong to a worker.
+        """
+        if self.options.sequences is not None:
+            return []
+        leaving = [job for group in self._batcher.groups for job in group if _may_leave(job)]
+        for job in leaving:
+            job.state = JobState.WAITING
+        self._batcher.forget_ended_groups()
+        waiting = self.queue.clear()
+        self.queue.put_back([job for job in waiting if not _may_leave(job)])
+        if not len(self.queue):
+            self._batcher.rest()
+        return leaving + [job for job in waiting if _may_leave(job)]
+
+    def adopt(self, jobs: Sequence[Job], now: float) -> None:
+        """Take jobs that another version's dispatcher has given up. They wait here as though they had come here first.
+
+        They were accepted: the queue's bound does not count. They fail where no worker could ever take them.
+        """
+        for job in jobs:
+            job.owner = self
+            job.state = JobState.WAITING
+            job.flight = None
+            job.length, job.length_digest = 0, b""
+            self.queue.enqueue(job)
+            self.metrics.requests += 1
+            if job.deadline is not None:
+                self._watch_deadline(job.deadline, job)
+        self.pump(now)
+        self.fail_stranded(now)
+
     # ------------------------------------------------------------------------------------------- ends
 
     def cancel(self, job: Job) -> None:
@@ -776,7 +813,7 @@ class Dispatcher:
         while deadlines and deadlines[0][0] <= now:
             job = heapq.heappop(deadlines)[2]
             where = "worker" if job.state is JobState.RUNNING else "queue"
-            if self._take_out(job):
+            if job.owner is self and self._take_out(job):
                 self.metrics.expired += 1
                 self._tell_error(job, DeadlinePassed(where), now)
 
@@ -840,6 +877,12 @@ def fingerprint_of(request: Request) -> bytes:
         digest.update(name)
         digest.update(part.body)
     return digest.digest()
+
+
+def _may_leave(job: Job) -> bool:
+    """Whether a job that waits may as well run on another version."""
+    request = job.request
+    return not (job.state is JobState.DONE or job.has_sent_pieces or request.names_version or request.is_describe)
 
 
 def _close(job: Job) -> None:

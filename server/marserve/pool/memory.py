@@ -28,6 +28,27 @@ def own_bytes(pid: int, proc: Path = Path("/proc")) -> int:
     return sum(kib for name, kib in _sizes(text) if name in ("Private_Dirty", "SwapPss")) * _KIB
 
 
+def proportional_bytes(pid: int, proc: Path = Path("/proc")) -> int:
+    """What the process holds, of shared pages its share (PSS), with what it has in swap; 0 where that cannot be read.
+
+    The sum over a template and its workers is what would be free again if all of them ended. As dear as `own_bytes`.
+    """
+    try:
+        text = (proc / str(pid) / "smaps_rollup").read_text()
+    except (OSError, ValueError):
+        return 0
+    return sum(kib for name, kib in _sizes(text) if name in ("Pss", "SwapPss")) * _KIB
+
+
+def past_peak_bytes(pid: int, proc: Path = Path("/proc")) -> int:
+    """How much more the process held at its highest than now; 0 where that cannot be read."""
+    try:
+        sizes = dict(_sizes((proc / str(pid) / "status").read_text()))
+    except (OSError, ValueError):
+        return 0
+    return max(0, sizes.get("VmHWM", 0) - sizes.get("VmRSS", 0)) * _KIB
+
+
 def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int:
     """Resident memory of a process, shared pages included; 0 where that cannot be read."""
     if pid <= 0:

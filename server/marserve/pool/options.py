@@ -39,7 +39,8 @@ class PoolOptions:
     `client_timeout_s` is the longest a request may take from its arrival, None for no limit. `gpu_ids` are given to
     workers in turn; empty means CPU. `default_priority` (0 most urgent, 9 least) is that of requests which name none.
     With `autoscale` the number of workers follows the need. With `min_workers` 0 an `idle_timeout_s` lets the version
-    sleep, without workers, after that long without a request. `latency_goal_s` is what `batch_policy` `goal` keeps to
+    sleep, without workers, after that long without a request (infinity: only when it makes room for another); while
+    awake it has `least_awake` workers or more. `latency_goal_s` is what `batch_policy` `goal` keeps to
     at the 95th percentile; with `length_from` its batches are of about one length, at most `padding_budget` padding.
 
     Bounds of a worker's life, 0 for none: `max_worker_memory_bytes` is what it may hold by itself; it is replaced after
@@ -58,6 +59,9 @@ class PoolOptions:
 
     `python` is the interpreter of the model's own virtual environment, empty for the server's; with
     `may_share_imports` off, its packages must not meet those that were imported for many models.
+
+    Of memory, in bytes: `memory_bytes` is what the version needs with one worker, as it is declared, None where nobody
+    said; `weight_bytes` what its weights take as files. What `is_pinned` never makes room for another model.
 
     `samples` are inputs that `batch_check` compares batches with (`pool/certificate.py`); `batch_check_sample` is the
     share of served batches that is run again item by item, 0 for none.
@@ -90,6 +94,10 @@ class PoolOptions:
     padding_budget: float = 0.25
     autoscale: bool = False
     idle_timeout_s: float | None = None
+    least_awake: int = 1
+    memory_bytes: int | None = None
+    weight_bytes: int = 0
+    is_pinned: bool = False
     default_priority: int = 5
     max_worker_memory_bytes: int = 0
     max_requests_per_worker: int = 0

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from marserve.errors import NotEnoughMemory
 from marserve.machine.describe import available_bytes
 from marserve.pool.autoscaler import Autoscaler, Decision, Observation
 from marserve.pool.dispatcher import Dispatcher
 from marserve.pool.memory import own_bytes
 from marserve.pool.options import PoolOptions
+from marserve.pool.room import Room
 from marserve.pool.slot import Slot
+from marserve.telemetry.metrics import VersionMetrics
 
 log = logging.getLogger("marserve.pool.scaling")
 
@@ -33,6 +37,12 @@ class ScaledPool(Protocol):
 
     options: PoolOptions
     dispatcher: Dispatcher
+    metrics: VersionMetrics
+    room: Room
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the next worker need not load the model."""
 
     @property
     def slots(self) -> Sequence[Slot]:
@@ -56,7 +66,12 @@ class Scaling:
         read_own: Callable[[int], int] = own_bytes,
     ) -> None:
         options = pool.options
-        self.autoscaler = Autoscaler(options.min_workers, options.max_workers, idle_timeout_s=options.idle_timeout_s)
+        self.autoscaler = Autoscaler(
+            options.min_workers,
+            options.max_workers,
+            idle_timeout_s=options.idle_timeout_s,
+            least_awake=options.least_awake,
+        )
         self.changed_at = time.time()  # UTC, for describe
         self.is_resting = False
         self._pool = pool
@@ -100,13 +115,37 @@ class Scaling:
         self.is_resting = self.is_active and not self._is_fast
 
     def begin(self, now: float) -> None:
-        """A request comes while nobody looks closely: look, and see that somebody is there to take it."""
+        """A request comes while nobody looks closely: look, and see that somebody is there to take it.
+
+        Raises NotEnoughMemory where the model would have to be loaded, and would not fit.
+        """
         if self._timer is None:
             self.autoscaler.resume(now)
+        if self.autoscaler.target == 0 and self.can_wake:
+            try:
+                self._pool.room.ask(self.autoscaler.least_awake)
+            except NotEnoughMemory as error:
+                raise error.for_clients() from None
         decision = self.autoscaler.wake(now)
         if decision is not None:
+            if not self._pool.has_template:
+                self._pool.metrics.loads_on_demand += 1
             self._carry_out(decision)
         self._look_again(LOOK_S, closely=True)
+
+    def sleep(self, reason: str) -> None:
+        """Begin to have no worker and no template, until the next request. Who may not sleep is left alone."""
+        if not self.can_wake:
+            return
+        decision = self.autoscaler.sleep(time.monotonic(), reason)
+        if decision is not None:
+            self._carry_out(decision)
+        self._has_template = self._is_fast = False
+        self._pool.drop_template()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.is_resting = True
 
     def stop(self) -> None:
         """Look no more."""
@@ -158,19 +197,29 @@ class Scaling:
         self._timer = asyncio.get_running_loop().call_later(after_s, self._look)
 
     def _is_at_rest(self) -> bool:
-        return (
-            self._pool.dispatcher.is_empty
-            and self.autoscaler.target <= self.autoscaler.minimum
-            and not self._has_template
-        )
+        scaler = self.autoscaler
+        if not self._pool.dispatcher.is_empty:
+            return False
+        if scaler.idle_timeout_s == math.inf:  # it sleeps only when it is told to
+            return scaler.target <= scaler.least_awake
+        return scaler.target <= scaler.minimum and not self._has_template
 
     def _carry_out(self, decision: Decision) -> None:
         before = len(self._pool.slots)
+        allowed = self._pool.room.grow(decision.target) if decision.target > before else decision.target
+        if allowed < decision.target:
+            self.autoscaler.target = max(allowed, before)
+            self.autoscaler.reason = f"no more, for the memory for models is used up, though {decision.reason}"
+            if allowed <= before:
+                return
+            decision = Decision(allowed, self.autoscaler.reason)
         log.info("%s: %d workers instead of %d: %s", self._name, decision.target, before, decision.reason)
         self.changed_at = time.time()
         if decision.target and self.autoscaler.may_sleep:
             self._has_template = True
         self._pool.resize(decision.target)
+        if decision.target < before:
+            self._pool.room.shrink(decision.target)
 
     @property
     def _name(self) -> str:

@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from marserve.errors import BadFrame
+from marserve.errors import BadFrame, NoMemoryNow
 from marserve.messages import (
     Check,
     Checked,
@@ -50,6 +50,7 @@ from marserve.pool.memory import OomKills, resident_bytes
 from marserve.pool.options import PoolOptions
 from marserve.pool.output import WorkerLog, WorkerOutput
 from marserve.pool.restart_policy import RestartPolicy
+from marserve.pool.room import Room
 from marserve.telemetry.metrics import VersionMetrics
 from marserve.wire import Body
 
@@ -112,6 +113,10 @@ class SlotOwner(Protocol):
     oom_kills: OomKills
     certifier: Certifier
     cgroups: WorkerCgroups | None
+    room: Room
+
+    def no_memory(self, error: NoMemoryNow) -> None:
+        """There is no memory for a worker."""
 
     def slot_changed(self) -> None:
         """A slot's state changed: whoever waits should look again."""
@@ -273,18 +278,22 @@ class Slot:
         owner.lives[life.key] = life
         owner.metrics.worker_starts += 1
         owner.slot_changed()
-        self._starting = asyncio.ensure_future(life.start(self.gpu_id))
+        self._starting = asyncio.ensure_future(self._start_when_there_is_room(life))
         try:
             await self._starting
             self._policy.loaded()
             self.has_given_up = False
             self._failed_loads = 0
             log.info("%s State change WORKER_STARTED -> WORKER_MODEL_LOADED", self.name)
+            owner.room.loaded()
             owner.slot_changed()
             await life.ended.wait()
         except StartFailed as failure:
             life.known = life.known or failure.death
             life.traceback = failure.traceback
+        except NoMemoryNow as error:
+            life.known = life.known or Death(Cause.OUT_OF_MEMORY, "the memory for it did not come free in time")
+            owner.no_memory(error)
         except asyncio.CancelledError:
             if not self.is_retired:
                 raise
@@ -305,9 +314,14 @@ class Slot:
         finally:
             del owner.lives[life.key]
             self._life = None
+            owner.room.emptied()
         owner.batch_ended()
         owner.slot_changed()
         return death
+
+    async def _start_when_there_is_room(self, life: Life) -> None:
+        await self._owner.room.enter()
+        await life.start(self.gpu_id)
 
     def _record(self, death: Death, traceback: str) -> None:
         self._owner.metrics.worker_deaths[death.cause.value] += 1

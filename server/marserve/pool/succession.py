@@ -3,6 +3,9 @@
 A second slot of the same id loads the model; when its worker takes batches it stands in the first one's place, whose
 worker is given nothing more, ends what it has, and goes. One worker of a pool is replaced at a time, so the version
 needs room for one worker more. A replacement that cannot load changes nothing; it is tried again after a while.
+
+Where there is no memory for one worker more, the first one ends what it has and goes before its replacement is started:
+requests wait that long.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import logging
 import time
 from typing import Protocol
 
+from marserve.pool.room import Room
 from marserve.pool.slot import Slot
 from marserve.telemetry.metrics import VersionMetrics
 
@@ -24,6 +28,7 @@ class Household(Protocol):
     """The pool, as a succession sees it."""
 
     metrics: VersionMetrics
+    room: Room
 
     @property
     def slots(self) -> list[Slot]:
@@ -70,6 +75,33 @@ class Succession:
             log.error("a worker could not be replaced", exc_info=error)
 
     async def _replace(self, slot: Slot, reason: str) -> None:
+        household = self._household
+        workers = len(household.slots)
+        if household.room.grow(workers + 1) <= workers:
+            await self._replace_in_place(slot, reason)
+            return
+        try:
+            await self._replace_beside(slot, reason)
+        finally:
+            household.room.shrink(len(household.slots))
+
+    async def _replace_in_place(self, slot: Slot, reason: str) -> None:
+        household = self._household
+        log.info(
+            "%s has served long enough (%s); it goes first, for there is no memory for its replacement beside it",
+            slot.name,
+            reason,
+        )
+        heir = slot.successor()
+        household.slots[household.slots.index(slot)] = heir
+        household.metrics.worker_recycles[reason] += 1
+        household.dismiss(slot, at_once=False)
+        household.slot_changed()
+        await slot.wait_until_gone()
+        if not heir.is_retired:
+            heir.start()
+
+    async def _replace_beside(self, slot: Slot, reason: str) -> None:
         household = self._household
         log.info("%s has served long enough (%s); its replacement is being started", slot.name, reason)
         heir = slot.successor()

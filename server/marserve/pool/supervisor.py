@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from marserve.errors import Draining, LoadFailed
+from marserve.errors import Draining, LoadFailed, NoMemoryNow, NotEnoughMemory
 from marserve.machine.devices import choose_group
-from marserve.messages import Load, Metric, Metrics, Part, Receiver, Request
+from marserve.messages import Answer, Checked, Load, Metric, Metrics, Part, Receiver, Request, Tolerance
 from marserve.pool.asked_lengths import Question
 from marserve.pool.batcher import Flight
 from marserve.pool.cause_of_death import Cause, Death
@@ -29,6 +29,7 @@ from marserve.pool.launchers import GroupShape, Launcher, Launchers
 from marserve.pool.options import PoolOptions
 from marserve.pool.output import WorkerLog
 from marserve.pool.queue import Job
+from marserve.pool.room import Room, Unbounded
 from marserve.pool.scaling import Scaling
 from marserve.pool.slot import DeathView, Life, Slot, WorkerView
 from marserve.pool.succession import Succession
@@ -57,9 +58,14 @@ class Pool:
         *,
         on_measured: Callable[[list[Metric]], None] | None = None,
         on_failed: Callable[[str], None] | None = None,
+        room: Room | None = None,
     ) -> None:
-        """`on_measured` is given what handlers measure; `on_failed` why, when a crash is to end the server."""
+        """`on_measured` is given what handlers measure; `on_failed` why, when a crash is to end the server.
+
+        `room` is asked for memory; without one there is no bound.
+        """
         self.options = options
+        self.room: Room = room or Unbounded()
         self.on_measured = on_measured or _ignore
         self.on_failed = on_failed or _ignore
         load = self.load = msgspec.structs.replace(load, memory_limit_bytes=options.max_worker_memory_bytes)
@@ -103,11 +109,11 @@ class Pool:
     # ------------------------------------------------------------------------------------------- requests
 
     def submit(self, request: Request, receiver: Receiver) -> Job:
-        """Take one request; the receiver hears how it ended. Raises as `Dispatcher.submit`."""
+        """Take one request; the receiver hears how it ended. Raises as `Dispatcher.submit`, and NotEnoughMemory."""
         now = time.monotonic()
         scaling = self.scaling
         if scaling.is_resting and not self.dispatcher.is_draining:
-            scaling.begin(now)
+            self._begin_scaling(now)
         job = self.dispatcher.submit(request, receiver, now)
         # A timer that is due within the batch delay is due before this job can need one; with a goal there is no delay.
         options = self.options
@@ -116,6 +122,31 @@ class Pool:
         ):
             self._set_wake()
         return job
+
+    def hand_over(self, other: object, tell: Callable[[Receiver], None]) -> int:
+        """Give the requests that wait, and named no version, to another version's pool; returns how many.
+
+        `tell` is called with the receiver of each.
+        """
+        if not isinstance(other, Pool) or other is self or other.options.sequences is not None:
+            return 0
+        jobs = self.dispatcher.withdraw()
+        for job in jobs:
+            tell(job.receiver)
+        now = time.monotonic()
+        if other.scaling.is_resting and jobs and not other.dispatcher.is_draining:
+            other.scaling.begin(now)
+        other.dispatcher.adopt(jobs, now)
+        other._set_wake()
+        self.slot_changed()  # who waits for the last request to end looks again
+        return len(jobs)
+
+    def _begin_scaling(self, now: float) -> None:
+        try:
+            self.scaling.begin(now)
+        except NotEnoughMemory as error:
+            self.metrics.refused[error.cause] += 1
+            raise
 
     # ------------------------------------------------------------------------------------------- workers
 
@@ -138,17 +169,22 @@ class Pool:
         """Fewer workers than `minimum`: start more. More than `maximum`: retire the last ones, when their work is done.
 
         Slots that gave up are tried again at once. Returns at once; `wait_until_ready` waits. A stopped pool stays so.
+        Raises NotEnoughMemory; nothing has changed then.
         """
         if self._is_stopped:
             return
+        before, count = len(self._slots), min(max(minimum, len(self._slots)), maximum)
+        if count > before:
+            self.room.ask(count)
         self._minimum, self._maximum = minimum, maximum
         for slot in self._slots:
             if slot.has_given_up:
                 slot.has_given_up = False
                 slot.nudge()
-        count = min(max(minimum, len(self._slots)), maximum)
         self.scaling.bound(minimum, maximum, count)
         self.resize(count)
+        if count < before:
+            self.room.shrink(count)
 
     @property
     def slots(self) -> list[Slot]:
@@ -181,7 +217,65 @@ class Pool:
         """Begin to end the template: the next worker has to load the model anew."""
         task = asyncio.create_task(self.launcher.drop_template())
         self._dropping.add(task)
-        task.add_done_callback(self._dropping.discard)
+        task.add_done_callback(self._dropped)
+
+    def _dropped(self, task: asyncio.Task[None]) -> None:
+        self._dropping.discard(task)
+        self.room.emptied()
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether it may be without workers until a request comes."""
+        return self.scaling.can_wake
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it has requests, or workers that load the model: then it should not be put to sleep."""
+        return not self.dispatcher.is_empty or self.is_loading
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether workers are on their way; not those that failed, and wait until they are tried again."""
+        return any(not slot.is_ready and not slot.has_given_up and not slot.next_start_at for slot in self._slots)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the next worker is there in milliseconds."""
+        return bool(self.launcher.template_pids)
+
+    def end_loading(self, why: str) -> None:
+        """End what is loading the model: it takes more memory than there is."""
+        death = Death(Cause.OUT_OF_MEMORY, why)
+        for life in self.lives.values():
+            if not life.is_ready:
+                life.kill(death)
+        self.launcher.kill_loading()
+
+    @property
+    def pids_by_worker(self) -> list[list[int]]:
+        """The processes of each worker, of those that are leaving, too."""
+        return [life.pids for life in self.lives.values() if life.pids]
+
+    @property
+    def template_pids(self) -> list[int]:
+        """The process that workers are forked from, if there is one."""
+        return self.launcher.template_pids
+
+    def sleep(self, reason: str) -> None:
+        """Begin to have no process at all until the next request; only for a pool that may, and is not in use."""
+        self.scaling.sleep(reason)
+
+    async def wait_until_asleep(self) -> None:
+        """Wait until the processes are gone that were told to end before this call."""
+        ending = {*self._leaving, *self._dropping}
+        if ending:
+            await asyncio.wait(ending)
+
+    def no_memory(self, error: NoMemoryNow) -> None:
+        """The memory for a worker did not come free in time: who waits for a sleeping model hears of it now."""
+        if self.scaling.can_wake:
+            self.dispatcher.fail_waiting(error, time.monotonic())
+            self.scaling.sleep("there was no memory to load it")
 
     async def wait_until_ready(self) -> bool:
         """Wait until the minimum of workers has loaded the model.
@@ -264,6 +358,7 @@ class Pool:
         sequences = self.dispatcher.describe_sequences()
         if sequences is not None:
             described["sequences"] = sequences
+        described |= self.room.described
         described["batching"] = self.certifier.describe([life.warm_up_s for life in self._lives_with_warm_up()])
         return described
 
@@ -298,8 +393,12 @@ class Pool:
     async def check(self, samples: Sequence[list[Part]] = ()) -> dict[str, Any]:
         """Compare batches of these inputs, or of the model's samples, with single requests; as `Certifier.check`."""
         if self.scaling.is_resting and not self.dispatcher.is_draining:
-            self.scaling.begin(time.monotonic())  # whoever checks a sleeping model wakes it
+            self._begin_scaling(time.monotonic())  # whoever checks a sleeping model wakes it
         return await self.certifier.check(samples)
+
+    async def compare(self, pairs: Sequence[tuple[Answer, Answer]], tolerance: Tolerance | None) -> Checked:
+        """Have a worker compare pairs of answers; as `Certifier.compare`."""
+        return await self.certifier.compare(pairs, tolerance)
 
     def life_of(self, key: str) -> Life | None:
         """The worker behind a lane."""
@@ -345,6 +444,7 @@ class Pool:
         if self._dropping:
             await asyncio.wait(self._dropping)
         await self.launcher.close()
+        self.room.close()
         self._launchers.devices.forget(self.options.model, self.options.version)
         self.dispatcher.fail_waiting(Draining(), time.monotonic())
         for handle in (self._wake, self._watch):
@@ -524,6 +624,7 @@ class Pool:
             load_s=loads,
             workers_target=target,
             sequences=None if sequences is None else sequences["living"],
+            memory_bytes=self.room.held_bytes,
         )
 
     def dismiss(self, slot: Slot, *, at_once: bool) -> None:

@@ -5,12 +5,13 @@ Plain data; every surface (REST, gRPC) makes and reads these.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marserve.registry.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.registry.snapshot import SnapshotVersion
-from marserve.settings.values import Models
+from marserve.settings.values import NO_WISH, MemoryWish, Models
 
 Progress = Literal["done", "begun", "partial"]
 # A slip of the finger must not start a hundred thousand processes.
@@ -43,9 +44,11 @@ class RegistryOptions:
     max_answer_bytes: int = 6_553_500
     threads: int = 0
     autoscale: bool = False
+    load: Literal["start", "on_demand"] = "start"
     gpu_count: int = 0
     models: Models = field(default_factory=dict)
     sequence_headers: SequenceHeaderNames = PLAIN_NAMES
+    swap_order: Literal["load_first", "unload_first"] = "load_first"
     installs_requirements: bool = False
     allowed_urls: tuple[str, ...] = ()
 
@@ -57,6 +60,10 @@ class RegisterParameters:
     `warnings` are sentences about what the surface took for not given; they are logged and shown by describe.
     `workflow` is the workflow that the version is a node of; with `is_function` it is one of its functions, which the
     list of models leaves out. `restored` is what a snapshot says of the version: it goes before all else.
+    `declared` is what a desired state says of the version, None where none does: its keys of a model's configuration
+    go before what the archive says, and of `minWorkers` and `maxWorkers` it has both or neither. `version` is the name
+    that the archive must give itself. `is_arrival`: nobody asked for it, it appeared in a store that is watched; it
+    gets workers as a model of the start does.
     """
 
     url: str
@@ -73,6 +80,10 @@ class RegisterParameters:
     workflow: str | None = None
     is_function: bool = False
     restored: SnapshotVersion | None = None
+    declared: Mapping[str, Any] | None = None
+    version: str | None = None
+    memory: MemoryWish = NO_WISH
+    is_arrival: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +140,10 @@ class ModelPage:
         return {**token, "models": [{"modelName": name, "modelUrl": url} for name, url in self.models]}
 
 
-def default_set_message(model: str, version: str) -> str:
-    """The sentence that the client gets whose version is now the default one."""
-    return f'Default version successfully updated for model "{model}" to "{version}"'
+def default_set_message(model: str, version: str, *, has_rule: bool = False) -> str:
+    """The sentence that the client gets whose version is now the default one. `has_rule`: weights decide still."""
+    told = f'Default version successfully updated for model "{model}" to "{version}"'
+    return f"{told}. Its traffic goes by weights until they are deleted." if has_rule else told
 
 
 def unregistered_message(model: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from marserve.archive.model_config import ModelConfig
 from marserve.pool.options import PoolOptions
 from marserve.registry.ports import DeathLike, PoolLike, WorkerLike
+from marserve.settings.values import NO_WISH, MemoryWish
 from marserve.store.fetch_guard import hide_query
 
 # Instead of a time: a worker that is not started again by itself.
@@ -26,6 +27,9 @@ class Facts:
 
     `workflow` is the workflow that it is a node of, None for a model by itself; `is_function`: one of its functions.
     `requirements` is what became of the archive's own, None where it has none. `is_restored`: from a snapshot.
+    `memory` is what its registration said of its place in memory.
+    `declared` is what a desired state says of the version, None where none does. `resolved_url` names exactly what was
+    fetched where `url` names what may change (a branch), else None.
     """
 
     url: str
@@ -38,6 +42,9 @@ class Facts:
     is_function: bool = False
     requirements: Mapping[str, Any] | None = None
     is_restored: bool = False
+    memory: MemoryWish = NO_WISH
+    declared: Mapping[str, Any] | None = None
+    resolved_url: str | None = None
 
 
 def describe_version(
@@ -93,6 +100,10 @@ def describe_version(
         **pool.described,
     }
     described |= _limits_of_life(options)
+    if facts.resolved_url is not None:
+        described["resolvedUrl"] = hide_query(facts.resolved_url)
+    if facts.declared is not None:
+        described["declared"] = {**facts.declared, "url": hide_query(str(facts.declared.get("url", "")))}
     if facts.requirements is not None:
         described["requirements"] = dict(facts.requirements)
     warnings = [*facts.warnings, *pool.warnings, *remarks]

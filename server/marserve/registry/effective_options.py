@@ -8,15 +8,18 @@ Highest first (the contract's table of registration, in the form that its record
                                      idleTimeout), at start-up then `models`, by API then the request; then the
                                      configured default
     runtime                          `models`, request, manifest
+    memory, load, pinned             request, `models`, archive; then for `load` the configured default
     the rest                         archive, default
 
-A version that is restored from a snapshot is served as that says, whatever the others say.
+A version that is restored from a snapshot is served as that says, whatever the others say. What a desired state
+declares stands in the archive's place before it comes here, and its bounds of workers go before all others.
 
 What is set to a value that cannot be meant counts as not set, and a sentence about it goes to the version's warnings.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -26,6 +29,7 @@ from marserve.registry.call_modes import PLAIN_NAMES, SequenceHeaderNames, read_
 from marserve.registry.parallel import read_parallel
 from marserve.registry.snapshot import SnapshotVersion
 from marserve.settings import ModelDefaults
+from marserve.settings.values import NO_WISH, MemoryWish
 
 RUNTIMES = ("python", "python3")
 DEFAULT_BATCH_SIZE = 1
@@ -38,13 +42,18 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class RequestedOptions:
-    """What a registration asks for, None where it says nothing. Times in seconds."""
+    """What a registration asks for, None where it says nothing. Times in seconds.
+
+    `bounds` are the fewest and most workers that a desired state declares.
+    """
 
     workers: int | None = None
+    bounds: tuple[int, int] | None = None
     batch_size: int | None = None
     max_batch_delay_s: float | None = None
     response_timeout_s: float | None = None
     startup_timeout_s: float | None = None
+    memory: MemoryWish = NO_WISH
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,7 @@ class OptionDefaults:
     max_worker_memory_bytes: int = 0
     readiness_rule: Literal["any", "min", "all"] = "any"
     autoscale: bool = False
+    load: Literal["start", "on_demand"] = "start"
     sequence_headers: SequenceHeaderNames = PLAIN_NAMES
 
 
@@ -80,12 +90,25 @@ def effective_options(
     worker of the model needs more.
     """
     warnings: list[str] = []
-    if restored is None:
+    asked = requested.memory if restored is None else restored.memory
+    wish = asked.over(configured.memory).over(MemoryWish(archive.memory_bytes, archive.load, archive.is_pinned))
+    is_on_demand = (wish.load or defaults.load) == "on_demand"
+    if restored is not None and (restored.min_workers or not restored.max_workers):
+        is_on_demand = False  # somebody scaled it, and its workers are there always, or never
+    if restored is None and requested.bounds is not None:
+        may_sleep = archive.idle_timeout_s is not None
+        minimum, maximum = requested.bounds[0], requested.bounds[1] if requested.bounds[0] or may_sleep else 0
+    elif restored is None:
         minimum, maximum = _workers(requested, archive, configured, defaults.workers, at_startup, warnings)
     else:
         requested, archive = _as_restored(archive, restored)
-        may_sleep = archive.idle_timeout_s is not None
+        may_sleep = archive.idle_timeout_s is not None or is_on_demand
         minimum, maximum = restored.min_workers, restored.max_workers if restored.min_workers or may_sleep else 0
+    idle_timeout_s, least_awake = archive.idle_timeout_s if minimum == 0 and maximum else None, 1
+    if is_on_demand:
+        least_awake = max(1, minimum or (archive.min_workers or 1 if restored is not None else 1))
+        minimum, maximum = 0, max(maximum, least_awake)
+        idle_timeout_s = archive.idle_timeout_s or math.inf
     policy = archive.batch_policy
     if policy == "goal" and archive.latency_goal_s is None:
         warnings.append("batchPolicy goal of the model's configuration is not used: it needs latencyGoalMs")
@@ -162,7 +185,10 @@ def effective_options(
         rank_threads=parallel.rank_threads,
         most_workers=parallel.most_workers,
         autoscale=_first(archive.autoscale, defaults.autoscale),
-        idle_timeout_s=archive.idle_timeout_s if minimum == 0 and maximum else None,
+        idle_timeout_s=idle_timeout_s,
+        least_awake=least_awake,
+        memory_bytes=wish.needed_bytes,
+        is_pinned=bool(wish.is_pinned),
         sequences=mode.sequences,
         continuous_batching=mode.is_continuous,
         is_concurrent=mode.is_concurrent,

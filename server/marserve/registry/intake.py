@@ -19,17 +19,19 @@ from marserve.archive.manifest import Manifest, read_manifest
 from marserve.archive.model_config import ModelConfig, read_model_config
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits, unpack
-from marserve.errors import ArchiveNotFound, MarserveError, OutOfMemory
-from marserve.store.fetch_guard import hide_query, is_address
-from marserve.store.http import Fetcher
-from marserve.store.local import Found, LocalStore
+from marserve.errors import ArchiveNotFound, BadInput, DigestMismatch, MarserveError, OutOfMemory
+from marserve.store.digests import split_digest
+from marserve.store.fetch_guard import hide_query, is_store_address
+from marserve.store.fetcher import Fetched, Fetcher
+from marserve.store.local import Found, LocalStore, look_at
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
     """An archive that was taken in. With `is_private` its folder belongs to whoever holds this.
 
-    `warnings` tell what was found in pickles of an archive that the operator trusts.
+    `warnings` tell what was found in pickles of an archive that the operator trusts. `archive` is the word by which a
+    later start finds it again.
     """
 
     folder: Path
@@ -37,6 +39,7 @@ class Unpacked:
     config: ModelConfig
     is_private: bool = True
     warnings: tuple[str, ...] = ()
+    archive: str = ""
 
     def discard(self) -> None:
         """Delete the folder if it is private. Blocks; may be called twice."""
@@ -66,55 +69,73 @@ class Intake:
         self._trusted = frozenset(trusted)
         self._fetcher = fetcher
 
-    def fetch(self, url: str) -> str | None:
-        """Fetch an archive that is named by its address into the store; its name there, None for what is no address.
+    def fetch(self, url: str) -> Fetched | None:
+        """Fetch an archive that is named by its address; None for what is no address. `take_in` releases it.
 
-        Raises ArchiveNotFound when it is not allowed, ArchiveExists, DownloadFailed, OutOfMemory.
+        Raises ArchiveNotFound when it is not allowed, ArchiveExists, DownloadFailed, DigestMismatch, OutOfMemory.
         """
-        if self._fetcher is None or not is_address(url):
-            return None
-        if ".." in url:
-            raise ArchiveNotFound(f"Relative path is not allowed in url: {hide_query(url)}")
-        if self.store.root is None:
-            raise ArchiveNotFound("Model store has not been configured.")
-        return self._fetcher.fetch(url, self.store.root)
+        return None if self._fetcher is None else self._fetcher.fetch_address(url, self.store.root)
 
     def stop_fetching(self) -> None:
         """End downloads that are under way."""
         if self._fetcher is not None:
             self._fetcher.close()
 
-    def take_in(self, url: str, fetched: str | None = None) -> Unpacked:
-        """Find, unpack and check one archive; `fetched` is its name in the store if it was fetched for this.
+    def take_in(self, url: str, fetched: Fetched | None = None) -> Unpacked:
+        """Find, unpack and check one archive; `fetched` is what was fetched for this, and is released.
 
-        Raises ArchiveNotFound, BadArchive or UnsafeArchive; OutOfMemory when the disk is full, and MarserveError when
-        files cannot be read or written for another reason. What was fetched and cannot be used is deleted again.
+        Raises ArchiveNotFound, DigestMismatch, BadArchive or UnsafeArchive; OutOfMemory when the disk is full, and
+        MarserveError when files cannot be read or written for another reason. What was fetched and cannot be used is
+        deleted again.
         """
         try:
             try:
-                return self._take_in(fetched or url)
+                unpacked = self._take_in(url, fetched)
             except BaseException:
-                if fetched is not None and self.store.root is not None:
-                    (self.store.root / fetched).unlink(missing_ok=True)
+                if fetched is not None:
+                    fetched.discard()
                 raise
+            if fetched is not None:
+                fetched.release()
+            return unpacked
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfMemory(f"No space is left to save model: {hide_query(url)}") from error
             raise MarserveError(f"Failed to save model: {hide_query(url)}") from error
 
-    def _take_in(self, url: str) -> Unpacked:
-        found = self.store.find(url)
+    def _take_in(self, url: str, fetched: Fetched | None) -> Unpacked:
+        found, digest, archive = self._find(url, fetched)
+        if digest is not None:
+            compare_digest(found, digest, url)
         trusted = is_trusted(found, self._trusted)
         if found.kind == "folder":
-            return _read(found.path.resolve(), is_private=False, trusted=trusted)
+            return _read(found.path.resolve(), is_private=False, trusted=trusted, archive=archive)
         self.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = self.scratch / uuid.uuid4().hex
         try:
             unpack(found.path, folder, self._limits)
-            return _read(folder, is_private=True, trusted=trusted)
+            return _read(folder, is_private=True, trusted=trusted, archive=archive)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+
+    def _find(self, url: str, fetched: Fetched | None) -> tuple[Found, str | None, str]:
+        """The archive, the digest that is still to be compared, and the word by which it is found again."""
+        if fetched is not None:
+            in_store = fetched.in_store
+            if in_store is not None:
+                return look_at(fetched.path, fetched.name), None, in_store.name
+            # It has no name in the store that the operator could have trusted, only its digest.
+            address = fetched.address or hide_query(url).removesuffix("?…")
+            return look_at(fetched.path, str(fetched.path)), None, address
+        plain, digest = split_digest(url)
+        try:
+            found = self.store.find(plain)
+        except ArchiveNotFound:
+            if self._fetcher is not None and is_store_address(plain):
+                raise ArchiveNotFound(f"Given URL {hide_query(plain)} does not match any allowed URL(s)") from None
+            raise
+        return found, digest, found.name
 
     def clear(self) -> None:
         """Delete the scratch folder if nothing is left in it."""
@@ -134,9 +155,20 @@ def is_trusted(found: Found, trusted: Collection[str]) -> bool:
         return hashlib.file_digest(file, "sha256").hexdigest() in trusted
 
 
-def _read(folder: Path, *, is_private: bool, trusted: bool) -> Unpacked:
+def compare_digest(found: Found, digest: str, url: str) -> None:
+    """Raise DigestMismatch where an archive is not what its digest says; BadInput for a folder, which has none."""
+    if found.kind == "folder":
+        raise BadInput(f"{hide_query(url)} names a folder, which has no SHA-256 digest; leave out what follows its #.")
+    with found.path.open("rb") as file:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != digest:
+        raise DigestMismatch(hide_query(split_digest(url)[0]), digest, actual, f"{found.path.name} in the model store")
+
+
+def _read(folder: Path, *, is_private: bool, trusted: bool, archive: str) -> Unpacked:
     """Check every pickle, then read what the archive says of itself."""
     findings = check_folder(folder, trusted=trusted)
     manifest = read_manifest(folder)
     config = read_model_config(folder, manifest)
-    return Unpacked(folder, manifest, config, is_private, tuple(f"trusted all the same: {each}" for each in findings))
+    warnings = tuple(f"trusted all the same: {each}" for each in findings)
+    return Unpacked(folder, manifest, config, is_private, warnings, archive)

@@ -1,7 +1,8 @@
-"""Every registered model: its versions, which one is the default, and what may be done to them.
+"""Every registered model: the calls that surfaces make, on the event loop.
 
-Names and versions change only between two awaits, so no request and no other call ever sees half a change. A version
-that goes is taken off the list first and then drained: what it had accepted is answered, what comes later is not found.
+What is registered stands in the table (`versions.py`); how a version comes and goes is `registering.py`'s, what the
+start loads `starting.py`'s. A version that goes is taken off the list first and then drained: what it had accepted is
+answered, what comes later is not found.
 
 It knows no HTTP; it gives and raises plain data and typed errors. Processes belong to the pools, files to the intake.
 """
@@ -9,26 +10,26 @@ It knows no HTTP; it gives and raises plain data and typed errors. Processes bel
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 from marserve.errors import (
-    ArchiveExists,
     BadInput,
-    CleanUpTimedOut,
     DefaultVersionInUse,
-    DependencyFailed,
     Draining,
     LoadFailed,
     MarserveError,
     ModelNotFound,
+    NoTicket,
     NoWorker,
-    VersionConflict,
+    QueueFull,
+    VersionInUse,
     VersionNotFound,
 )
 from marserve.messages import Answer, Part, Receiver, Request
+from marserve.registry.actual import ActualModel, ActualState, look_at
 from marserve.registry.calls import (
     LARGEST_BATCH,
     LONGEST_BATCH_DELAY_S,
@@ -39,69 +40,41 @@ from marserve.registry.calls import (
     RegistryOptions,
     Scaled,
 )
+from marserve.registry.changes import Changes
 from marserve.registry.customized import ask_for_metadata, read_metadata
 from marserve.registry.describe import describe_version, page_of
-from marserve.registry.installing import Installations
+from marserve.registry.hooks import Hooks
 from marserve.registry.intake import Intake, Unpacked
-from marserve.registry.plan import Plan, check_parameters, make_plan
-from marserve.registry.ports import EnvironmentsLike, JobLike, MetricsBook, PoolFactory, PoolLike
+from marserve.registry.mirrors import Mirrors
+from marserve.registry.named_answers import NamedReceiver
+from marserve.registry.ports import EnvironmentsLike, JobLike, MetricsBook, PoolFactory
 from marserve.registry.readiness import Readiness, Standing, judge
+from marserve.registry.registering import Registering, log_failure, remark
 from marserve.registry.snapshot import SnapshotVersion, archive_name
-from marserve.registry.startup import models_to_load
+from marserve.registry.starting import Starting
+from marserve.registry.swapping import SwapParameters, Swapped, Swapping
 from marserve.registry.traffic import choose_version
+from marserve.registry.traffic_control import TrafficControl
+from marserve.registry.transaction import TrafficSetters, Transaction
+from marserve.registry.versions import Model, Version, Versions
 from marserve.settings.values import LoadModels
 from marserve.store.fetch_guard import hide_query
 
 log = logging.getLogger("marserve.registry")
 
-PARALLEL_INTAKES = 2
-# Downloads wait for the network, which is no reason for archives that lie here to wait.
-PARALLEL_FETCHES = 4
 # How often a drain looks whether something still runs; pools do not tell when they fall silent.
 DRAIN_LOOK_S = 0.02
-# What ending workers may take beyond the time that they are given to drain: SIGTERM, SIGKILL, reaping.
-KILL_GRACE_S = 15.0
 STOP_LIMIT_S = 60.0
-# Remarks on calls that a version keeps for describe.
-MOST_REMARKS = 20
-
-Result = TypeVar("Result")
 
 
-class _Version:
-    """One registered version and what belongs to it: its pool, and on disk what its plan holds.
+class Shadows(Protocol):
+    """What mirrors requests, where that is there: `of` tells a model's shadow as `put` takes it, None for none."""
 
-    `is_settled`: its first load has ended, well or badly.
-    """
+    def of(self, model: str) -> Mapping[str, Any] | None:
+        """What is in force."""
 
-    __slots__ = ("facts", "is_settled", "max_workers", "min_workers", "plan", "pool", "remarks")
-
-    def __init__(self, plan: Plan, pool: PoolLike) -> None:
-        self.facts = plan.facts
-        self.remarks: list[str] = []
-        self.plan = plan
-        self.pool = pool
-        self.min_workers = plan.facts.options.min_workers
-        self.max_workers = plan.facts.options.max_workers
-        self.is_settled = not self.min_workers
-
-    @property
-    def model(self) -> str:
-        return self.facts.options.model
-
-    @property
-    def name(self) -> str:
-        return self.facts.options.version
-
-
-class _Model:
-    """The versions of one name, oldest first; `default` is always one of them."""
-
-    __slots__ = ("default", "versions")
-
-    def __init__(self, version: _Version) -> None:
-        self.versions = {version.name: version}
-        self.default = version.name
+    def put(self, model: str, document: Mapping[str, Any] | None) -> None:
+        """Have this shadow, or none. Raises a MarserveError."""
 
 
 class Registry:
@@ -126,22 +99,36 @@ class Registry:
         """
         self._options = options
         self._intake = intake
-        self._make_pool = make_pool
-        self._metrics = metrics
-        self._environments = environments
         self._on_change = on_change
-        self._unrestored: dict[tuple[str, str], SnapshotVersion] = {}
-        self._installations = Installations()
-        self._models: dict[str, _Model] = {}
-        self._leaving: set[_Version] = set()
-        self._changes: set[asyncio.Task[Any]] = set()
-        self._intakes = asyncio.Semaphore(PARALLEL_INTAKES)
-        self._fetches = asyncio.Semaphore(PARALLEL_FETCHES)
+        self._versions = Versions(options.sequence_headers.id)
+        self._changes = Changes()
+        self.hooks = Hooks()
+        self._registering = Registering(
+            options,
+            intake,
+            make_pool,
+            metrics,
+            environments,
+            self._versions,
+            self._changes,
+            self.hooks,
+            self._note_change,
+        )
+        self._starting = Starting(intake, self._registering, self._versions, self._changes)
+        self.shadows: Shadows | None = None
+        self.remarks_of_readiness: list[Callable[[], Iterable[str]]] = []
+        self.traffic = TrafficControl(self._versions, self._note_change)
+        self._swapping = Swapping(
+            self._registering,
+            self._versions,
+            order=options.swap_order,
+            drain_s=options.unregister_timeout_s,
+            note_change=self._note_change,
+        )
+        self.mirrors = Mirrors(self._versions)
+        self.hooks.after_left.append(self.mirrors.forget)
         self._is_leaving = False
         self._is_draining = False
-        self._has_tried_startup = False
-        self._startup_failures: list[str] = []
-        self._startup_models: list[str] = []
 
     # ------------------------------------------------------------------------------------------- requests
 
@@ -153,29 +140,63 @@ class Registry:
         """
         if self._is_draining and not request.is_inner:
             raise Draining
-        entry = self._models.get(model)
+        entry = self._versions.models.get(model)
         if entry is None:
             raise ModelNotFound(model)
+        if not entry.is_plain or request.asked_version is not None:
+            return self._submit_chosen(entry, version, request, receiver)
         pool = choose_version(model, entry.versions, entry.default, version).pool
         try:
             return pool.submit(request, receiver)
         except NoWorker as error:
             if version is None:
                 raise
-            # The contract's text names the version where the client did; the pool cannot know that.
-            raise type(error)(model, version, retry_after_s=error.retry_after_s) from None
+            raise _naming(error, model, version) from None
+
+    def _submit_chosen(self, entry: Model, named: str | None, request: Request, receiver: Receiver) -> JobLike:
+        """Hand a request to the version that is chosen for it, and have the answer say which that is."""
+        chosen, reason = entry.choose(named, request)
+        if not entry.is_plain:
+            receiver = NamedReceiver(receiver, chosen.header)
+        pool, beside = chosen.pool, entry.beside
+        try:
+            if beside is None:
+                job = pool.submit(request, receiver)
+            else:
+                is_asked = reason in ("path", "override")
+                job = beside.submit(pool, chosen.name, is_asked=is_asked, request=request, receiver=receiver)
+        except MarserveError as error:
+            if isinstance(error, NoWorker) and reason in ("path", "override"):
+                error = _naming(error, entry.name, named or request.asked_version)
+            if not entry.is_plain:
+                error.version_header = chosen.header
+            raise error from None
+        if reason not in ("path", "default") and not request.is_inner:
+            pool.metrics.chosen[reason] += 1
+        return job
 
     @property
     def only_startup_model(self) -> str | None:
         """The model that was loaded at start, if it is exactly one: `/invocations` may leave its name out."""
-        return self._startup_models[0] if len(self._startup_models) == 1 else None
+        return self._starting.models[0] if len(self._starting.models) == 1 else None
 
     def check_exists(self, model: str, version: str | None = None) -> None:
         """Return if the version is registered (any, where none is named).
 
         Raises ModelNotFound or VersionNotFound.
         """
-        self._find(model, version)
+        self._versions.find(model, version)
+
+    def source_of(self, model: str, version: str) -> str | None:
+        """What a version was registered with, None where it is not registered."""
+        entry = self._versions.models.get(model)
+        found = None if entry is None else entry.versions.get(version)
+        return None if found is None else found.facts.url
+
+    def default_of(self, model: str) -> str | None:
+        """The default version of a model, None where there is no such model."""
+        entry = self._versions.models.get(model)
+        return None if entry is None else entry.default
 
     # ------------------------------------------------------------------------------------------- register
 
@@ -185,120 +206,20 @@ class Registry:
         Raises BadInput, ArchiveNotFound, BadArchive, VersionConflict, Draining, and LoadFailed when it was to wait for
         workers and one could not load the model. After any error nothing of the registration is left.
         """
-        return await self._carry_through(self._register(parameters))
+        return await self._changes.carry_through(self._registering.register(parameters))
 
     async def register_unpacked(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
         """As `register`, of what the caller has unpacked; a folder that is not private stays the caller's."""
-        return await self._carry_through(self._register(parameters, unpacked))
+        return await self._changes.carry_through(self._registering.register(parameters, unpacked))
 
-    async def _register(self, parameters: RegisterParameters, unpacked: Unpacked | None = None) -> Registered:
-        check_parameters(parameters)
-        if unpacked is None:
-            unpacked = await self._take_in(parameters.url)
-        version = await self._admit(parameters, unpacked)
-        workers = version.min_workers
-        if not workers:
-            self._note_change(version)
-            return Registered(version.model, version.name, 0, "done")
-        if not parameters.synchronous:
-            self._follow(self._settle(version))
-            self._note_change(version)
-            return Registered(version.model, version.name, workers, "begun")
-        try:
-            is_ready = await self._wait_until_ready(version)
-        except LoadFailed as error:
-            log.error("Model %s version %s failed to load: %s", version.model, version.name, error.reason or error)
-            if self._is_listed(version):
-                self._remove(version)
-                await self._retire(version, drain_s=0.0)
-            raise
-        self._note_change(version)
-        return Registered(version.model, version.name, workers, "done" if is_ready else "partial")
+    async def swap(self, wish: SwapParameters, unpacked: Unpacked | None = None) -> Swapped:
+        """Put an archive in the place of a version that serves; returns when that has ended.
 
-    async def _take_in(self, url: str, *, is_at_startup: bool = False) -> Unpacked:
-        async with self._fetches:
-            if self._is_draining:
-                raise Draining
-            try:
-                fetched = await asyncio.to_thread(self._intake.fetch, url)
-            except ArchiveExists as error:
-                if not is_at_startup:
-                    raise
-                # An earlier start of this server fetched it; that must not keep a later one from having it.
-                log.info("%s is not fetched again: %s is in the store", hide_query(url), error.name)
-                url, fetched = error.name, None
-        async with self._intakes:
-            if self._is_draining:
-                raise Draining
-            return await asyncio.to_thread(self._intake.take_in, url, fetched)
-
-    async def _admit(
-        self, parameters: RegisterParameters, unpacked: Unpacked, *, is_at_startup: bool = False
-    ) -> _Version:
-        """Make the unpacked archive a version, or delete it and raise."""
-        return await self._establish(parameters, await self._plan(parameters, unpacked, is_at_startup=is_at_startup))
-
-    async def _plan(self, parameters: RegisterParameters, unpacked: Unpacked, *, is_at_startup: bool) -> Plan:
-        """Plan a version of the unpacked archive, or delete it and raise."""
-        try:
-            return await asyncio.to_thread(make_plan, parameters, unpacked, self._options, is_at_startup=is_at_startup)
-        except BaseException:
-            await asyncio.to_thread(unpacked.discard)
-            raise
-
-    async def _establish(self, parameters: RegisterParameters, plan: Plan) -> _Version:
-        """Install what the plan wants and put the version on the list, or delete what belongs to the plan and raise."""
-        model, name = plan.facts.options.model, plan.facts.options.version
-        with contextlib.ExitStack() as stack:
-            try:
-                if plan.wanted is not None and self._environments is not None:
-                    if self._is_draining:
-                        raise Draining
-                    self._refuse_conflict(model, name)
-                    claim = stack.enter_context(self._installations.claim(model, name))
-                    is_synchronous = parameters.synchronous
-                    plan = await claim.install(plan, self._environments, is_synchronous=is_synchronous)
-                return self._publish(plan)
-            except BaseException as error:
-                await asyncio.to_thread(plan.discard)
-                if isinstance(error, DependencyFailed):
-                    if self._is_draining:
-                        raise Draining from error
-                    self._remark_failure(model, name, error)
-                raise
-
-    def _remark_failure(self, model: str, name: str, error: DependencyFailed) -> None:
-        """Let the versions of the model that are there say in describe why another one is not."""
-        if model in self._models:
-            words = "; ".join(error.reason.splitlines()[-3:])
-            self.remark(
-                model, None, [f"version {name} was not registered, its requirements were not installed: {words}"]
-            )
-
-    def _refuse_conflict(self, model: str, name: str) -> None:
-        """Raise VersionConflict where the version is registered."""
-        entry = self._models.get(model)
-        if entry is not None and name in entry.versions:
-            raise VersionConflict(model, name)
-
-    def _publish(self, plan: Plan) -> _Version:
-        """Put a version on the list and begin to start its workers. Nothing is awaited between check and deed."""
-        if self._is_draining:
-            raise Draining
-        model, name = plan.facts.options.model, plan.facts.options.version
-        self._refuse_conflict(model, name)
-        entry = self._models.get(model)
-        pool = self._make_pool(plan.facts.options, plan.load)
-        version = _Version(plan, pool)
-        pool.start()
-        self._metrics.register(pool.metrics)
-        if entry is None:
-            self._models[model] = _Model(version)
-        else:
-            entry.versions[name] = version
-        for warning in plan.facts.warnings:
-            log.warning("Model %s version %s: %s", model, name, warning)
-        return version
+        No request is refused or lost (`load_first`), and none that begins afterwards gets the version before. Raises
+        what `register` raises, ModelNotFound, VersionNotFound, SwapUnderWay, and SwapFailed when the new version cannot
+        load or does not answer as it should: the one before goes on then, and nothing of the new one is left.
+        """
+        return await self._changes.carry_through(self._swapping.swap(wish, unpacked))
 
     # ------------------------------------------------------------------------------------------- start-up
 
@@ -307,18 +228,7 @@ class Registry:
 
         Workers are begun, not waited for. A model that cannot be loaded is logged and left out.
         """
-        await self._carry_through(self._load_at_start(load_models))
-
-    async def _load_at_start(self, load_models: LoadModels) -> None:
-        if load_models:
-            names = await asyncio.to_thread(self._intake.store.names)
-            await self._load_all_at_start(
-                [
-                    RegisterParameters(url=model.url, model_name=model.name, synchronous=False)
-                    for model in models_to_load(load_models, names)
-                ]
-            )
-        self._has_tried_startup = True
+        await self._changes.carry_through(self._starting.load(load_models))
 
     async def restore(self, versions: Sequence[SnapshotVersion]) -> None:
         """Load what a snapshot has, in place of `load_at_start`. Returns when all were tried.
@@ -326,80 +236,12 @@ class Registry:
         What cannot be loaded is logged and left out; it stays in the snapshots that follow, so that a restart with the
         archive mended has it back.
         """
-        await self._carry_through(self._restore(versions))
+        await self._changes.carry_through(self._starting.restore(versions))
 
-    async def _restore(self, versions: Sequence[SnapshotVersion]) -> None:
-        await self._load_all_at_start(
-            [
-                RegisterParameters(
-                    url=version.archive,
-                    model_name=version.model,
-                    handler=version.handler,
-                    synchronous=False,
-                    restored=version,
-                )
-                for version in versions
-            ]
-        )
-        self._has_tried_startup = True
-
-    async def _load_all_at_start(self, models: Sequence[RegisterParameters]) -> None:
-        # Read side by side, published in the order of the setting: it decides which version is the default.
-        takes = [(model, asyncio.create_task(self._take_in(model.url, is_at_startup=True))) for model in models]
-        # What is installed for one of them must not keep the others waiting, but for those of the same name.
-        latest: dict[str, asyncio.Task[None]] = {}
-        for model, take in takes:
-            await self._load_one_at_start(model, take, latest)
-        if latest:
-            await asyncio.wait(latest.values())
-
-    async def _load_one_at_start(
-        self, parameters: RegisterParameters, take: asyncio.Task[Unpacked], latest: dict[str, asyncio.Task[None]]
-    ) -> None:
-        """Load one archive; returns when it is loaded, or when only its requirements are waited for.
-
-        `latest` are the models that wait for some, by name: the next version of such a name waits for it in turn.
-        """
-        try:
-            plan = await self._plan(parameters, await take, is_at_startup=parameters.restored is None)
-        except Exception as error:
-            self._note_startup_failure(parameters, error)
-            return
-        before = latest.get(plan.facts.options.model)
-        if plan.wanted is None and before is None:
-            await self._establish_at_start(parameters, plan)
-        else:
-            work = self._establish_at_start(parameters, plan, before)
-            latest[plan.facts.options.model] = self._follow(work)
-
-    async def _establish_at_start(
-        self, parameters: RegisterParameters, plan: Plan, before: asyncio.Task[None] | None = None
-    ) -> None:
-        try:
-            if before is not None:
-                await asyncio.wait([before])
-            version = await self._establish(parameters, plan)
-        except Exception as error:
-            self._note_startup_failure(parameters, error)
-            return
-        if parameters.restored is not None and parameters.restored.is_default:
-            self._models[version.model].default = version.name
-        if version.model not in self._startup_models:
-            self._startup_models.append(version.model)
-        if not version.is_settled:
-            self._follow(self._settle(version))
-
-    def _note_startup_failure(self, parameters: RegisterParameters, error: Exception) -> None:
-        restored = parameters.restored
-        if restored is not None:
-            self._unrestored[restored.model, restored.version] = restored
-        # A border: whatever is wrong with one archive must not keep the server from starting with the others.
-        is_known = isinstance(error, MarserveError)
-        sentence = str(error) if is_known else "an unexpected error; the log says more"
-        log.error(
-            "Failed to load model: %s (%s)", hide_query(parameters.url), sentence, exc_info=None if is_known else error
-        )
-        self._startup_failures.append(f"{hide_query(parameters.url)} was not loaded: {sentence}")
+    @property
+    def has_tried_startup(self) -> bool:
+        """Whether every model of the start has been tried: what is not there then will not come by itself."""
+        return self._starting.has_tried
 
     # ------------------------------------------------------------------------------------------- scale
 
@@ -417,21 +259,17 @@ class Registry:
             raise BadInput("max_worker cannot be less than min_worker.")
         if self._is_draining:
             raise Draining
-        chosen = self._find(model, version)
-        most = chosen.facts.options.most_workers
-        if most:  # as many as there are devices for (contract 10.5)
-            min_workers, max_workers = min(min_workers, most), min(max_workers, most)
-        chosen.min_workers, chosen.max_workers = min_workers, max_workers
-        may_sleep = chosen.facts.options.idle_timeout_s is not None
-        chosen.pool.scale(min_workers, max_workers if min_workers or may_sleep else 0)
+        chosen = self._versions.find(model, version)
+        self._registering.scale(chosen, min_workers, max_workers)
+        min_workers, max_workers = chosen.min_workers, chosen.max_workers
         self._note_change(chosen)
         if not synchronous:
-            self._follow(self._settle(chosen))
+            self._changes.follow(self._registering.settle(chosen))
             return Scaled(model, version, min_workers, "begun")
         try:
-            is_ready = await self._carry_through(self._wait_until_ready(chosen))
+            is_ready = await self._changes.carry_through(self._registering.wait_until_ready(chosen))
         except LoadFailed as error:
-            log.error("Model %s version %s failed to load: %s", model, chosen.name, error.reason or error)
+            log_failure(chosen, error)
             raise LoadFailed(
                 model, version, out_of_memory=error.out_of_memory, reason=error.reason, cause=error.cause or ""
             ) from error
@@ -442,11 +280,7 @@ class Registry:
 
         Raises ModelNotFound, VersionNotFound.
         """
-        chosen = self._find(model, version)
-        for sentence in sentences:
-            if sentence not in chosen.remarks and len(chosen.remarks) < MOST_REMARKS:
-                chosen.remarks.append(sentence)
-                log.warning("Model %s version %s: %s", model, chosen.name, sentence)
+        remark(self._versions.find(model, version), sentences)
 
     def tune(self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None) -> str:
         """Change how batches are formed, at once and without a restart. Returns a sentence with the values in force.
@@ -462,7 +296,7 @@ class Registry:
             )
         if self._is_draining:
             raise Draining
-        chosen = self._find(model, version)
+        chosen = self._versions.find(model, version)
         chosen.pool.reconfigure(batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
         self._note_change(chosen)
         options = chosen.pool.options
@@ -483,7 +317,7 @@ class Registry:
 
         Raises ModelNotFound, VersionNotFound, and what `PoolLike.check` raises.
         """
-        chosen = self._find(model, version)
+        chosen = self._versions.find(model, version)
         report = await chosen.pool.check(samples)
         return {"modelName": chosen.model, "modelVersion": chosen.name, **report}
 
@@ -491,15 +325,15 @@ class Registry:
 
     def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
         """What a version says of itself. Raises ModelNotFound or VersionNotFound."""
-        return self._describe(self._find(model, version))
+        return self._describe(self._versions.find(model, version))
 
     def is_autoscaled(self, model: str, version: str | None = None) -> bool:
         """Whether the number of a version's workers follows the need. Raises ModelNotFound or VersionNotFound."""
-        return self._find(model, version).facts.options.autoscale
+        return self._versions.find(model, version).facts.options.autoscale
 
     def describe_all(self, model: str) -> list[dict[str, Any]]:
         """What each version of a model says of itself, oldest first. Raises ModelNotFound."""
-        return [self._describe(version) for version in self._entry(model).versions.values()]
+        return [self._describe(version) for version in self._versions.model(model).versions.values()]
 
     async def describe_customized(
         self, model: str, version: str | None = None, within_s: float | None = None
@@ -509,7 +343,7 @@ class Registry:
         `within_s` is the client's deadline, in seconds from now. Raises ModelNotFound, VersionNotFound,
         NoDescribeWorker, HandlerFailed and what else befalls a request.
         """
-        chosen = self._find(model, version)
+        chosen = self._versions.find(model, version)
         answer = await ask_for_metadata(chosen.pool, model, chosen.facts.options.response_timeout_s, within_s)
         described = self._describe(chosen)
         metadata = read_metadata(answer.body)
@@ -517,72 +351,139 @@ class Registry:
             described["customizedMetadata"] = metadata
         return described, answer
 
-    def _describe(self, version: _Version) -> dict[str, Any]:
-        entry = self._models.get(version.model)
+    def _describe(self, version: Version) -> dict[str, Any]:
         return describe_version(
             version.facts,
             version.pool,
             min_workers=version.min_workers,
             max_workers=version.max_workers,
-            is_default=entry is not None and entry.default == version.name,
+            is_default=self._versions.is_default(version),
             remarks=version.remarks,
         )
 
     def list_models(self, limit: int | None = None, offset: int | None = None) -> ModelPage:
         """One page of the models in order of their names."""
-        defaults = ((name, entry.versions[entry.default].facts) for name, entry in self._models.items())
+        defaults = ((name, entry.versions[entry.default].facts) for name, entry in self._versions.models.items())
         names = [(name, hide_query(facts.url)) for name, facts in defaults if not facts.is_function]
         return ModelPage(*page_of(names, limit=limit, offset=offset))
 
     # ------------------------------------------------------------------------------------------- unregister, default
 
-    async def unregister(self, model: str, version: str | None = None) -> None:
+    async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
         """Take a version off the list, answer what it had accepted, end its workers, delete its folder.
 
-        Raises ModelNotFound, VersionNotFound, DefaultVersionInUse, and CleanUpTimedOut when ending its workers takes
-        too long; that then goes on behind the caller's back. One whose requirements are being installed is given up.
+        One that has a weight or a label goes with `force` only, and these with it; the last version goes anyhow. One
+        whose requirements are being installed is given up. Raises ModelNotFound, VersionNotFound, DefaultVersionInUse,
+        VersionInUse, and CleanUpTimedOut when ending its workers takes too long; that then goes on behind the caller's
+        back.
         """
-        for key in [key for key in self._unrestored if key[0] == model and version in (None, key[1])]:
-            del self._unrestored[key]
+        if self._starting.forget(model, version):
             self._on_change()
-        being_installed = self._installations.find(model, version)
-        if being_installed and (model not in self._models or version is not None):
+        being_installed = self._registering.installations.find(model, version)
+        if being_installed and (model not in self._versions.models or version is not None):
             for claim in being_installed:
                 claim.give_up()
             await asyncio.gather(*(claim.wait_until_ended() for claim in being_installed))
             return
-        entry = self._entry(model)
-        chosen = self._find(model, version)
-        if chosen.name == entry.default and len(entry.versions) > 1:
-            raise DefaultVersionInUse(model)
-        self._remove(chosen)
+        entry = self._versions.model(model)
+        name = entry.default if version is None else version
+        if name not in entry.versions:  # a label is another name for asking, not for taking away
+            raise VersionNotFound(model, name)
+        chosen = entry.versions[name]
+        if len(entry.versions) > 1:
+            if name == entry.default:
+                raise DefaultVersionInUse(model)
+            labels, has_weight = entry.names_of(name), entry.weight_of(name) > 0
+            if (labels or has_weight) and not force:
+                raise VersionInUse(model, name, has_weight=has_weight, labels=labels)
+        self._registering.remove(chosen)
         self._note_change(chosen)
-        await self._carry_through(self._retire(chosen, drain_s=self._options.unregister_timeout_s))
+        await self._changes.carry_through(self._registering.retire(chosen, drain_s=self._options.unregister_timeout_s))
 
     def set_default(self, model: str, version: str) -> None:
         """Let `version` answer requests that name none, from now on. Raises ModelNotFound or VersionNotFound."""
-        entry = self._entry(model)
-        if version not in entry.versions:
-            raise VersionNotFound(model, version, f"Model version {version} does not exist for model {model}")
-        entry.default = version
-        self._note_change(entry.versions[version])
+        self._note_change(self._versions.set_default(model, version))
+
+    # ------------------------------------------------------------------------------------------- desired state
+
+    def name_of(self, model: str, version: str | None) -> str:
+        """The version of this name or label, or the default one. Raises ModelNotFound or VersionNotFound."""
+        return self._versions.find(model, version).name
+
+    async def look_into(self, parameters: RegisterParameters) -> tuple[str, str]:
+        """The names of the model and the version that a registration would make; nothing is registered.
+
+        Raises as `register` does before it starts workers.
+        """
+        unpacked = await self._registering.take_in(parameters.url, is_at_startup=True)
+        plan = await self._registering.plan(parameters, unpacked)
+        await asyncio.to_thread(plan.discard)
+        return plan.facts.options.model, plan.facts.options.version
+
+    def actual(self) -> ActualState:
+        """What is registered, as a desired state can be compared with it. Nodes of workflows are left out."""
+        return {name: actual for name in self._versions.models if (actual := self._look_at(name)) is not None}
+
+    def _look_at(self, name: str) -> ActualModel | None:
+        entry = self._versions.model(name)
+        versions = {
+            version.name: look_at(version, self._options)
+            for version in entry.versions.values()
+            if version.facts.workflow is None
+        }
+        if not versions:
+            return None
+        rule = self.traffic.rule_of(name)
+        labels = {label: told["version"] for label, told in self.traffic.labels(name).items()}
+        return ActualModel(
+            versions,
+            entry.default,
+            labels,
+            None if rule is None else rule.document(),
+            None if self.shadows is None else self.shadows.of(name),
+        )
+
+    def begin_change(self) -> Transaction:
+        """Begin to change several models at once."""
+        if self._is_draining:
+            raise Draining
+        setters = TrafficSetters(self.traffic.put_all_labels, self.traffic.put_document, self._put_shadow)
+        drain_s = self._options.unregister_timeout_s
+        return Transaction(
+            self._registering,
+            self._versions,
+            self._changes,
+            setters,
+            drain_s=drain_s,
+            note_change=self._note_change,
+        )
+
+    def _put_shadow(self, model: str, document: Mapping[str, Any] | None) -> None:
+        if self.shadows is not None:
+            self.shadows.put(model, document)
+
+    def end_start(self, models: Iterable[str], failures: Iterable[str]) -> None:
+        """The models of the start were tried, by somebody else than the registry; `failures` are sentences."""
+        self._starting.models += [model for model in models if model not in self._starting.models]
+        self._starting.failures += failures
+        self._starting.has_tried = True
 
     # ------------------------------------------------------------------------------------------- snapshots
 
     def snapshot(self) -> list[SnapshotVersion]:
         """Every version as a later start would have it back. Nodes of workflows are left out."""
-        listed = [self._as_snapshot(version) for version in self._all() if version.facts.workflow is None]
+        listed = [self._as_snapshot(version) for version in self._versions.all() if version.facts.workflow is None]
         names = {(version.model, version.version) for version in listed}
-        return [*listed, *(version for key, version in self._unrestored.items() if key not in names)]
+        return [*listed, *(version for key, version in self._starting.unrestored.items() if key not in names)]
 
-    def _as_snapshot(self, version: _Version) -> SnapshotVersion:
+    def _as_snapshot(self, version: Version) -> SnapshotVersion:
         facts, own = version.facts, version.plan.unpacked.manifest.handler or self._options.default_handler
         handler = version.plan.load.handler
         return SnapshotVersion(
             model=version.model,
             version=version.name,
-            archive=archive_name(facts.url),
-            is_default=self._models[version.model].default == version.name,
+            archive=version.plan.unpacked.archive or archive_name(facts.url),
+            is_default=self._versions.is_default(version),
             min_workers=version.min_workers,
             max_workers=version.max_workers,
             batch_size=version.pool.options.batch_size,
@@ -592,9 +493,11 @@ class Registry:
             runtime=facts.runtime,
             parallel_level=facts.options.parallel_level or facts.config.parallel_level,
             handler=handler if handler != own else None,
+            role=self._versions.role_of(version),
+            memory=facts.memory,
         )
 
-    def _note_change(self, version: _Version) -> None:
+    def _note_change(self, version: Version) -> None:
         if version.facts.workflow is None:
             self._on_change()
 
@@ -602,14 +505,14 @@ class Registry:
 
     def is_healthy(self) -> bool:
         """The contract's rule for `/ping`: no default version has given up more workers than it can spare."""
-        return all(version.pool.is_healthy for version in self._defaults())
+        return all(version.pool.is_healthy for version in self._versions.defaults())
 
     def is_model_ready(self, model: str, version: str | None = None) -> bool:
         """Whether the version (the default one) has as many workers loaded as it should have, and at least one.
 
         One that sleeps until it is asked is ready to be asked. Raises ModelNotFound or VersionNotFound.
         """
-        chosen = self._find(model, version)
+        chosen = self._versions.find(model, version)
         may_sleep = chosen.facts.options.idle_timeout_s is not None and not chosen.min_workers
         if may_sleep and chosen.max_workers and not chosen.pool.workers():
             return True
@@ -617,7 +520,7 @@ class Registry:
 
     def has_loaded_model(self) -> bool:
         """Whether a worker of any model's default version has loaded it."""
-        return any(version.pool.ready_workers for version in self._defaults())
+        return any(version.pool.ready_workers for version in self._versions.defaults())
 
     def readiness(self) -> Readiness:
         """Whether to send requests here, and why not."""
@@ -632,14 +535,16 @@ class Registry:
                 version.facts.options.readiness_rule,
                 version.pool.wanted_workers,
             )
-            for version in self._defaults()
+            for version in self._versions.defaults()
         ]
-        return judge(
+        found = judge(
             standings,
             is_draining=self._is_leaving,
-            has_tried_startup=self._has_tried_startup,
-            startup_failures=self._startup_failures,
+            has_tried_startup=self._starting.has_tried,
+            startup_failures=self._starting.failures,
         )
+        further = [sentence for tell in self.remarks_of_readiness for sentence in tell()]
+        return replace(found, remarks=(*found.remarks, *further)) if further else found
 
     # ------------------------------------------------------------------------------------------- the end
 
@@ -650,8 +555,7 @@ class Registry:
     def refuse_new(self) -> None:
         """Take no more requests and registrations from now on; what was accepted goes on."""
         self._is_leaving = self._is_draining = True
-        self._intake.stop_fetching()
-        self._installations.give_up_all()
+        self._registering.refuse_new()
 
     async def drain(self, deadline_s: float) -> int:
         """Wait until nothing is queued or running, for at most `deadline_s`; returns how many requests are left."""
@@ -662,107 +566,20 @@ class Registry:
         return outstanding
 
     def _outstanding(self) -> int:
-        pools = [version.pool for version in (*self._all(), *self._leaving)]
+        pools = [version.pool for version in (*self._versions.all(), *self._versions.leaving)]
         return sum(pool.queued + pool.running for pool in pools)
 
     async def stop(self) -> None:
         """End every version and delete every folder. Order: nothing new, all pools, changes under way, the folder."""
         self.refuse_new()
-        for version in list(self._all()):
-            self._remove(version)
-        for version in self._leaving:
-            # Those that are leaving already are hurried along.
-            self._follow(self._end(version, drain_s=0.0))
-        loop = asyncio.get_running_loop()
-        end = loop.time() + STOP_LIMIT_S
-        while self._changes and loop.time() < end:
-            await asyncio.wait(self._changes, timeout=end - loop.time())
-        for change in self._changes:
-            log.error("A change of the models did not end in %s s and is given up: %s", STOP_LIMIT_S, change)
-            change.cancel()
+        await self.mirrors.stop()
+        self._registering.end_all()
+        await self._changes.end(STOP_LIMIT_S)
         await asyncio.to_thread(self._intake.clear)
 
-    # ------------------------------------------------------------------------------------------- inside
 
-    def _entry(self, model: str) -> _Model:
-        entry = self._models.get(model)
-        if entry is None:
-            raise ModelNotFound(model)
-        return entry
-
-    def _find(self, model: str, version: str | None) -> _Version:
-        entry = self._entry(model)
-        return choose_version(model, entry.versions, entry.default, version)
-
-    def _all(self) -> Iterator[_Version]:
-        return (version for entry in self._models.values() for version in entry.versions.values())
-
-    def _defaults(self) -> Iterator[_Version]:
-        return (entry.versions[entry.default] for entry in self._models.values())
-
-    def _is_listed(self, version: _Version) -> bool:
-        entry = self._models.get(version.model)
-        return entry is not None and entry.versions.get(version.name) is version
-
-    def _remove(self, version: _Version) -> None:
-        """Take a listed version off the list; if it was the default, the oldest that is left becomes it."""
-        entry = self._models[version.model]
-        del entry.versions[version.name]
-        if not entry.versions:
-            del self._models[version.model]
-        elif entry.default == version.name:
-            entry.default = next(iter(entry.versions))
-        self._metrics.remove(version.pool.metrics)
-        self._leaving.add(version)
-
-    async def _retire(self, version: _Version, *, drain_s: float) -> None:
-        """End a removed version. Raises CleanUpTimedOut when that takes too long; it goes on by itself then."""
-        ending = self._follow(self._end(version, drain_s=drain_s))
-        done, _ = await asyncio.wait({ending}, timeout=drain_s + KILL_GRACE_S)
-        if not done:
-            raise CleanUpTimedOut(version.model)
-        ending.result()
-
-    async def _end(self, version: _Version, *, drain_s: float) -> None:
-        try:
-            await version.pool.stop(drain_s)
-        finally:
-            self._leaving.discard(version)
-            await asyncio.to_thread(version.plan.discard)
-
-    async def _wait_until_ready(self, version: _Version) -> bool:
-        try:
-            return await version.pool.wait_until_ready()
-        except LoadFailed as error:
-            told = version.facts.requirements or {}
-            if error.cause != "missing_module" or told.get("status") != "not installed":
-                raise
-            remedy = "what the archive requires is not installed, for install_py_dep_per_model is false"
-            reason = f"{error.reason} ({remedy})"
-            raise LoadFailed(error.model, error.version, reason=reason, cause=error.cause) from error
-        finally:
-            version.is_settled = True
-
-    async def _settle(self, version: _Version) -> None:
-        """Wait for a load that nobody else waits for, and log how it failed."""
-        try:
-            await self._wait_until_ready(version)
-        except LoadFailed as error:
-            log.error("Model %s version %s failed to load: %s", version.model, version.name, error.reason or error)
-
-    def _follow(self, change: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Run a change as a task of the registry's own; `stop` waits for it, and a failure is logged here."""
-        task = asyncio.create_task(change)
-        self._changes.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._changes.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, MarserveError):
-            log.error("A change of the models failed", exc_info=error)
-
-    async def _carry_through(self, change: Coroutine[Any, Any, Result]) -> Result:
-        """Await a change that goes on even when the caller is cancelled."""
-        return await asyncio.shield(self._follow(change))
+def _naming(error: NoWorker, model: str, version: str | None) -> NoWorker:
+    """The error in the contract's text for a client that named the version, which the pool cannot know."""
+    if type(error) in (NoWorker, QueueFull, NoTicket):
+        return type(error)(model, version, retry_after_s=error.retry_after_s)
+    return error

@@ -5,14 +5,19 @@ Knows nothing of other versions. It looks at the archive's folder once, to find 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
 
+from marserve.archive.model_config import declare
 from marserve.archive.requirements import Requirements, read_requirements
+from marserve.archive.weight_size import weigh
 from marserve.errors import BadArchive, BadInput, DependencyFailed, LoadFailed
 from marserve.messages import Load
+from marserve.pool.options import PoolOptions
 from marserve.registry.calls import MOST_WORKERS, RegisterParameters, RegistryOptions
 from marserve.registry.describe import Facts
 from marserve.registry.effective_options import (
@@ -27,6 +32,12 @@ from marserve.registry.intake import Unpacked
 from marserve.registry.ports import EnvironmentLike
 from marserve.registry.startup import name_from_file
 from marserve.settings import ModelDefaults
+from marserve.settings.values import MemoryWish
+from marserve.store.digests import split_digest
+from marserve.store.fetch_guard import is_store_address
+
+# What a desired state says of a version beside the keys of its configuration.
+NOT_OF_THE_CONFIG = frozenset({"url", "sha256", "handler", "runtime"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,10 @@ class Plan:
     unpacked: Unpacked
     wanted: Wanted | None = None
     environment: EnvironmentLike | None = None
+
+    def borrowed(self) -> Plan:
+        """The same, whose files belong to somebody else: its `discard` leaves them where they are."""
+        return replace(self, unpacked=replace(self.unpacked, is_private=False), environment=None)
 
     def discard(self) -> None:
         """Let go of everything on disk. Blocks."""
@@ -139,7 +154,7 @@ def _unloadable(facts: Facts, defect: str, is_synchronous: bool) -> BadArchive |
 
 def _read_wanted(facts: Facts, unpacked: Unpacked, server: RegistryOptions) -> tuple[Facts, Wanted | None]:
     """What the archive asks to have installed, None for nothing; and the facts with what is to be said of it."""
-    file, asks_for_venv = unpacked.manifest.requirements_file, unpacked.config.use_venv
+    file, asks_for_venv = unpacked.manifest.requirements_file, facts.config.use_venv
     if file is None and not asks_for_venv:
         return facts, None
     if not server.installs_requirements:
@@ -172,7 +187,17 @@ def _name(parameters: RegisterParameters, unpacked: Unpacked, is_at_startup: boo
         model = name_from_file(parameters.url)
     if not model:
         raise BadArchive("Model name is not defined.")
-    return model, manifest.model_version or "1.0"
+    version = manifest.model_version or "1.0"
+    if parameters.version not in (None, version):
+        raise BadArchive(f"The archive says that it is version {version}, and not {parameters.version}.")
+    return model, version
+
+
+def declared_options(plan: Plan, declared: Mapping[str, Any], server: RegistryOptions) -> PoolOptions:
+    """What the version of this plan would run with if a desired state declared this, and nothing else, of it."""
+    facts = plan.facts
+    parameters = RegisterParameters(facts.url, model_name=facts.options.model, declared=declared)
+    return _facts(facts.options.model, facts.options.version, parameters, plan.unpacked, server, True).options
 
 
 def _facts(
@@ -186,33 +211,41 @@ def _facts(
     configured = server.models.get(model, {}).get(version, ModelDefaults())
     if parameters.restored is not None and parameters.restored.max_workers > MOST_WORKERS:
         raise BadInput(f"maxWorkers of the snapshot must be {MOST_WORKERS} or less.")
+    gets_workers = is_at_startup or parameters.declared is not None or parameters.is_arrival
+    declared = {key: value for key, value in (parameters.declared or {}).items() if key not in NOT_OF_THE_CONFIG}
+    config = declare(unpacked.config, declared) if declared else unpacked.config
+    bounds = (declared["minWorkers"], declared["maxWorkers"]) if "minWorkers" in declared else None
     requested = RequestedOptions(
         workers=parameters.initial_workers,
+        bounds=bounds,
         batch_size=parameters.batch_size,
         max_batch_delay_s=parameters.max_batch_delay_s,
         response_timeout_s=parameters.response_timeout_s,
         startup_timeout_s=parameters.startup_timeout_s,
+        memory=parameters.memory,
     )
     options, option_warnings = effective_options(
         model,
         version,
         requested=requested,
-        archive=unpacked.config,
+        archive=config,
         configured=configured,
         defaults=OptionDefaults(
-            workers=server.workers_at_startup if is_at_startup else server.workers_by_api,
+            workers=server.workers_at_startup if gets_workers else server.workers_by_api,
             response_timeout_s=server.response_timeout_s,
             startup_timeout_s=server.startup_timeout_s,
             queue_size=server.queue_size,
             max_worker_memory_bytes=server.max_worker_memory_bytes,
             readiness_rule=server.readiness_rule,
             autoscale=server.autoscale,
+            load=server.load,
             sequence_headers=server.sequence_headers,
         ),
-        at_startup=is_at_startup,
+        at_startup=gets_workers,
         gpu_count=server.gpu_count,
         restored=parameters.restored,
     )
+    options = replace(options, weight_bytes=_weight_bytes(unpacked))
     runtime = effective_runtime(parameters.runtime, configured, unpacked.manifest.runtime)
     if parameters.restored is not None:
         runtime = parameters.restored.runtime
@@ -222,7 +255,7 @@ def _facts(
         url=parameters.url,
         runtime=runtime,
         options=options,
-        config=unpacked.config,
+        config=config,
         is_at_startup=is_at_startup,
         warnings=(
             *parameters.warnings,
@@ -234,7 +267,28 @@ def _facts(
         workflow=parameters.workflow,
         is_function=parameters.is_function,
         is_restored=parameters.restored is not None,
+        memory=_asked_memory(parameters, options),
+        declared=parameters.declared,
+        resolved_url=_resolved_url(parameters.url, unpacked.archive),
     )
+
+
+def _resolved_url(url: str, archive: str) -> str | None:
+    """The address that names exactly what was fetched, where the registration's names what may change."""
+    return archive if is_store_address(archive) and archive != split_digest(url)[0] else None
+
+
+def _weight_bytes(unpacked: Unpacked) -> int:
+    try:
+        return weigh(unpacked.folder).weights
+    except OSError:  # whoever loads it will say what is wrong
+        return 0
+
+
+def _asked_memory(parameters: RegisterParameters, options: PoolOptions) -> MemoryWish:
+    """What a later start has to know of the version's place in memory, whatever its own settings say."""
+    asked = parameters.memory if parameters.restored is None else parameters.restored.memory
+    return MemoryWish(load="on_demand").over(asked) if options.idle_timeout_s == math.inf else asked
 
 
 def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOptions) -> Load:
@@ -255,7 +309,7 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         max_answer_bytes=server.max_answer_bytes,
         threads=server.threads,
         import_paths=[str(beside)] if beside is not None else [],
-        warm_up=list(options.samples) if unpacked.config.warm_up else [],
+        warm_up=list(options.samples) if facts.config.warm_up else [],
         environment=server.sequence_headers.environment(),
         is_continuous=options.continuous_batching,
         is_concurrent=options.is_concurrent,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from marserve.archive.requirements import Requirements
-from marserve.messages import Load, Part, Receiver, Request
+from marserve.messages import Answer, Checked, Load, Part, Receiver, Request, Tolerance
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics import VersionMetrics
 
@@ -165,6 +165,18 @@ class PoolLike(Protocol):
         """Compare batches of these inputs, or of the model's own samples, with single requests; a report.
 
         Raises BadInput where there are none, NoWorker, Draining, WorkerDied.
+        """
+
+    async def compare(self, pairs: Sequence[tuple[Answer, Answer]], tolerance: Tolerance | None) -> Checked:
+        """Compare at most ten pairs of answers, the primary's and the shadow's, in a worker.
+
+        Within `tolerance`, or by the handler's `compare` where that is None. Raises NoWorker, Draining, WorkerDied.
+        """
+
+    def hand_over(self, other: PoolLike, tell: Callable[[Receiver], None]) -> int:
+        """Give the requests that wait, and named no version, to another version's pool; returns how many.
+
+        `tell` is called with the receiver of each.
         """
 
     async def stop(self, drain_s: float = 0.0) -> None:

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marserve.errors import InvalidSnapshot
-from marserve.store.fetch_guard import is_address
+from marserve.errors import BadInput, InvalidSnapshot
+from marserve.registry.traffic import NO_ROLE, Role, read_role
+from marserve.settings.values import NO_WISH, MemoryWish, read_memory_wish
+from marserve.store.fetch_guard import is_address, is_store_address
 
 DEFAULT_TIMEOUT_S = 120
 # Beyond this nothing can be meant; what the server bears is the plan's to say.
@@ -22,7 +24,9 @@ LARGEST_NUMBER = 10**9
 class SnapshotVersion:
     """One version as a snapshot has it; it goes before what the archive says. Times in seconds.
 
-    `archive` is its name in the store. `handler` is what a registration asked for in place of the archive's own.
+    `archive` is its name in the store. `handler` is what a registration asked for in place of the archive's own. `role`
+    is what it has of its model's traffic, `memory` what its registration said of its place in memory; TorchServe passes
+    over the members that hold them.
     """
 
     model: str
@@ -38,6 +42,8 @@ class SnapshotVersion:
     runtime: str = "python"
     parallel_level: int = 0
     handler: str | None = None
+    role: Role = NO_ROLE
+    memory: MemoryWish = NO_WISH
 
 
 def archive_name(url: str) -> str:
@@ -45,6 +51,14 @@ def archive_name(url: str) -> str:
     if is_address(url):
         url = url.partition("?")[0]
     return url.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
+
+
+def restored_archive(word: str) -> str:
+    """What a later start is to load, from the word of a snapshot: an address or an absolute path as it stands.
+
+    Those are of archives that got no name in the store: it was read-only, or they lie below a further root.
+    """
+    return word if is_address(word) or is_store_address(word) or word.startswith("/") else archive_name(word)
 
 
 def write_models(versions: Sequence[SnapshotVersion], name: str, created_ms: int) -> str:
@@ -63,6 +77,8 @@ def write_models(versions: Sequence[SnapshotVersion], name: str, created_ms: int
             "runtimeType": version.runtime,
             **({"parallelLevel": version.parallel_level} if version.parallel_level > 0 else {}),
             **({"handler": version.handler} if version.handler else {}),
+            **version.memory.document(),
+            **({"traffic": role} if (role := version.role.document()) else {}),
         }
     return json.dumps({"name": name, "modelCount": len(versions), "created": created_ms, "models": models})
 
@@ -116,6 +132,18 @@ def _read_version(model: str, version: str, values: dict[str, Any]) -> SnapshotV
             raise wrong(key, "a text")
         return value
 
+    def role() -> Role:
+        try:
+            return read_role(values.get("traffic", {}))
+        except BadInput as error:
+            raise InvalidSnapshot(f"traffic of model {model}, version {version}: {error}") from None
+
+    def memory() -> MemoryWish:
+        try:
+            return read_memory_wish(values)
+        except ValueError as error:
+            raise InvalidSnapshot(f"of model {model}, version {version} {error}") from None
+
     if not isinstance(values.get("defaultVersion"), bool):
         raise wrong("defaultVersion", "true or false")
     archive = text("marName")
@@ -125,7 +153,7 @@ def _read_version(model: str, version: str, values: dict[str, Any]) -> SnapshotV
     return SnapshotVersion(
         model=model,
         version=version,
-        archive=archive_name(archive),
+        archive=restored_archive(archive),
         is_default=values["defaultVersion"],
         min_workers=min_workers,
         max_workers=number("maxWorkers", min_workers),
@@ -136,6 +164,8 @@ def _read_version(model: str, version: str, values: dict[str, Any]) -> SnapshotV
         runtime=text("runtimeType", "python"),
         parallel_level=number("parallelLevel", 0, 0),
         handler=text("handler") if "handler" in values else None,
+        role=role(),
+        memory=memory(),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 
 from marserve.settings import ModelToLoad
 from marserve.settings.values import LoadModels
+from marserve.store.digests import split_digest
 
 
 def models_to_load(load_models: LoadModels, store_names: Iterable[str]) -> list[ModelToLoad]:
@@ -21,7 +22,9 @@ def name_from_file(url: str) -> str:
     """The name of a start-up model that neither the setting nor its manifest names (contract 6.4).
 
     Its file's name without folder and last extension, where what is neither a letter, a digit nor an underscore
-    becomes an underscore.
+    becomes an underscore. Of an address neither query nor digest count.
     """
-    stem = PurePosixPath(url.rstrip("/")).stem
+    if "://" in url:
+        url = re.split(r"[?#]", url, maxsplit=1)[0]
+    stem = PurePosixPath(split_digest(url)[0].rstrip("/")).stem
     return re.sub(r"[^A-Za-z0-9_]", "_", stem)

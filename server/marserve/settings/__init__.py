@@ -6,7 +6,7 @@ table (`python -m marserve.settings`). Knows no server: reads one file, looks wh
 """
 
 from marserve.settings.load import load_settings
-from marserve.settings.report import startup_report
+from marserve.settings.report import sources_report, startup_report
 from marserve.settings.table import KEYS, Entry, Key, Origin, Settings
 from marserve.settings.values import Address, ModelDefaults, ModelToLoad
 
@@ -20,5 +20,6 @@ __all__ = [
     "Origin",
     "Settings",
     "load_settings",
+    "sources_report",
     "startup_report",
 ]

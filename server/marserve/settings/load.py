@@ -154,13 +154,15 @@ def _find_snapshot(
     if found.is_file():
         # What it says of anything else counts only if there is no snapshot.
         for name, value, line in read_properties(_read_bytes(found, CONFIG_FILE), CONFIG_FILE):
-            if name in ("config_snapshots", "log_location"):
+            if name in ("config_snapshots", "log_location", "desired_state"):
                 where = f"{CONFIG_FILE}, line {line}"
                 text = _replace_variables(value, name, where, sources.environment)
                 before.origins[name] = [Origin(where, text)]
     _read_flags_and_environment(flags, before)
     if not _effective(KEYS["config_snapshots"], before):
         return None
+    if _effective(KEYS["desired_state"], before):
+        return None  # it alone says which models there are: snapshots are written, and not read
     folder = FolderSnapshots(snapshot_folder(_effective(KEYS["log_location"], before), sources.working_directory))
     store = find_store() or folder
     try:

@@ -55,3 +55,22 @@ def startup_report(settings: Settings, *, version: str, cores: int, accelerators
         "Model API enabled": show("enable_model_api"),
     }
     return [f"{label}: {fact}" for label, fact in facts.items()]
+
+
+def sources_report(settings: Settings) -> list[str]:
+    """Which source set what: one line for each key that somebody gave, and what decides about models."""
+    if settings.desired_state is not None:
+        kept = "written and not read" if settings.config_snapshots else "off"
+        decides = (
+            f"the desired state {settings.desired_state} decides alone (calls that change models: "
+            f"{settings.desired_state_changes}; snapshots are {kept})"
+        )
+    elif settings.model_snapshot is not None:
+        decides = f"the snapshot {settings.restored_from or 'in model_snapshot'}"
+    else:
+        decides = f"load_models={KEYS['load_models'].show(settings.load_models)}" if settings.load_models else "calls"
+    lines = [f"Which models there are is said by: {decides}"]
+    for name, origins in sorted(settings.origins.items()):
+        if origins and name in KEYS and name != "model_snapshot":
+            lines.append(f"{name}={KEYS[name].show(getattr(settings, name))} is set by {origins[-1].where}")
+    return lines

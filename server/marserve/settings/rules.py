@@ -23,6 +23,7 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
     _check_envelope(settings)
     warnings += _check_open_management(settings)
     warnings += _warnings_of_log4j(settings)
+    _check_desired_state(settings)
     more, notes = _check_snapshot(settings)
     return [*warnings, *more], [*_notes_of_accepted(settings), *_notes_of_modes(settings), *notes]
 
@@ -145,6 +146,36 @@ def _check_open_address(settings: Settings, name: str) -> Iterator[str]:
         key=name,
         source=_where(settings, name),
     )
+
+
+def _check_desired_state(settings: Settings) -> None:
+    """There is one word on which models are loaded; a file that is named must be there."""
+    if settings.desired_state is None:
+        return
+    where = _where(settings, "desired_state")
+    for name in ("load_models", "model_snapshot"):
+        if getattr(settings, name):
+            raise BadSettings(
+                f"desired_state={settings.desired_state} ({where}) decides alone which models there are, and {name} "
+                "says it too; remove one of the two",
+                key=name,
+                source=_where(settings, name),
+            )
+    is_address = "://" in settings.desired_state
+    if not is_address and not (settings.working_directory / settings.desired_state).is_file():
+        raise BadSettings(
+            f"desired_state is {settings.desired_state!r}, and there is no such file; one with `models: {{}}` is a "
+            "server without models",
+            key="desired_state",
+            source=where,
+        )
+    if settings.desired_state_changes == "adopt" and settings.desired_state.lower().startswith(("http://", "https://")):
+        raise BadSettings(
+            f"desired_state_changes=adopt writes into the document, and desired_state={settings.desired_state} cannot "
+            "be written; name a file or an object of a store, or refuse such calls",
+            key="desired_state_changes",
+            source=_where(settings, "desired_state_changes"),
+        )
 
 
 def _check_snapshot(settings: Settings) -> tuple[list[str], list[str]]:

@@ -19,16 +19,19 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+from marserve.settings.stores import NO_STORES, STORES, Secret, Stores
 from marserve.settings.values import (
     BOOL,
     CHOICE,
     FILE,
     FLOAT,
+    FOLDERS,
     INT,
     INT_CHOICE,
     LENIENT_CHOICE,
     LOAD_MODELS,
     MINUTES,
+    MODEL_MEMORY,
     MODELS,
     NO_MODELS,
     OPTIONAL_INT,
@@ -45,6 +48,14 @@ from marserve.settings.values import (
     LoadModels,
     Models,
     address_kind,
+)
+from marserve.settings.watches import (
+    EVENT_SECRETS,
+    NO_SECRETS,
+    STORE_POLICY,
+    WATCHES,
+    NewVersionPolicy,
+    WatchedPlace,
 )
 
 Entry = Literal["torchserve", "marserve"]
@@ -384,6 +395,12 @@ class Settings:
         MODELS_AND_WORKERS,
         ts_env="TS_WORKFLOW_STORE",
     )
+    model_roots: tuple[Path, ...] = _own(
+        FOLDERS,
+        (),
+        "Further folders: a registration's url may be the absolute path of an archive or a model's folder below one.",
+        MODELS_AND_WORKERS,
+    )
     load_models: LoadModels = _key(
         LOAD_MODELS,
         (),
@@ -391,6 +408,13 @@ class Settings:
         MODELS_AND_WORKERS,
         ts_env="TS_LOAD_MODELS",
         example="all",
+    )
+    strict_start: bool = _own(
+        BOOL,
+        False,
+        "Whether the server ends, with exit status 1, when a model of the start cannot be loaded; else it is left out, "
+        "and /readyz says so.",
+        MODELS_AND_WORKERS,
     )
     models: Models = _key(
         MODELS,
@@ -405,6 +429,28 @@ class Settings:
         "Which models to load at start, and how each is served, as a snapshot has it (JSON); load_models is not used "
         "then.",
         MODELS_AND_WORKERS,
+    )
+    desired_state: str | None = _own(
+        OPTIONAL_TEXT,
+        None,
+        "The document that says which models there are: a file, or the address of an object. It alone decides: "
+        "load_models and model_snapshot may not stand beside it, and snapshots are not read.",
+        MODELS_AND_WORKERS,
+    )
+    desired_state_changes: Literal["refuse", "adopt"] = _own(
+        CHOICE,
+        "refuse",
+        "What becomes of calls that change models where a desired state decides: refused, or written into it.",
+        MODELS_AND_WORKERS,
+        choices=("refuse", "adopt"),
+    )
+    desired_state_interval: float = _own(
+        FLOAT,
+        10.0,
+        "How often the document of the desired state is looked at for changes, a quarter more or less.",
+        MODELS_AND_WORKERS,
+        unit="s",
+        minimum=0.1,
     )
     default_workers_per_model: int = _key(
         INT,
@@ -493,6 +539,81 @@ class Settings:
         MODELS_AND_WORKERS,
         ts_env="TS_INSTALL_PY_DEP_PER_MODEL",
     )
+    watch_model_store: NewVersionPolicy | None = _own(
+        STORE_POLICY,
+        None,
+        "What becomes of archives that appear in the model store while the server runs; off: nobody looks.",
+        MODELS_AND_WORKERS,
+    )
+    watches: tuple[WatchedPlace, ...] = _own(
+        WATCHES,
+        (),
+        'Further places that are watched: [{"place": "s3://bucket/models/", "policy": "load"}].',
+        MODELS_AND_WORKERS,
+    )
+    watch_interval: float = _own(
+        FLOAT,
+        30.0,
+        "Pause between two looks at a place that is watched; folders tell of most changes at once.",
+        MODELS_AND_WORKERS,
+        unit="s",
+        minimum=1,
+    )
+    watch_settle_time: float = _own(
+        FLOAT,
+        2.0,
+        "How long a file in a watched folder must keep still before it counts.",
+        MODELS_AND_WORKERS,
+        unit="s",
+        minimum=0,
+    )
+    late_event_timeout: float = _own(
+        FLOAT,
+        60.0,
+        "How long an object that an event announced is looked for in its store.",
+        MODELS_AND_WORKERS,
+        unit="s",
+        minimum=0,
+    )
+    download_connections: int = _own(
+        INT,
+        8,
+        "Connections that one download may use at a time, where its origin lets it be read in parts; 1: no parts.",
+        MODELS_AND_WORKERS,
+        minimum=1,
+        maximum=64,
+    )
+    download_cache: Path | None = _own(
+        PATH,
+        None,
+        "The folder where what was fetched is kept by its content, for all servers of the machine; nothing is kept "
+        "beside the model store if not given.",
+        MODELS_AND_WORKERS,
+    )
+    download_cache_size: int = _own(
+        SIZE,
+        50 << 30,
+        "What that folder may hold; what was not used for longest goes first.",
+        MODELS_AND_WORKERS,
+        minimum=0,
+    )
+    archive_digests: Literal["given", "beside", "required"] = _own(
+        CHOICE,
+        "given",
+        "Which SHA-256 digests of fetched archives are compared: those given as #sha256=HEX in addresses; those beside "
+        "archives, as NAME.sha256, as well; or required: there must be one or the other.",
+        MODELS_AND_WORKERS,
+        choices=("given", "beside", "required"),
+    )
+    late_archive_timeout: float = _own(
+        FLOAT,
+        0.0,
+        "How long an archive that its origin does not have (404) is waited for, at the start and in registrations.",
+        MODELS_AND_WORKERS,
+        unit="s",
+        minimum=0,
+        marserve=2.0,
+    )
     environment_folder: Path | None = _own(
         PATH,
         None,
@@ -548,11 +669,44 @@ class Settings:
         MODELS_AND_WORKERS,
         minimum=0,
     )
+    model_memory: int | Literal["auto"] = _own(
+        MODEL_MEMORY,
+        0,
+        "Memory for models, all of their processes together: a load that would not fit is refused before it starts. "
+        "auto: what the machine, or the container, has, less a tenth (256 MiB at least); 0: nobody counts.",
+        MODELS_AND_WORKERS,
+        minimum=0,
+        marserve="auto",
+    )
+    model_load: Literal["start", "on_demand"] = _own(
+        CHOICE,
+        "start",
+        "When models are loaded: at once, or when the first request asks (on_demand); they then make room for others. "
+        "A model's own `load` comes first.",
+        MODELS_AND_WORKERS,
+        choices=("start", "on_demand"),
+    )
+    least_residence: float = _own(
+        FLOAT,
+        10.0,
+        "How long a model that was loaded on demand stays at least before it makes room for another.",
+        MODELS_AND_WORKERS,
+        unit="s",
+        minimum=0,
+    )
     worker_cgroup: Path | None = _own(
         PATH,
         None,
         "An empty cgroup v2 folder that the server may write: workers with a memory limit get a group each in it.",
         MODELS_AND_WORKERS,
+    )
+    swap_order: Literal["load_first", "unload_first"] = _own(
+        CHOICE,
+        "load_first",
+        "How a swap puts one archive in the place of another: beside it, with memory for both and no gap, or after it "
+        "has gone (unload_first).",
+        MODELS_AND_WORKERS,
+        choices=("load_first", "unload_first"),
     )
     readiness_rule: Literal["any", "min", "all"] = _own(
         CHOICE,
@@ -650,6 +804,20 @@ class Settings:
     )
     enable_envvars_config: bool = _key(
         BOOL, False, "Let TS_ variables override this file; counts only in the file itself.", SECURITY
+    )
+    stores: Stores = _own(
+        STORES,
+        NO_STORES,
+        'What object stores need, by the beginnings of their addresses: {"s3://bucket/": {"region": "eu-west-1"}}.',
+        SECURITY,
+        is_secret=True,
+    )
+    event_secrets: Mapping[str, Secret] = _own(
+        EVENT_SECRETS,
+        NO_SECRETS,
+        'Secrets of who sends events of object stores, by source: {"minio": {"env": "MINIO_EVENT_SECRET"}}.',
+        SECURITY,
+        is_secret=True,
     )
     trusted_models: tuple[str, ...] = _own(
         WORDS, (), "Archives, by name or SHA-256, whose pickles are opened unchecked.", SECURITY
@@ -848,6 +1016,13 @@ class Settings:
         LIFE,
         marserve=20,
         minimum=0,
+    )
+    state_folder: Path | None = _own(
+        PATH,
+        None,
+        "What the server keeps for its next start (the history of desired states, roll-outs under way); `state` below "
+        "the log folder if not given.",
+        LIFE,
     )
     temporary_folder: Path | None = _own(
         PATH, None, "Where archives are unpacked; the system's temporary folder if not given.", LIFE, always_env="TEMP"

@@ -87,6 +87,54 @@ class ModelToLoad:
 
 
 @dataclass(frozen=True)
+class MemoryWish:
+    """What is said of a model's place in memory; None where nothing is.
+
+    `needed_bytes` is what it takes with one worker. `load` says when it is loaded: at once, or when somebody asks.
+    What `is_pinned` never makes room for another model.
+    """
+
+    needed_bytes: int | None = None
+    load: Literal["start", "on_demand"] | None = None
+    is_pinned: bool | None = None
+
+    def over(self, other: MemoryWish) -> MemoryWish:
+        """What this says, and where it says nothing what the other does."""
+        return MemoryWish(
+            other.needed_bytes if self.needed_bytes is None else self.needed_bytes,
+            other.load if self.load is None else self.load,
+            other.is_pinned if self.is_pinned is None else self.is_pinned,
+        )
+
+    def document(self) -> dict[str, Any]:
+        """What is said, under the names of a model's configuration."""
+        said = {"memory": self.needed_bytes, "load": self.load, "pinned": self.is_pinned}
+        return {name: value for name, value in said.items() if value is not None}
+
+
+NO_WISH = MemoryWish()
+
+
+def read_memory_wish(said: Mapping[str, object]) -> MemoryWish:
+    """What `memory`, `load` and `pinned` say, as texts or as JSON has them; None is not said.
+
+    Raises ValueError, saying which of them cannot be used and what it must be.
+    """
+    memory, load, pinned = (said.get(name) for name in ("memory", "load", "pinned"))
+    size: Any = parse_size(memory) if isinstance(memory, str) else memory
+    if memory is not None and (isinstance(size, bool) or not isinstance(size, int) or not 0 < size < 1 << 60):
+        raise ValueError(f"memory is {memory!r}; it must be a number of bytes above 0, as 500MB or 2GiB")
+    if load is not None and (not isinstance(load, str) or load.lower() not in ("start", "on_demand")):
+        raise ValueError(f"load is {load!r}; it must be start or on_demand")
+    if isinstance(pinned, str) and pinned.lower() in ("true", "false"):
+        pinned = pinned.lower() == "true"
+    if pinned is not None and not isinstance(pinned, bool):
+        raise ValueError(f"pinned is {pinned!r}; it must be true or false")
+    when: Any = load.lower() if isinstance(load, str) else None
+    return MemoryWish(size, when, pinned)
+
+
+@dataclass(frozen=True)
 class ModelDefaults:
     """What `models` says of one version; None where it says nothing. Times in seconds."""
 
@@ -97,6 +145,7 @@ class ModelDefaults:
     response_timeout_s: float | None = None
     startup_timeout_s: float | None = None
     runtime_type: str | None = None
+    memory: MemoryWish = NO_WISH
 
 
 LoadModels = Literal["all"] | tuple[ModelToLoad, ...]
@@ -232,6 +281,10 @@ def _read_size(text: str, reading: Reading) -> int:
     return value
 
 
+def _read_model_memory(text: str, reading: Reading) -> int | Literal["auto"]:
+    return "auto" if text.strip().lower() == "auto" else _read_size(text, reading)
+
+
 def _read_choice(text: str, reading: Reading) -> str:
     word = text.strip().lower()
     if word in reading.choices:
@@ -274,6 +327,10 @@ def _compile(pattern: str, reading: Reading) -> re.Pattern[str]:
 
 def _read_words(text: str, reading: Reading) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _read_folders(text: str, reading: Reading) -> tuple[Path, ...]:
+    return tuple(reading.working_directory / part.strip() for part in text.split(",") if part.strip())
 
 
 def _read_load_models(text: str, reading: Reading) -> LoadModels:
@@ -334,9 +391,15 @@ def _object(value: object, reading: Reading, right: str) -> dict[str, Any]:
 
 
 def _read_model_defaults(keys: dict[str, Any], which: str, reading: Reading) -> ModelDefaults:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"memory": NO_WISH}
     for name, value in keys.items():
         if name in _SNAPSHOT_KEYS:
+            continue
+        if name in ("memory", "load", "pinned"):
+            try:
+                found["memory"] = read_memory_wish({name: value}).over(found["memory"])
+            except ValueError as error:
+                reading.warn(f"{reading.name}: of {which} {error}; it counts as not given")
             continue
         if name == "runtimeType" and isinstance(value, str):
             found["runtime_type"] = value
@@ -365,6 +428,7 @@ def _write_models(value: Models) -> str:
                     keys[name] = round(getattr(defaults, attribute) / factor)
             if defaults.runtime_type is not None:
                 keys["runtimeType"] = defaults.runtime_type
+            keys.update(defaults.memory.document())
     return json.dumps(document) if document else ""
 
 
@@ -390,6 +454,7 @@ INT: Kind[int] = Kind("whole number", _read_int, _write_number)
 OPTIONAL_INT: Kind[int | None] = Kind("whole number", _read_optional_int, _write_number)
 FLOAT: Kind[float] = Kind("number", _read_float, _write_number)
 SIZE: Kind[int] = Kind("bytes, as `500MB` or `2GiB`", _read_size, str)
+MODEL_MEMORY: Kind[int | Literal["auto"]] = Kind("`auto`, or bytes, as `500MB` or `2GiB`", _read_model_memory, str)
 MINUTES: Kind[float] = Kind("number", _read_minutes, _write_number)
 CHOICE: Kind[Any] = Kind("word", _read_choice)
 LENIENT_CHOICE: Kind[Any] = Kind("word", _read_lenient_choice)
@@ -397,6 +462,9 @@ INT_CHOICE: Kind[Any] = Kind("number", lambda text, reading: int(_read_choice(te
 REGEX: Kind[re.Pattern[str] | None] = Kind("regular expression", _read_regex, _write_pattern)
 REGEXES: Kind[tuple[str, ...]] = Kind("regular expressions, comma-separated", _read_regexes, ",".join)
 WORDS: Kind[tuple[str, ...]] = Kind("words, comma-separated", _read_words, ",".join)
+FOLDERS: Kind[tuple[Path, ...]] = Kind(
+    "folders, comma-separated", _read_folders, lambda value: ",".join(map(str, value))
+)
 LOAD_MODELS: Kind[LoadModels] = Kind(
     "`all`, or comma-separated `url` or `name=url`", _read_load_models, _write_load_models
 )

@@ -15,15 +15,20 @@ from typing import Literal
 from urllib.parse import unquote
 
 from marserve.errors import ArchiveNotFound
+from marserve.settings.stores import SCHEMES
+from marserve.store.object_address import SIGNED, is_container, read_address
+from marserve.store.object_address import is_store_address as is_store_address
 
-Scheme = Literal["http", "https", "file"]
+Scheme = Literal["http", "https", "file", "s3", "gs", "az", "hf"]
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MAX_URL_BYTES = 8192
 DEFAULT_PORTS = {"http": 80, "https": 443}
+STORE_SCHEMES: tuple[Scheme, ...] = ("s3", "gs", "az", "hf")
+"""Schemes of object stores: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`, `hf://organisation/name`."""
 
 _ADDRESS = re.compile(r"(https?|file)://", re.IGNORECASE)
-_URL = re.compile(r"([A-Za-z]+)://([^/?]*)([^?]*)(\?.*)?")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+]*)://([^/?]*)([^?]*)(\?.*)?")
 # As RFC 3986 has it, without `#`: a fragment is never sent, and only serves to make a pattern match.
 _PLAIN = re.compile(r"[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=%]+")
 _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9\-_]{0,62})(\.[a-z0-9_]([a-z0-9\-_]{0,62}))*")
@@ -38,13 +43,18 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A URL in its normal form. `host` is lower case, an IPv6 address without its brackets; empty for files."""
+    """A URL in its normal form. `host` is lower case, an IPv6 address without its brackets; empty for files.
+
+    Of an object store `host` is the bucket (as it is written) and `path` the key behind a slash.
+    """
 
     scheme: Scheme
     host: str
     port: int
     path: str
     query: str
+    written: str = ""
+    """Scheme and bucket as they were written, where that is another spelling than the normal form (`s3a://bucket`)."""
 
     @property
     def url(self) -> str:
@@ -54,10 +64,15 @@ class Target:
         return f"{self.scheme}://{self.authority}{self.path}{self.query}"
 
     @property
+    def key(self) -> str:
+        """What an object store calls it: the path without its slash."""
+        return self.path.removeprefix("/")
+
+    @property
     def authority(self) -> str:
         """Host and port as the `Host` header has them."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == DEFAULT_PORTS.get(self.scheme) else f"{host}:{self.port}"
+        return host if self.port == DEFAULT_PORTS.get(self.scheme, 0) else f"{host}:{self.port}"
 
     @property
     def file_name(self) -> str:
@@ -81,11 +96,13 @@ def hide_query(url: str) -> str:
         return url
     rest, mark, _ = rest.partition("?")
     authority, slash, path = rest.partition("/")
-    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}{'?…' if mark else ''}"
+    user, _, host = authority.rpartition("@")
+    shown = authority if is_container(scheme, user) else host
+    return f"{scheme}://{shown}{slash}{path}{'?…' if mark else ''}"
 
 
 def parse_target(url: str) -> Target:
-    """Read a URL strictly. Raises BadTarget for what is no http, https or file URL, or not plainly one."""
+    """Read a URL strictly. Raises BadTarget for what has no scheme that is fetched, or is not plainly a URL."""
 
     def refuse(why: str) -> BadTarget:
         return BadTarget(f"Given URL {hide_query(url)[:500]} is refused: {why}")
@@ -96,8 +113,8 @@ def parse_target(url: str) -> Target:
         raise refuse("it holds characters that no URL has unescaped (a fragment counts as one)")
     found = _URL.fullmatch(url)
     scheme = found[1].lower() if found else ""
-    if found is None or scheme not in ("http", "https", "file"):
-        raise refuse("only http, https and file are fetched")
+    if found is None or scheme not in (*DEFAULT_PORTS, "file", *SCHEMES, SIGNED):
+        raise refuse(f"only http, https, file, {', '.join(STORE_SCHEMES[:-1])} and {STORE_SCHEMES[-1]} are fetched")
     authority, path, query = found[2], found[3], found[4] or ""
     if any(part in (".", "..") for part in unquote(unquote(path)).replace("\\", "/").split("/")):
         raise refuse("its path leads through `.` or `..`")
@@ -109,6 +126,12 @@ def parse_target(url: str) -> Target:
         if authority.lower() not in ("", "localhost") or query:
             raise refuse("a file has no host and no query")
         return Target("file", "", 0, path, "")
+    if scheme in SCHEMES or scheme == SIGNED:
+        try:
+            read = read_address(scheme, authority, path, query)
+        except ValueError as error:
+            raise refuse(str(error)) from None
+        return Target(read.kind, read.host, 0, read.path, read.query, written=read.written)
     host, port = _read_authority(authority, refuse)
     default = DEFAULT_PORTS[scheme]
     return Target("https" if scheme == "https" else "http", host, port or default, path, query)
@@ -148,7 +171,10 @@ class AllowedUrls:
 
     def check(self, target: Target) -> None:
         """Raises ArchiveNotFound, in TorchServe's words, for what no pattern matches."""
-        if not any(pattern.fullmatch(target.url) for pattern in self._patterns):
+        forms = [target.url]
+        if target.written:
+            forms.append(f"{target.written}{target.path}{target.query}")
+        if not any(pattern.fullmatch(form) for pattern in self._patterns for form in forms):
             raise ArchiveNotFound(f"Given URL {hide_query(target.url)} does not match any allowed URL(s)")
 
     def names_host(self, target: Target) -> bool:

@@ -58,7 +58,8 @@ class Gauges(NamedTuple):
 
     `workers` counts workers by state (`ready`, `loading`, …); `load_s` is how long each living worker's load took, by
     the worker's name as logs have it (`W-9000-noop_1.0`). `workers_target` is how many there should be,
-    `sequences` how many live, None where there is no such thing.
+    `sequences` how many live, None where there is no such thing; `memory_bytes` what its processes hold, None where
+    nobody looks.
     """
 
     queue_length: int = 0
@@ -66,6 +67,15 @@ class Gauges(NamedTuple):
     load_s: Mapping[str, float] = {}
     workers_target: int = 0
     sequences: int | None = None
+    memory_bytes: int | None = None
+
+
+class MemoryFigures(NamedTuple):
+    """The memory for models, in bytes: how much there is, and how much is spoken for; and how many loads were refused."""
+
+    budget: int
+    charged: int
+    refused: int
 
 
 class VersionMetrics:
@@ -82,6 +92,8 @@ class VersionMetrics:
     worker_starts       processes started; `worker_restarts` of them in the place of one that ended unasked
     worker_deaths       by cause
     worker_recycles     workers replaced because they had served long enough, by reason
+    loads_on_demand     times that a request found the model asleep and had it loaded
+    evictions           times that it was put to sleep to make room for another model
     retried             re-run because their worker died; `isolated`: re-run because their batch raised
     expired, cancelled  deadline passed; client gone
     batch_checks        certificates won or lost, by `passed` or `failed`
@@ -90,8 +102,13 @@ class VersionMetrics:
     busy_seconds        in which workers ran batches for clients
     lengths             lengths of inputs, by where they came from: handler, cache, guess, or failed; `length_seconds`
                         is what workers took to say them
+    shadow_mirrored     copies of requests that this version got as a shadow; `shadow_compared` answers were compared,
+                        `shadow_differing` of them differed; `shadow_dropped` found no room, by reason; `shadow_errors`
+                        were not answered or not compared, by cause
     expired_run         run though their deadline had passed before they were sent to a worker; it stays 0
-    read_gauges         asked at scrape time
+    chosen              accepted requests that named no version, by why this one was chosen and not as the default:
+                        `override`, `sticky`, `weight`
+    read_gauges         asked at scrape time; `read_share`: which share of the requests that name no version it gets
     tap                 told of single events, where somebody wants to know them; None mostly
     """
 
@@ -103,7 +120,9 @@ class VersionMetrics:
         "batch_sizes",
         "busy_seconds",
         "cancelled",
+        "chosen",
         "errors",
+        "evictions",
         "expired",
         "expired_run",
         "handler_seconds",
@@ -111,16 +130,23 @@ class VersionMetrics:
         "isolated",
         "length_seconds",
         "lengths",
+        "loads_on_demand",
         "model",
         "named_queue_s",
         "named_requests",
         "named_total_s",
         "queue_seconds",
         "read_gauges",
+        "read_share",
         "recheck_seconds",
         "refused",
         "requests",
         "retried",
+        "shadow_compared",
+        "shadow_differing",
+        "shadow_dropped",
+        "shadow_errors",
+        "shadow_mirrored",
         "tap",
         "total_seconds",
         "version",
@@ -148,11 +174,14 @@ class VersionMetrics:
         self.worker_restarts = 0
         self.worker_deaths: dict[str, int] = defaultdict(int)
         self.worker_recycles: dict[str, int] = defaultdict(int)
+        self.loads_on_demand = 0
+        self.evictions = 0
         self.retried = 0
         self.isolated = 0
         self.expired = 0
         self.expired_run = 0
         self.cancelled = 0
+        self.chosen: dict[str, int] = defaultdict(int)
         self.batch_checks: dict[str, int] = defaultdict(int)
         self.batch_rechecks = 0
         self.batch_differences = 0
@@ -160,13 +189,25 @@ class VersionMetrics:
         self.busy_seconds = 0.0
         self.lengths: dict[str, int] = defaultdict(int)
         self.length_seconds = 0.0
+        self.shadow_mirrored = 0
+        self.shadow_compared = 0
+        self.shadow_differing = 0
+        self.shadow_dropped: dict[str, int] = defaultdict(int)
+        self.shadow_errors: dict[str, int] = defaultdict(int)
         self.read_gauges = read_gauges
+        self.read_share: Callable[[], float] | None = None
         self.tap: Tap | None = None
 
     @property
     def default_requests(self) -> int:
         """Accepted requests that named no version."""
         return self.client_requests - self.named_requests
+
+    def reasons(self) -> dict[str, int]:
+        """Accepted requests by why this version was chosen."""
+        by_default = self.default_requests - sum(self.chosen.values())
+        counts = {"path": self.named_requests, **self.chosen, "default": by_default}
+        return {reason: count for reason, count in counts.items() if count > 0}
 
     @property
     def client_requests(self) -> int:
@@ -210,6 +251,7 @@ class Metrics:
         self._calls: dict[str, int] = defaultdict(int)
         self._dropped_lines = dropped_lines
         self._hostname = hostname
+        self.read_memory: Callable[[], MemoryFigures] | None = None  # asked at scrape time, where there is a budget
         self._versions: list[_VersionLines] = []
         self._by_default: dict[str, _DefaultTotals] = {}
         self._definitions = definitions
@@ -231,6 +273,21 @@ class Metrics:
             log.warning("%s", text)
         # Names whose single events go to `self._fed`.
         self._wants_events = bool(FROM_EVENTS & self._fed.keys())
+
+    def declare(self, name: str, kind: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
+        """Show one more family, of the server as a whole: `read` gives numbers by the words of a label.
+
+        With the label "" there is one number, under the word "".
+        """
+        if self._mode != "prometheus":
+            return
+
+        def collect() -> list[str]:
+            if not label:
+                return [f"{name} {_number(number)}" for number in read().values()]
+            return [f'{name}{{{label}="{_escape(word)}"}} {_number(number)}' for word, number in read().items()]
+
+        self._families = (*self._families, _Family(name, kind, text, collect))
 
     def register(self, version: VersionMetrics) -> None:
         """Show this version from now on."""
@@ -385,7 +442,34 @@ class Metrics:
         yield _Family("marserve_queue_length", "gauge", "Requests that wait for a worker.", self._queue_length)
         yield _Family("marserve_workers", "gauge", "Workers by state.", self._workers)
         yield _Family("marserve_workers_target", "gauge", "Workers that there should be.", self._workers_target)
+        yield _Family(
+            "marserve_traffic_share",
+            "gauge",
+            "Share of the requests naming no version that it gets, 0 to 1.",
+            self._shares,
+        )
         yield _Family("marserve_sequences", "gauge", "Sequences that live.", self._sequences)
+        yield _Family(
+            "marserve_model_memory_bytes",
+            "gauge",
+            "Memory of a version's processes, by proportional set size; only with model_memory.",
+            self._memory,
+        )
+        yield _Family(
+            "marserve_memory_budget_bytes", "gauge", "Memory that there is for models.", self._of_memory("budget")
+        )
+        yield _Family(
+            "marserve_memory_charged_bytes",
+            "gauge",
+            "Memory that models hold, are promised, or are yet to give back.",
+            self._of_memory("charged"),
+        )
+        yield _Family(
+            "marserve_loads_refused_total",
+            "counter",
+            "Loads refused before they began: there was no memory for them.",
+            self._of_memory("refused"),
+        )
         yield _Family("marserve_http_responses_total", "counter", "Answers of all listeners, by class.", self._http)
         yield _Family("marserve_grpc_calls_total", "counter", "Ended gRPC calls, by status code.", self._call_lines)
         yield _Family(
@@ -524,6 +608,25 @@ class Metrics:
         counted = [(view.labels, view.of.read_gauges().sequences) for view in self._versions]
         return [f"marserve_sequences{{{labels}}} {count}" for labels, count in counted if count is not None]
 
+    def _memory(self) -> list[str]:
+        held = [(view.labels, view.of.read_gauges().memory_bytes) for view in self._versions]
+        return [f"marserve_model_memory_bytes{{{labels}}} {size}" for labels, size in held if size is not None]
+
+    def _of_memory(self, figure: Literal["budget", "charged", "refused"]) -> _Collect:
+        def collect() -> list[str]:
+            if self.read_memory is None:
+                return []
+            figures = self.read_memory()
+            value = {"budget": figures.budget, "charged": figures.charged, "refused": figures.refused}[figure]
+            unit = "loads_refused_total" if figure == "refused" else f"memory_{figure}_bytes"
+            return [f"marserve_{unit} {_number(value)}"]
+
+        return collect
+
+    def _shares(self) -> list[str]:
+        asked = [(view.labels, view.of.read_share) for view in self._versions]
+        return [f"marserve_traffic_share{{{labels}}} {_number(read())}" for labels, read in asked if read is not None]
+
     def _workers_target(self) -> list[str]:
         return [
             f"marserve_workers_target{{{view.labels}}} {_number(view.of.read_gauges().workers_target)}"
@@ -601,6 +704,8 @@ SYSTEM_METRICS = {
 
 _VERSION_COUNTERS: tuple[tuple[str, str, Callable[[VersionMetrics], float]], ...] = (
     ("marserve_requests_total", "Accepted requests.", lambda v: v.requests),
+    ("marserve_loads_on_demand_total", "Times a request had a sleeping model loaded.", lambda v: v.loads_on_demand),
+    ("marserve_evictions_total", "Times a model was put to sleep to make room for another.", lambda v: v.evictions),
     ("marserve_retried_total", "Requests re-run because their worker died.", lambda v: v.retried),
     ("marserve_isolated_total", "Requests re-run because their batch raised.", lambda v: v.isolated),
     ("marserve_expired_total", "Requests whose deadline passed.", lambda v: v.expired),
@@ -623,6 +728,9 @@ _VERSION_COUNTERS: tuple[tuple[str, str, Callable[[VersionMetrics], float]], ...
         "Time in which workers were asked how long inputs are.",
         lambda v: v.length_seconds,
     ),
+    ("marserve_shadow_mirrored_total", "Copies of requests sent to a shadow.", lambda v: v.shadow_mirrored),
+    ("marserve_shadow_compared_total", "Answers of a shadow that were compared.", lambda v: v.shadow_compared),
+    ("marserve_shadow_differing_total", "Of those, answers that differed.", lambda v: v.shadow_differing),
     ("marserve_worker_starts_total", "Worker processes started.", lambda v: v.worker_starts),
     ("marserve_worker_restarts_total", "Workers started in the place of one that ended.", lambda v: v.worker_restarts),
 )
@@ -632,6 +740,9 @@ _VERSION_COUNTERS_BY_WORD: tuple[tuple[str, str, str, Callable[[VersionMetrics],
     ("marserve_errors_total", "Requests that failed, by cause.", "cause", lambda v: v.errors),
     ("marserve_model_refused_total", "Requests a model did not take, by cause.", "cause", lambda v: v.refused),
     ("marserve_worker_deaths_total", "Workers that ended unasked, by cause.", "cause", lambda v: v.worker_deaths),
+    ("marserve_traffic_requests_total", "Requests by why their version was chosen.", "reason", lambda v: v.reasons()),
+    ("marserve_shadow_dropped_total", "Copies without room, by reason.", "reason", lambda v: v.shadow_dropped),
+    ("marserve_shadow_errors_total", "Copies not answered or compared.", "cause", lambda v: v.shadow_errors),
     ("marserve_lengths_total", "Lengths of inputs, by where they came from.", "source", lambda v: v.lengths),
     ("marserve_batch_checks_total", "Checks of batches against single requests.", "verdict", lambda v: v.batch_checks),
     (

@@ -21,11 +21,17 @@ from marserve_handlers.batch_check import (
     Verdict,
     check_handler,
     compare_batch,
+    differences,
     shorten,
+    show,
 )
+from marserve_handlers.compared_answer import ComparedAnswer
 from marserve_handlers.context import Context
 
 log = logging.getLogger("marserve.worker")
+
+# What a told difference of two answers is, in the place of the run.
+ANSWERS, FAILED = "answers", "failed"
 
 Row = dict[str, Any]
 AnswerAlone = Callable[[Item, Row], tuple[Result, bytes]]
@@ -82,6 +88,8 @@ def run_check(
 ) -> Checked:
     """Carry out a check. `before_call` is called before each call of the handler; `answer_alone` runs one item."""
     tolerance = Tolerance(check.tolerance.relative, check.tolerance.absolute, tuple(check.tolerance.ignore))
+    if check.answers is not None:
+        return compare_answers(model, check, bodies, tolerance, before_call)
     inputs = sum(len(item.parts) for item in check.items)
     rows = rows_of(check.items, bodies[:inputs], model.load.decode_input)
     if check.wanted is None:
@@ -109,6 +117,66 @@ def run_check(
         differences=[(each.run, each.item, each.path, each.seen, each.wanted) for each in verdict.differences],
         notes=verdict.notes,
     )
+
+
+def compare_answers(
+    model: LoadedModel,
+    check: Check,
+    bodies: Sequence[bytearray],
+    tolerance: Tolerance,
+    before_call: Callable[[], None],
+) -> Checked:
+    """Compare pairs of answers, the primary's and the shadow's. What the author's `compare` raises is told as such."""
+    results = check.wanted or []
+    pairs = list(zip(results[::2], bodies[::2], results[1::2], bodies[1::2], strict=True))
+    told: list[tuple[str, int, str, str, str]] = []
+    compared = 0
+    began = time.perf_counter()
+    for index, (primary, primary_body, shadow, shadow_body) in enumerate(pairs):
+        if time.perf_counter() - began > check.limit_s:
+            told += [(FAILED, rest, "", "the comparison took too long", "") for rest in range(index, len(pairs))]
+            break
+        before_call()
+        ours, theirs = outcome_of(primary, primary_body), outcome_of(shadow, shadow_body)
+        try:
+            first = (
+                next(differences(theirs, ours, tolerance), None)
+                if check.answers == "tolerance"
+                else _compare_by_handler(model, ours, theirs)
+            )
+        except SystemExit:
+            raise
+        except BaseException as error:  # the author's code
+            log.warning("compare(primary, shadow) failed", exc_info=error)
+            told.append((FAILED, index, "", shorten(f"compare failed: {error!r}"), ""))
+            continue
+        compared += 1
+        if first is not None:
+            where, seen, wanted = map(shorten, first)
+            told.append((ANSWERS, index, where, seen, wanted))
+    seconds = time.perf_counter() - began
+    found = sum(each[0] == ANSWERS for each in told)
+    return Checked(check.number, seconds, len(pairs), [1], len(pairs), compared, found, told, [])
+
+
+def _compare_by_handler(model: LoadedModel, primary: Outcome, shadow: Outcome) -> tuple[str, str, str] | None:
+    """Where the author's `compare` says that two answers differ: path, seen, wanted; None where they are alike."""
+    if model.compare is None:
+        raise TypeError("the handler has no method compare(primary, shadow)")
+    told = model.compare(_shown(primary), _shown(shadow))
+    if told is True or told == "":
+        return None
+    if told is False:
+        return "", show(shadow.value), show(primary.value)
+    if not isinstance(told, str):
+        raise TypeError(
+            f"compare() returned {type(told).__name__}; it must return True, False, or what differs as text"
+        )
+    return told, show(shadow.value), show(primary.value)
+
+
+def _shown(outcome: Outcome) -> ComparedAnswer:
+    return ComparedAnswer(outcome.value, outcome.status, outcome.headers)
 
 
 def _run_again(

@@ -25,6 +25,7 @@ from marserve_handlers.metrics import MetricsCache
 
 Handle = Callable[[list[dict[str, Any]], Context], Any]
 LengthOf = Callable[[dict[str, Any]], Any]
+Compare = Callable[[Any, Any], Any]
 
 _TS_COMPAT = Path(marserve_handlers.__file__ or "").parent / "ts_compat"
 
@@ -32,10 +33,19 @@ _TS_COMPAT = Path(marserve_handlers.__file__ or "").parent / "ts_compat"
 class LoadedModel:
     """A handler that is ready: `handle(rows, context)`, and the one context that lives as long as the worker.
 
-    `length_of(row)` says how long an item is, None where the author has written no such thing.
+    `length_of(row)` says how long an item is, `compare(primary, shadow)` whether two answers to one request are alike;
+    None where the author has written no such thing.
     """
 
-    def __init__(self, handle: Handle, context: Context, load: Load, length_of: LengthOf | None = None) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        context: Context,
+        load: Load,
+        length_of: LengthOf | None = None,
+        compare: Compare | None = None,
+    ) -> None:
+        self.compare = compare
         self.handle = handle
         self.length_of = length_of
         self.has_failed_length = False
@@ -98,7 +108,9 @@ def load_model(load: Load) -> LoadedModel:
                     "TorchServe does: a handler that is a function must return at once when data is None."
                 )
                 raise
-            return LoadedModel(_in_envelope(entry, load.envelope), context, load, _length_of(module))
+            return LoadedModel(
+                _in_envelope(entry, load.envelope), context, load, _length_of(module), _compare_of(module)
+            )
         found = _find_class(found)
     service = found()
     if not callable(getattr(service, "handle", None)):
@@ -107,7 +119,8 @@ def load_model(load: Load) -> LoadedModel:
     if initialize is not None:
         initialize(context)
     handle = _in_envelope(service.handle, load.envelope)
-    return LoadedModel(handle, context, load, _length_of(service) or _length_of(module))
+    compare = _compare_of(service) or _compare_of(module)
+    return LoadedModel(handle, context, load, _length_of(service) or _length_of(module), compare)
 
 
 def _in_envelope(handle: Handle, word: str | None) -> Handle:
@@ -124,6 +137,12 @@ def _length_of(owner: object) -> LengthOf | None:
     """The `length_of` of a handler's object, or of its module."""
     length_of = getattr(owner, "length_of", None)
     return length_of if callable(length_of) else None
+
+
+def _compare_of(owner: object) -> Compare | None:
+    """The `compare` of a handler's object, or of its module."""
+    compare = getattr(owner, "compare", None)
+    return compare if callable(compare) else None
 
 
 def _import_handler(word: str) -> ModuleType | type[Any]:

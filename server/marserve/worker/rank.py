@@ -123,7 +123,7 @@ class Leader:
 
     def lead(self, model: LoadedModel) -> LoadedModel:
         """The same model, whose `handle` has the other ranks make each call as well."""
-        return LoadedModel(self._leading(model.handle), model.context, model.load, model.length_of)
+        return LoadedModel(self._leading(model.handle), model.context, model.load, model.length_of, model.compare)
 
     def share(self, items: Sequence[Item], bodies: Sequence[bytes | bytearray], *, once: bool) -> None:
         """Give the others the items that the next calls are made of; one call, or several."""

@@ -25,10 +25,11 @@ from marserve.errors import (
     UnsafeArchive,
     WorkflowArchiveNotFound,
 )
-from marserve.registry.intake import is_trusted
-from marserve.store.fetch_guard import hide_query, is_address
-from marserve.store.http import Fetcher
-from marserve.store.local import LocalStore
+from marserve.registry.intake import compare_digest, is_trusted
+from marserve.store.digests import split_digest
+from marserve.store.fetch_guard import hide_query
+from marserve.store.fetcher import Fetched, Fetcher
+from marserve.store.local import LocalStore, look_at
 from marserve.workflows.spec import MAX_BYTES, WorkflowSpec, parse_spec
 
 MISSING = "Workflow not found in workflow store: {name}"
@@ -77,13 +78,18 @@ class WorkflowIntake:
         be used is deleted again.
         """
         try:
-            fetched = self._fetch(url)
+            fetched = None
+            if self._fetcher is not None and self._store.root is not None and ".." not in url:
+                fetched = self._fetcher.fetch_address(url, self._store.root)
             try:
-                return self._take_in(fetched or url)
+                unpacked = self._take_in(url, fetched)
             except BaseException:
-                if fetched is not None and self._store.root is not None:
-                    (self._store.root / fetched).unlink(missing_ok=True)
+                if fetched is not None:
+                    fetched.discard()
                 raise
+            if fetched is not None:
+                fetched.release()
+            return unpacked
         except ArchiveNotFound as error:
             raise WorkflowArchiveNotFound(error.message) from None
         except OSError as error:
@@ -96,12 +102,6 @@ class WorkflowIntake:
         if self._fetcher is not None:
             self._fetcher.close()
 
-    def _fetch(self, url: str) -> str | None:
-        """Fetch what is named by an address into the store; its name there, None for what is no address."""
-        if self._fetcher is None or self._store.root is None or ".." in url or not is_address(url):
-            return None
-        return self._fetcher.fetch(url, self._store.root)
-
     def clear(self) -> None:
         """Delete the scratch folder if nothing is left in it."""
         try:
@@ -109,10 +109,18 @@ class WorkflowIntake:
         except OSError:
             return
 
-    def _take_in(self, url: str) -> UnpackedWorkflow:
+    def _take_in(self, url: str, fetched: Fetched | None) -> UnpackedWorkflow:
         if not url:
             raise WorkflowArchiveNotFound("Workflow not found at: ")
-        found = self._store.find(url)
+        if fetched is not None:
+            # What got no name in the store can only be trusted by its digest.
+            name = fetched.name if fetched.in_store is not None else str(fetched.path)
+            found = look_at(fetched.path, name)
+        else:
+            plain, digest = split_digest(url)
+            found = self._store.find(plain)
+            if digest is not None:
+                compare_digest(found, digest, url)
         if found.kind == "folder":
             raise WorkflowArchiveNotFound(f"Workflow not found at: {url}")
         self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)

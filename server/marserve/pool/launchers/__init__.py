@@ -135,6 +135,13 @@ class Launchers:
             self._import_templates[modules] = task
         return await _share(task)
 
+    @property
+    def shared_pids(self) -> list[int]:
+        """The processes of templates that have only imported."""
+        done = [task for task in self._import_templates.values() if task.done() and not task.cancelled()]
+        templates = [task.result() for task in done if task.exception() is None]
+        return [template.pid for template in templates if template is not None and template.is_open]
+
     async def _open_import_template(self, modules: tuple[str, ...]) -> Template | None:
         template = Template("-", "-", self.environment, self.log, self.leftovers)
         ready = await template.open(Preload(list(modules)))
@@ -194,6 +201,7 @@ class Launcher:
         self._python = python
         self._preload: tuple[str, ...] = ("torch",) if uses_devices or group is not None else ()
         self._template: Template | None = None
+        self._loading: Template | None = None
         self._opening: asyncio.Task[Template | None] | None = None
         self.warnings: list[str] = []
 
@@ -282,7 +290,11 @@ class Launcher:
         load = self._load
         launchers = self._launchers
         template = Template(load.model, load.version, launchers.environment, launchers.log, launchers.leftovers)
-        ready = await template.open(load)
+        self._loading = template
+        try:
+            ready = await template.open(load)
+        finally:
+            self._loading = None
         if not ready.refusals:
             self._template = template
             return template
@@ -295,6 +307,17 @@ class Launcher:
         self.warnings.append(f"Each worker loads the model for itself, forking it is not safe: {reasons}")
         log.info("%s %s: forking the loaded model is not safe: %s", load.model, load.version, reasons)
         return None
+
+    @property
+    def template_pids(self) -> list[int]:
+        """The process of the version's template, also while it loads; none where there is none."""
+        templates = (self._template, self._loading)
+        return [template.pid for template in templates if template is not None and template.pid > 0]
+
+    def kill_loading(self) -> None:
+        """End a template that is loading the model, by force; nothing if none is."""
+        if self._loading is not None:
+            self._loading.kill()
 
     async def give_up_loading(self) -> None:
         """End a template that takes too long to load; nothing if none is loading."""

@@ -146,6 +146,11 @@ class Template:
         finally:
             del self._forks[name], self._lineages[name]
 
+    def kill(self) -> None:
+        """End the process by force; whoever waits for `open` hears that it failed."""
+        if self._process is not None:
+            self._process.signal_group(signal.SIGKILL)
+
     async def close(self) -> None:
         """End the template; workers forked from it end with it."""
         self.is_open = False

@@ -1,0 +1,161 @@
+"""The desired state over HTTP: what is in force, what a document would change, applying one, going back.
+
+It decides nothing: documents are read, compared and applied by `rollout`. Bodies are YAML or JSON, whatever their
+content type says.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from pydantic import WithJsonSchema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from marserve.api.application import PrettyJson
+from marserve.api.parameters import QueryParameters
+from marserve.api.schemas import ErrorBody
+from marserve.errors import BadInput
+from marserve.rollout.diff import Diff
+from marserve.rollout.reconciler import Reconciler
+from marserve.rollout.schema import schema
+
+Dry = Annotated[
+    Annotated[str | None, WithJsonSchema({"type": "boolean"})],
+    Query(description="only say what would be done"),
+]
+Number = Annotated[str, Path(description="`number` in the history")]
+
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "description": "the document, YAML or JSON; none: the one that the server was started with, as it is now",
+        "content": {
+            "application/yaml": {"schema": {"type": "string"}},
+            "application/json": {"schema": {"type": "object"}},
+        },
+    }
+}
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorBody} for status in statuses}
+
+
+def desired_state_router(reconciler: Reconciler, *, enable_model_api: bool) -> APIRouter:
+    """The routes. Without `enable_model_api` none that changes models."""
+    router = APIRouter(default_response_class=PrettyJson)
+    _add_questions(router, reconciler)
+    if enable_model_api:
+        _add_orders(router, reconciler)
+    return router
+
+
+def _add_questions(router: APIRouter, reconciler: Reconciler) -> None:
+    @router.get(
+        "/desired-state",
+        operation_id="describeDesiredState",
+        summary="What is in force, where the document lies, and what has failed",
+    )
+    async def describe() -> Response:
+        return PrettyJson(reconciler.describe())
+
+    @router.get(
+        "/desired-state/document",
+        operation_id="readDesiredState",
+        summary="The document in force, as YAML in canonical form",
+        responses={200: {"content": {"application/yaml": {}}}, **_errors(400)},
+    )
+    async def document() -> Response:
+        if reconciler.current is None:
+            raise BadInput("No desired state is in force: none was applied since the server started.")
+        etag = f'"{reconciler.current.digest}"'
+        return Response(reconciler.current.write(), media_type="application/yaml", headers={"etag": etag})
+
+    @router.get("/desired-state/schema", operation_id="desiredStateSchema", summary="The document's JSON Schema")
+    async def its_schema() -> Response:
+        return PrettyJson(schema())
+
+    @router.get(
+        "/desired-state/history",
+        operation_id="desiredStateHistory",
+        summary="The documents that were applied, newest first",
+    )
+    async def history() -> Response:
+        return PrettyJson({"history": reconciler.history()})
+
+    @router.get(
+        "/desired-state/history/{number}",
+        operation_id="desiredStateEntry",
+        summary="One document that was applied",
+        responses=_errors(400),
+    )
+    async def entry(number: Number) -> Response:
+        found = reconciler.entry(int(number)) if number.isascii() and number.isdigit() and len(number) < 10 else None
+        if found is None:
+            raise BadInput(f"The history has no entry {number[:20]}; GET /desired-state/history lists them.")
+        is_current = any(each["number"] == found.number and each["isCurrent"] for each in reconciler.history())
+        return PrettyJson({**found.told(is_current=is_current), "document": found.document})
+
+    @router.post(
+        "/desired-state/plan",
+        operation_id="planDesiredState",
+        summary="What applying a document would do",
+        responses=_errors(400),
+        openapi_extra=_BODY,
+    )
+    async def plan(request: Request) -> Response:
+        return PrettyJson(told(await reconciler.plan(await _document(request))))
+
+
+def _add_orders(router: APIRouter, reconciler: Reconciler) -> None:
+    @router.put(
+        "/desired-state",
+        operation_id="applyDesiredState",
+        summary="Have the models that a document says, all of them or nothing changed",
+        responses=_errors(400, 409, 500, 503),
+        openapi_extra=_BODY,
+    )
+    async def apply(request: Request, dry_run: Dry = None) -> Response:
+        data = await _document(request)
+        query = QueryParameters(request.query_params, ("dry_run",))
+        if query.flag("dry_run", False):
+            return PrettyJson(told(await reconciler.plan(data)))
+        wanted = request.headers.get("if-match")
+        outcome = await reconciler.apply(data, if_digest=None if wanted is None else wanted.strip().strip('"'))
+        return PrettyJson(outcome.document())
+
+    @router.post(
+        "/desired-state/undo",
+        operation_id="undoDesiredState",
+        summary="Go back to the document before the one in force",
+        responses=_errors(409, 500, 503),
+    )
+    async def undo() -> Response:
+        return PrettyJson((await reconciler.undo()).document())
+
+
+async def _document(request: Request) -> bytes | None:
+    body = await request.body()
+    return body if body.strip() else None
+
+
+def told(diff: Diff) -> dict[str, Any]:
+    """A plan as clients get it. `memoryBytes` is what the change takes while old and new are there together."""
+    coming = [step.memory_bytes for step in diff.of("load")]
+    going = [step.memory_bytes for step in diff.of("unload")]
+    return {
+        "isEmpty": diff.is_empty,
+        "steps": [step.document() for step in diff.steps],
+        "kept": [{"model": model, "version": version} for model, version in diff.kept],
+        "memoryBytes": {
+            "atMost": _sum(coming),
+            "afterwards": None if _sum(coming) is None or _sum(going) is None else sum(filter(None, coming + going)),
+        },
+    }
+
+
+def _sum(costs: list[int | None]) -> int | None:
+    """The sum; None where one of them is not known."""
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None

@@ -1,0 +1,160 @@
+"""The management API of traffic over HTTP: weights, sticky keys and labels of a model's versions.
+
+What a path says goes before what a version is called: `/models/{m}/traffic` is never a version named `traffic`, which
+`?model_version=traffic` names where it must be.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+from fastapi import APIRouter, Path, Query
+from pydantic import AfterValidator, WithJsonSchema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from marserve.api.application import PrettyJson
+from marserve.api.parameters import QueryParameters
+from marserve.api.schemas import ErrorBody, LabelBody, LabelStatus, StatusMessage, TrafficBody, TrafficStatus
+from marserve.errors import BadInput
+from marserve.registry.models import Registry
+from marserve.registry.traffic import read_traffic
+from marserve.rollout.changes import Changes
+
+MOST_BODY_BYTES = 1 << 20
+
+# As those of `management.py`: what would be ambiguous in a path arrives encoded.
+Name = Annotated[str, Path(), AfterValidator(lambda word: unquote(word, errors="replace"))]
+Dry = Annotated[
+    Annotated[str | None, WithJsonSchema({"type": "boolean"})],
+    Query(description="only say what would be, and whether it can be"),
+]
+
+
+def add_traffic(router: APIRouter, registry: Registry, changes: Changes) -> None:
+    """The routes, which must come before those of versions. What changes something goes to `changes`."""
+    _add_weights(router, registry, changes)
+    _add_labels(router, registry, changes)
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorBody} for status in statuses}
+
+
+def _body(model: type[LabelBody] | type[TrafficBody]) -> dict[str, Any]:
+    schema = {"schema": model.model_json_schema(ref_template="#/components/schemas/{model}")}
+    return {"requestBody": {"required": True, "content": {"application/json": schema}}}
+
+
+def _add_weights(router: APIRouter, registry: Registry, changes: Changes) -> None:
+    path = "/models/{model_name}/traffic"
+
+    @router.get(
+        path,
+        operation_id="getTraffic",
+        summary="How requests that name no version are shared out",
+        responses={200: {"model": TrafficStatus}, **_errors(404)},
+    )
+    async def describe(model_name: Name) -> Response:
+        return PrettyJson(registry.traffic.describe(model_name))
+
+    @router.put(
+        path,
+        operation_id="putTraffic",
+        summary="Share out requests that name no version by weights",
+        responses={200: {"model": TrafficStatus}, **_errors(400, 404, 409)},
+        openapi_extra=_body(TrafficBody),
+    )
+    async def put(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
+        traffic = read_traffic(await read_object(request))
+        if is_dry(request):
+            return PrettyJson(registry.traffic.put(model_name, traffic, dry_run=True))
+        return PrettyJson(await changes.put_traffic(model_name, traffic))
+
+    @router.delete(
+        path,
+        operation_id="deleteTraffic",
+        summary="Let the default version answer requests that name none",
+        responses={200: {"model": TrafficStatus}, **_errors(404, 409)},
+    )
+    async def reset(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
+        if is_dry(request):
+            return PrettyJson(registry.traffic.reset(model_name, dry_run=True))
+        return PrettyJson(await changes.put_traffic(model_name, None))
+
+
+def _add_labels(router: APIRouter, registry: Registry, changes: Changes) -> None:
+    path = "/models/{model_name}/labels"
+
+    @router.get(
+        path,
+        operation_id="getLabels",
+        summary="What each label of a model names",
+        responses={200: {"model": dict[str, LabelStatus]}, **_errors(404)},
+    )
+    async def describe(model_name: Name) -> Response:
+        return PrettyJson(registry.traffic.labels(model_name))
+
+    @router.put(
+        path + "/{label}",
+        operation_id="putLabel",
+        summary="Let a label name a version",
+        responses={200: {"model": LabelStatus}, **_errors(400, 404, 409)},
+        openapi_extra=_body(LabelBody),
+    )
+    async def put(request: Request, model_name: Name, label: Name, dry_run: Dry = None) -> Response:
+        document = await read_object(request)
+        version = document.get("version")
+        if not isinstance(version, str) or not version or set(document) - {"version"}:
+            raise BadInput('A label is put with the version that it is to name and nothing else: {"version": "2.0"}.')
+        if is_dry(request):
+            return PrettyJson(registry.traffic.put_label(model_name, label, version, dry_run=True))
+        return PrettyJson(await changes.put_label(model_name, label, version))
+
+    @router.delete(
+        path + "/{label}",
+        operation_id="deleteLabel",
+        summary="Let a label name nothing any more",
+        responses={200: {"model": StatusMessage}, **_errors(404, 409)},
+    )
+    async def remove(request: Request, model_name: Name, label: Name, dry_run: Dry = None) -> Response:
+        dry = is_dry(request)
+        if dry:
+            registry.traffic.remove_label(model_name, label, dry_run=True)
+        else:
+            await changes.remove_label(model_name, label)
+        told = "would be removed" if dry else "removed"
+        return PrettyJson({"status": f'Label "{label}" of model "{model_name}" {told}'})
+
+
+def is_dry(request: Request) -> bool:
+    """Whether the query says `dry_run=true`. Raises BadInput for what is neither true nor false."""
+    word = QueryParameters(request.query_params, ("dry_run",)).text("dry_run")
+    if word is not None and word.lower() not in ("true", "false"):
+        # What would count as false elsewhere would here do what was only to be tried.
+        raise BadInput(f"dry_run is {word[:60]!r}; it must be true or false.")
+    return word is not None and word.lower() == "true"
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The body, a JSON object in which nothing stands twice. Raises BadInput."""
+    body = await request.body()
+    if len(body) > MOST_BODY_BYTES:
+        raise BadInput(f"The body has {len(body)} bytes; it may have {MOST_BODY_BYTES}.")
+    try:
+        document = json.loads(body, object_pairs_hook=_once)
+    except (ValueError, RecursionError):
+        raise BadInput("The body is not valid JSON.") from None
+    if not isinstance(document, dict):
+        raise BadInput("The body must be a JSON object.")
+    return document
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    seen = dict(pairs)
+    if len(seen) != len(pairs):
+        twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
+        raise BadInput(f"{twice[:80]!r} stands in the body more than once.")
+    return seen

@@ -1,0 +1,62 @@
+"""`marserve label`: further names of a model's versions, such as `stable` and `canary`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from marserve.cli.output import AsJson, Output, table
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
+
+
+def label(
+    model: Annotated[str, typer.Argument(help="The model's name.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="[LABEL]", help="The label; all are shown if not given.")
+    ] = None,
+    version: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="The version that it is to name.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Let the label name nothing any more.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be.")] = False,
+    management: ManagementAddress = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show, set or remove labels of a model's versions."""
+    if remove and (name is None or version is not None):
+        raise typer.BadParameter("it needs a label and no version: marserve label MODEL LABEL --remove")
+    if dry_run and version is None and not remove:
+        raise typer.BadParameter("it needs something to do: a version, or --remove", param_hint="--dry-run")
+    parameters = {"dry_run": "true"} if dry_run else None
+    with Output(as_json) as output, Management(find_address("management", management, config)) as server:
+        path = f"{model_path(model)}/labels"
+        if name is not None and remove:
+            told = server.order("DELETE", f"{path}/{quote(name, safe='')}", parameters)
+            output.result({"model": model, "label": name, **told}, told["status"])
+        elif name is not None and version is not None:
+            body = json.dumps({"version": version})
+            headers = {"content-type": "application/json"}
+            address = f"{path}/{quote(name, safe='')}"
+            answer = server.ask("PUT", address, content=body, headers=headers, params=parameters)
+            if answer.status_code >= 400:
+                raise refused(answer)
+            told = answer.json()
+            verb = "would name" if dry_run else "names"
+            dry = {"isDryRun": True} if dry_run else {}
+            output.result({"model": model, "label": name, **told, **dry}, f"{name} {verb} {_names(told)}")
+        else:
+            labels = server.order("GET", path)
+            if name is not None:
+                labels = {word: told for word, told in labels.items() if word == name}
+            rows = [[word, _names(told)] for word, told in labels.items()]
+            none = f"Model {model} has no label{f' {name}' if name else 's'}."
+            output.result({"model": model, "labels": labels}, table(["LABEL", "VERSION"], rows) if rows else none)
+
+
+def _names(told: dict[str, Any]) -> str:
+    if not told.get("isPending"):
+        return str(told["version"])
+    meanwhile = f", {told['answeredBy']} until then" if "answeredBy" in told else ""
+    return f"{told['version']} (not ready{meanwhile})"

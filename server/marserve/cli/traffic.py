@@ -1,0 +1,99 @@
+"""`marserve traffic`: how the requests of a model that name no version are shared out among its versions."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from marserve.cli.output import AsJson, CommandFailed, Output, table
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
+
+
+def traffic(
+    model: Annotated[str, typer.Argument(help="The model's name.")],
+    weights: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[VERSION=WEIGHT]...", help="Weights, as 1.0=80 2.0=20; shows them if not given."),
+    ] = None,
+    sticky_header: Annotated[
+        str | None, typer.Option("--sticky-header", metavar="NAME", help="Requests alike in this header stay together.")
+    ] = None,
+    sticky_cookie: Annotated[
+        str | None, typer.Option("--sticky-cookie", metavar="NAME", help="Requests alike in this cookie stay together.")
+    ] = None,
+    salt: Annotated[str | None, typer.Option("--salt", help="Makes another draw of the same sticky keys.")] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Have the default version answer.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be.")] = False,
+    management: ManagementAddress = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show or set how requests are shared out among a model's versions."""
+    sticky = {"header": sticky_header, "cookie": sticky_cookie, "salt": salt}
+    sticky = {name: value for name, value in sticky.items() if value is not None}
+    if reset and (weights or sticky):
+        raise typer.BadParameter("it goes alone: weights are set, or they are reset", param_hint="--reset")
+    if sticky and not weights:
+        raise typer.BadParameter("it needs weights: marserve traffic MODEL 1.0=80 2.0=20", param_hint="--sticky-…")
+    if dry_run and not (weights or reset):
+        raise typer.BadParameter("it needs something to do: weights, or --reset", param_hint="--dry-run")
+    with Output(as_json) as output, Management(find_address("management", management, config)) as server:
+        path = f"{model_path(model)}/traffic"
+        parameters = {"dry_run": "true"} if dry_run else None
+        if reset:
+            told = server.order("DELETE", path, parameters)
+        elif weights:
+            body: dict[str, Any] = {
+                "weights": dict(map(_read_weight, weights)),
+                **({"sticky": sticky} if sticky else {}),
+            }
+            told = _put(server, path, body, parameters)
+        else:
+            told = server.order("GET", path)
+        document = {"model": model, **told, **({"isDryRun": True} if dry_run else {})}
+        output.result(document, *(["This would be, and nothing was changed:"] if dry_run else []), *_show(told))
+
+
+def _put(server: Management, path: str, body: dict[str, Any], parameters: dict[str, str] | None) -> Any:
+    """Send a JSON body; the answer's document. Raises CommandFailed."""
+    headers = {"content-type": "application/json"}
+    answer = server.ask("PUT", path, content=json.dumps(body), headers=headers, params=parameters)
+    if answer.status_code >= 400:
+        raise refused(answer)
+    return answer.json()
+
+
+def _read_weight(word: str) -> tuple[str, float]:
+    """`1.0=80` or `1.0=80%`. Raises CommandFailed."""
+    version, equals, weight = word.rpartition("=")
+    try:
+        number = float(weight.removesuffix("%"))
+    except ValueError:
+        equals = ""
+        number = 0.0
+    if not equals or not version:
+        raise CommandFailed(f"{word!r} is no weight of a version.", "Say it as 1.0=80.", code=400)
+    return version, int(number) if number.is_integer() else number
+
+
+def _show(told: dict[str, Any]) -> list[str | Table]:
+    weights: dict[str, float] = told["weights"]
+    if told.get("isDefault"):
+        return [f"No weights: version {next(iter(weights))}, the default one, answers."]
+    total = sum(weights.values())
+    pending = told.get("pending", [])
+    rows = [
+        [name, f"{weight:g}", f"{100 * weight / total:.4g} %", "not ready" if name in pending else ""]
+        for name, weight in weights.items()
+    ]
+    lines: list[str | Table] = [table(["VERSION", "WEIGHT", "SHARE", ""], rows)]
+    sticky = told.get("sticky")
+    if sticky:
+        what = f"header {sticky['header']}" if "header" in sticky else f"cookie {sticky['cookie']}"
+        lines.append(f"Requests alike in {what} stay together.")
+    if pending:
+        lines.append("Versions that are not ready get nothing; the others have their share meanwhile.")
+    return lines

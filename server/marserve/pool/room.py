@@ -1,0 +1,78 @@
+"""The memory that a pool may use, as the pool sees it: it asks before it starts workers, and says when they are gone.
+
+Who keeps the books lies above (`registry/residency.py`); without a budget there are none, and every answer is yes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Room(Protocol):
+    """One version's share of the memory for models."""
+
+    def ask(self, workers: int) -> None:
+        """There are to be so many workers. They may have to wait for the memory (`enter`).
+
+        Raises NotEnoughMemory where it cannot be had; nothing has changed then.
+        """
+
+    def grow(self, workers: int) -> int:
+        """So many workers would be welcome, if there is memory that nobody else uses. Returns how many there may be."""
+
+    def shrink(self, workers: int) -> None:
+        """There are to be so few workers from now on."""
+
+    async def enter(self) -> None:
+        """Wait until there is memory for what was asked for. Raises NoMemoryNow when that takes too long."""
+
+    def loaded(self) -> None:
+        """A worker has loaded the model."""
+
+    def emptied(self) -> None:
+        """Workers, or the template, have ended."""
+
+    def close(self) -> None:
+        """The pool has no process any more and never will."""
+
+    @property
+    def held_bytes(self) -> int | None:
+        """What the version's processes hold, None where nobody counts."""
+
+    @property
+    def described(self) -> Mapping[str, Any]:
+        """What describe says of it."""
+
+
+class Unbounded:
+    """Nobody counts."""
+
+    held_bytes: int | None = None
+
+    def ask(self, workers: int) -> None:
+        """As many as there shall be."""
+
+    def grow(self, workers: int) -> int:
+        """As many as there shall be."""
+        return workers
+
+    def shrink(self, workers: int) -> None:
+        """Nobody counts."""
+
+    async def enter(self) -> None:
+        """There is no door."""
+
+    def loaded(self) -> None:
+        """Nobody counts."""
+
+    def emptied(self) -> None:
+        """Nobody counts."""
+
+    def close(self) -> None:
+        """Nobody counts."""
+
+    @property
+    def described(self) -> Mapping[str, Any]:
+        """Nothing."""
+        return {}

@@ -1,0 +1,118 @@
+"""What versions were seen to take, kept in a small file, so that after a restart nothing has to be guessed again.
+
+An entry holds for weights of one size: an archive that was changed under the same name is estimated anew. The file is
+a convenience: one that cannot be read counts as empty, one that cannot be written is told once in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from marserve.registry.admission import Learned
+
+log = logging.getLogger("marserve.registry.memory")
+
+FORMAT = 1
+# Beyond this the oldest entries go: names may come and go for years.
+MOST_ENTRIES = 5000
+_FIELDS = ("firstBytes", "moreBytes", "peakBytes", "loadSeconds")
+
+Key = tuple[str, str, int]
+
+
+class LearnedMemory:
+    """The entries, by model, version and bytes of weights. `read` and `write` block; the rest is a dictionary."""
+
+    def __init__(self, path: Path | None) -> None:
+        """`path` None: nothing is kept."""
+        self._path = path
+        self._entries: dict[Key, Learned] = {}
+        self._is_changed = False
+        self._has_complained = False
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is something to write."""
+        return self._is_changed and self._path is not None
+
+    def get(self, key: Key) -> Learned | None:
+        """What is known of a version."""
+        return self._entries.get(key)
+
+    def put(self, key: Key, learned: Learned) -> None:
+        """Remember it, as the latest."""
+        self._entries.pop(key, None)
+        self._entries[key] = learned
+        while len(self._entries) > MOST_ENTRIES:
+            del self._entries[next(iter(self._entries))]
+        self._is_changed = True
+
+    def read(self) -> None:
+        """Take over what the file says."""
+        if self._path is None:
+            return
+        try:
+            document = json.loads(self._path.read_text())
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, RecursionError) as error:
+            log.warning("What models were seen to take is not read from %s, it is learned anew: %s", self._path, error)
+            return
+        self._entries = {**_read(document), **self._entries}
+
+    def write(self) -> None:
+        """Replace the file, whole or not at all."""
+        if not self.is_changed:
+            return
+        assert self._path is not None
+        self._is_changed = False
+        document = {
+            "format": FORMAT,
+            "models": [
+                {
+                    "model": model,
+                    "version": version,
+                    "weightBytes": weight_bytes,
+                    "firstBytes": learned.first_bytes,
+                    "moreBytes": learned.more_bytes,
+                    "peakBytes": learned.peak_bytes,
+                    "loadSeconds": round(learned.load_s, 3),
+                }
+                for (model, version, weight_bytes), learned in list(self._entries.items())
+            ],
+        }
+        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(json.dumps(document, indent=1) + "\n")
+            beside.replace(self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            if not self._has_complained:
+                log.warning("What models were seen to take is not kept: %s cannot be written: %s", self._path, error)
+            self._has_complained = True
+
+
+def _read(document: Any) -> dict[Key, Learned]:
+    """The entries of a file that make sense; the others are left out."""
+    entries: dict[Key, Learned] = {}
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        return entries
+    models = document.get("models")
+    for entry in models if isinstance(models, list) else []:
+        try:
+            numbers = [entry[name] for name in _FIELDS]
+            key = str(entry["model"]), str(entry["version"]), int(entry["weightBytes"])
+            if not all(isinstance(number, int | float) and 0 <= number < 1 << 60 for number in numbers):
+                continue
+            first, more, peak = (int(number) for number in numbers[:3])
+            entries[key] = Learned(first, more, max(first, peak), float(numbers[3]))
+        except (KeyError, TypeError, ValueError):
+            continue
+    return entries

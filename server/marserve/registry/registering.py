@@ -1,0 +1,335 @@
+"""How a version comes and goes: taken in, planned, installed, published, made ready; and retired.
+
+Whatever goes wrong on the way, nothing of the version is left. Which versions there are is the table's to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+
+from marserve.errors import ArchiveExists, CleanUpTimedOut, DependencyFailed, Draining, LoadFailed
+from marserve.registry.calls import Registered, RegisterParameters, RegistryOptions
+from marserve.registry.changes import Changes
+from marserve.registry.hooks import Hooks
+from marserve.registry.installing import Installations
+from marserve.registry.intake import Intake, Unpacked
+from marserve.registry.plan import Plan, check_parameters, make_plan
+from marserve.registry.ports import EnvironmentsLike, MetricsBook, PoolFactory
+from marserve.registry.versions import Version, Versions
+from marserve.store.fetch_guard import hide_query
+
+log = logging.getLogger("marserve.registry")
+
+PARALLEL_INTAKES = 2
+# Downloads wait for the network, which is no reason for archives that lie here to wait.
+PARALLEL_FETCHES = 4
+# What ending workers may take beyond the time that they are given to drain: SIGTERM, SIGKILL, reaping.
+KILL_GRACE_S = 15.0
+
+
+class Registering:
+    """What brings versions onto the table `versions`, and takes them off."""
+
+    def __init__(
+        self,
+        options: RegistryOptions,
+        intake: Intake,
+        make_pool: PoolFactory,
+        metrics: MetricsBook,
+        environments: EnvironmentsLike | None,
+        versions: Versions,
+        changes: Changes,
+        hooks: Hooks,
+        note_change: Callable[[Version], None],
+    ) -> None:
+        """`note_change` is called when a registration has ended well."""
+        self._options = options
+        self._intake = intake
+        self._make_pool = make_pool
+        self._metrics = metrics
+        self._environments = environments
+        self._versions = versions
+        self._changes = changes
+        self._hooks = hooks
+        self._note_change = note_change
+        self._intakes = asyncio.Semaphore(PARALLEL_INTAKES)
+        self._fetches = asyncio.Semaphore(PARALLEL_FETCHES)
+        self._is_draining = False
+        self.installations = Installations()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nothing more is registered."""
+        return self._is_draining
+
+    def refuse_new(self) -> None:
+        """Register nothing more; give up downloads and installations that are under way."""
+        self._is_draining = True
+        self._intake.stop_fetching()
+        self.installations.give_up_all()
+
+    # ---------------------------------------------------------------------------------------------- coming
+
+    async def register(self, parameters: RegisterParameters, unpacked: Unpacked | None = None) -> Registered:
+        """Take an archive in, unless the caller has unpacked it, and make it a version. See `Registry.register`."""
+        check_parameters(parameters)
+        if unpacked is None:
+            unpacked = await self.take_in(parameters.url)
+        version = await self.establish(parameters, await self.plan(parameters, unpacked))
+        workers = version.min_workers
+        if not workers:
+            self._note_change(version)
+            return Registered(version.model, version.name, 0, "done")
+        if not parameters.synchronous:
+            self._changes.follow(self.settle(version))
+            self._note_change(version)
+            return Registered(version.model, version.name, workers, "begun")
+        try:
+            is_ready = await self.wait_until_ready(version)
+        except LoadFailed as error:
+            log_failure(version, error)
+            if self._versions.is_listed(version):
+                self.remove(version)
+                await self.retire(version, drain_s=0.0)
+            raise
+        self._note_change(version)
+        return Registered(version.model, version.name, workers, "done" if is_ready else "partial")
+
+    async def take_in(self, url: str, *, is_at_startup: bool = False) -> Unpacked:
+        """Fetch, unpack and check an archive. Raises as `Intake` does, and Draining."""
+        async with self._fetches:
+            if self._is_draining:
+                raise Draining
+            try:
+                fetched = await asyncio.to_thread(self._intake.fetch, url)
+            except ArchiveExists as error:
+                if not is_at_startup:
+                    raise
+                # An earlier start of this server fetched it; that must not keep a later one from having it.
+                log.info("%s is not fetched again: %s is in the store", hide_query(url), error.name)
+                url, fetched = error.name, None
+        async with self._intakes:
+            if self._is_draining:
+                raise Draining
+            return await asyncio.to_thread(self._intake.take_in, url, fetched)
+
+    async def plan(self, parameters: RegisterParameters, unpacked: Unpacked, *, is_at_startup: bool = False) -> Plan:
+        """Plan a version of the unpacked archive, or delete it and raise."""
+        try:
+            return await asyncio.to_thread(make_plan, parameters, unpacked, self._options, is_at_startup=is_at_startup)
+        except BaseException:
+            await asyncio.to_thread(unpacked.discard)
+            raise
+
+    async def prepare(self, parameters: RegisterParameters, unpacked: Unpacked | None = None) -> Version:
+        """Make a version beside what is on the list, and begin to start its workers; no request finds it yet.
+
+        It counts as leaving until `publish` puts it on the list; `retire` ends it. A listed version of its name stays.
+        Raises as `register`, but for VersionConflict; nothing of it is left then.
+        """
+        check_parameters(parameters)
+        if unpacked is None:
+            unpacked = await self.take_in(parameters.url, is_at_startup=True)
+        return await self.establish(parameters, await self.plan(parameters, unpacked), is_beside=True)
+
+    def publish(self, version: Version) -> Version | None:
+        """Put a prepared version on the list; requests find it from now on. Gives the one whose place it took."""
+        before = self._versions.put(version)
+        if before is not None:
+            self._metrics.remove(before.pool.metrics)
+        self._metrics.register(version.pool.metrics)
+        return before
+
+    def replace(self, old: Version, new: Version, *, keeps_old: bool = False) -> None:
+        """Put a version in the place of a listed one, in one moment; that one leaves, unless it is kept."""
+        self._versions.replace(old, new, keeps_old=keeps_old)
+        if not keeps_old:
+            self._metrics.remove(old.pool.metrics)
+        self._metrics.register(new.pool.metrics)
+
+    async def install(self, parameters: RegisterParameters, plan: Plan) -> Plan:
+        """Install what the plan of a version wants that is to be beside another one; gives the plan with it.
+
+        Deletes what belongs to the plan, and raises DependencyFailed or Draining, when that cannot be.
+        """
+        if plan.wanted is None or self._environments is None:
+            return plan
+        try:
+            with self.installations.claim(plan.facts.options.model, plan.facts.options.version) as claim:
+                if self._is_draining:
+                    raise Draining
+                return await claim.install(plan, self._environments, is_synchronous=parameters.synchronous)
+        except BaseException as error:
+            await asyncio.to_thread(plan.discard)
+            if isinstance(error, DependencyFailed) and self._is_draining:
+                raise Draining from error
+            raise
+
+    async def ask_hooks(self, plan: Plan) -> None:
+        """Ask everybody who may refuse a version, or make room for it, that is to be beside or after another one."""
+        await self._ask_hooks(plan, is_beside=True)
+
+    async def establish(self, parameters: RegisterParameters, plan: Plan, *, is_beside: bool = False) -> Version:
+        """Install what the plan wants and put the version on the list, or delete what belongs to the plan and raise.
+
+        With `is_beside` it is not put on the list (see `prepare`).
+        """
+        model, name = plan.facts.options.model, plan.facts.options.version
+        with contextlib.ExitStack() as stack:
+            try:
+                if plan.wanted is not None and self._environments is not None:
+                    if self._is_draining:
+                        raise Draining
+                    if not is_beside:
+                        self._versions.refuse_conflict(model, name)
+                    claim = stack.enter_context(self.installations.claim(model, name))
+                    is_synchronous = parameters.synchronous
+                    plan = await claim.install(plan, self._environments, is_synchronous=is_synchronous)
+                await self._ask_hooks(plan, is_beside=is_beside)
+                return self._begin_beside(plan) if is_beside else self._publish(plan)
+            except BaseException as error:
+                await asyncio.to_thread(plan.discard)
+                if isinstance(error, DependencyFailed):
+                    if self._is_draining:
+                        raise Draining from error
+                    self._remark_failure(model, name, error)
+                raise
+
+    async def _ask_hooks(self, plan: Plan, *, is_beside: bool = False) -> None:
+        """Ask everybody who may refuse the version, or make room for it, before its pool is made."""
+        if self._hooks.before_pool and not is_beside:
+            self._versions.refuse_conflict(plan.facts.options.model, plan.facts.options.version)
+        for ask in self._hooks.before_pool:
+            await ask(plan)
+
+    def _publish(self, plan: Plan) -> Version:
+        """Put a version on the list and begin to start its workers. Nothing is awaited between check and deed."""
+        if self._is_draining:
+            raise Draining
+        self._versions.refuse_conflict(plan.facts.options.model, plan.facts.options.version)
+        version = self._start(plan)
+        self._metrics.register(version.pool.metrics)
+        self._versions.add(version)
+        return version
+
+    def _begin_beside(self, plan: Plan) -> Version:
+        """Begin to start a version's workers, and let nobody find it."""
+        version = self.make(plan)
+        version.pool.start()
+        return version
+
+    def make(self, plan: Plan) -> Version:
+        """Make a version that has no workers yet and that nobody finds; it counts as leaving. Raises Draining."""
+        if self._is_draining:
+            raise Draining
+        version = self._make(plan)
+        self._versions.leaving.add(version)
+        return version
+
+    def _start(self, plan: Plan) -> Version:
+        """Make a version's pool and begin to start its workers; it is not on the list yet."""
+        version = self._make(plan)
+        version.pool.start()
+        return version
+
+    def _make(self, plan: Plan) -> Version:
+        version = Version(plan, self._make_pool(plan.facts.options, plan.load))
+        for warning in plan.facts.warnings:
+            log.warning("Model %s version %s: %s", version.model, version.name, warning)
+        return version
+
+    def _remark_failure(self, model: str, name: str, error: DependencyFailed) -> None:
+        """Let the default version of the model, if there is one, say in describe why another one is not there."""
+        if model in self._versions.models:
+            words = "; ".join(error.reason.splitlines()[-3:])
+            sentence = f"version {name} was not registered, its requirements were not installed: {words}"
+            remark(self._versions.find(model, None), [sentence])
+
+    async def wait_until_ready(self, version: Version) -> bool:
+        """Wait for the workers that a version should have; False when not all of them are to be expected soon.
+
+        Raises LoadFailed.
+        """
+        try:
+            is_ready = await version.pool.wait_until_ready()
+        except LoadFailed as error:
+            told = version.facts.requirements or {}
+            if error.cause != "missing_module" or told.get("status") != "not installed":
+                raise
+            remedy = "what the archive requires is not installed, for install_py_dep_per_model is false"
+            reason = f"{error.reason} ({remedy})"
+            raise LoadFailed(error.model, error.version, reason=reason, cause=error.cause) from error
+        finally:
+            version.is_settled = True
+        if is_ready:
+            for tell in self._hooks.after_ready:
+                tell(version)
+        return is_ready
+
+    async def settle(self, version: Version) -> None:
+        """Wait for a load that nobody else waits for, and log how it failed."""
+        try:
+            await self.wait_until_ready(version)
+        except LoadFailed as error:
+            log_failure(version, error)
+
+    def scale(self, version: Version, min_workers: int, max_workers: int) -> None:
+        """Begin to have so many workers of a version, of as many as there are devices for (contract 10.5)."""
+        most = version.facts.options.most_workers
+        if most:
+            min_workers, max_workers = min(min_workers, most), min(max_workers, most)
+        version.min_workers, version.max_workers = min_workers, max_workers
+        may_sleep = version.facts.options.idle_timeout_s is not None
+        version.pool.scale(min_workers, max_workers if min_workers or may_sleep else 0)
+
+    # ---------------------------------------------------------------------------------------------- going
+
+    def remove(self, version: Version) -> None:
+        """Take a listed version off the list: no request finds it from now on."""
+        self._versions.remove(version)
+        self._metrics.remove(version.pool.metrics)
+
+    async def retire(self, version: Version, *, drain_s: float) -> None:
+        """End a removed version. Raises CleanUpTimedOut when that takes too long; it goes on by itself then."""
+        ending = self._changes.follow(self._end(version, drain_s=drain_s))
+        done, _ = await asyncio.wait({ending}, timeout=drain_s + KILL_GRACE_S)
+        if not done:
+            raise CleanUpTimedOut(version.model)
+        ending.result()
+
+    def end_all(self) -> None:
+        """Begin to end every version, at once; those that are leaving already are hurried along."""
+        for version in list(self._versions.all()):
+            self.remove(version)
+        for version in self._versions.leaving:
+            self._changes.follow(self._end(version, drain_s=0.0))
+
+    async def _end(self, version: Version, *, drain_s: float) -> None:
+        try:
+            await version.pool.stop(drain_s)
+        finally:
+            if version in self._versions.leaving:  # a hurried end finds it gone
+                self._versions.leaving.discard(version)
+                for tell in self._hooks.after_left:
+                    tell(version)
+            await asyncio.to_thread(version.plan.discard)
+
+
+# Remarks on calls that a version keeps for describe.
+MOST_REMARKS = 20
+
+
+def remark(version: Version, sentences: Iterable[str]) -> None:
+    """Note what was odd about a call for a version: in the log, and among describe's warnings. Each once."""
+    for sentence in sentences:
+        if sentence not in version.remarks and len(version.remarks) < MOST_REMARKS:
+            version.remarks.append(sentence)
+            log.warning("Model %s version %s: %s", version.model, version.name, sentence)
+
+
+def log_failure(version: Version, error: LoadFailed) -> None:
+    """Log why the workers of a version could not load it."""
+    log.error("Model %s version %s failed to load: %s", version.model, version.name, error.reason or error)

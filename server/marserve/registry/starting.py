@@ -1,0 +1,141 @@
+"""What a server loads when it starts: the models that its setting names, or those of a snapshot.
+
+Workers are begun, not waited for. A model that cannot be loaded is logged and left out; one of a snapshot stays in the
+snapshots that follow, so that a restart with the archive mended has it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+
+from marserve.errors import MarserveError
+from marserve.registry.calls import RegisterParameters
+from marserve.registry.changes import Changes
+from marserve.registry.intake import Intake, Unpacked
+from marserve.registry.plan import Plan
+from marserve.registry.registering import Registering
+from marserve.registry.snapshot import SnapshotVersion
+from marserve.registry.startup import models_to_load
+from marserve.registry.versions import Versions
+from marserve.settings.values import LoadModels
+from marserve.store.fetch_guard import hide_query
+
+log = logging.getLogger("marserve.registry")
+
+
+class Starting:
+    """The start of one registry.
+
+    `has_tried` once all were tried; `failures` are sentences about those that were left out; `models` the names of
+    those that were not, each once, in order.
+    """
+
+    def __init__(self, intake: Intake, registering: Registering, versions: Versions, changes: Changes) -> None:
+        self._intake = intake
+        self._registering = registering
+        self._versions = versions
+        self._changes = changes
+        self.has_tried = False
+        self.failures: list[str] = []
+        self.models: list[str] = []
+        self.unrestored: dict[tuple[str, str], SnapshotVersion] = {}
+
+    async def load(self, load_models: LoadModels) -> None:
+        """Load what the setting `load_models` names. Returns when all were tried."""
+        if load_models:
+            names = await asyncio.to_thread(self._intake.store.names)
+            await self._load_all(
+                [
+                    RegisterParameters(url=model.url, model_name=model.name, synchronous=False)
+                    for model in models_to_load(load_models, names)
+                ]
+            )
+        self.has_tried = True
+
+    async def restore(self, versions: Sequence[SnapshotVersion]) -> None:
+        """Load what a snapshot has. Returns when all were tried."""
+        await self._load_all(
+            [
+                RegisterParameters(
+                    url=version.archive,
+                    model_name=version.model,
+                    handler=version.handler,
+                    synchronous=False,
+                    restored=version,
+                )
+                for version in versions
+            ]
+        )
+        self.has_tried = True
+
+    def forget(self, model: str, version: str | None) -> bool:
+        """Restore this version, or any of the model, no more; whether one was to be."""
+        forgotten = [key for key in self.unrestored if key[0] == model and version in (None, key[1])]
+        for key in forgotten:
+            del self.unrestored[key]
+        return bool(forgotten)
+
+    async def _load_all(self, models: Sequence[RegisterParameters]) -> None:
+        # Read side by side, published in the order of the setting: it decides which version is the default.
+        takes = [
+            (model, asyncio.create_task(self._registering.take_in(model.url, is_at_startup=True))) for model in models
+        ]
+        # What is installed for one of them must not keep the others waiting, but for those of the same name.
+        latest: dict[str, asyncio.Task[None]] = {}
+        for model, take in takes:
+            await self._load_one(model, take, latest)
+        if latest:
+            await asyncio.wait(latest.values())
+
+    async def _load_one(
+        self, parameters: RegisterParameters, take: asyncio.Task[Unpacked], latest: dict[str, asyncio.Task[None]]
+    ) -> None:
+        """Load one archive; returns when it is loaded, or when only its requirements are waited for.
+
+        `latest` are the models that wait for some, by name: the next version of such a name waits for it in turn.
+        """
+        try:
+            plan = await self._registering.plan(parameters, await take, is_at_startup=parameters.restored is None)
+        except Exception as error:
+            self._note_failure(parameters, error)
+            return
+        before = latest.get(plan.facts.options.model)
+        if plan.wanted is None and before is None:
+            await self._establish(parameters, plan)
+        else:
+            work = self._establish(parameters, plan, before)
+            latest[plan.facts.options.model] = self._changes.follow(work)
+
+    async def _establish(
+        self, parameters: RegisterParameters, plan: Plan, before: asyncio.Task[None] | None = None
+    ) -> None:
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            version = await self._registering.establish(parameters, plan)
+        except Exception as error:
+            self._note_failure(parameters, error)
+            return
+        if parameters.restored is not None and parameters.restored.is_default:
+            self._versions.set_default(version.model, version.name)
+        if parameters.restored is not None:
+            self._versions.restore_role(version, parameters.restored.role, random.getrandbits(64))
+        if version.model not in self.models:
+            self.models.append(version.model)
+        if not version.is_settled:
+            self._changes.follow(self._registering.settle(version))
+
+    def _note_failure(self, parameters: RegisterParameters, error: Exception) -> None:
+        restored = parameters.restored
+        if restored is not None:
+            self.unrestored[restored.model, restored.version] = restored
+        # A border: whatever is wrong with one archive must not keep the server from starting with the others.
+        is_known = isinstance(error, MarserveError)
+        sentence = str(error) if is_known else "an unexpected error; the log says more"
+        log.error(
+            "Failed to load model: %s (%s)", hide_query(parameters.url), sentence, exc_info=None if is_known else error
+        )
+        self.failures.append(f"{hide_query(parameters.url)} was not loaded: {sentence}")

@@ -1,0 +1,480 @@
+"""What becomes of archives that appear in a place that is watched: by policy, and never at the cost of what serves.
+
+A change of the place (`store.watch`) waits in line here, one for each archive, and is carried out: taken in, named
+(`arrival_names`), loaded, made default or given to a roll-out, or taken away. What cannot be used is reported once and
+remembered; it is tried again when it changes, and by itself only where time may mend it. A version that serves stays
+untouched until the one that takes its place is ready.
+
+Knows no store and no HTTP: `TakeIn` brings an archive, `Models` is the registry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from marserve.errors import (
+    ArchiveNotFound,
+    DefaultVersionInUse,
+    DependencyFailed,
+    DownloadFailed,
+    Draining,
+    LoadFailed,
+    MarserveError,
+    ModelNotFound,
+    OutOfMemory,
+    Unavailable,
+    VersionConflict,
+    VersionInUse,
+    VersionNotFound,
+)
+from marserve.registry.calls import Registered, RegisterParameters
+from marserve.registry.intake import Unpacked
+from marserve.rollout.arrival_names import choose_name, is_newer, name_from_place, version_order
+from marserve.settings.watches import NameRule, NewVersionPolicy, RemovedPolicy
+from marserve.store.sightings import Change
+from marserve.store.source import Entry
+
+log = logging.getLogger("marserve.rollout")
+
+State = Literal["waiting", "loading", "loaded", "ignored", "refused", "retrying", "left out", "unloaded", "gone"]
+
+PARALLEL = 2
+MOST_TRIES = 6
+FIRST_RETRY_S = 1.0
+LONGEST_RETRY_S = 60.0
+# Of versions that make themselves the default, the one before is kept to go back to.
+KEPT_VERSIONS = 2
+# How many archives a description lists.
+MOST_SHOWN = 1000
+
+TakeIn = Callable[[str], Unpacked]
+"""Brings the archive of a key: fetched, unpacked, checked. Blocks; raises MarserveError."""
+
+
+class Models(Protocol):
+    """What is asked of the registry."""
+
+    def source_of(self, model: str, version: str) -> str | None:
+        """What a version was registered with, None where it is not registered."""
+
+    def default_of(self, model: str) -> str | None:
+        """A model's default version, None where there is no such model."""
+
+    async def load(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
+        """Make a version of an archive, and wait until it is ready."""
+
+    async def swap(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
+        """As `load`, in the place of the version of the same name, which serves until the new one is ready."""
+
+    def set_default(self, model: str, version: str) -> None:
+        """Let a version answer what names none."""
+
+    async def unload(self, model: str, version: str) -> None:
+        """Take a version away."""
+
+
+StartCanary = Callable[[str, str], Awaitable[str]]
+"""Begins a roll-out of a loaded version of a model; gives a sentence for describe."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalPolicy:
+    """What happens: on new versions, on removed ones; what names them; how many stay loaded (None: by the policy).
+
+    `model`: all archives are versions of this model, None: they say it themselves.
+    """
+
+    on_new: NewVersionPolicy
+    on_removed: RemovedPolicy = "ignore"
+    names: NameRule = "auto"
+    keep: int | None = None
+    model: str | None = None
+
+    @property
+    def kept(self) -> int:
+        """How many versions of a model that came this way stay loaded; 0: all."""
+        if self.keep is not None:
+            return self.keep
+        return KEPT_VERSIONS if self.on_new in ("load-and-default", "canary") else 0
+
+
+@dataclass(slots=True)
+class Record:
+    """What became of one archive. `at` in seconds since 1970; `is_ours`: this watch loaded the version."""
+
+    entry: Entry
+    state: State
+    at: float
+    reason: str = ""
+    model: str | None = None
+    version: str | None = None
+    is_ours: bool = False
+    tries: int = 0
+
+    def describe(self) -> dict[str, Any]:
+        """The record for management."""
+        told: dict[str, Any] = {"key": self.entry.key, "state": self.state, "at": _instant(self.at)}
+        if self.model is not None:
+            told |= {"modelName": self.model, "modelVersion": self.version}
+        if self.reason:
+            told["reason"] = self.reason
+        if self.entry.etag is not None:
+            told["etag"] = self.entry.etag.strip('"')
+        return {**told, "size": self.entry.size}
+
+
+class Arrivals:
+    """The archives of one watch. `run` is its life, in a task; `take` and the rest are called on the event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        policy: ArrivalPolicy,
+        models: Models,
+        take_in: TakeIn,
+        source_of_key: Callable[[str], str],
+        *,
+        start_canary: StartCanary | None = None,
+        is_expected: Callable[[str], bool] = lambda key: False,
+        first_retry_s: float = FIRST_RETRY_S,
+    ) -> None:
+        """`source_of_key` is the word that a registration of the archive has; `is_expected` says of a key that a
+        registration under way, or done, brought it here itself.
+        """
+        self.name = name
+        self.policy = policy
+        self._models = models
+        self._take_in = take_in
+        self._source_of_key = source_of_key
+        self._start_canary = start_canary
+        self._is_expected = is_expected
+        self._first_retry_s = first_retry_s
+        self._todo: dict[str, Change] = {}
+        self._retry_at: dict[str, float] = {}
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+        self._loaded: dict[str, list[str]] = {}
+        self.records: dict[str, Record] = {}
+        self.outcomes: Counter[str] = Counter(loaded=0, swapped=0, refused=0, ignored=0, unloaded=0, retried=0)
+
+    # ------------------------------------------------------------------------------------------- from outside
+
+    def take(self, changes: list[Change]) -> None:
+        """Put changes in line. Of one archive only the newest counts."""
+        for change in _newest_first(changes):
+            key = change.entry.key
+            waiting = self._todo.get(key)
+            if waiting is not None and waiting.was_there and change.kind == "replaced":
+                change = replace(change, kind=waiting.kind, was_there=True)
+            self._todo[key] = change
+            self._retry_at.pop(key, None)
+            if change.kind != "removed" and key not in self._busy:
+                self._note(key, change.entry, "waiting")
+        self._wake.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and nothing is under way."""
+        return not self._todo and not self._busy
+
+    def describe(self) -> dict[str, Any]:
+        """What became of everything, newest first."""
+        records = sorted(self.records.values(), key=lambda record: record.at, reverse=True)
+        return {
+            "policy": self.policy.on_new,
+            "removedPolicy": self.policy.on_removed,
+            "keptVersions": self.policy.kept or "all",
+            **({"modelName": self.policy.model} if self.policy.model is not None else {}),
+            "outcomes": dict(self.outcomes),
+            "states": dict(Counter(record.state for record in records)),
+            "archivesShown": min(len(records), MOST_SHOWN),
+            "archiveList": [record.describe() for record in records[:MOST_SHOWN]],
+        }
+
+    # ------------------------------------------------------------------------------------------- life
+
+    async def run(self) -> None:
+        """Carry changes out until cancelled."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._wake.clear()
+                self._begin_what_can(loop.time())
+                waiting = [at for key, at in self._retry_at.items() if key in self._todo]
+                pause = min(waiting) - loop.time() if waiting and len(self._busy) < PARALLEL else None
+                try:
+                    async with asyncio.timeout(None if pause is None else max(0.0, pause)):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            tasks = list(self._busy.values())
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+
+    def _begin_what_can(self, now: float) -> None:
+        """Start on what is next: two at a time, and of one model one after the other."""
+        lanes = {self._lane(key) for key in self._busy}
+        for key in list(self._todo):
+            if len(self._busy) >= PARALLEL:
+                return
+            if key in self._busy or self._lane(key) in lanes or self._retry_at.get(key, 0.0) > now:
+                continue
+            lanes.add(self._lane(key))
+            change = self._todo.pop(key)
+            self._retry_at.pop(key, None)
+            task = self._busy[key] = asyncio.create_task(self._carry_out(change))
+            task.add_done_callback(lambda _, key=key: self._end(key))  # type: ignore[misc]
+
+    def _end(self, key: str) -> None:
+        del self._busy[key]
+        self._wake.set()
+
+    def _lane(self, key: str) -> str:
+        return self.policy.model or name_from_place(key).model or key
+
+    # ------------------------------------------------------------------------------------------- one change
+
+    async def _carry_out(self, change: Change) -> None:
+        key = change.entry.key
+        try:
+            if change.kind == "removed":
+                await self._remove(key)
+            elif self.policy.on_new == "ignore":
+                self._note(key, change.entry, "ignored", "the policy of this watch is ignore")
+                self.outcomes["ignored"] += 1
+            elif change.kind == "added" and self._is_expected(key):
+                self._note(key, change.entry, "ignored", "it was fetched for a registration")
+                self.outcomes["ignored"] += 1
+            else:
+                await self._load(change)
+        except Draining:
+            self._note(key, change.entry, "waiting", "the server stops")
+        except MarserveError as error:
+            self._fail(change, error)
+        except Exception as error:
+            # A border: a defect with one archive must not keep the others waiting.
+            log.exception("Watch %s: %s failed in a way nobody thought of", self.name, key)
+            self._note(key, change.entry, "refused", f"an unexpected error ({type(error).__name__}); the log says more")
+            self.outcomes["refused"] += 1
+
+    async def _load(self, change: Change) -> None:
+        key, policy = change.entry.key, self.policy
+        record = self._note(key, change.entry, "loading")
+        source = self._source_of_key(key)
+        place = name_from_place(key)
+        if change.was_there and place.is_layout and place.model and place.version and policy.names != "manifest":
+            model = policy.model or place.model
+            if self._is_past(model, place.version):
+                self._leave_out(record, model, place.version)
+                return
+        unpacked = await asyncio.to_thread(self._take_in, key)
+        is_handed_over = False
+        try:
+            manifest = unpacked.manifest
+            model, version = choose_name(key, manifest.model_name, manifest.model_version, policy.names)
+            model = policy.model or model
+            record.model, record.version = model, version
+            registered = self._models.source_of(model, version)
+            if registered is None:
+                if change.was_there and self._is_past(model, version):
+                    self._leave_out(record, model, version)
+                    return
+            elif registered != source and not self._is_renamed(registered, model, version):
+                words = f"version {version} of model {model} is registered already, from {registered}"
+                raise VersionTaken(f"{words}; give this one another version, or unregister that one")
+            elif change.kind == "added" and registered == source:
+                self._note(key, change.entry, "loaded", "it was registered before this watch saw it")
+                return
+            named = replace(unpacked, manifest=replace(manifest, model_name=model, model_version=version))
+            parameters = RegisterParameters(url=source, model_name=model, is_arrival=True)
+            is_handed_over = True
+            if registered is None:
+                await self._begin(record, parameters, named)
+            else:
+                await self._models.swap(parameters, named)
+                self._succeed(record, "swapped", "in the place of what it was before")
+        finally:
+            if not is_handed_over:
+                await asyncio.to_thread(unpacked.discard)
+
+    async def _begin(self, record: Record, parameters: RegisterParameters, unpacked: Unpacked) -> None:
+        """Load a version that is new, and let the policy go on with it."""
+        model, version = record.model, record.version
+        assert model is not None
+        assert version is not None
+        before = self._models.default_of(model)
+        registered = await self._models.load(parameters, unpacked)
+        if registered.progress == "partial":
+            log.warning("Watch %s: model %s version %s has not all of its workers yet", self.name, model, version)
+        versions = self._loaded.setdefault(model, [])
+        if version not in versions:
+            versions.append(version)
+        self._succeed(record, "loaded", "" if before is not None else "the first of its model, so its default")
+        if before is not None and self.policy.on_new == "load-and-default":
+            if is_newer(version, before):
+                self._models.set_default(model, version)
+                record.reason = f"the default, in the place of {before}"
+                log.info("Watch %s: model %s: %s is the default now, %s was", self.name, model, version, before)
+            else:
+                record.reason = f"not the default: {before} is newer"
+        elif before is not None and self.policy.on_new == "canary":
+            if self._start_canary is None:
+                record.reason = "no roll-out was begun: this server has none"
+            elif is_newer(version, before):
+                record.reason = await self._start_canary(model, version)
+            else:
+                record.reason = f"no roll-out: {before} is newer"
+        await self._let_go_of_old(model)
+
+    def _succeed(self, record: Record, outcome: str, reason: str) -> None:
+        record.is_ours, record.tries = True, 0
+        self._note(record.entry.key, record.entry, "loaded", reason)
+        self.outcomes[outcome] += 1
+        log.info(
+            "Watch %s: %s is model %s version %s (%s)",
+            self.name,
+            record.entry.key,
+            record.model,
+            record.version,
+            outcome,
+        )
+
+    # ------------------------------------------------------------------------------------------- what is past
+
+    def _is_past(self, model: str, version: str) -> bool:
+        """Whether a version that was there at the start is older than all that are to stay loaded."""
+        kept, loaded = self.policy.kept, self._loaded.get(model, [])
+        return 0 < kept <= len([each for each in loaded if version_order(each) >= version_order(version)])
+
+    def _leave_out(self, record: Record, model: str, version: str) -> None:
+        record.model, record.version = model, version
+        self._note(record.entry.key, record.entry, "left out", f"the newest {self.policy.kept} versions are loaded")
+
+    async def _let_go_of_old(self, model: str) -> None:
+        """Take away versions of this watch beyond those to keep: the oldest first, none that is in use."""
+        kept, loaded = self.policy.kept, self._loaded.get(model, [])
+        if not kept:
+            return
+        for version in loaded[:-kept]:
+            if self._models.default_of(model) != version and await self._unload(model, version):
+                for record in self.records.values():
+                    if (record.model, record.version) == (model, version) and record.state == "loaded":
+                        self._note(record.entry.key, record.entry, "unloaded", f"{kept} newer versions are loaded")
+
+    async def _unload(self, model: str, version: str) -> bool:
+        """Take a version of this watch away; False where it is in use, which is said."""
+        try:
+            await self._models.unload(model, version)
+        except (ModelNotFound, VersionNotFound):
+            pass  # somebody else did
+        except (DefaultVersionInUse, VersionInUse) as error:
+            log.info("Watch %s: model %s version %s stays loaded: %s", self.name, model, version, error)
+            return False
+        else:
+            self.outcomes["unloaded"] += 1
+            log.info("Watch %s: model %s version %s is unloaded", self.name, model, version)
+        if version in self._loaded.get(model, []):
+            self._loaded[model].remove(version)
+        return True
+
+    async def _remove(self, key: str) -> None:
+        """An archive has gone. Its version goes on, unless the policy says otherwise."""
+        record = self.records.get(key)
+        if record is None:
+            return
+        if record.state != "loaded" or record.model is None or record.version is None:
+            del self.records[key]
+            return
+        if self.policy.on_removed == "ignore" or not record.is_ours:
+            self._note(key, record.entry, "gone", "the archive has gone; its version goes on")
+        elif await self._unload(record.model, record.version):
+            self._note(key, record.entry, "gone", "the archive has gone, and its version with it")
+        else:
+            self._note(key, record.entry, "gone", "the archive has gone; its version is in use and goes on")
+
+    def _is_renamed(self, registered: str, model: str, version: str) -> bool:
+        """Whether a version came from an archive of this watch that has another name by now."""
+        return any(
+            record.is_ours
+            and (record.model, record.version) == (model, version)
+            and self._source_of_key(key) == registered
+            and record.state == "gone"
+            for key, record in self.records.items()
+        )
+
+    # ------------------------------------------------------------------------------------------- what goes wrong
+
+    def _fail(self, change: Change, error: MarserveError) -> None:
+        """Report what cannot be used, once; try again where time may mend it."""
+        key = change.entry.key
+        record = self.records[key]
+        reason = _reason(error)
+        record.tries += 1
+        if _may_pass(error) and record.tries < MOST_TRIES:
+            pause = min(LONGEST_RETRY_S, self._first_retry_s * 2.0 ** (record.tries - 1))
+            if key not in self._todo:  # what came meanwhile is newer
+                self._todo[key] = change
+                self._retry_at[key] = asyncio.get_running_loop().time() + pause
+            if record.tries == 1:
+                log.warning("Watch %s: %s is not loaded yet, and tried again: %s", self.name, key, reason)
+            self._note(key, change.entry, "retrying", reason)
+            self.outcomes["retried"] += 1
+            return
+        tried = f" (tried {record.tries} times)" if record.tries > 1 else ""
+        log.error("Watch %s: %s is refused until it changes: %s%s", self.name, key, reason, tried)
+        record.tries = 0
+        self._note(key, change.entry, "refused", reason + tried)
+        self.outcomes["refused"] += 1
+
+    def _note(self, key: str, entry: Entry, state: State, reason: str = "") -> Record:
+        record = self.records.get(key)
+        if record is None:
+            record = self.records[key] = Record(entry, state, time.time(), reason)
+        record.entry, record.state, record.reason, record.at = entry, state, reason, time.time()
+        return record
+
+
+class VersionTaken(VersionConflict):
+    """The version that an archive says it is came from elsewhere."""
+
+    def __init__(self, sentence: str) -> None:
+        self.args = (sentence,)
+
+
+def _may_pass(error: MarserveError) -> bool:
+    """Whether the same archive may be usable later."""
+    if isinstance(error, LoadFailed):
+        return error.out_of_memory
+    return isinstance(error, OutOfMemory | DownloadFailed | DependencyFailed | Unavailable | ArchiveNotFound) or (
+        type(error) is MarserveError
+    )
+
+
+def _reason(error: MarserveError) -> str:
+    """The error's sentence, and what is behind it: for logs and management."""
+    inner = getattr(error, "reason", "")
+    line = " ".join(str(inner).split()) if inner else ""
+    return f"{error.message}: {line[:500]}" if line and line not in error.message else error.message
+
+
+def _newest_first(changes: list[Change]) -> list[Change]:
+    """The changes in order, but what was there at the start by version, the newest first: that is the default then."""
+
+    def newness(change: Change) -> tuple[tuple[tuple[int, int, str], ...], float]:
+        return version_order(name_from_place(change.entry.key).version or ""), change.entry.modified or 0.0
+
+    there = sorted((change for change in changes if change.was_there), key=newness, reverse=True)
+    return [*there, *(change for change in changes if not change.was_there)]
+
+
+def _instant(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

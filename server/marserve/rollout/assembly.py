@@ -1,0 +1,164 @@
+"""Builds what keeps the desired state, from the settings: place, history, reconciler, and what calls may change.
+
+settings → `DesiredStates` → `read_first` (before anything is begun) → `start` (the models) → `watch`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from marserve.errors import BadDesiredState, BadSettings, MarserveError
+from marserve.registry.models import Registry
+from marserve.rollout.changes import AdoptedChanges, Changes, DirectChanges, RefusedChanges
+from marserve.rollout.desired_state import read
+from marserve.rollout.document_place import DocumentPlace, DocumentUnreadable, FilePlace, Found, ObjectPlace
+from marserve.rollout.history import History
+from marserve.rollout.memory_cost import MemoryCost
+from marserve.rollout.reconciler import Reconciler
+from marserve.settings.table import Settings
+from marserve.store.fetch_guard import AllowedUrls, Target, is_address, is_store_address, parse_target
+from marserve.store.file_source import FileOrigins
+from marserve.store.http import HttpOrigins
+from marserve.store.local import LocalStore
+from marserve.store.object_store import ObjectStores
+from marserve.store.source import Source, SourceError
+
+Numbers = Callable[[Reconciler], Mapping[str, float]]
+
+# What metrics tell: name, kind, text, label, and what reads the values by label.
+FAMILIES: tuple[tuple[str, str, str, str, Numbers], ...] = (
+    (
+        "marserve_desired_state_changes_total",
+        "counter",
+        "Changes to a desired state, by what became of them.",
+        "result",
+        lambda its: {"applied": its.counts.applied, "failed": its.counts.failed, "unreadable": its.counts.unreadable},
+    ),
+    (
+        "marserve_desired_state_in_force",
+        "gauge",
+        "1 where what the document says is in force, 0 where it failed or cannot be read; by the digest in force.",
+        "digest",
+        lambda its: (
+            {} if its.current is None else {its.current.digest: float(its.failure is None and its.unreadable is None)}
+        ),
+    ),
+    (
+        "marserve_desired_state_last_change_seconds",
+        "gauge",
+        "The last change that came into force: how long it took, and when, in seconds since 1970.",
+        "what",
+        lambda its: {"duration": its.counts.last_seconds, "at": its.counts.last_at} if its.counts.applied else {},
+    ),
+)
+
+
+def state_folder(settings: Settings) -> Path:
+    """Where the server keeps what its next start needs."""
+    return settings.state_folder or (settings.log_location or settings.working_directory / "logs") / "state"
+
+
+class DesiredStates:
+    """The desired state of one server, by its settings."""
+
+    def __init__(self, settings: Settings, environment: Mapping[str, str] = os.environ) -> None:
+        """Read the history. Blocks. Raises BadSettings."""
+        self._settings = settings
+        self._objects = ObjectStores(settings.stores, environment)
+        self.place = self._place()
+        folder = state_folder(settings) / "desired-state"
+        try:
+            # Without a document that decides, what was applied is of no use to the next start.
+            self._history = History(folder if self.place is not None else None)
+        except OSError as error:
+            raise BadSettings(
+                f"The folder {folder} cannot be used ({error.strerror}); name one that the server may write to in "
+                "state_folder",
+                key="state_folder",
+            ) from error
+        self._found: Found | None = None
+
+    def read_first(self) -> None:
+        """Read the document before anything is begun. Blocks.
+
+        Raises BadSettings where it cannot be meant or read, and no document before it is known to start with.
+        """
+        if self.place is None:
+            return
+        try:
+            self._found = self.place.read()
+            read(self._found.data, self.place.shown)
+        except (BadDesiredState, DocumentUnreadable) as error:
+            if self._history.newest is None:
+                raise BadSettings(str(error), key="desired_state") from error
+
+    def build(self, registry: Registry) -> Reconciler:
+        """The reconciler of this registry."""
+        store = LocalStore(self._settings.model_store, roots=self._settings.model_roots)
+        self.reconciler = Reconciler(
+            registry,
+            self._history,
+            self.place,
+            interval_s=self._settings.desired_state_interval,
+            weigh=MemoryCost(store, self._open_archive),
+        )
+        registry.remarks_of_readiness.append(self.reconciler.remarks)
+        return self.reconciler
+
+    def changes(self, registry: Registry) -> Changes:
+        """What calls may change."""
+        if self.place is None:
+            return DirectChanges(registry)
+        if self._settings.desired_state_changes == "adopt":
+            return AdoptedChanges(registry, self.reconciler)
+        return RefusedChanges(self.place.shown)
+
+    async def start(self, registry: Registry) -> None:
+        """Load what the document says, in place of `Registry.load_at_start`."""
+        found, self._found = self._found, None
+        models, failures = await self.reconciler.start(found)
+        registry.end_start(models, failures)
+
+    async def watch(self, started: asyncio.Task[None]) -> None:
+        """Follow the document, from when the start has ended."""
+        await asyncio.wait([started])
+        await self.reconciler.watch()
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _place(self) -> DocumentPlace | None:
+        named = self._settings.desired_state
+        if named is None:
+            return None
+        if "://" not in named:
+            return FilePlace(self._settings.working_directory / named, named)
+        try:
+            target = parse_target(named)
+            if target.scheme == "file":
+                return FilePlace(Path(target.path), named)
+            # The operator's own word, so it needs no pattern beside it.
+            return ObjectPlace(lambda: self._open(target, AllowedUrls((re.escape(target.url),))), target.url)
+        except (SourceError, MarserveError) as error:
+            raise BadSettings(f"desired_state is {named!r}: {error}", key="desired_state") from error
+
+    def _open(self, target: Target, allowed: AllowedUrls) -> Source:
+        if target.scheme in ("s3", "gs", "az"):
+            return self._objects.open(target)
+        if target.scheme == "file":
+            return FileOrigins(allowed)(target)
+        return HttpOrigins(allowed)(target)
+
+    def _open_archive(self, url: str) -> Source | None:
+        """An archive of the document that may be fetched, to estimate its size. Raises ArchiveNotFound."""
+        if not (is_address(url) or is_store_address(url)):
+            return None
+        target = parse_target(url)
+        if target.scheme not in ("http", "https", "s3", "gs", "az", "file"):
+            return None
+        allowed = AllowedUrls(self._settings.allowed_urls)
+        allowed.check(target)
+        return self._open(target, allowed)

@@ -1,0 +1,338 @@
+"""What clients may change of the models: directly, or, where a desired state decides, not at all or through it.
+
+Surfaces (REST, gRPC) change models through a `Changes` and read them from the registry. What the server does by itself
+(workflows' nodes, autoscaling, roll-outs, new versions by a declared policy) does not come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from marserve.errors import (
+    BadInput,
+    DefaultVersionInUse,
+    DesiredStateDecides,
+    ModelNotFound,
+    VersionConflict,
+    VersionInUse,
+    VersionNotFound,
+)
+from marserve.registry.calls import Registered, RegisterParameters, Scaled
+from marserve.registry.models import Registry
+from marserve.registry.traffic import Traffic, check_label
+from marserve.rollout.desired_state import DesiredModel, DesiredState, DesiredVersion
+from marserve.rollout.reconciler import Reconciler
+from marserve.store.digests import split_digest
+
+
+class Changes(Protocol):
+    """The calls that change models, as surfaces make them. Each raises what the registry's raises."""
+
+    def check(self, call: str) -> None:
+        """Raise DesiredStateDecides where a call that is not named here (`swap`, say) would change what is declared."""
+
+    async def register(self, parameters: RegisterParameters) -> Registered:
+        """See `Registry.register`."""
+
+    async def scale(
+        self, model: str, version: str | None, *, min_workers: int, max_workers: int, synchronous: bool
+    ) -> Scaled:
+        """See `Registry.scale`."""
+
+    async def tune(
+        self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None
+    ) -> str:
+        """See `Registry.tune`."""
+
+    async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
+        """See `Registry.unregister`."""
+
+    async def set_default(self, model: str, version: str) -> None:
+        """See `Registry.set_default`."""
+
+    async def put_traffic(self, model: str, traffic: Traffic | None) -> dict[str, Any]:
+        """See `TrafficControl.put`, and `reset` for None."""
+
+    async def put_label(self, model: str, label: str, version: str) -> dict[str, Any]:
+        """See `TrafficControl.put_label`."""
+
+    async def remove_label(self, model: str, label: str) -> None:
+        """See `TrafficControl.remove_label`."""
+
+
+class DirectChanges:
+    """Changes go to the registry. No desired state decides."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def check(self, call: str) -> None:
+        """Anything may be changed."""
+
+    async def register(self, parameters: RegisterParameters) -> Registered:
+        """See `Registry.register`."""
+        return await self._registry.register(parameters)
+
+    async def scale(
+        self, model: str, version: str | None, *, min_workers: int, max_workers: int, synchronous: bool
+    ) -> Scaled:
+        """See `Registry.scale`."""
+        return await self._registry.scale(
+            model, version, min_workers=min_workers, max_workers=max_workers, synchronous=synchronous
+        )
+
+    async def tune(
+        self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None
+    ) -> str:
+        """See `Registry.tune`."""
+        return self._registry.tune(model, version, batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
+
+    async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
+        """See `Registry.unregister`."""
+        await self._registry.unregister(model, version, force=force)
+
+    async def set_default(self, model: str, version: str) -> None:
+        """See `Registry.set_default`."""
+        self._registry.set_default(model, version)
+
+    async def put_traffic(self, model: str, traffic: Traffic | None) -> dict[str, Any]:
+        """See `TrafficControl.put`, and `reset` for None."""
+        control = self._registry.traffic
+        return control.reset(model) if traffic is None else control.put(model, traffic)
+
+    async def put_label(self, model: str, label: str, version: str) -> dict[str, Any]:
+        """See `TrafficControl.put_label`."""
+        return self._registry.traffic.put_label(model, label, version)
+
+    async def remove_label(self, model: str, label: str) -> None:
+        """See `TrafficControl.remove_label`."""
+        self._registry.traffic.remove_label(model, label)
+
+
+class RefusedChanges:
+    """A desired state decides alone: every change is refused, with what to do instead."""
+
+    def __init__(self, where: str) -> None:
+        """`where` is the document's name for people."""
+        self._where = where
+
+    def _refuse(self, what: str) -> DesiredStateDecides:
+        return DesiredStateDecides(
+            self._where,
+            f"To {what}, edit a copy of the document and run `marserve apply FILE`; with desired_state_changes=adopt "
+            "such calls are written into it.",
+        )
+
+    def check(self, call: str) -> None:
+        """Refuse."""
+        raise self._refuse(call)
+
+    async def register(self, parameters: RegisterParameters) -> Registered:
+        """Refuse."""
+        raise self._refuse("register a model")
+
+    async def scale(
+        self, model: str, version: str | None, *, min_workers: int, max_workers: int, synchronous: bool
+    ) -> Scaled:
+        """Refuse."""
+        raise self._refuse("scale a model")
+
+    async def tune(
+        self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None
+    ) -> str:
+        """Refuse."""
+        raise self._refuse("change batches")
+
+    async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
+        """Refuse."""
+        raise self._refuse("unregister a model")
+
+    async def set_default(self, model: str, version: str) -> None:
+        """Refuse."""
+        raise self._refuse("set the default version")
+
+    async def put_traffic(self, model: str, traffic: Traffic | None) -> dict[str, Any]:
+        """Refuse."""
+        raise self._refuse("change traffic")
+
+    async def put_label(self, model: str, label: str, version: str) -> dict[str, Any]:
+        """Refuse."""
+        raise self._refuse("set a label")
+
+    async def remove_label(self, model: str, label: str) -> None:
+        """Refuse."""
+        raise self._refuse("remove a label")
+
+
+class AdoptedChanges:
+    """A desired state decides, and what calls change is written into it by compare-and-swap, and applied from there."""
+
+    def __init__(self, registry: Registry, reconciler: Reconciler) -> None:
+        self._registry = registry
+        self._reconciler = reconciler
+
+    def check(self, call: str) -> None:
+        """Refuse what would change what the document says, without saying it there."""
+        place = self._reconciler.place
+        raise DesiredStateDecides(
+            place.shown if place is not None else "the desired state",
+            f"To {call}, register the new version and make it the default, or run `marserve apply FILE`.",
+        )
+
+    async def register(self, parameters: RegisterParameters) -> Registered:
+        """See `Registry.register`. The archive is looked into first: it says which version it is."""
+        model, name = await self._registry.look_into(parameters)
+        config = {
+            "batchSize": parameters.batch_size,
+            "maxBatchDelay": _milliseconds(parameters.max_batch_delay_s),
+            "responseTimeout": _whole(parameters.response_timeout_s),
+            "startupTimeout": _whole(parameters.startup_timeout_s),
+            "minWorkers": parameters.initial_workers,
+            "maxWorkers": parameters.initial_workers,
+        }
+        url, sha256 = split_digest(parameters.url)
+        version = DesiredVersion(
+            url,
+            sha256,
+            parameters.handler,
+            parameters.runtime,
+            {key: value for key, value in config.items() if value is not None},
+        )
+
+        def add(state: DesiredState) -> DesiredState:
+            found = state.models.get(model)
+            if found is None:
+                return _with(state, model, DesiredModel({name: version}, name))
+            if name in found.versions:
+                raise VersionConflict(model, name)
+            return _with(state, model, replace(found, versions={**found.versions, name: version}))
+
+        await self._reconciler.change(add, f"registered {model} {name}")
+        described = self._registry.describe(model, name)
+        return Registered(model, name, described["minWorkers"], "done")
+
+    async def scale(
+        self, model: str, version: str | None, *, min_workers: int, max_workers: int, synchronous: bool
+    ) -> Scaled:
+        """See `Registry.scale`."""
+        if max_workers < min_workers:
+            raise BadInput("max_worker cannot be less than min_worker.")
+        await self._configure(model, version, {"minWorkers": min_workers, "maxWorkers": max_workers}, "scaled")
+        return Scaled(model, version, min_workers, "done")
+
+    async def tune(
+        self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None
+    ) -> str:
+        """See `Registry.tune`."""
+        wanted = {"batchSize": batch_size, "maxBatchDelay": _milliseconds(max_batch_delay_s)}
+        given = {key: value for key, value in wanted.items() if value is not None}
+        await self._configure(model, version, given, "tuned")
+        # Asked for with the values in force, it changes nothing and gives the sentence.
+        return self._registry.tune(model, version, batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
+
+    async def _configure(self, model: str, version: str | None, values: Mapping[str, Any], what: str) -> None:
+        name = self._registry.name_of(model, version)
+
+        def configure(state: DesiredState) -> DesiredState:
+            found = _model(state, model)
+            if name not in found.versions:
+                raise VersionNotFound(model, name)
+            changed = found.versions[name]
+            changed = replace(changed, config={**changed.config, **values})
+            return _with(state, model, replace(found, versions={**found.versions, name: changed}))
+
+        await self._reconciler.change(configure, f"{what} {model} {name}")
+
+    async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
+        """See `Registry.unregister`."""
+        name = self._registry.name_of(model, version)
+
+        def remove(state: DesiredState) -> DesiredState:
+            found = _model(state, model)
+            if name not in found.versions:
+                raise VersionNotFound(model, name)
+            versions = {each: wanted for each, wanted in found.versions.items() if each != name}
+            if not versions:
+                return _with(state, model, None)
+            if found.default == name:
+                raise DefaultVersionInUse(model)
+            labels = {label: target for label, target in found.labels.items() if target != name}
+            weights = dict((found.traffic or {}).get("weights", {}))
+            held = [label for label in found.labels if label not in labels]
+            if (held or weights.get(name)) and not force:
+                raise VersionInUse(model, name, has_weight=bool(weights.get(name)), labels=held)
+            weights.pop(name, None)
+            traffic = {**(found.traffic or {}), "weights": weights} if any(weights.values()) else None
+            shadow = found.shadow if (found.shadow or {}).get("version") != name else None
+            return _with(
+                state,
+                model,
+                replace(found, versions=versions, labels=labels, traffic=traffic, shadow=shadow),
+            )
+
+        await self._reconciler.change(remove, f"unregistered {model} {name}")
+
+    async def set_default(self, model: str, version: str) -> None:
+        """See `Registry.set_default`."""
+        await self._edit(model, version, lambda found: replace(found, default=version), "default")
+
+    async def put_traffic(self, model: str, traffic: Traffic | None) -> dict[str, Any]:
+        """See `TrafficControl.put`, and `reset` for None."""
+        if traffic is not None:
+            self._registry.traffic.put(model, traffic, dry_run=True)
+        told = None if traffic is None else traffic.document()
+        await self._edit(model, None, lambda found: replace(found, traffic=told), "traffic")
+        return self._registry.traffic.describe(model)
+
+    async def put_label(self, model: str, label: str, version: str) -> dict[str, Any]:
+        """See `TrafficControl.put_label`."""
+        check_label(label)
+        told = self._registry.traffic.put_label(model, label, version, dry_run=True)
+        await self._edit(
+            model, version, lambda found: replace(found, labels={**found.labels, label: version}), f"label {label}"
+        )
+        now: dict[str, Any] = self._registry.traffic.labels(model).get(label, told)
+        return now
+
+    async def remove_label(self, model: str, label: str) -> None:
+        """See `TrafficControl.remove_label`."""
+        self._registry.traffic.remove_label(model, label, dry_run=True)
+        await self._edit(
+            model,
+            None,
+            lambda found: replace(found, labels={each: to for each, to in found.labels.items() if each != label}),
+            f"label {label}",
+        )
+
+    async def _edit(
+        self, model: str, version: str | None, change: Callable[[DesiredModel], DesiredModel], what: str
+    ) -> None:
+        def edit(state: DesiredState) -> DesiredState:
+            found = _model(state, model)
+            if version is not None and version not in found.versions:
+                raise VersionNotFound(model, version)
+            return _with(state, model, change(found))
+
+        await self._reconciler.change(edit, f"{what} of {model}")
+
+
+def _model(state: DesiredState, model: str) -> DesiredModel:
+    found = state.models.get(model)
+    if found is None:
+        raise ModelNotFound(model)
+    return found
+
+
+def _with(state: DesiredState, model: str, wanted: DesiredModel | None) -> DesiredState:
+    models = {name: each for name, each in state.models.items() if name != model}
+    return replace(state, models=models if wanted is None else {**models, model: wanted})
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _whole(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds)

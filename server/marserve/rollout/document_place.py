@@ -1,0 +1,192 @@
+"""Where the document of a desired state lies: a file, or an object that a store has. Everything here blocks.
+
+Both say cheaply whether the document may have changed, and both are written by compare-and-swap: what is written takes
+the place of the very document that it was made from, or `DesiredStateMoved` says that somebody was faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from marserve.errors import DesiredStateMoved, MarserveError
+from marserve.rollout.desired_state import LARGEST_DOCUMENT
+from marserve.store.source import Entry, Replaced, Source, SourceError
+
+MOST_READS = 3
+
+
+class DocumentUnreadable(MarserveError):
+    """The document cannot be read, or not be written. The sentence says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A document, and the tag of exactly this one."""
+
+    data: bytes
+    tag: str
+
+
+class DocumentPlace(Protocol):
+    """Where a document lies."""
+
+    @property
+    def shown(self) -> str:
+        """Its name for people, without secrets."""
+
+    @property
+    def can_write(self) -> bool:
+        """Whether a document may be put there at all."""
+
+    def look(self) -> str:
+        """Something that changes when the document does, got cheaply. Raises DocumentUnreadable."""
+
+    def read(self) -> Found:
+        """The document. Raises DocumentUnreadable."""
+
+    def write(self, data: bytes, tag: str) -> str:
+        """Put a document in the place of the one with this tag; gives the new one's.
+
+        Raises DesiredStateMoved, DocumentUnreadable.
+        """
+
+
+class FilePlace:
+    """A file. A link (as Kubernetes mounts its ConfigMaps) is followed each time, and never replaced itself."""
+
+    can_write = True
+
+    def __init__(self, path: Path, shown: str | None = None) -> None:
+        self._path = path
+        self.shown = shown or str(path)
+
+    def look(self) -> str:
+        """Which file it is, how large, and when it was written."""
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+
+    def read(self) -> Found:
+        """The file's content; its tag is the content's digest."""
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(LARGEST_DOCUMENT + 1)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return Found(data, _digest(data))
+
+    def write(self, data: bytes, tag: str) -> str:
+        """Rename a finished file into its place, under a lock that every server takes."""
+        path = self._path.resolve()
+        try:
+            with _locked(path.parent):
+                if self.read().tag != tag:
+                    raise DesiredStateMoved(self.shown)
+                replace_file(path, data)
+        except OSError as error:
+            raise DocumentUnreadable(f"{self.shown} cannot be written ({error.strerror or error})") from error
+        return _digest(data)
+
+    def _unreadable(self, error: OSError) -> DocumentUnreadable:
+        return DocumentUnreadable(f"{self.shown} cannot be read ({error.strerror or error})")
+
+
+class ObjectPlace:
+    """An object behind an address. `open_source` opens it anew for each question."""
+
+    def __init__(self, open_source: Callable[[], Source], shown: str) -> None:
+        self._open = open_source
+        self.shown = shown
+        with contextlib.closing(open_source()) as source:
+            self.can_write = hasattr(source, "write")
+
+    def look(self) -> str:
+        """The object's ETag, by one question."""
+        with self._source("read") as source:
+            return _tag(source.stat())
+
+    def read(self) -> Found:
+        """The object. One that is replaced while it is read is read again."""
+        with self._source("read") as source:
+            for _ in range(MOST_READS):
+                with contextlib.suppress(Replaced):
+                    return self._read_once(source)
+            raise Replaced("it is replaced all the time")
+
+    def _read_once(self, source: Source) -> Found:
+        with source.read(0, None) as reading:
+            data = bytearray()
+            for piece in reading:
+                data += piece
+                if len(data) > LARGEST_DOCUMENT:
+                    break
+            return Found(bytes(data), _tag(reading.entry))
+
+    def write(self, data: bytes, tag: str) -> str:
+        """Put the object, if it is still the one with this ETag."""
+        with self._source("written") as source:
+            writer: Any = source
+            try:
+                return _tag(writer.write(data, Entry(source.file_name, None, tag)))
+            except Replaced:
+                raise DesiredStateMoved(self.shown) from None
+
+    @contextlib.contextmanager
+    def _source(self, what: str) -> Any:
+        try:
+            with contextlib.closing(self._open()) as source:
+                yield source
+        except SourceError as error:
+            raise DocumentUnreadable(f"{self.shown} cannot be {what}: {error}") from error
+
+
+def _tag(entry: Entry) -> str:
+    """The ETag; where an origin has none, what else tells one object from the next."""
+    return entry.etag or f"{entry.size}:{entry.modified}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Any:
+    """Hold the lock of a folder; the kernel lets go of it however this process ends."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put a file into its place, complete or not at all, also when the machine stops. Raises OSError."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            with contextlib.suppress(OSError):
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

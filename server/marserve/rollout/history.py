@@ -1,0 +1,123 @@
+"""The documents that were applied, newest last, in files of a folder: bounded, each written complete or not at all.
+
+One file an entry, `00000042.json`. An entry knows which one undoing it goes back to, so that undoing twice goes
+back twice. The newest file is what was in force when the server last ended, however that came: it is written before the
+moment in which a change comes into force, and taken back when that fails.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from marserve.errors import BadDesiredState
+from marserve.rollout.desired_state import DesiredState, read
+from marserve.rollout.document_place import replace_file
+
+log = logging.getLogger("marserve.rollout")
+
+KEPT = 50
+_NAME = re.compile(r"([0-9]{8})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """One document that came into force.
+
+    `number` counts from 1. `at` is in seconds since the epoch. `by` says what brought it: `start`, `apply`, `undo`,
+    `watch` or `adopt`; `what` in a few words what it changed. `document` is its text, `digest` that of what it means.
+    `before` is the number of the entry that undoing goes back to, 0 where there is none.
+    """
+
+    number: int
+    at: float
+    by: str
+    what: str
+    digest: str
+    document: str
+    before: int = 0
+
+    def state(self) -> DesiredState:
+        """What it says. Raises BadDesiredState for a file that somebody has written into."""
+        return read(self.document.encode(), f"entry {self.number} of the history")
+
+    def told(self, *, is_current: bool) -> dict[str, Any]:
+        """The entry as clients get it, without its text."""
+        return {
+            "number": self.number,
+            "at": self.at,
+            "by": self.by,
+            "what": self.what,
+            "digest": self.digest,
+            "undoGoesTo": self.before or None,
+            "isCurrent": is_current,
+        }
+
+
+class History:
+    """The entries of one folder; None keeps them in memory alone. All methods block, and one thread calls at a time."""
+
+    def __init__(self, folder: Path | None, kept: int = KEPT) -> None:
+        """Read what is there. A file that is none, or damaged, is left alone and said. Raises OSError."""
+        self._folder = folder
+        self._kept = kept
+        self.entries: list[Applied] = []
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in sorted(folder.iterdir()):
+            if path.name.endswith(".part"):
+                path.unlink(missing_ok=True)  # of a server that was killed while it wrote
+            if not _NAME.fullmatch(path.name):
+                continue
+            try:
+                entry = Applied(**json.loads(path.read_bytes()))
+                entry.state()
+            except (OSError, ValueError, TypeError, BadDesiredState) as error:
+                log.warning("%s of the history of desired states is not used: %s", path.name, error)
+                continue
+            self.entries.append(entry)
+        self.entries.sort(key=lambda entry: entry.number)
+
+    @property
+    def newest(self) -> Applied | None:
+        """What is in force, or was when the server last ended."""
+        return self.entries[-1] if self.entries else None
+
+    def find(self, number: int) -> Applied | None:
+        """An entry by its number; None for one that is not kept any more."""
+        return next((entry for entry in self.entries if entry.number == number), None)
+
+    def add(self, state: DesiredState, *, at: float, by: str, what: str, before: int | None = None) -> Applied:
+        """Write an entry, after which this document is the one in force. Raises OSError; nothing is changed then.
+
+        `before` is what undoing it goes back to; the newest entry if not given.
+        """
+        newest = self.newest
+        number = newest.number + 1 if newest is not None else 1
+        back = before if before is not None else (newest.number if newest is not None else 0)
+        entry = Applied(number, at, by, what, state.digest, state.write().decode(), back)
+        if self._folder is not None:
+            replace_file(self._path(number), json.dumps(asdict(entry), ensure_ascii=False).encode())
+        self.entries.append(entry)
+        while len(self.entries) > self._kept:
+            gone = self.entries.pop(0)
+            if self._folder is not None:
+                self._path(gone.number).unlink(missing_ok=True)
+        return entry
+
+    def take_back(self, entry: Applied) -> None:
+        """Remove the newest entry: it did not come into force after all."""
+        if self.newest is not entry:
+            return
+        if self._folder is not None:
+            self._path(entry.number).unlink(missing_ok=True)
+        self.entries.pop()
+
+    def _path(self, number: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{number:08d}.json"

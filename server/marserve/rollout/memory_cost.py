@@ -1,0 +1,142 @@
+"""What a declared version will take in memory, before it is loaded: declared, or estimated from its archive's end.
+
+Archives of the store are looked at where they lie; of those that lie elsewhere the directory and the heads of weights
+are read by ranges, a few hundred kilobytes mostly. Nobody waits long for an estimate: what is not known is None. Blocks.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable
+from typing import Any, BinaryIO, cast
+
+from marserve.archive.model_config import read_value
+from marserve.archive.weight_size import WeightSize, weigh, weigh_file
+from marserve.errors import MarserveError
+from marserve.registry.admission import need_of
+from marserve.rollout.desired_state import DesiredVersion
+from marserve.store.digests import split_digest
+from marserve.store.local import LocalStore
+from marserve.store.source import Source, SourceError
+
+log = logging.getLogger("marserve.rollout")
+
+BLOCK_BYTES = 1 << 18
+MOST_BYTES = 64 << 20
+MOST_KEPT = 256
+
+
+class MemoryCost:
+    """Estimates, each archive looked at once."""
+
+    def __init__(self, store: LocalStore, open_source: Callable[[str], Source | None]) -> None:
+        """`open_source` opens an address that may be fetched; None for what is none, or has no ranges."""
+        self._store = store
+        self._open = open_source
+        self._known: dict[str, WeightSize | None] = {}
+
+    def __call__(self, version: DesiredVersion) -> int | None:
+        """What the version will take with the workers that it has at least, in bytes; None where nobody knows."""
+        size = self._size(version)
+        if size is None:
+            return None
+        config = version.config
+        declared = _bytes(config.get("memory"))
+        need = need_of(
+            declared_bytes=declared,
+            learned=None,
+            weight_bytes=size.estimate,
+            shares_weights=config.get("workerStart") != "fresh" and config.get("deviceType") != "gpu",
+            uses_devices=config.get("deviceType") == "gpu",
+        )
+        workers = version.workers[0] if version.workers is not None else 1
+        return need.loading(workers)
+
+    def _size(self, version: DesiredVersion) -> WeightSize | None:
+        url = split_digest(version.source)[0]
+        try:
+            return weigh(self._store.find(url).path)
+        except (MarserveError, OSError):
+            pass
+        if version.source not in self._known:
+            if len(self._known) >= MOST_KEPT:
+                self._known.clear()
+            self._known[version.source] = self._ask(url)
+        return self._known[version.source]
+
+    def _ask(self, url: str) -> WeightSize | None:
+        try:
+            source = self._open(url)
+            if source is None:
+                return None
+            try:
+                size = source.stat().size
+                return None if size is None else weigh_file(cast(BinaryIO, RangeFile(source, size)), size)
+            finally:
+                source.close()
+        except (MarserveError, SourceError, OSError) as error:
+            log.info("The size of %s cannot be estimated: %s", version_shown(url), error)
+            return None
+
+
+def version_shown(url: str) -> str:
+    """An address for logs."""
+    return DesiredVersion(url).shown
+
+
+def _bytes(value: Any) -> int | None:
+    if value is None:
+        return None
+    try:
+        read = read_value("memory", value)
+    except (KeyError, ValueError):
+        return None
+    return read if isinstance(read, int) else None
+
+
+class RangeFile(io.RawIOBase):
+    """A remote object as a file that can seek: read in blocks, and bounded in all. Raises OSError."""
+
+    def __init__(self, source: Source, size: int) -> None:
+        self._source, self._size = source, size
+        self._at = 0
+        self._blocks: dict[int, bytes] = {}
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move, as files do."""
+        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence] + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """Read on; fewer bytes than asked for only at the end."""
+        end = self._size if size < 0 else min(self._size, self._at + size)
+        pieces = []
+        while self._at < end:
+            number, begin = divmod(self._at, BLOCK_BYTES)
+            piece = self._block(number)[begin : begin + end - self._at]
+            if not piece:
+                raise OSError("the object is shorter than it says")
+            pieces.append(piece)
+            self._at += len(piece)
+        return b"".join(pieces)
+
+    def _block(self, number: int) -> bytes:
+        if number not in self._blocks:
+            if (len(self._blocks) + 1) * BLOCK_BYTES > MOST_BYTES:
+                raise OSError("its directory is too large to be read for an estimate")
+            begin = number * BLOCK_BYTES
+            end = min(self._size, begin + BLOCK_BYTES)
+            with self._source.read(begin, end) as reading:
+                if reading.begin != begin:
+                    raise OSError("its origin has no ranges")
+                self._blocks[number] = b"".join(bytes(piece) for piece in reading)
+        return self._blocks[number]

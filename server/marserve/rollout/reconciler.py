@@ -1,0 +1,646 @@
+"""Brings a server to its desired state, keeps it there, and goes back. One change at a time.
+
+A change is one transaction over all its models: everything new loads beside what serves; only when all of it is ready
+is everything switched, between two awaits; a failure leaves what served and undoes what was begun.
+
+    document → `diff.compare` with what is registered → load, wait → history → the document's place → commit → retire
+
+The history's entry and the document are written before the moment of the change, so a server that is killed comes back
+with one of the two states, never with a mixture: what the document says, or what was in force before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+from marserve.errors import (
+    ApplyFailed,
+    ApplyUnderWay,
+    BadArchive,
+    BadDesiredState,
+    ClientError,
+    LoadFailed,
+    MarserveError,
+    NothingToUndo,
+)
+from marserve.registry.actual import ActualState
+from marserve.registry.calls import RegisterParameters
+from marserve.registry.transaction import Commit, Transaction
+from marserve.registry.versions import Version
+from marserve.rollout.desired_state import DesiredState, DesiredVersion, NewVersions, read
+from marserve.rollout.diff import Diff, Step, compare
+from marserve.rollout.document_place import DocumentPlace, DocumentUnreadable, Found
+from marserve.rollout.history import Applied, History
+
+log = logging.getLogger("marserve.rollout")
+
+By = Literal["start", "apply", "undo", "watch", "adopt"]
+Result = TypeVar("Result")
+# Changes that wait for one another; one more is refused.
+MOST_WAITING = 64
+# What a document is called that came with a call.
+SENT = "the document"
+
+
+class Registry(Protocol):
+    """What is needed of the registry."""
+
+    def actual(self) -> ActualState:
+        """What is registered."""
+
+    def begin_change(self) -> Transaction:
+        """Begin to change several models at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A document that could not be applied. It is not tried again before it changes, or somebody asks for it.
+
+    `at` is in seconds since the epoch; `tag` is the document's.
+    """
+
+    message: str
+    at: float
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a change did: the entry of the history that is in force now, the steps, and how long it took, in seconds."""
+
+    entry: Applied | None
+    diff: Diff
+    seconds: float = 0.0
+
+    def document(self) -> dict[str, Any]:
+        """As clients get it."""
+        return {
+            "applied": self.entry.number if self.entry is not None else None,
+            "digest": self.entry.digest if self.entry is not None else None,
+            "steps": [step.document() for step in self.diff.steps],
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(slots=True)
+class Counts:
+    """What metrics tell, plain numbers."""
+
+    applied: int = 0
+    failed: int = 0
+    unreadable: int = 0
+    last_seconds: float = 0.0
+    last_at: float = 0.0
+
+
+class Reconciler:
+    """The desired state of one server. Every method is called on the event loop.
+
+    Without a `place` nothing is watched: documents come with calls, and other calls may change the models as well.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        history: History,
+        place: DocumentPlace | None = None,
+        *,
+        interval_s: float = 10.0,
+        weigh: Callable[[DesiredVersion], int | None] = lambda version: None,
+        now: Callable[[], float] = time.time,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """`weigh` estimates what a version will take in memory, in bytes; it blocks, and may not know.
+
+        `interval_s` is the pause between looks at the place; `chance` jitters it.
+        """
+        self._registry = registry
+        self._history = history
+        self.place = place
+        self._interval_s = interval_s
+        self._weigh = weigh
+        self._now = now
+        self._chance = chance
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._seen: str | None = None
+        self._current: DesiredState | None = None
+        self.failure: Failure | None = None
+        self.unreadable: str | None = None
+        self.under_way: dict[str, Any] | None = None
+        self.counts = Counts()
+
+    # ------------------------------------------------------------------------------------------- asking
+
+    @property
+    def current(self) -> DesiredState | None:
+        """What is in force; None where nothing was applied since the start."""
+        return self._current
+
+    def policies(self) -> list[tuple[str | None, NewVersions]]:
+        """What happens on new versions below which prefixes; the model they belong to, None for any."""
+        return [] if self._current is None else self._current.policies()
+
+    def remarks(self) -> list[str]:
+        """Sentences for whoever asks whether the server is ready: it is, and not with what the document says."""
+        told = []
+        if self.failure is not None:
+            told.append(f"the desired state is not in force: {self.failure.message}")
+        if self.unreadable is not None:
+            told.append(f"the desired state is as it was last read: {self.unreadable}")
+        return told
+
+    def describe(self) -> dict[str, Any]:
+        """How things stand."""
+        newest = self._history.newest
+        told: dict[str, Any] = {
+            "source": None if self.place is None else self.place.shown,
+            "digest": None if self._current is None else self._current.digest,
+            "applied": None if newest is None or self._current is None else newest.number,
+            "models": sorted(self._current.models) if self._current is not None else [],
+        }
+        if self.under_way is not None:
+            told["underWay"] = self.under_way
+        if self.failure is not None:
+            told["failure"] = {"message": self.failure.message, "at": self.failure.at}
+        if self.unreadable is not None:
+            told["unreadable"] = self.unreadable
+        return told
+
+    def history(self) -> list[dict[str, Any]]:
+        """The documents that were applied, newest first."""
+        newest = self._history.newest
+        return [
+            entry.told(is_current=entry is newest and self._current is not None)
+            for entry in reversed(self._history.entries)
+        ]
+
+    def entry(self, number: int) -> Applied | None:
+        """One of them."""
+        return self._history.find(number)
+
+    async def plan(self, data: bytes | None = None) -> Diff:
+        """What applying this document (None: the one in the place) would do. Changes nothing.
+
+        Raises BadDesiredState, DocumentUnreadable.
+        """
+        state, _ = await self._wanted(data)
+        return await self._weighed(compare(self._registry.actual(), state), state)
+
+    async def _wanted(self, data: bytes | None) -> tuple[DesiredState, Found | None]:
+        """The state that is asked for, and the document as it lies in the place now."""
+        found = None if self.place is None else await asyncio.to_thread(self.place.read)
+        if data is not None:
+            return read(data, SENT), found
+        if found is None or self.place is None:
+            raise BadDesiredState(SENT, ["there is none: send one, or start the server with --desired-state"])
+        return read(found.data, self.place.shown), found
+
+    async def _weighed(self, diff: Diff, state: DesiredState) -> Diff:
+        """The steps with what they take in memory."""
+        actual = self._registry.actual()
+
+        def cost(step: Step) -> int | None:
+            if step.version is None or step.kind not in ("load", "unload"):
+                return None
+            if step.kind == "load":
+                return self._weigh(state.models[step.model].versions[step.version])
+            gone = actual[step.model].versions[step.version]
+            weight = self._weigh(
+                DesiredVersion(gone.source, config={"minWorkers": gone.workers[0], "maxWorkers": gone.workers[1]})
+            )
+            return None if weight is None else -weight
+
+        costs = await asyncio.to_thread(lambda: [cost(step) for step in diff.steps])
+        return diff.with_costs(costs)
+
+    # ------------------------------------------------------------------------------------------- changing
+
+    async def apply(self, data: bytes | None = None, *, if_digest: str | None = None, wait: bool = False) -> Outcome:
+        """Have what this document says, or (None) the one in the place, even if that has failed before.
+
+        A document that came with the call takes the place's. `if_digest` is that of what must be in force now. With
+        `wait` a change that is under way is waited for. Raises BadDesiredState, ApplyUnderWay, ApplyFailed,
+        DesiredStateMoved, DocumentUnreadable; then nothing was changed.
+        """
+        return await self._alone(self._apply(data, if_digest), wait=wait)
+
+    async def _apply(self, data: bytes | None, if_digest: str | None) -> Outcome:
+        state, found = await self._wanted(data)
+        if if_digest is not None and (self._current is None or self._current.digest != if_digest):
+            raise DesiredStateIsAnother(self._current)
+        writes = found if data is not None and found is not None and not _says(found, state) else None
+        return await self._bring_about(state, "apply", data if writes is not None else None, found)
+
+    async def undo(self) -> Outcome:
+        """Go back to the document before the one in force, and have the place say so too.
+
+        Raises NothingToUndo, and as `apply`.
+        """
+        return await self._alone(self._undo())
+
+    async def _undo(self) -> Outcome:
+        newest = self._history.newest
+        target = self._history.find(newest.before) if newest is not None else None
+        if newest is None or target is None or self._current is None:
+            raise NothingToUndo
+        found = None if self.place is None else await asyncio.to_thread(self.place.read)
+        data = target.document.encode()
+        said = f"back to entry {target.number}: {target.what}"
+        return await self._bring_about(target.state(), "undo", data, found, what=said, before=target.before)
+
+    async def change(self, edit: Callable[[DesiredState], DesiredState], what: str) -> Outcome:
+        """Have what the document says with one thing changed, and write it back. Changes wait for one another.
+
+        `edit` may raise what it likes; nothing is changed then.
+        """
+        return await self._alone(self._change(edit, what), wait=True)
+
+    async def _change(self, edit: Callable[[DesiredState], DesiredState], what: str) -> Outcome:
+        assert self.place is not None
+        found = await asyncio.to_thread(self.place.read)
+        state = edit(read(found.data, self.place.shown))
+        return await self._bring_about(state, "adopt", state.write(), found, what=what)
+
+    async def _alone(self, work: Coroutine[Any, Any, Result], *, wait: bool = False) -> Result:
+        """Run a change to its end, even when the caller goes; another one meanwhile is refused, or waits."""
+        if self._lock.locked() and (not wait or len(self._tasks) >= MOST_WAITING):
+            work.close()
+            raise ApplyUnderWay
+
+        async def locked() -> Result:
+            async with self._lock:
+                return await work
+
+        task = asyncio.create_task(locked())
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, MarserveError):
+            log.error("A change of the desired state failed", exc_info=error)
+
+    async def stop(self) -> None:
+        """Wait until no change is under way; what loads is given up by the registry, which stops first."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _bring_about(
+        self,
+        state: DesiredState,
+        by: By,
+        writes: bytes | None,
+        found: Found | None,
+        *,
+        what: str | None = None,
+        before: int | None = None,
+    ) -> Outcome:
+        """Carry a change out. `writes` is what the place is to hold, in the place of `found`."""
+        began = time.monotonic()
+        name = SENT if self.place is None or writes is not None else self.place.shown
+        diff = compare(self._registry.actual(), state)
+        entry = self._history.newest
+        is_new = self._current is None or entry is None or entry.digest != state.digest
+        if diff.is_empty and not is_new and writes is None:
+            self._in_force(state, found.tag if found is not None else None)
+            return Outcome(entry, diff, time.monotonic() - began)
+        try:
+            change = _Change(self._registry.begin_change(), diff, self._tell)
+            try:
+                await change.load()
+                commit = change.commit_of(state)
+                tag = found.tag if found is not None else None
+                if is_new:
+                    said = what or _in_words(diff)
+                    entry = await asyncio.to_thread(
+                        lambda: self._history.add(state, at=self._now(), by=by, what=said, before=before)
+                    )
+                try:
+                    if writes is not None and found is not None and self.place is not None:
+                        tag = await asyncio.to_thread(self.place.write, writes, found.tag)
+                    left = change.transaction.commit(commit)
+                except BaseException:
+                    if is_new and entry is not None:
+                        await asyncio.to_thread(self._history.take_back, entry)
+                    raise
+            except BaseException:
+                await change.transaction.abandon()
+                raise
+            change.transaction.retire(left)
+        except (LoadFailed, ApplyFailed) as error:
+            failures = error.failures if isinstance(error, ApplyFailed) else [_sentence("a version", error)]
+            failed = ApplyFailed(name, failures, is_authors=isinstance(error, ApplyFailed) and error.is_authors)
+            self._note_failure(failed, found if writes is None else None, by)
+            raise failed from error
+        except OSError as error:
+            raise ApplyFailed(name, [f"the history cannot be written ({error.strerror})"]) from error
+        except MarserveError as error:
+            self._note_failure(error, found if writes is None else None, by)
+            raise
+        finally:
+            self.under_way = None
+        self._in_force(state, tag)
+        self.counts.applied += 1
+        self.counts.last_at, self.counts.last_seconds = self._now(), time.monotonic() - began
+        log.info("Desired state %s is in force (%s): %s", state.digest[:12], by, _in_words(diff))
+        return Outcome(entry, diff, self.counts.last_seconds)
+
+    def _in_force(self, state: DesiredState, tag: str | None) -> None:
+        self._current, self.failure = state, None
+        if tag is not None:
+            self._seen = tag
+
+    def _note_failure(self, error: MarserveError, found: Found | None, by: By) -> None:
+        """A document of the place stays failed until it changes; one that came with a call is its sender's affair."""
+        self.counts.failed += 1
+        log.error("The desired state was not applied (%s), what served goes on: %s", by, error)
+        if found is not None:
+            self.failure = Failure(str(error), self._now(), found.tag)
+
+    def _tell(self, phase: str, done: int, total: int) -> None:
+        self.under_way = {"phase": phase, "done": done, "of": total}
+
+    # ------------------------------------------------------------------------------------------- start
+
+    def newest(self) -> Applied | None:
+        """What was in force when the server last ended."""
+        return self._history.newest
+
+    async def start(self, found: Found | None) -> tuple[list[str], list[str]]:
+        """Load what the document says, for a server that has nothing yet; the models, and sentences about failures.
+
+        Versions are found by requests as soon as they begin to load. If not all of it comes up, what was in force
+        before is loaded in its place; where that is the same, or nothing, what does come up serves. `found` is the
+        document, None where it could not be read.
+        """
+        return await self._alone(self._start(found))
+
+    async def _start(self, found: Found | None) -> tuple[list[str], list[str]]:
+        newest = self._history.newest
+        wanted: DesiredState | None = None
+        if found is not None and self.place is not None:
+            self._seen = found.tag
+            try:
+                wanted = read(found.data, self.place.shown)
+            except BadDesiredState as error:
+                self._note_failure(error, found, "start")
+        fallback = newest.state() if newest is not None and (wanted is None or newest.digest != wanted.digest) else None
+        if wanted is not None:
+            failures = await self._load_first(wanted, is_whole=fallback is not None)
+            if failures and fallback is not None:
+                name = self.place.shown if self.place is not None else SENT
+                self._note_failure(ApplyFailed(name, failures), found, "start")
+            else:
+                if newest is None or newest.digest != wanted.digest:
+                    await self._remember(wanted, found)
+                self._current = wanted
+                return sorted(wanted.models), failures
+        if fallback is None:
+            return [], [self.failure.message] if self.failure is not None else []
+        assert newest is not None
+        log.warning("What was in force before is loaded: entry %d of the history", newest.number)
+        failures = await self._load_first(fallback, is_whole=False)
+        self._current = fallback
+        return sorted(fallback.models), failures
+
+    async def _remember(self, state: DesiredState, found: Found | None) -> None:
+        what = f"{len(state.models)} models"
+        try:
+            await asyncio.to_thread(lambda: self._history.add(state, at=self._now(), by="start", what=what))
+        except OSError as error:
+            log.error("The history of desired states cannot be written: %s", error)
+
+    async def _load_first(self, state: DesiredState, *, is_whole: bool) -> list[str]:
+        """Load all of it; with `is_whole` nothing stays where something fails. Sentences about what failed."""
+        change = _Change(self._registry.begin_change(), compare(self._registry.actual(), state), self._tell)
+        try:
+            failures = await change.load_first(state)
+            if failures and is_whole:
+                await change.transaction.abandon()
+            return failures
+        except MarserveError as error:
+            await change.transaction.abandon()
+            return [str(error)]
+        finally:
+            self.under_way = None
+
+    # ------------------------------------------------------------------------------------------- watching
+
+    async def watch(self) -> None:
+        """Look at the place from time to time, and apply what is new there. Runs until cancelled."""
+        if self.place is None:
+            return
+        looked: str | None = None
+        while True:
+            # A fleet that was started together does not ask together.
+            await asyncio.sleep(self._interval_s * (0.75 + 0.5 * self._chance()))
+            looked = await self.look(looked)
+
+    async def look(self, looked: str | None) -> str | None:
+        """Look once; `looked` is what the last look told, None at first. Gives what this one tells."""
+        assert self.place is not None
+        if self._lock.locked():
+            return looked
+        try:
+            told = await asyncio.to_thread(self.place.look)
+            if told == looked and self.unreadable is None:
+                return told
+            found = await asyncio.to_thread(self.place.read)
+        except DocumentUnreadable as error:
+            if self.unreadable is None:
+                log.error("%s; what is in force stays", error)
+            self.unreadable = str(error)
+            self.counts.unreadable += 1
+            return None
+        self.unreadable = None
+        if found.tag == self._seen:
+            return told
+        try:
+            await self._alone(self._take(found))
+        except ApplyUnderWay:
+            return looked
+        except MarserveError:
+            pass  # it is logged, told by `describe`, and not tried again before the document changes
+        return told
+
+    async def _take(self, found: Found) -> None:
+        """Apply what was found in the place."""
+        assert self.place is not None
+        self._seen = found.tag
+        try:
+            state = read(found.data, self.place.shown)
+        except BadDesiredState as error:
+            self._note_failure(error, found, "watch")
+            raise
+        await self._bring_about(state, "watch", None, found)
+
+
+class DesiredStateIsAnother(ClientError):
+    """What is in force is not what the caller made the change from."""
+
+    cause = "desired_state"
+
+    def __init__(self, current: DesiredState | None) -> None:
+        now = "none" if current is None else current.digest
+        super().__init__(f"The desired state in force has the digest {now}; the change was made from another one.")
+
+
+def _says(found: Found, state: DesiredState) -> bool:
+    """Whether the document in the place means this already."""
+    try:
+        return read(found.data).digest == state.digest
+    except BadDesiredState:
+        return False
+
+
+def _in_words(diff: Diff) -> str:
+    """What a change did, in a few words."""
+    words = []
+    for kinds, word in ((("load",), "loaded"), (("unload",), "unloaded"), (("scale-up", "scale-down"), "scaled")):
+        named = dict.fromkeys(f"{step.model} {step.version}" for step in diff.steps if step.kind in kinds)
+        if word == "unloaded":
+            loaded = {f"{step.model} {step.version}" for step in diff.of("load")}
+            named = {name: None for name in named if name not in loaded}
+        if named:
+            names = list(named)
+            words.append(f"{word} {', '.join(names[:4])}" + (f" and {len(names) - 4} more" if len(names) > 4 else ""))
+    others = dict.fromkeys(f"{step.kind} of {step.model}" for step in diff.of("default", "labels", "traffic", "shadow"))
+    words += list(others)[:4]
+    tuned = dict.fromkeys(f"{step.model} {step.version}" for step in diff.of("tune"))
+    if tuned:
+        words.append(f"tuned {', '.join(list(tuned)[:4])}")
+    return "; ".join(words) or "nothing to do"
+
+
+class _Change:
+    """One change under way: the steps, and what was begun of them."""
+
+    def __init__(self, transaction: Transaction, diff: Diff, tell: Callable[[str, int, int], None]) -> None:
+        self.transaction = transaction
+        self._diff = diff
+        self._tell = tell
+        self._loaded: list[Version] = []
+
+    async def load(self) -> None:
+        """Load everything new beside, and wait until all of it is ready. Raises ApplyFailed."""
+        steps = self._diff.of("load")
+        works: list[Coroutine[Any, Any, Version]] = [self.transaction.prepare(_registration(step)) for step in steps]
+        self._loaded = await self._together("load", [f"{step.model} {step.version}" for step in steps], works)
+        widened = []
+        for step in self._diff.of("scale-up"):
+            assert step.version is not None
+            widened.append(self.transaction.widen(step.model, step.version, *step.after))
+        waiting = [*self._loaded, *widened]
+        names = [f"{version.model} {version.name}" for version in waiting]
+        await self._together("wait-ready", names, [self.transaction.wait(version) for version in waiting])
+
+    async def _together(self, phase: str, names: list[str], works: list[Coroutine[Any, Any, Result]]) -> list[Result]:
+        """Do all of it side by side. At the first failure the rest is given up. Raises ApplyFailed."""
+        tasks = [asyncio.ensure_future(work) for work in works]
+        pending = set(tasks)
+        self._tell(phase, 0, len(tasks))
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            self._tell(phase, len(tasks) - len(pending), len(tasks))
+            if any(task.exception() is not None for task in done):
+                break
+        failed = [(name, task.exception()) for name, task in zip(names, tasks, strict=True) if task.done()]
+        errors = [(name, error) for name, error in failed if error is not None]
+        if not errors:
+            return [task.result() for task in tasks]
+        if phase == "load":
+            # What is being unpacked cannot be given up half way; what comes of it is abandoned with the rest.
+            await asyncio.gather(*pending, return_exceptions=True)
+        else:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+        for _, error in errors:
+            if not isinstance(error, MarserveError):
+                raise error
+        is_authors = all(isinstance(error, ClientError | BadArchive) for _, error in errors)
+        raise ApplyFailed(SENT, [_sentence(name, error) for name, error in errors], is_authors=is_authors)
+
+    def commit_of(self, state: DesiredState) -> Commit:
+        """What is to be in force at once."""
+        diff = self._diff
+        commit = Commit(publish=list(self._loaded))
+        for step in diff.steps:
+            if step.version is not None and step.kind == "unload" and not step.replaced:
+                commit.remove.append((step.model, step.version))
+            elif step.version is not None and step.kind == "tune":
+                size, delay = step.after.get("batchSize"), step.after.get("maxBatchDelay")
+                commit.tune[step.model, step.version] = size, None if delay is None else delay / 1000
+            elif step.version is not None and step.kind == "scale-down":
+                commit.narrow[step.model, step.version] = step.after
+            elif step.kind == "default":
+                commit.defaults[step.model] = step.after
+            elif step.kind == "labels":
+                commit.labels[step.model] = step.after
+            elif step.kind == "traffic":
+                commit.traffic[step.model] = step.after
+            elif step.kind == "shadow":
+                commit.shadow[step.model] = step.after
+        for name, model in state.models.items():
+            for version, wanted in model.versions.items():
+                commit.declare[name, version] = wanted.document()
+        return commit
+
+    async def load_first(self, state: DesiredState) -> list[str]:
+        """Load everything, found by requests from the beginning; sentences about what failed. Nothing served before."""
+        steps = self._diff.of("load")
+        works = [self.transaction.prepare(_registration(step), publish=True) for step in steps]
+        ends = await asyncio.gather(*works, return_exceptions=True)
+        failures = [
+            _sentence(f"{step.model} {step.version}", end)
+            for step, end in zip(steps, ends, strict=True)
+            if isinstance(end, BaseException)
+        ]
+        loaded = [end for end in ends if isinstance(end, Version)]
+        self._loaded = loaded
+        there = {(version.model, version.name) for version in loaded}
+        commit = self.commit_of(state)
+        commit.remove.clear()
+        commit.defaults = {model: name for model, name in commit.defaults.items() if (model, name) in there}
+        commit.declare = {key: told for key, told in commit.declare.items() if key in there}
+        whole = {
+            model for model, wanted in state.models.items() if all((model, name) in there for name in wanted.versions)
+        }
+        for settings in (commit.labels, commit.traffic, commit.shadow):
+            for model in [model for model in settings if model not in whole]:
+                del settings[model]
+        self.transaction.commit(commit, keeps_open=True)
+        waits = await asyncio.gather(*(self.transaction.wait(version) for version in loaded), return_exceptions=True)
+        for version, end in zip(loaded, waits, strict=True):
+            if isinstance(end, BaseException):
+                failures.append(_sentence(f"{version.model} {version.name}", end))
+        return failures
+
+
+def _registration(step: Step) -> RegisterParameters:
+    wanted: DesiredVersion = step.after
+    return RegisterParameters(
+        url=wanted.source,
+        model_name=step.model,
+        handler=wanted.handler,
+        runtime=wanted.runtime,
+        declared=wanted.document(),
+        version=step.version,
+    )
+
+
+def _sentence(what: str, error: BaseException) -> str:
+    if isinstance(error, LoadFailed):
+        reason = (error.reason or str(error)).strip().splitlines()
+        return f"{what} did not load: {reason[-1] if reason else error}"
+    if isinstance(error, MarserveError):
+        return f"{what}: {error.message.rstrip('.')}"
+    return f"{what}: an unexpected error; the log says more"

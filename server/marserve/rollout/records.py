@@ -1,0 +1,71 @@
+"""Keeps roll-outs on disk: of each model the present one, so that a restart finds it, and what showed of earlier ones.
+
+One JSON file a model, written beside and moved into its place, so that it is always a whole one. Blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import tempfile
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("marserve.rollout")
+
+FORMAT = 1
+KEPT_ENDED = 10
+_SAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+
+class Records:
+    """The files of one folder, which is made when the first one is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self) -> dict[str, list[dict[str, Any]]]:
+        """The roll-outs of each model, the latest last. A file that cannot be read is logged and left out."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        try:
+            files = sorted(self._folder.glob("*.json"))
+        except OSError:
+            return found
+        for file in files:
+            try:
+                document = json.loads(file.read_bytes())
+                if document["format"] != FORMAT:
+                    raise ValueError(f"its format is {document['format']!r}, not {FORMAT}")
+                model, rollouts = document["model"], document["rollouts"]
+                if not isinstance(model, str) or not all(isinstance(each, dict) for each in rollouts):
+                    raise ValueError("it holds no roll-outs")
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                log.error("The record of a roll-out, %s, cannot be read and is left out: %s", file.name, error)
+                continue
+            found[model] = list(rollouts)
+        return found
+
+    def write(self, model: str, rollouts: list[dict[str, Any]]) -> None:
+        """Put these in the place of what was kept of a model; all but the latest ones are forgotten. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        document = {"format": FORMAT, "model": model, "rollouts": rollouts[-KEPT_ENDED - 1 :]}
+        data = json.dumps(document, indent=1).encode()
+        handle, beside = tempfile.mkstemp(prefix=".", suffix=".part", dir=self._folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, self._folder / file_name(model))
+        except BaseException:
+            Path(beside).unlink(missing_ok=True)
+            raise
+
+
+def file_name(model: str) -> str:
+    """A name for a model's file that no other model has, whatever its letters."""
+    digest = blake2b(model.encode(), digest_size=6).hexdigest()
+    return f"{_SAFE.sub('_', model)[:80]}-{digest}.json"

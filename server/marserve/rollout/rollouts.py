@@ -1,0 +1,628 @@
+"""Carries out roll-outs: one a model, each a task that looks, judges and sets the traffic, and keeps the evidence.
+
+Between a verdict and the traffic that it asks for nothing is awaited: from the moment a version is found to be worse no
+request is chosen for it, and those that wait for it are handed to the version that serves. What somebody changes by
+hand meanwhile wins, and ends the roll-out. A stop of the server leaves its record as it is; the next start goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from marserve.errors import (
+    BadInput,
+    DefaultVersionInUse,
+    MarserveError,
+    ModelNotFound,
+    RolloutNotFound,
+    RolloutUnderWay,
+    VersionNotFound,
+)
+from marserve.registry.arms import Arm, Seen
+from marserve.registry.calls import RegisterParameters
+from marserve.registry.models import Registry
+from marserve.registry.ports import PoolLike
+from marserve.registry.traffic import Traffic, read_traffic
+from marserve.rollout.course import Course, RolloutSpec, State, forecast, read_rollout
+from marserve.rollout.judge import Answers
+from marserve.rollout.records import KEPT_ENDED, Records
+from marserve.settings import Settings
+
+log = logging.getLogger("marserve.rollout")
+
+# How often the counts are looked at, in seconds.
+TICK_S = 0.05
+# How often it is looked whether a version is ready.
+READY_LOOK_S = 0.05
+# How long versions may take to be ready: to begin with, and after a restart of the server.
+READY_LIMIT_S = 900.0
+# Without a single worker for so long a version counts as dead. A worker that crashed is mostly replaced before.
+DEAD_AFTER_S = 5.0
+MOST_EVENTS = 200
+
+Order = Literal["pause", "resume", "abort", "promote"]
+ORDERS: tuple[Order, ...] = ("pause", "resume", "abort", "promote")
+
+
+class Rollouts:
+    """The roll-outs of one server. All methods belong to the event loop's thread."""
+
+    def __init__(self, registry: Registry, records: Records | None, now: Callable[[], float] = time.monotonic) -> None:
+        """Without `records` nothing is kept on disk, and a restart forgets them."""
+        self.registry = registry
+        self.now = now
+        self._records = records
+        self._kept: dict[str, list[dict[str, Any]]] = {}
+        self._running: dict[str, _Rollout] = {}
+        self._writing: dict[str, asyncio.Task[None]] = {}
+        self._unwritten: set[str] = set()
+
+    # ------------------------------------------------------------------------------------------- calls
+
+    def begin(self, model: str, spec: RolloutSpec, *, dry_run: bool = False) -> dict[str, Any]:
+        """Begin a roll-out, or with `dry_run` say what it would do. Returns its description.
+
+        Raises ModelNotFound, VersionNotFound, RolloutUnderWay, and BadInput for what cannot be rolled out.
+        """
+        if model in self._running:
+            raise RolloutUnderWay(
+                f"Model {model} has a roll-out already, of version {self._running[model].spec.version}: wait until it "
+                "has ended, or abort it."
+            )
+        baseline, before = self._check(model, spec)
+        if dry_run:
+            return {
+                "modelName": model,
+                "modelVersion": spec.version,
+                "baseline": baseline,
+                "dryRun": True,
+                "spec": spec.document(),
+                "steps": forecast(spec, self._rate_of(model, baseline)),
+            }
+        rollout = _Rollout(self, model, spec, baseline, before)
+        rollout.note("asked for")
+        self._run(rollout)
+        return rollout.describe()
+
+    def describe(self, model: str) -> dict[str, Any]:
+        """The model's present roll-out, or its last one, with those before as `earlier`. Raises RolloutNotFound."""
+        kept = self._kept.get(model, [])
+        running = self._running.get(model)
+        if running is not None:
+            return {**running.describe(), "earlier": [_in_short(each) for each in kept if each["id"] != running.id]}
+        if not kept:
+            raise RolloutNotFound(model)
+        return {**kept[-1], "earlier": [_in_short(each) for each in kept[:-1]]}
+
+    def list(self) -> list[dict[str, Any]]:
+        """Each model's present or last roll-out, in short."""
+        models = sorted(self._kept.keys() | self._running.keys())
+        return [_in_short(self.describe(model)) for model in models]
+
+    def order(self, model: str, order: Order) -> dict[str, Any]:
+        """Pause, resume, abort or promote a roll-out, at once. Returns its description.
+
+        Raises RolloutNotFound, and RolloutUnderWay where that cannot be done as it stands.
+        """
+        rollout = self._running.get(model)
+        if rollout is None:
+            if model not in self._kept:
+                raise RolloutNotFound(model)
+            state = self._kept[model][-1]["state"]
+            raise RolloutUnderWay(f"The roll-out of model {model} has ended: it was {state}.")
+        rollout.order(order)
+        return self.describe(model)
+
+    def _check(self, model: str, spec: RolloutSpec) -> tuple[str, Traffic | None]:
+        """The version that serves now and the traffic in force, if the roll-out may begin."""
+        registry = self.registry
+        registry.check_exists(model)
+        rule = registry.traffic.rule_of(model)
+        baseline = registry.mirrors.default_of(model)
+        if rule is not None:
+            weighted = [name for name, weight in rule.weights.items() if weight]
+            if len(weighted) != 1:
+                raise BadInput(
+                    f"The requests of model {model} are shared out by weights among {', '.join(weighted)}; a roll-out "
+                    "needs one version that serves. Reset the traffic first."
+                )
+            baseline = weighted[0]
+        if baseline == spec.version:
+            raise BadInput(f"Version {spec.version} of model {model} serves already.")
+        is_there = registry.mirrors.pool_of(model, spec.version) is not None
+        if spec.url is None and not is_there:
+            raise VersionNotFound(model, spec.version)
+        if spec.url is not None and is_there:
+            raise BadInput(f"Version {spec.version} of model {model} is registered already; leave the url out.")
+        shadow = registry.mirrors.shadow_of(model)
+        if shadow is not None and spec.compare is not None:
+            raise BadInput(f"Model {model} has a shadow, which a roll-out with compare would replace; remove it first.")
+        for name in (baseline, spec.version) if is_there else (baseline,):
+            pool = registry.mirrors.pool_of(model, name)
+            if pool is not None and pool.options.sequences is not None and spec.compare is not None:
+                raise BadInput(f"Version {name} has sequences, whose answers cannot be compared; leave compare out.")
+        return baseline, rule
+
+    def _rate_of(self, model: str, baseline: str) -> float:
+        """Requests per second that the baseline was accepted since it was registered: what a dry run counts on."""
+        pool = self.registry.mirrors.pool_of(model, baseline)
+        if pool is None:
+            return 0.0
+        starts = [worker.started_at for worker in pool.workers()]
+        served_s = time.time() - min(starts) if starts else 0.0
+        return pool.metrics.client_requests / served_s if served_s > 0 else 0.0
+
+    # ------------------------------------------------------------------------------------------- life
+
+    async def start(self) -> None:
+        """Read what was kept, and go on with what had not ended."""
+        if self._records is None:
+            return
+        self._kept = await asyncio.to_thread(self._records.read)
+        for model, kept in self._kept.items():
+            if kept and kept[-1].get("state") in ("preparing", "running", "paused"):
+                try:
+                    rollout = _Rollout.read(self, model, kept[-1])
+                except (MarserveError, KeyError, TypeError, ValueError) as error:
+                    log.error("The roll-out of model %s cannot be taken up again: %r", model, error)
+                    kept[-1] |= {"state": "aborted", "reason": "its record cannot be read", "ended": time.time()}
+                    continue
+                rollout.note("the server was started again")
+                self._run(rollout)
+
+    def _run(self, rollout: _Rollout) -> None:
+        self._running[rollout.model] = rollout
+        rollout.task = asyncio.create_task(rollout.run())
+
+    async def stop(self) -> None:
+        """Leave every roll-out where it is; its record says so."""
+        rollouts = list(self._running.values())
+        for rollout in rollouts:
+            if rollout.task is not None:
+                rollout.task.cancel()
+        tasks = [rollout.task for rollout in rollouts if rollout.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._writing:
+            await asyncio.wait(self._writing.values())
+
+    def ended(self, rollout: _Rollout) -> None:
+        """A roll-out has come to its end."""
+        if self._running.get(rollout.model) is rollout:
+            del self._running[rollout.model]
+
+    def save(self, rollout: _Rollout) -> None:
+        """Keep a roll-out as it stands: here at once, and on disk soon."""
+        kept = self._kept.setdefault(rollout.model, [])
+        document = rollout.describe()
+        if kept and kept[-1]["id"] == rollout.id:
+            kept[-1] = document
+        else:
+            kept.append(document)
+        del kept[: -KEPT_ENDED - 1]
+        self._unwritten.add(rollout.model)
+        if self._records is not None and rollout.model not in self._writing:
+            self._writing[rollout.model] = asyncio.create_task(self._write(self._records, rollout.model))
+
+    async def _write(self, records: Records, model: str) -> None:
+        try:
+            while model in self._unwritten:
+                self._unwritten.discard(model)
+                try:
+                    await asyncio.to_thread(records.write, model, list(self._kept[model]))
+                except OSError as error:
+                    log.error("The record of model %s's roll-out cannot be written: %s", model, error)
+        finally:
+            del self._writing[model]
+
+
+def build_rollouts(settings: Settings, registry: Registry) -> Rollouts:
+    """The roll-outs of a server with these settings; what is kept of them lies beside its logs."""
+    folder = settings.log_location
+    return Rollouts(registry, None if folder is None else Records(folder / "state" / "rollouts"))
+
+
+class _Rollout:
+    """One roll-out: its course, what it set, and what happened."""
+
+    def __init__(
+        self, rollouts: Rollouts, model: str, spec: RolloutSpec, baseline: str, before: Traffic | None
+    ) -> None:
+        """`before` is the traffic to go back to, None for the default version."""
+        self.model = model
+        self.spec = spec
+        self.baseline = baseline
+        self.id = uuid.uuid4().hex
+        self.course = Course(spec)
+        self.task: asyncio.Task[None] | None = None
+        self._rollouts = rollouts
+        self._before = before
+        self._began = time.time()
+        self._ended: float | None = None
+        self._events: list[dict[str, Any]] = []
+        self._first_step = 0
+        self._is_paused_at_start = False
+        self._is_restarted = False
+        self._has_registered = False
+        self._rule: Traffic | None = before
+        self._pools: dict[str, PoolLike] = {}
+        self._arms: dict[str, Arm] = {}
+        self._seen = (Seen(), Seen())
+        self._answers = Answers()
+        self._answers_before = Answers()
+        self._deaths_before: dict[str, int] = {}
+        self._dead_since: dict[str, float] = {}
+        self._is_ordered = asyncio.Event()
+
+    @classmethod
+    def read(cls, rollouts: Rollouts, model: str, document: Mapping[str, Any]) -> _Rollout:
+        """One that was under way when the server ended. Raises what a document that is none makes one raise."""
+        before = document.get("before")
+        rollout = cls(
+            rollouts,
+            model,
+            read_rollout(document["spec"]),
+            str(document["baseline"]),
+            None if before is None else read_traffic(before),
+        )
+        rollout.id = str(document["id"])
+        rollout._began = float(document["began"])
+        rollout._events = list(document["events"])
+        rollout._first_step = int(document["step"])
+        rollout._is_paused_at_start = document["state"] == "paused"
+        rollout._is_restarted = True
+        rollout._has_registered = bool(document["registered"])
+        return rollout
+
+    def describe(self) -> dict[str, Any]:
+        """All that is known of it; also what is kept."""
+        course, now = self.course, self._rollouts.now()
+        told: dict[str, Any] = {
+            "id": self.id,
+            "modelName": self.model,
+            "modelVersion": self.spec.version,
+            "baseline": self.baseline,
+            "state": course.state,
+            "reason": course.reason,
+            "step": max(course.step, self._first_step) if course.state == "preparing" else course.step,
+            "share": course.share,
+            "began": self._began,
+            "spec": self.spec.document(),
+            "registered": self._has_registered,
+            "events": list(self._events),
+        }
+        if self._ended is not None:
+            told["ended"] = self._ended
+        if self._before is not None:
+            told["before"] = self._before.document()
+        if course.state in ("running", "paused"):
+            told["elapsedSeconds"] = round(course.elapsed_s(now), 3)
+            told["holdSeconds"] = self.spec.hold_s
+        if self._arms or course.has_ended:
+            told["counts"] = {
+                name: {"requests": seen.requests, "errors": seen.errors, "rejections": seen.rejections}
+                for name, seen in zip(("baseline", "candidate"), self._seen, strict=True)
+            }
+            if self.spec.compare is not None:
+                told["answers"] = {"compared": self._answers.compared, "differing": self._answers.differing}
+        if course.verdict is not None:
+            told["verdict"] = course.verdict.document()
+        return told
+
+    def note(self, event: str, **more: Any) -> None:
+        """Write down what happened, and keep it."""
+        self._events.append({"at": time.time(), "event": event, "share": self.course.share, **more})
+        del self._events[:-MOST_EVENTS]
+        log.info(
+            "Roll-out of %s %s: %s%s",
+            self.model,
+            self.spec.version,
+            event,
+            f" ({more['reason']})" if more.get("reason") else "",
+        )
+        self._rollouts.save(self)
+
+    # ------------------------------------------------------------------------------------------- orders
+
+    def order(self, order: Order) -> None:
+        """Do what somebody asks for. Raises RolloutUnderWay where that cannot be."""
+        course, now = self.course, self._rollouts.now()
+        if order == "abort":
+            self._end("aborted", "somebody aborted it")
+        elif course.state == "preparing":
+            raise RolloutUnderWay(f"The roll-out of model {self.model} is preparing; it can only be aborted.")
+        elif order == "promote":
+            if self._notice_hands():
+                return
+            self._end("promoted", "somebody promoted it")
+        elif order == "pause":
+            if course.state == "paused":
+                raise RolloutUnderWay(f"The roll-out of model {self.model} is paused already.")
+            course.pause(now)
+            self.note("paused")
+        else:
+            if course.state != "paused":
+                raise RolloutUnderWay(f"The roll-out of model {self.model} is not paused.")
+            course.resume(now)
+            self.note("resumed")
+        self._is_ordered.set()
+
+    # ------------------------------------------------------------------------------------------- its life
+
+    async def run(self) -> None:
+        """From the preparation to the end."""
+        rollouts = self._rollouts
+        try:
+            if await self._prepare() and not self.course.has_ended:
+                self._begin()
+                while not self.course.has_ended:
+                    await asyncio.sleep(TICK_S)
+                    self._tick()
+        except asyncio.CancelledError:
+            raise
+        except MarserveError as error:
+            self._end("rolled back", f"{type(error).__name__}: {error}")
+        except Exception:
+            # A border: whatever is wrong here, the version that served before must serve again.
+            log.exception("The roll-out of model %s failed", self.model)
+            self._end("rolled back", "an unexpected error; the server's log says more")
+        finally:
+            if self.course.has_ended:
+                await self._clear_away()
+                rollouts.ended(self)
+
+    async def _prepare(self) -> bool:
+        """Have the versions loaded, warmed and certified. False where it ended meanwhile."""
+        registry, spec = self._rollouts.registry, self.spec
+        async with asyncio.timeout(READY_LIMIT_S) as limit:
+            try:
+                if self._is_restarted:
+                    await self._wait_until(lambda: registry.has_tried_startup)
+                await self._wait_until(lambda: self._is_ready(self.baseline))
+                if spec.url is not None and registry.mirrors.pool_of(self.model, spec.version) is None:
+                    await self._register(spec)
+                    self.note("registered")
+                await self._wait_until(lambda: self._is_ready(spec.version))
+                await self._wait_until(self._is_certified)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                self._end("rolled back", f"its versions were not ready within {READY_LIMIT_S:g} s")
+                return False
+        if self.course.has_ended:
+            return False
+        pool = registry.mirrors.pool_of(self.model, spec.version)
+        certificate = {} if pool is None else dict(pool.described.get("batching", {}))
+        state = str(certificate.get("certificate", "not checked"))
+        self.note("ready", certificate=state)
+        if state == "failed":
+            self._end("rolled back", f"it does not answer batches as single requests: {certificate.get('reason', '')}")
+        return not self.course.has_ended
+
+    async def _register(self, spec: RolloutSpec) -> None:
+        assert spec.url is not None
+        registry = self._rollouts.registry
+        registered = await registry.register(
+            RegisterParameters(spec.url, model_name=self.model, initial_workers=spec.workers or 1)
+        )
+        self._has_registered = True
+        if registered.version != spec.version:
+            await registry.unregister(self.model, registered.version)
+            self._has_registered = False
+            raise BadInput(f"The archive holds version {registered.version}, not {spec.version}.")
+
+    async def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so() and not self.course.has_ended:
+            self._is_ordered.clear()
+            waiting = asyncio.ensure_future(self._is_ordered.wait())
+            try:
+                await asyncio.wait([waiting], timeout=READY_LOOK_S)
+            finally:
+                waiting.cancel()
+
+    def _is_ready(self, version: str) -> bool:
+        try:
+            return self._rollouts.registry.is_model_ready(self.model, version)
+        except (ModelNotFound, VersionNotFound):
+            if not self._is_restarted or self._rollouts.registry.has_tried_startup:
+                raise
+            return False  # it may be read yet
+
+    def _is_certified(self) -> bool:
+        """Whether what batches of the candidate are worth is known, as far as it will be."""
+        pool = self._rollouts.registry.mirrors.pool_of(self.model, self.spec.version)
+        return pool is None or not dict(pool.described.get("batching", {})).get("isChecking", False)
+
+    def _begin(self) -> None:
+        registry = self._rollouts.registry
+        for name in (self.baseline, self.spec.version):
+            pool = registry.mirrors.pool_of(self.model, name)
+            if pool is None:
+                raise VersionNotFound(self.model, name)
+            self._pools[name] = pool
+        self._arms = registry.mirrors.watch(self.model, (self.baseline, self.spec.version))
+        shadow = self.spec.shadow()
+        if shadow is not None:
+            registry.mirrors.put(self.model, shadow)
+        self.course.begin(self._rollouts.now(), step=self._first_step)
+        self._enter_step()
+        if self._is_paused_at_start:
+            self.course.pause(self._rollouts.now())
+            self.note("paused")
+
+    def _enter_step(self) -> None:
+        """Set the step's traffic and begin its window."""
+        share = self.course.share
+        sticky = None if self._before is None else self._before.sticky
+        weights = {self.baseline: 100 - share, self.spec.version: share}
+        self._rule = Traffic(weights, sticky)
+        self._rollouts.registry.traffic.put(self.model, self._rule)
+        self._rule = self._rollouts.registry.traffic.rule_of(self.model)
+        for arm in self._arms.values():
+            arm.restart()
+        self._answers_before = self._answers_so_far()
+        self._deaths_before = {name: _deaths(pool) for name, pool in self._pools.items()}
+        self.note(f"{share:g}% of the requests")
+
+    def _tick(self) -> None:
+        """Look at the counts, and do at once what follows."""
+        if self.course.has_ended or self._notice_hands():
+            return
+        now = self._rollouts.now()
+        dead = self._find_dead(now)
+        self._read_counts()
+        if dead is not None:
+            self._end("rolled back", dead)
+            return
+        step, was_paused = self.course.step, self.course.state == "paused"
+        verdict = self.course.look(now, *self._seen, self._answers)
+        if self.course.has_ended:
+            self._conclude()
+        elif self.course.step != step:
+            self.note("step passed", verdict=verdict.document(), reason=verdict.reason)
+            self._enter_step()
+        elif verdict.decision == "hold" and not was_paused and self._events[-1]["event"] != "holds":
+            self.note("holds", reason=verdict.reason)
+
+    def _read_counts(self) -> None:
+        seen = []
+        for name in (self.baseline, self.spec.version):
+            counted = self._arms[name].seen()
+            deaths = _deaths(self._pools[name]) - self._deaths_before[name]
+            # A worker that died is an error, though what it held was answered elsewhere.
+            errors = min(counted.requests, counted.errors + deaths)
+            seen.append(Seen(counted.requests, errors, counted.rejections, counted.latency))
+        self._seen = (seen[0], seen[1])
+        so_far, before = self._answers_so_far(), self._answers_before
+        self._answers = Answers(so_far.compared - before.compared, so_far.differing - before.differing)
+
+    def _answers_so_far(self) -> Answers:
+        """What the roll-out's own shadow has compared; a copy without an answer differs."""
+        shadow = self._rollouts.registry.mirrors.shadow_of(self.model)
+        if shadow is None or self.spec.compare is None:
+            return Answers()
+        failed = sum(shadow.counts.errors.values())
+        return Answers(shadow.counts.compared + failed, shadow.counts.differing + failed)
+
+    def _find_dead(self, now: float) -> str | None:
+        """Which of the two has had no worker for a while, in a sentence; None mostly."""
+        for name, pool in self._pools.items():
+            if pool.ready_workers or pool.options.idle_timeout_s is not None:  # who may sleep wakes when asked
+                self._dead_since.pop(name, None)
+                continue
+            since = self._dead_since.setdefault(name, now)
+            if name == self.spec.version and (not pool.is_healthy or now - since >= DEAD_AFTER_S):
+                death = pool.last_death
+                why = "" if death is None else f", the last one by {death.cause}: {death.detail}"
+                return f"version {name} has no worker any more{why}"
+        return None
+
+    def _notice_hands(self) -> bool:
+        """Whether somebody changed what the roll-out goes by; then it has ended, and what they set stays."""
+        if self.course.has_ended:
+            return True
+        registry = self._rollouts.registry
+        why = ""
+        for name, pool in self._pools.items():
+            if registry.mirrors.pool_of(self.model, name) is not pool:
+                why = f"version {name} was unregistered or replaced meanwhile"
+        if not why and self._pools:
+            try:
+                if registry.traffic.rule_of(self.model) != self._rule:
+                    why = "the traffic was changed by hand meanwhile"
+            except ModelNotFound:
+                why = "the model was unregistered meanwhile"
+        if not why:
+            return False
+        self._end("aborted", why)
+        return True
+
+    # ------------------------------------------------------------------------------------------- its end
+
+    def _end(self, state: State, reason: str) -> None:
+        if not self.course.has_ended:
+            self.course.end(state, reason)
+            self._conclude()
+
+    def _conclude(self) -> None:
+        """Set what is to be in force now that the course has ended. Nothing is awaited."""
+        registry, version = self._rollouts.registry, self.spec.version
+        state = self.course.state
+        if self._has_traffic():
+            self._set_final_traffic(state)
+        shadow = registry.mirrors.shadow_of(self.model)
+        if (
+            shadow is not None
+            and shadow.spec.version == version
+            and (self.spec.compare is not None or state != "promoted")
+        ):
+            registry.mirrors.remove(self.model)
+        moved = 0
+        if state != "promoted" and self._is_there(self.baseline) and self._is_there(version):
+            moved = registry.mirrors.hand_over(self.model, version, self.baseline)
+        registry.mirrors.unwatch(self.model)
+        self._ended = time.time()
+        more: dict[str, Any] = {} if self.course.verdict is None else {"verdict": self.course.verdict.document()}
+        if moved:
+            more["handedOver"] = moved
+        self.note(state, reason=self.course.reason, **more)
+        self._is_ordered.set()
+
+    def _has_traffic(self) -> bool:
+        """Whether the traffic in force is what this roll-out has set, before a restart of the server too."""
+        try:
+            rule = self._rollouts.registry.traffic.rule_of(self.model)
+        except ModelNotFound:
+            return False
+        if self._pools:
+            return rule == self._rule
+        return self._is_restarted and rule is not None and {*rule.weights} <= {self.baseline, self.spec.version}
+
+    def _set_final_traffic(self, state: State) -> None:
+        registry, version = self._rollouts.registry, self.spec.version
+        try:
+            if state == "promoted":
+                registry.set_default(self.model, version)
+                if self._before is not None and self._before.sticky is not None:
+                    registry.traffic.put(self.model, Traffic({version: 100}, self._before.sticky))
+                else:
+                    registry.traffic.reset(self.model)
+            elif self._before is None or not self._is_there(self.baseline):
+                registry.traffic.reset(self.model)
+            else:
+                registry.traffic.put(self.model, self._before)
+        except MarserveError as error:
+            log.error("Roll-out of %s %s: the traffic cannot be set: %s", self.model, version, error)
+
+    def _is_there(self, version: str) -> bool:
+        return self._rollouts.registry.mirrors.pool_of(self.model, version) is not None
+
+    async def _clear_away(self) -> None:
+        """Unregister a version that the roll-out itself registered and that is not to stay."""
+        pool = self._rollouts.registry.mirrors.pool_of(self.model, self.spec.version)
+        if self.course.state == "promoted" or not self._has_registered or pool is None:
+            return
+        if self._pools and self._pools.get(self.spec.version) is not pool:
+            return  # somebody else's by now
+        try:
+            await self._rollouts.registry.unregister(self.model, self.spec.version)
+            self._has_registered = False
+            self.note("unregistered")
+        except DefaultVersionInUse:
+            log.info("Roll-out of %s: version %s stays, it is the default", self.model, self.spec.version)
+        except MarserveError as error:
+            log.error("Roll-out of %s: version %s cannot be unregistered: %s", self.model, self.spec.version, error)
+
+
+def _deaths(pool: PoolLike) -> int:
+    return sum(pool.metrics.worker_deaths.values())
+
+
+def _in_short(document: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("id", "modelName", "modelVersion", "baseline", "state", "reason", "share", "began", "ended")
+    return {key: document[key] for key in keys if key in document}

@@ -1,0 +1,49 @@
+"""Builds what fetches archives from the settings: one for all of a server, whatever it is that is fetched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from marserve.errors import BadSettings
+from marserve.settings.table import Settings
+from marserve.store.cache import Cache
+from marserve.store.download import DownloadOptions
+from marserve.store.download_list import DownloadList
+from marserve.store.fetch_guard import AllowedUrls
+from marserve.store.fetcher import Fetcher, FetchOptions
+from marserve.store.hub import Hub
+from marserve.store.object_store import ObjectStores
+
+
+def build_fetcher(
+    settings: Settings, max_bytes: int, downloads: DownloadList, environment: Mapping[str, str] = os.environ
+) -> Fetcher:
+    """The server's fetcher; `max_bytes` is what an archive may have. Raises BadSettings. Blocks: looks at folders."""
+    objects = ObjectStores(settings.stores, environment)
+    options = FetchOptions(
+        DownloadOptions(connections=settings.download_connections, max_bytes=max_bytes),
+        digests=settings.archive_digests,
+        late_s=settings.late_archive_timeout,
+    )
+    return Fetcher(
+        AllowedUrls(settings.allowed_urls),
+        options,
+        openers=dict.fromkeys(("s3", "gs", "az"), objects.open),
+        gathers={"hf": Hub(settings.stores, environment, max_bytes=max_bytes).gather},
+        cache=_build_cache(settings),
+        downloads=downloads,
+    )
+
+
+def _build_cache(settings: Settings) -> Cache | None:
+    folder = settings.download_cache
+    if folder is None:
+        return None
+    try:
+        return Cache(folder, settings.download_cache_size)
+    except OSError as error:
+        raise BadSettings(
+            f"The folder {folder} cannot be used ({error.strerror}); name one that the server may write to, or none.",
+            key="download_cache",
+        ) from error

@@ -1,0 +1,403 @@
+"""Roll-outs and shadows through a real server under load: two versions of a linear model, and worse ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.command_line import marserve
+from support.load import Load
+from support.server import Server, make_archive, poll
+
+LINEAR = """
+import json, os, time
+
+WEIGHTS, BIAS = (0.5, -1.25), 2.0
+
+def handle(data, context):
+    if data is None:
+        return None
+    return [answer(json.loads(bytes(row["body"]))) for row in data]
+
+def answer(inputs):
+    return {"y": sum(w * x for w, x in zip(WEIGHTS, inputs)) + BIAS}
+"""
+EQUAL = LINEAR
+# One input in fifty: 2 %.
+WRONG = LINEAR.replace("return {", "if inputs[0] == 7:\n        return {'y': 0.0}\n    return {")
+NEARLY = LINEAR.replace("+ BIAS}", "+ BIAS * (1 + 1e-7)}")
+SLOW = LINEAR.replace("return {", "time.sleep(0.05)\n    return {")
+CRASHING = LINEAR.replace("return {", "if inputs[0] == 7:\n        os._exit(3)\n    return {")
+RAISING = LINEAR.replace("return {", "if inputs[0] % 10 == 7:\n        raise ValueError('no')\n    return {")
+UNLOADABLE = "raise RuntimeError('cannot be loaded')\n"
+OWN = (
+    NEARLY
+    + """
+def compare(primary, shadow):
+    ours, theirs = primary.value()["y"], shadow.value()["y"]
+    return "" if round(ours, 3) == round(theirs, 3) else f"{ours} became {theirs}"
+"""
+)
+VARIANTS = {
+    "2.0": EQUAL,
+    "2.1": WRONG,
+    "2.2": SLOW,
+    "2.3": CRASHING,
+    "2.4": RAISING,
+    "2.5": UNLOADABLE,
+    "2.6": NEARLY,
+    "2.7": OWN,
+}
+CONFIG = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nmaxBatchDelay: 5\n"
+QUICK = {"steps": [30, 100], "hold": 1.0, "min_requests": 60, "max_p99_increase": None}
+
+
+def archives(store: Path) -> None:
+    """All versions of the model."""
+    store.mkdir(parents=True, exist_ok=True)
+    make_archive(store / "linear-1.0.mar", LINEAR, name="linear", config=CONFIG)
+    for version, source in VARIANTS.items():
+        make_archive(store / f"linear-{version}.mar", source, name="linear", version=version, config=CONFIG)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server with version 1.0, which is the default."""
+    folder = tmp_path_factory.mktemp("rollouts")
+    archives(folder / "store")
+    with Server(folder, settings={"log_location": str(folder / "logs")}) as server:
+        server.register("linear-1.0.mar").raise_for_status()
+        yield server
+
+
+def begin(server: Server, version: str, **more: Any) -> Any:
+    """Begin a roll-out of a version that it registers itself."""
+    document = {"version": version, "url": f"linear-{version}.mar", **QUICK, **more}
+    answer = server.client.post(f"{server.management}/models/linear/rollout", json=document)
+    assert answer.status_code == 202, answer.text
+    return answer.json()
+
+
+def rollout(server: Server) -> dict[str, Any]:
+    """What is said of it."""
+    answer = server.client.get(f"{server.management}/models/linear/rollout")
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+def wait_for(server: Server, *states: str, limit_s: float = 60) -> dict[str, Any]:
+    """The roll-out once it is in one of these states."""
+    for _ in poll(limit_s, f"the roll-out is {states}"):
+        told = rollout(server)
+        if told["state"] in states:
+            return told
+        assert told["state"] in ("preparing", "running", "paused"), told
+    raise AssertionError
+
+
+def wait_until_gone(server: Server, version: str) -> None:
+    """A version that was taken back, and that the roll-out had registered, is unregistered."""
+    for _ in poll(30, f"version {version} is gone"):
+        if server.client.get(f"{server.management}/models/linear/{version}").status_code == 404:
+            return
+
+
+def back_to_first(server: Server, version: str) -> None:
+    """Have things as they were before a promotion."""
+    server.client.put(f"{server.management}/models/linear/1.0/set-default").raise_for_status()
+    server.client.delete(f"{server.management}/models/linear/{version}").raise_for_status()
+
+
+def test_an_equal_version_is_promoted_and_nobody_notices(server: Server) -> None:
+    """With its answers compared; every request is answered, and afterwards all by the new version."""
+    with Load(server.inference, "linear") as load:
+        begin(server, "2.0", compare="exact", share=0.5)
+        told = wait_for(server, "promoted")
+        after = time.monotonic() + 1
+        for _ in poll(10, "requests after the promotion"):
+            if sum(load.versions(after).values()) > 50:
+                break
+
+    assert set(load.statuses()) == {200}
+    assert load.versions(after).keys() <= {"2.0", ""}
+    assert [event["event"] for event in told["events"]] == [
+        *("asked for", "registered", "ready", "30% of the requests", "step passed", "100% of the requests", "promoted"),
+    ]
+    assert told["answers"]["differing"] == 0
+    assert server.describe("linear")["modelVersion"] == "2.0"
+    traffic = server.client.get(f"{server.management}/models/linear/traffic").json()
+    assert traffic == {"weights": {"2.0": 100}, "isDefault": True}
+    assert server.client.get(f"{server.management}/models/linear/shadow").status_code == 404
+    back_to_first(server, "2.0")
+
+
+def test_a_version_wrong_on_two_percent_is_flagged_with_evidence_and_no_client_sees_it(server: Server) -> None:
+    """At the step of 0 it gets copies alone; the sampled differences say where it is wrong."""
+    with Load(server.inference, "linear") as load:
+        begin(server, "2.1", steps=[0, 50, 100], compare={"relative": 1e-3}, share=1.0, hold=30)
+        told = wait_for(server, "rolled back")
+
+    assert set(load.statuses()) == {200}
+    assert load.versions().keys() <= {"1.0", ""}
+    finding = told["verdict"]["findings"][0]
+    assert (finding["measure"], finding["standing"]) == ("answers", "worse")
+    assert told["answers"]["compared"] < 2000
+    assert "compared answers" in told["reason"]
+    wait_until_gone(server, "2.1")
+
+
+def test_a_crashing_canary_is_rolled_back_and_clients_see_its_own_deadly_requests_at_most(server: Server) -> None:
+    """A worker's death is answered elsewhere once; only a body that killed two of its workers fails."""
+    with Load(server.inference, "linear") as load:
+        begin(server, "2.3", hold=30)
+        told = wait_for(server, "rolled back")
+
+    bad = [reply for reply in load.replies if reply.status != 200]
+    assert told["reason"].startswith(("errors of the candidate", "version 2.3 has no worker"))
+    assert {reply.version for reply in bad} <= {"2.3"}
+    assert not load.failures
+    assert len(bad) <= 20
+    wait_until_gone(server, "2.3")
+
+
+def test_a_slow_version_is_found_by_its_p99(server: Server) -> None:
+    """Though every answer is right; the evidence names the line that was crossed."""
+    with Load(server.inference, "linear") as load:
+        begin(server, "2.2", steps=[10, 100], hold=40, max_p99_increase=0.5)
+        told = wait_for(server, "rolled back")
+
+    assert set(load.statuses()) == {200}
+    assert "to the candidate took more than" in told["reason"]
+    wait_until_gone(server, "2.2")
+
+
+def test_from_the_verdict_on_no_request_is_sent_to_the_version_taken_back(server: Server) -> None:
+    """Three times the promised 100 ms; the time of the verdict is that of the record."""
+    clock = time.time() - time.monotonic()
+    with Load(server.inference, "linear") as load:
+        begin(server, "2.4", hold=30)
+        told = wait_for(server, "rolled back")
+        verdict = next(event["at"] for event in told["events"] if event["event"] == "rolled back") - clock
+        for _ in poll(10, "requests after the verdict"):
+            if sum(load.versions(verdict + 0.3).values()) > 100:
+                break
+
+    assert load.versions(verdict + 0.3).keys() <= {"1.0", ""}
+    assert load.versions(0)["2.4"] > 0
+    wait_until_gone(server, "2.4")
+
+
+def test_a_version_that_cannot_be_loaded_gets_no_request_and_leaves_nothing(server: Server) -> None:
+    """The reason says why; the version before serves."""
+    begin(server, "2.5")
+
+    told = wait_for(server, "rolled back")
+
+    assert "LoadFailed" in told["reason"]
+    assert server.client.get(f"{server.management}/models/linear/2.5").status_code == 404
+    assert server.predict("linear", b"[1, 2]").json() == {"y": 0.0}
+
+
+def test_pause_resume_abort_and_what_is_refused_meanwhile(server: Server) -> None:
+    """Each order does what it says; a second roll-out is refused; traffic set by hand wins."""
+    url = f"{server.management}/models/linear/rollout"
+    begin(server, "2.0", hold=600)
+    wait_for(server, "running")
+
+    second = server.client.post(url, json={"version": "2.0"})
+    paused = server.client.put(f"{url}/pause")
+    again = server.client.put(f"{url}/pause")
+    resumed = server.client.put(f"{url}/resume")
+    aborted = server.client.delete(url)
+
+    assert second.status_code == 409
+    assert "has a roll-out already" in second.json()["message"]
+    assert (paused.status_code, paused.json()["state"]) == (200, "paused")
+    assert again.status_code == 409
+    assert resumed.json()["state"] == "running"
+    assert (aborted.status_code, aborted.json()["state"]) == (200, "aborted")
+    assert server.client.delete(url).status_code == 409
+    wait_until_gone(server, "2.0")
+
+    server.register("linear-2.0.mar").raise_for_status()
+    server.client.post(url, json={"version": "2.0", **QUICK, "hold": 600}).raise_for_status()
+    wait_for(server, "running")
+    weights = {"weights": {"1.0": 60, "2.0": 40}}
+    server.client.put(f"{server.management}/models/linear/traffic", json=weights).raise_for_status()
+    told = wait_for(server, "aborted")
+
+    assert told["reason"] == "the traffic was changed by hand meanwhile"
+    assert server.client.get(f"{server.management}/models/linear/traffic").json()["weights"] == weights["weights"]
+    server.client.delete(f"{server.management}/models/linear/traffic").raise_for_status()
+
+    server.client.post(url, json={"version": "2.0", **QUICK, "hold": 600}).raise_for_status()
+    wait_for(server, "running")
+    forced = {"force": "true"}
+    server.client.delete(f"{server.management}/models/linear/2.0", params=forced).raise_for_status()
+    told = wait_for(server, "aborted")
+
+    assert told["reason"] == "version 2.0 was unregistered or replaced meanwhile"
+    assert server.predict("linear", b"[1, 2]").status_code == 200
+
+
+def test_too_little_traffic_holds_and_says_so_until_its_bound(server: Server) -> None:
+    """Then the version that served serves again."""
+    begin(server, "2.0", hold=0.2, max_hold=1.0)
+
+    told = wait_for(server, "rolled back")
+
+    assert "holds" in [event["event"] for event in told["events"]]
+    assert told["reason"].startswith("too little to judge by: 0 of 60 requests to the candidate")
+    wait_until_gone(server, "2.0")
+
+
+def test_what_cannot_be_meant_is_refused_with_a_sentence(server: Server) -> None:
+    """Member, value, and what it may be."""
+    url = f"{server.management}/models/linear/rollout"
+    for document, status, words in (
+        ({"version": "1.0"}, 400, "serves already"),
+        ({"version": "9.9"}, 404, "9.9"),
+        ({"version": "2.0", "steps": [50, 20, 100]}, 400, "must rise"),
+        ({"version": "2.0", "steps": [0, 100]}, 400, "needs compare"),
+        ({"version": "2.0", "hold": -1}, 400, "hold of a roll-out is '-1'"),
+        ({"version": "2.0", "holt": 3}, 400, "'holt'"),
+        ({"version": "2.0", "compare": "roughly"}, 400, "compare is 'roughly'"),
+    ):
+        answer = server.client.post(url, json=document)
+        assert answer.status_code == status, answer.text
+        assert words in answer.json()["message"]
+    assert server.client.post(f"{server.management}/models/nobody/rollout", json={"version": "2.0"}).status_code == 404
+
+
+def test_marserve_rollout_plans_begins_follows_and_shows(server: Server) -> None:
+    """The dry run changes nothing; `--follow` ends with the roll-out, its status tells how."""
+    at = ("--management", server.management)
+    options = ("--url", "linear-2.0.mar", "--steps", "30,100", "--hold", "1s", "--max-p99-increase", "off")
+
+    planned = marserve("rollout", "linear", "2.0", *options, "--dry-run", "--json", *at)
+    with Load(server.inference, "linear"):
+        ran = marserve("rollout", "linear", "2.0", *options, "--min-requests", 60, "--follow", *at)
+    shown = marserve("rollout", "linear", "--json", *at)
+    refused = marserve("rollout", "linear", "--pause", *at)
+
+    assert planned.status == 0, planned.err
+    assert [step["share"] for step in planned.document["steps"]] == [30, 100]
+    assert ran.status == 0, ran.err
+    assert "promoted" in ran.out
+    assert shown.document["state"] == "promoted"
+    assert refused.status == 1
+    back_to_first(server, "2.0")
+
+
+def test_a_roll_out_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
+    """At its step, with a window of its own; paused ones stay paused."""
+    archives(tmp_path / "store")
+    settings = {"log_location": str(tmp_path / "logs"), "load_models": "linear=linear-1.0.mar"}
+    server = Server(tmp_path, settings=settings)
+    with server:
+        for _ in poll(30, "the model is loaded"):
+            if server.predict("linear", b"[1, 2]").status_code == 200:
+                break
+        begin(server, "2.0", steps=[20, 60, 100], hold=1.0)
+        with Load(server.inference, "linear"):
+            for _ in poll(30, "the second step"):
+                if rollout(server)["step"] == 1:
+                    break
+            server.client.put(f"{server.management}/models/linear/rollout/pause").raise_for_status()
+        for _ in poll(10, "the record says so"):
+            files = list((tmp_path / "logs" / "state" / "rollouts").glob("*.json"))
+            if files and json.loads(files[0].read_text())["rollouts"][-1]["state"] == "paused":
+                break
+        assert server.process is not None
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+        server.process = None
+
+        server.start()
+        told = wait_for(server, "paused")
+        traffic = server.client.get(f"{server.management}/models/linear/traffic").json()
+        server.client.put(f"{server.management}/models/linear/rollout/resume").raise_for_status()
+        with Load(server.inference, "linear") as load:
+            ended = wait_for(server, "promoted")
+
+        assert (told["step"], told["share"]) == (1, 60)
+        assert traffic["weights"] == {"1.0": 40, "2.0": 60}
+        assert "the server was started again" in [event["event"] for event in ended["events"]]
+        assert set(load.statuses()) == {200}
+
+
+# ------------------------------------------------------------------------------------------------------- shadows
+
+
+def mirror(server: Server, version: str, compare: Any, share: float = 1.0) -> str:
+    """Begin to mirror to a version; the address of the shadow."""
+    server.register(f"linear-{version}.mar").raise_for_status()
+    url = f"{server.management}/models/linear/shadow"
+    document = {"version": version, "share": share, "compare": compare}
+    server.client.put(url, json=document).raise_for_status()
+    return url
+
+
+@pytest.mark.parametrize(
+    ("version", "compare", "differs"),
+    [
+        ("2.0", "exact", False),
+        ("2.6", "exact", True),
+        ("2.6", {"relative": 1e-4, "absolute": 1e-4}, False),
+        ("2.7", "handler", False),
+        ("2.1", {"relative": 1e-4}, True),
+    ],
+)
+def test_a_shadow_compares_exactly_by_numbers_or_by_its_handler(
+    server: Server, version: str, compare: Any, differs: bool
+) -> None:
+    """Counts, sampled differences and metrics; no client gets an answer of its."""
+    url = mirror(server, version, compare)
+    with Load(server.inference, "linear", clients=2) as load:
+        for _ in poll(30, "200 answers are compared"):
+            told = server.client.get(url).json()
+            if told["compared"] >= 200:
+                break
+    removed = server.client.delete(url)
+    page = server.client.get(f"{server.metrics}/metrics").text
+
+    assert set(load.statuses()) == {200}
+    assert load.versions().keys() <= {"1.0", ""}
+    assert bool(told["differing"]) is differs
+    assert bool(told["differences"]) is differs
+    if differs:
+        sample = told["differences"][0]
+        assert sample["primaryAnswer"] != sample["shadowAnswer"]
+        assert json.loads(sample["request"][0]["body"])
+    assert not told["errors"]
+    assert removed.status_code == 200
+    line = rf'marserve_shadow_compared_total{{model="linear",version="{re.escape(version)}"}} (\d+)'
+    found = re.search(line, page)
+    assert found is not None
+    assert int(found[1]) >= 200
+    server.client.delete(f"{server.management}/models/linear/{version}").raise_for_status()
+
+
+@pytest.mark.parametrize("version", ["2.2", "2.3"])
+def test_a_slow_or_dying_shadow_fails_no_request(server: Server, version: str) -> None:
+    """What it cannot take is dropped and counted."""
+    url = mirror(server, version, "exact")
+    with Load(server.inference, "linear") as load:
+        for _ in poll(30, "copies are dropped, or not answered"):
+            told = server.client.get(url).json()
+            if sum(told["dropped"].values()) > 100 and (version == "2.2" or told["errors"]):
+                break
+    server.client.delete(url).raise_for_status()
+
+    assert set(load.statuses()) == {200}
+    assert not load.failures
+    assert told["inFlight"] <= 8
+    server.client.delete(f"{server.management}/models/linear/{version}").raise_for_status()

@@ -1,0 +1,281 @@
+"""From what a server has to what it is to have: steps that lead there, and never lower service on the way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marserve.registry.actual import ActualModel, ActualState, ActualVersion
+from marserve.rollout.desired_state import DesiredModel, DesiredState, DesiredVersion, NewVersions
+from marserve.rollout.diff import PHASES, Step, compare
+
+BASE = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1, "maxBatchDelay": 100}
+
+
+def as_loaded(wanted: DesiredVersion) -> ActualVersion:
+    """A version as it is when it has been loaded from a document."""
+    config = {**BASE, **wanted.config}
+    return ActualVersion(
+        wanted.source,
+        (config["minWorkers"], config["maxWorkers"]) if config["minWorkers"] else (0, 0),
+        config,
+        BASE,
+        wanted.document(),
+    )
+
+
+class Model:
+    """One server's models as the steps change them; each step is checked when it is taken."""
+
+    def __init__(self, actual: ActualState) -> None:
+        self.versions = {
+            (model, name): found for model, each in actual.items() for name, found in each.versions.items()
+        }
+        self.defaults = {model: each.default for model, each in actual.items()}
+        self.labels = {model: dict(each.labels) for model, each in actual.items()}
+        self.traffic = {model: each.traffic for model, each in actual.items()}
+        self.shadow = {model: each.shadow for model, each in actual.items()}
+        self.beside: dict[tuple[str, str], ActualVersion] = {}
+        self.ready: set[tuple[str, str]] = set()
+        self.switched: set[tuple[str, str]] = set()
+
+    def take(self, step: Step) -> None:
+        """Take one step."""
+        key = (step.model, step.version or "")
+        if step.kind == "load":
+            assert step.replaces == (key in self.versions)
+            self.beside[key] = as_loaded(step.after)
+        elif step.kind == "wait-ready":
+            assert key in self.beside or key in self.versions
+            self.ready.add(key)
+        elif step.kind == "switch":
+            assert key in self.ready, "a version takes requests before it is ready"
+            self.versions[key] = self.beside.pop(key)
+            self.switched.add(key)
+        elif step.kind in ("scale-up", "scale-down"):
+            found = self.versions[key]
+            assert found.workers == step.before
+            least, most = step.after
+            if step.kind == "scale-up":
+                assert least >= found.workers[0]
+                assert most >= found.workers[1]
+            config = {**found.config, "minWorkers": least, "maxWorkers": most}
+            self.versions[key] = replace(found, workers=(least, most), config=config)
+        elif step.kind == "tune":
+            found = self.versions[key]
+            self.versions[key] = replace(found, config={**found.config, **step.after})
+        elif step.kind == "unload":
+            if step.replaced:
+                assert key in self.switched, "the one before ends before the new one has its place"
+            else:
+                del self.versions[key]
+        elif step.kind == "default":
+            assert (step.model, step.after) in self.versions, "the default goes to a version that is not there"
+            self.defaults[step.model] = step.after
+        elif step.kind == "labels":
+            self.labels[step.model] = dict(step.after)
+        elif step.kind == "traffic":
+            self.traffic[step.model] = step.after
+        else:
+            self.shadow[step.model] = step.after
+
+    def run(self, steps: tuple[Step, ...]) -> None:
+        """Take all."""
+        for step in steps:
+            self.take(step)
+
+    def actual(self, desired: DesiredState) -> ActualState:
+        """What is there, with what the document now says of each version."""
+        models: dict[str, ActualModel] = {}
+        for name in {model for model, _ in self.versions}:
+            versions = {version: found for (model, version), found in self.versions.items() if model == name}
+            wanted = desired.models.get(name)
+            if wanted is not None:
+                versions = {
+                    version: replace(found, declared=wanted.versions[version].document())
+                    if version in wanted.versions
+                    else found
+                    for version, found in versions.items()
+                }
+            models[name] = ActualModel(
+                versions,
+                self.defaults[name],
+                self.labels.get(name, {}),
+                self.traffic.get(name),
+                self.shadow.get(name),
+            )
+        return models
+
+
+@st.composite
+def versions(draw: st.DrawFn) -> DesiredVersion:
+    """What a document says of one version."""
+    config: dict[str, Any] = {}
+    if draw(st.booleans()):
+        config["minWorkers"] = draw(st.integers(0, 3))
+        config["maxWorkers"] = config["minWorkers"] + draw(st.integers(0, 2))
+    for key, values in (("batchSize", [1, 4]), ("maxBatchDelay", [0, 100]), ("responseTimeout", [10, 20])):
+        if draw(st.booleans()):
+            config[key] = draw(st.sampled_from(values))
+    return DesiredVersion(
+        draw(st.sampled_from(["a.mar", "b.mar"])),
+        draw(st.sampled_from([None, "a" * 64])),
+        draw(st.sampled_from([None, "h:x"])),
+        None,
+        config,
+    )
+
+
+@st.composite
+def states(draw: st.DrawFn) -> DesiredState:
+    """A document."""
+    models = {}
+    for name in draw(st.sets(st.sampled_from("mno"))):
+        found = {version: draw(versions()) for version in draw(st.sets(st.sampled_from("123"), min_size=1))}
+        names = st.sampled_from(sorted(found))
+        models[name] = DesiredModel(
+            found,
+            draw(names),
+            draw(st.dictionaries(st.sampled_from(["stable", "canary"]), names)),
+            draw(st.none() | st.fixed_dictionaries({"weights": st.dictionaries(names, st.just(1), min_size=1)})),
+            draw(st.none() | st.fixed_dictionaries({"version": names})),
+        )
+    return DesiredState(models)
+
+
+@settings(max_examples=60)
+@given(states(), states())
+def test_the_steps_lead_from_one_state_to_the_other(before: DesiredState, after: DesiredState) -> None:
+    """From nothing to the first, from that to the second; then nothing is left to do."""
+    model = Model({})
+    model.run(compare({}, before).steps)
+    middle = model.actual(before)
+    assert compare(middle, before).is_empty
+
+    model = Model(middle)
+    diff = compare(middle, after)
+    model.run(diff.steps)
+
+    assert compare(model.actual(after), after).is_empty
+    assert {name: set(each.versions) for name, each in model.actual(after).items()} == {
+        name: set(each.versions) for name, each in after.models.items()
+    }
+
+
+@settings(max_examples=60)
+@given(states(), states())
+def test_no_step_lowers_service_before_its_replacement_is_ready(before: DesiredState, after: DesiredState) -> None:
+    """Phase after phase: until the switch every version that serves keeps its workers and its place."""
+    model = Model({})
+    model.run(compare({}, before).steps)
+    middle = model.actual(before)
+    serving = {
+        (name, version): found.workers for name, each in middle.items() for version, found in each.versions.items()
+    }
+    order = ["load", "ready", "switch", "retire"]
+
+    diff = compare(middle, after)
+
+    phases = [order.index(step.phase) for step in diff.steps]
+    assert phases == sorted(phases)
+    model = Model(middle)
+    for step in diff.steps:
+        if step.phase in ("load", "ready"):
+            model.take(step)
+            for key, workers in serving.items():
+                assert model.versions[key].workers[0] >= workers[0]
+
+
+@given(states())
+def test_equal_states_need_nothing(state: DesiredState) -> None:
+    """Whatever they hold."""
+    model = Model({})
+    model.run(compare({}, state).steps)
+
+    assert compare(model.actual(state), state).is_empty
+
+
+def of(version: DesiredVersion, **more: Any) -> DesiredState:
+    """A document with one version of one model."""
+    return DesiredState({"m": DesiredModel({"1": version}, "1", **more)})
+
+
+def kinds(actual: ActualState, desired: DesiredState) -> list[str]:
+    """The kinds of the steps."""
+    return [step.kind for step in compare(actual, desired).steps]
+
+
+def test_a_version_that_came_by_a_call_is_compared_with_what_the_document_says_of_it() -> None:
+    """What it does not say stays as the call left it."""
+    found = ActualVersion("m.mar", (3, 3), {"batchSize": 8, "responseTimeout": 60}, handler="h", runtime="python")
+    actual = {"m": ActualModel({"1": found}, "1")}
+
+    assert kinds(actual, of(DesiredVersion("m.mar"))) == []
+    assert kinds(actual, of(DesiredVersion("m.mar", handler="h", config={"responseTimeout": 60}))) == []
+    assert kinds(actual, of(DesiredVersion("m.mar", config={"batchSize": 4}))) == ["tune"]
+    replaced = ["load", "wait-ready", "switch", "unload"]
+    assert kinds(actual, of(DesiredVersion("m.mar", config={"responseTimeout": 61}))) == replaced
+    assert kinds(actual, of(DesiredVersion("m.mar", sha256="a" * 64))) == replaced
+    assert kinds(actual, of(DesiredVersion("other.mar"))) == replaced
+
+
+def test_what_a_document_says_no_longer_goes_back_to_the_archives_word() -> None:
+    """In place, for workers and batches."""
+    before = DesiredVersion("m.mar", config={"minWorkers": 2, "maxWorkers": 2, "batchSize": 8})
+    actual = {"m": ActualModel({"1": as_loaded(before)}, "1")}
+
+    steps = compare(actual, of(DesiredVersion("m.mar"))).steps
+
+    assert [(step.kind, step.after) for step in steps] == [("tune", {"batchSize": 1}), ("scale-down", (1, 1))]
+
+
+def test_bounds_that_move_apart_widen_first_and_narrow_last() -> None:
+    """So that there are never fewer than either asks for."""
+    actual = {
+        "m": ActualModel({"1": as_loaded(DesiredVersion("m.mar", config={"minWorkers": 1, "maxWorkers": 4}))}, "1")
+    }
+
+    steps = compare(actual, of(DesiredVersion("m.mar", config={"minWorkers": 2, "maxWorkers": 2}))).steps
+
+    assert [(step.kind, step.after) for step in steps if step.after] == [("scale-up", (2, 4)), ("scale-down", (2, 2))]
+
+
+@pytest.mark.parametrize(("policy", "stays"), [("ignore", False), ("load", True), ("canary", True)])
+def test_versions_that_a_policy_let_in_are_no_drift(policy: Any, stays: bool) -> None:
+    """They stay although no document names them, as long as the policy does, and so does the default that they took."""
+    arrived = ActualVersion("s3://models/m-2.mar", (1, 1))
+    actual = {"m": ActualModel({"1": as_loaded(DesiredVersion("m.mar")), "2": arrived}, "2")}
+    desired = of(DesiredVersion("m.mar"), new_versions=NewVersions("s3://models/m-", policy))
+
+    diff = compare(actual, desired)
+
+    assert [step.kind for step in diff.of("unload")] == ([] if stays else ["unload"])
+    assert bool(diff.of("default")) == (policy != "canary")
+    assert diff.kept == ((("m", "2"),) if stays else ())
+
+
+def test_devices_bound_the_workers_without_end() -> None:
+    """What cannot be is not tried again at each look."""
+    found = replace(as_loaded(DesiredVersion("m.mar")), workers=(2, 2), most_workers=2)
+    actual = {"m": ActualModel({"1": found}, "1")}
+
+    assert kinds(actual, of(DesiredVersion("m.mar", config={"minWorkers": 8, "maxWorkers": 8}))) == []
+
+
+def test_every_step_has_a_phase_and_words() -> None:
+    """For whoever reads a plan."""
+    step = Step("load", "m", "1", "m.mar", memory_bytes=5)
+
+    assert step.document() == {
+        "step": "load",
+        "phase": "load",
+        "model": "m",
+        "version": "1",
+        "detail": "m.mar",
+        "memoryBytes": 5,
+    }
+    assert set(PHASES.values()) == {"load", "ready", "switch", "retire"}

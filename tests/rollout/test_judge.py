@@ -1,0 +1,279 @@
+"""The judge: equal versions pass, worse ones are found, and too little traffic is said to be too little."""
+
+from __future__ import annotations
+
+import json
+
+import numpy
+import pytest
+
+from marserve.registry.arms import LATENCY_BOUNDS, Seen
+from marserve.rollout.judge import (
+    ABOVE_P99,
+    Answers,
+    Judge,
+    Limits,
+    allowed_above,
+    budget_of,
+    counts_of,
+    known_p99,
+    needed_for_p99,
+    smallest_found,
+)
+from marserve.rollout.statistics import highest_rate, lowest_rate
+from support.judged_versions import Behaviour, play_step
+
+RUNS = 200
+NOTHING = Answers()
+
+
+def steady(requests: int, *, errors: int = 0, rejections: int = 0, latency_s: float = 0.01) -> Seen:
+    """A version that always took the same time."""
+    one = counts_of([latency_s])
+    return Seen(requests, errors, rejections, tuple(requests * count for count in one))
+
+
+# --------------------------------------------------------------------------------------------- in many worlds
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_equal_versions_are_rolled_back_in_fewer_than_one_run_of_a_hundred(share: float) -> None:
+    """Though they err in 5 % of requests, are never asked to be equal to more than chance, and are looked at often.
+
+    No margin at all is allowed here: that is the hardest case for false alarms.
+    """
+    limits = Limits(max_error_increase=0.0, max_p99_increase=0.0, max_difference=0.02, min_requests=100)
+    equal = Behaviour(errors=0.05, rejections=0.03, median_s=0.2, differing=0.02)
+    alarms = 0
+
+    for seed in range(RUNS):
+        judge, draw = Judge(limits, 3, compares=True), numpy.random.default_rng(seed)
+        for _ in range(3):
+            judge.begin_step()
+            verdict, _, _ = play_step(judge, draw, equal, equal, share=share, hold_s=20, most_s=20, mirrored=0.2)
+            if verdict.decision == "roll back":
+                alarms += 1
+                break
+
+    assert alarms < RUNS / 100
+
+
+def test_a_version_wrong_on_two_percent_is_found_within_2000_mirrored_requests() -> None:
+    """In 99 of 100 runs, with the limit of every roll-out that names none."""
+    late = 0
+
+    for seed in range(RUNS):
+        judge, draw = Judge(Limits(), 4, compares=True), numpy.random.default_rng(1000 + seed)
+        verdict, _, answers = play_step(
+            judge, draw, Behaviour(differing=0.02), mirrored=1.0, only_mirrored=True, hold_s=60
+        )
+        late += verdict.decision != "roll back" or answers.compared >= 2000
+
+    assert late <= RUNS / 100
+
+
+def test_a_doubled_p99_is_found() -> None:
+    """Within 2,000 requests to the candidate in 95 of 100 runs; the sentence says where the line was."""
+    late = 0
+
+    for seed in range(100):
+        judge, draw = Judge(Limits(), 4), numpy.random.default_rng(2000 + seed)
+        verdict, seen, _ = play_step(judge, draw, Behaviour(slowness=2.0), hold_s=60)
+        late += verdict.decision != "roll back" or seen.requests > 2000
+        if verdict.decision == "roll back":
+            assert "to the candidate took more than" in verdict.reason
+
+    assert late <= 5
+
+
+@pytest.mark.parametrize(("errors", "most"), [(1.0, 60), (0.3, 250), (0.05, 3000)])
+def test_more_errors_are_found_the_sooner_the_more_there_are(errors: float, most: int) -> None:
+    """Requests to the candidate until it is found; the baseline fails once in a thousand."""
+    late = 0
+
+    for seed in range(100):
+        judge, draw = Judge(Limits(), 4), numpy.random.default_rng(3000 + seed)
+        verdict, seen, _ = play_step(judge, draw, Behaviour(errors=errors), hold_s=90)
+        late += verdict.decision != "roll back" or seen.requests > most
+
+    assert late <= 2
+
+
+def test_a_version_that_rejects_what_the_other_takes_is_found() -> None:
+    """4xx count by themselves."""
+    judge, draw = Judge(Limits(), 4), numpy.random.default_rng(1)
+
+    verdict, _, _ = play_step(judge, draw, Behaviour(rejections=0.1))
+
+    assert verdict.decision == "roll back"
+    assert verdict.reason.startswith("rejections of the candidate: ")
+
+
+def test_what_is_worse_by_less_than_the_limit_is_promoted() -> None:
+    """Half a percent more errors where one percent is allowed, ten percent slower where a quarter is."""
+    for seed in range(30):
+        judge, draw = Judge(Limits(), 4), numpy.random.default_rng(4000 + seed)
+        verdict, _, _ = play_step(judge, draw, Behaviour(errors=0.006, slowness=1.1), hold_s=60)
+
+        assert verdict.decision == "promote"
+
+
+def test_a_quicker_and_better_version_is_promoted() -> None:
+    """Worse is asked in one direction only."""
+    judge, draw = Judge(Limits(), 4), numpy.random.default_rng(5)
+
+    verdict, _, _ = play_step(judge, draw, Behaviour(errors=0.0, slowness=0.3), Behaviour(errors=0.2), hold_s=60)
+
+    assert verdict.decision == "promote"
+
+
+# ------------------------------------------------------------------------------------------------ step by step
+
+
+def test_it_says_continue_until_the_step_is_over() -> None:
+    """However many requests there were."""
+    judge = Judge(Limits(), 4)
+
+    verdict = judge.look(9.9, 10, steady(100_000), steady(100_000), NOTHING, only_mirrored=False)
+
+    assert (verdict.decision, verdict.look) == ("continue", 1)
+
+
+def test_too_little_traffic_holds_and_says_how_much_is_missing() -> None:
+    """Of the candidate, of the baseline, and of compared answers."""
+    judge = Judge(Limits(min_requests=200), 4, compares=True)
+
+    verdict = judge.look(10, 10, steady(150), steady(30), Answers(12, 0), only_mirrored=False)
+
+    assert verdict.decision == "hold"
+    assert verdict.reason == (
+        "too little to judge by: 30 of 200 requests to the candidate, 150 of 200 requests to the baseline, "
+        "12 of 200 answers compared"
+    )
+
+
+def test_a_p99_that_is_not_known_holds_too() -> None:
+    """Unless it is not to be judged."""
+    seen = steady(300)
+
+    held = Judge(Limits(), 4).look(10, 10, seen, seen, NOTHING, only_mirrored=False)
+    promoted = Judge(Limits(max_p99_increase=None), 4).look(10, 10, seen, seen, NOTHING, only_mirrored=False)
+
+    assert held.decision == "hold"
+    assert "the baseline's p99 is not known from 300 requests" in held.reason
+    assert promoted.decision == "promote"
+
+
+def test_once_there_is_enough_it_is_promoted() -> None:
+    """The hold ends at the next look."""
+    judge = Judge(Limits(), 1)
+    judge.look(10, 10, steady(300), steady(300), NOTHING, only_mirrored=False)
+
+    verdict = judge.look(20, 10, steady(5000), steady(5000), NOTHING, only_mirrored=False)
+
+    assert verdict.decision == "promote"
+
+
+def test_looks_are_few() -> None:
+    """Counts that grow by one request a tick are not tested ten thousand times; nor is a hold without end."""
+    judge = Judge(Limits(), 4)
+    looks = 0
+
+    for requests in range(1, 4_000):
+        seen = steady(requests)
+        looks += bool(judge.look(requests / 100, 20, seen, seen, NOTHING, only_mirrored=False).look)
+        if requests > 200:
+            judge.look(requests / 100, 20, steady(10), steady(10), NOTHING, only_mirrored=False)
+
+    assert looks < 40
+
+
+def test_a_mirrored_step_is_judged_by_answers_alone() -> None:
+    """Nobody asked the candidate itself."""
+    judge = Judge(Limits(), 4, compares=True)
+    empty = Seen(latency=counts_of([]))
+
+    verdict = judge.look(10, 10, steady(1000), empty, Answers(200, 0), only_mirrored=True)
+
+    assert verdict.decision == "promote"
+    assert [finding.measure for finding in verdict.findings] == ["answers"]
+
+
+def test_a_worse_candidate_goes_before_the_step_is_over_and_the_evidence_can_be_written_down() -> None:
+    """Counts, bounds, limit and doubt of each measure, as JSON."""
+    judge = Judge(Limits(), 4)
+
+    verdict = judge.look(1, 60, steady(1000, errors=1), steady(50, errors=30), NOTHING, only_mirrored=False)
+
+    assert verdict.decision == "roll back"
+    assert verdict.reason == (
+        "errors of the candidate: 30 of 50 requests (60%), of the baseline: 1 of 1000 (0.1%); 1% more is allowed"
+    )
+    evidence = json.loads(json.dumps(verdict.document()))
+    first = evidence["findings"][0]
+    assert (first["measure"], first["standing"], first["candidate"]) == ("errors", "worse", 0.6)
+    assert first["candidateAtLeast"] > first["limit"] == pytest.approx(first["baselineAtMost"] + 0.01)
+    assert 0 < first["doubt"] < 0.01
+
+
+def test_what_is_slower_by_less_than_two_milliseconds_is_not_called_slower() -> None:
+    """A quarter of nearly nothing is nearly nothing."""
+    judge = Judge(Limits(), 1)
+    quick, slower = steady(5000, latency_s=0.0005), steady(5000, latency_s=0.0023)
+
+    verdict = judge.look(10, 10, quick, slower, NOTHING, only_mirrored=False)
+
+    assert verdict.decision == "promote"
+
+
+# ------------------------------------------------------------------------------------------------ its parts
+
+
+def test_the_p99_that_is_known_lies_above_the_true_one_as_often_as_the_doubt_allows() -> None:
+    """Of 1,000 samples of 3,000 requests with a doubt of 5 %, no more than 8 % have it below."""
+    draw = numpy.random.default_rng(9)
+    true_p99 = float(numpy.exp(0.5 * 2.3263)) * 0.02
+    below = 0
+
+    for _ in range(1000):
+        latencies = 0.02 * numpy.exp(0.5 * draw.normal(size=3000))
+        counts = numpy.bincount(numpy.searchsorted(LATENCY_BOUNDS, latencies), minlength=len(LATENCY_BOUNDS) + 1)
+        known = known_p99(Seen(3000, latency=tuple(map(int, counts))), 0.05)
+        assert known is not None
+        below += LATENCY_BOUNDS[known] < true_p99
+
+    assert below <= 80
+
+
+def test_the_p99_of_requests_beyond_every_bound_is_not_known() -> None:
+    """More than one percent took longer than anything that is told apart."""
+    assert known_p99(Seen(5000, latency=counts_of([1e6] * 5000)), 0.01) is None
+
+
+def test_how_many_requests_may_lie_above_a_p99() -> None:
+    """So few that the bound still says one percent; none, where there are too few requests."""
+    needed = needed_for_p99(0.001)
+
+    assert allowed_above(needed - 1, 0.001) is None
+    assert allowed_above(needed, 0.001) == 0
+    allowed = allowed_above(10_000, 0.001)
+    assert allowed is not None
+    assert highest_rate(allowed, 10_000, 0.001) <= ABOVE_P99 < highest_rate(allowed + 1, 10_000, 0.001)
+
+
+def test_the_smallest_rate_that_is_found_is_found_as_often_as_said() -> None:
+    """The power that the dry run and the docs tell."""
+    limits = Limits()
+    budget = budget_of(limits, 4, compares=True)
+    smallest = smallest_found(2000, limits.max_difference, budget)
+    assert smallest is not None
+    draw = numpy.random.default_rng(3)
+
+    found = sum(
+        lowest_rate(int(draw.binomial(2000, smallest)), 2000, budget / (15 * 16) / 2) > limits.max_difference
+        for _ in range(400)
+    )
+
+    assert 0.85 <= found / 400 <= 0.95
+    assert smallest < 0.02
+    assert smallest_found(1, 0.01, budget) is None

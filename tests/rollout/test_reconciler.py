@@ -1,0 +1,497 @@
+"""Changes as transactions: all models at once or none, one at a time, remembered, undone, watched."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.errors import (
+    ApplyFailed,
+    ApplyUnderWay,
+    BadDesiredState,
+    DesiredStateMoved,
+    NothingToUndo,
+    VersionNotFound,
+)
+from marserve.messages import Answer, Part, Request
+from marserve.rollout.desired_state import DesiredVersion, read
+from marserve.rollout.document_place import DocumentUnreadable, FilePlace, Found
+from marserve.rollout.history import History
+from marserve.rollout.reconciler import DesiredStateIsAnother, Reconciler
+from support.fake_pool import Behaviour
+from support.management_house import House
+from support.receivers import Told
+
+pytestmark = pytest.mark.anyio
+
+
+class Workshop(House):
+    """A registry over pools without processes, a document in a file, and the reconciler between them."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, unregister_timeout_s=0.2)
+        self.state = root / "state"
+        self.path = root / "models.yaml"
+        self.place = FilePlace(self.path, "models.yaml")
+        self.times = iter(range(1000, 100_000))
+        self.reconciler = self.another()
+        for name in ("m", "n", "o"):
+            for version in ("1.0", "2.0", "3.0"):
+                self.put(name, version)
+
+    def another(self) -> Reconciler:
+        """A reconciler over what the folder holds, as after a restart."""
+        return Reconciler(
+            self.registry,
+            History(self.state),
+            self.place,
+            interval_s=0.001,
+            weigh=lambda version: len(version.url),
+            now=lambda: float(next(self.times)),
+        )
+
+    def write(self, **models: Any) -> bytes:
+        """Write the document; versions are given by their names, `m=["1.0"]` or `m={"1.0": {…}}`."""
+        data = document(**models)
+        self.path.write_bytes(data)
+        return data
+
+    async def start(self, **models: Any) -> None:
+        """Start with a document."""
+        self.write(**models)
+        assert (await self.reconciler.start(self.place.read()))[1] == []
+
+    def versions(self) -> dict[str, list[str]]:
+        """What is registered, the default first."""
+        return {
+            name: sorted(model.versions, key=lambda version: (version != model.default, version))
+            for name, model in sorted(self.registry.actual().items())
+        }
+
+    def ask(self, model: str, version: str | None = None) -> bytes:
+        """One answer."""
+        told = Told()
+        self.registry.submit(model, version, Request("id", [Part("body", b"x")]), told)
+        assert isinstance(told.end, Answer)
+        return bytes(told.end.body)
+
+
+def document(**models: Any) -> bytes:
+    """A document; the first version of each model is its default."""
+    told: dict[str, Any] = {}
+    for name, versions in models.items():
+        keys = versions if isinstance(versions, dict) else dict.fromkeys(versions)
+        told[name] = {
+            "versions": {
+                version: {"url": f"{name}-{version}.mar", "workers": 1, **(more or {})}
+                for version, more in keys.items()
+            },
+            "default": next(iter(keys)),
+        }
+    return json.dumps({"models": told}).encode()
+
+
+@pytest.fixture
+async def shop(tmp_path: Path) -> AsyncIterator[Workshop]:
+    """Everything; after the test nothing of it is left."""
+    shop = Workshop(tmp_path)
+    yield shop
+    for pool in shop.pools.made:
+        pool.behaviour.never_stops = False
+        if pool.behaviour.load == "wait":
+            pool.finish_load()
+    await shop.registry.stop()
+    await shop.reconciler.stop()
+    assert shop.folders() == []
+    assert shop.metrics.shown == []
+    assert all(pool.is_stopped for pool in shop.pools.made)
+
+
+async def test_the_start_loads_what_the_document_says(shop: Workshop) -> None:
+    """With what it declares, whatever the archive and the server say otherwise."""
+    await shop.start(m={"2.0": {"workers": 3, "batchSize": 7, "responseTimeout": 9}, "1.0": None}, n=["1.0"])
+
+    assert shop.versions() == {"m": ["2.0", "1.0"], "n": ["1.0"]}
+    described = shop.registry.describe("m")
+    assert (described["minWorkers"], described["batchSize"], described["responseTimeout"]) == (3, 7, 9)
+    assert described["declared"]["url"] == "m-2.0.mar"
+    assert (await shop.reconciler.plan()).is_empty
+
+
+async def test_all_models_change_at_one_moment_when_all_are_ready(shop: Workshop) -> None:
+    """While the last of them loads, everything answers as before."""
+    await shop.start(m=["1.0"], n=["1.0"])
+    shop.pools.behaviours["n"] = Behaviour(load="wait")
+
+    applying = asyncio.create_task(shop.reconciler.apply(document(m=["2.0"], n=["2.0"], o=["1.0"])))
+    while not any(pool.options.model == "n" and pool.options.version == "2.0" for pool in shop.pools.made):
+        await asyncio.sleep(0.001)
+
+    assert shop.versions() == {"m": ["1.0"], "n": ["1.0"]}
+    assert shop.ask("m") == b"m 1.0"
+    with pytest.raises(VersionNotFound):
+        shop.ask("m", "2.0")
+
+    shop.pools.of("n", "2.0").finish_load()
+    outcome = await applying
+
+    assert shop.versions() == {"m": ["2.0"], "n": ["2.0"], "o": ["1.0"]}
+    assert shop.ask("m") == b"m 2.0"
+    assert outcome.entry is not None
+    assert read(shop.path.read_bytes()) == outcome.entry.state()
+
+
+@pytest.mark.parametrize("how", ["load", "missing", "broken", "version", "place"])
+async def test_a_failure_leaves_everything_as_it_was(shop: Workshop, how: str) -> None:
+    """What was begun is undone, the document and the history are untouched, and the error names the version."""
+    await shop.start(m=["1.0"], n={"1.0": {"workers": 2}})
+    before = shop.path.read_bytes(), shop.reconciler.history()
+    wanted = json.loads(document(m=["2.0"], n={"1.0": {"workers": 4}}, o=["1.0"]))
+    expected: type[Exception] = ApplyFailed
+    if how == "load":
+        shop.pools.behaviours["o"] = Behaviour(load="fail")
+    elif how == "missing":
+        wanted["models"]["o"]["versions"]["1.0"]["url"] = "nowhere.mar"
+    elif how == "broken":
+        (shop.store / "o-1.0.mar").write_bytes(b"PK\x03\x04 cut off")
+    elif how == "version":
+        wanted["models"]["o"]["versions"]["1.0"]["url"] = "o-2.0.mar"
+    else:
+        write = shop.place.write
+        shop.place.write = lambda data, tag: write(data, "another")  # type: ignore[method-assign]
+        expected = DesiredStateMoved
+
+    with pytest.raises(expected) as raised:
+        await shop.reconciler.apply(json.dumps(wanted).encode())
+
+    if expected is ApplyFailed:
+        assert "o 1.0" in str(raised.value)
+    assert shop.versions() == {"m": ["1.0"], "n": ["1.0"]}
+    assert shop.registry.describe("n")["minWorkers"] == 2
+    assert (shop.path.read_bytes(), shop.reconciler.history()) == before
+    assert len(shop.folders()) == 2
+    assert len(shop.metrics.shown) == 2
+    assert shop.reconciler.failure is None
+    assert len(list(shop.state.glob("*.json"))) == 1
+
+
+async def test_one_change_at_a_time(shop: Workshop) -> None:
+    """A second one is refused, at once."""
+    await shop.start(m=["1.0"])
+    shop.pools.behaviours["m"] = Behaviour(load="wait")
+    applying = asyncio.create_task(shop.reconciler.apply(document(m=["2.0"])))
+    while len(shop.pools.made) < 2:
+        await asyncio.sleep(0.001)
+
+    with pytest.raises(ApplyUnderWay):
+        await shop.reconciler.apply(document(m=["3.0"]))
+    while shop.reconciler.describe()["underWay"]["phase"] != "wait-ready":
+        await asyncio.sleep(0.001)
+
+    shop.pools.of("m", "2.0").finish_load()
+    await applying
+    assert shop.versions() == {"m": ["2.0"]}
+
+
+async def test_a_change_goes_on_when_its_caller_has_gone(shop: Workshop) -> None:
+    """A client that hangs up leaves nothing half done."""
+    await shop.start(m=["1.0"])
+    shop.pools.behaviours["m"] = Behaviour(load="wait")
+    applying = asyncio.create_task(shop.reconciler.apply(document(m=["2.0"])))
+    while len(shop.pools.made) < 2:
+        await asyncio.sleep(0.001)
+
+    applying.cancel()
+    shop.pools.of("m", "2.0").finish_load()
+    await shop.reconciler.stop()
+
+    assert shop.versions() == {"m": ["2.0"]}
+
+
+async def test_undo_goes_back_and_back_again(shop: Workshop) -> None:
+    """Each time to what was in force before; the document says it too. At the first there is nothing left to undo."""
+    await shop.start(m=["1.0"])
+    await shop.reconciler.apply(document(m=["2.0"]))
+    await shop.reconciler.apply(document(m=["3.0"], n=["1.0"]))
+
+    await shop.reconciler.undo()
+    assert shop.versions() == {"m": ["2.0"]}
+    await shop.reconciler.undo()
+    assert shop.versions() == {"m": ["1.0"]}
+    assert read(shop.path.read_bytes()) == read(document(m=["1.0"]))
+
+    with pytest.raises(NothingToUndo):
+        await shop.reconciler.undo()
+    assert [entry["by"] for entry in shop.reconciler.history()] == ["undo", "undo", "apply", "apply", "start"]
+
+
+async def test_undo_says_what_is_not_there_any_more(shop: Workshop) -> None:
+    """An archive that was deleted meanwhile; what serves goes on."""
+    await shop.start(m=["1.0"])
+    await shop.reconciler.apply(document(m=["2.0"]))
+    (shop.store / "m-1.0.mar").unlink()
+
+    with pytest.raises(ApplyFailed, match=r"m 1\.0: Model not found at: m-1\.0\.mar"):
+        await shop.reconciler.undo()
+
+    assert shop.versions() == {"m": ["2.0"]}
+
+
+async def test_a_restart_has_what_was_in_force(shop: Workshop) -> None:
+    """The same document: no entry more. Undo knows what was before the restart."""
+    await shop.start(m=["1.0"])
+    await shop.reconciler.apply(document(m=["2.0"]))
+    await shop.registry.unregister("m", "2.0")
+
+    shop.reconciler = shop.another()
+    assert await shop.reconciler.start(shop.place.read()) == (["m"], [])
+
+    assert shop.versions() == {"m": ["2.0"]}
+    assert len(shop.reconciler.history()) == 2
+    await shop.reconciler.undo()
+    assert shop.versions() == {"m": ["1.0"]}
+
+
+@pytest.mark.parametrize("how", ["unreadable", "nonsense", "does not load"])
+async def test_a_start_with_a_document_that_cannot_be_has_what_was_in_force_before(shop: Workshop, how: str) -> None:
+    """And says so; the document is tried again when it changes."""
+    await shop.start(m=["1.0"], n=["1.0"])
+    for name in ("m", "n"):
+        await shop.registry.unregister(name)
+    found: Found | None = None
+    if how == "nonsense":
+        found = Found(b"modles: {}", "t")
+    elif how == "does not load":
+        shop.pools.behaviours["o"] = Behaviour(load="fail")
+        shop.write(m=["2.0"], o=["1.0"])
+        found = shop.place.read()
+
+    shop.reconciler = shop.another()
+    models, failures = await shop.reconciler.start(found)
+
+    assert (models, failures) == (["m", "n"], [])
+    assert shop.versions() == {"m": ["1.0"], "n": ["1.0"]}
+    assert bool(shop.reconciler.remarks()) == (how != "unreadable")
+    if how == "does not load":
+        shop.pools.behaviours["o"] = Behaviour()
+        await shop.reconciler.apply()
+        assert shop.versions() == {"m": ["2.0"], "o": ["1.0"]}
+        assert shop.reconciler.remarks() == []
+
+
+async def test_a_first_start_serves_what_comes_up_and_says_what_does_not(shop: Workshop) -> None:
+    """There is nothing to go back to: one broken archive takes no other model along."""
+    shop.write(m=["1.0", "2.0"], n=["1.0"])
+    (shop.store / "n-1.0.mar").unlink()
+
+    models, failures = await shop.reconciler.start(shop.place.read())
+
+    assert models == ["m", "n"]
+    assert failures == ["n 1.0: Model not found at: n-1.0.mar"]
+    assert shop.versions() == {"m": ["1.0", "2.0"]}
+
+
+async def test_what_changes_in_the_place_comes_into_force(shop: Workshop) -> None:
+    """Looked at from time to time; what has not changed is not even read."""
+    await shop.start(m=["1.0"])
+    looked = await shop.reconciler.look(None)
+    reads: list[int] = []
+    read_before = shop.place.read
+
+    def counted() -> Found:
+        reads.append(1)
+        return read_before()
+
+    shop.place.read = counted  # type: ignore[method-assign]
+    assert await shop.reconciler.look(looked) == looked
+    assert reads == []
+
+    shop.write(m=["2.0"])
+    await shop.reconciler.look(looked)
+
+    assert shop.versions() == {"m": ["2.0"]}
+    assert shop.reconciler.history()[0]["by"] == "watch"
+
+
+async def test_a_document_that_fails_is_not_tried_again_until_it_changes(shop: Workshop) -> None:
+    """It is shown, and nothing is loaded in a loop."""
+    await shop.start(m=["1.0"])
+    shop.pools.behaviours["n"] = Behaviour(load="fail")
+    shop.write(m=["1.0"], n=["1.0"])
+    looked = await shop.reconciler.look(None)
+    made = len(shop.pools.made)
+
+    for _ in range(5):
+        looked = await shop.reconciler.look(looked)
+    shop.path.write_bytes(shop.path.read_bytes())  # touched, and the same
+    looked = await shop.reconciler.look(looked)
+
+    assert len(shop.pools.made) == made
+    assert "n 1.0 did not load: the handler raised" in shop.reconciler.remarks()[0]
+    assert shop.reconciler.describe()["failure"]["message"] == shop.reconciler.failure.message  # type: ignore[union-attr]
+    assert shop.reconciler.counts.failed == 1
+
+    shop.write(m=["3.0"])
+    await shop.reconciler.look(looked)
+    assert shop.versions() == {"m": ["3.0"]}
+    assert shop.reconciler.remarks() == []
+
+
+async def test_a_document_that_is_edited_wrongly_is_refused_as_a_whole(shop: Workshop) -> None:
+    """Nothing of it is applied, also not the part that is right; mended, it is."""
+    await shop.start(m=["1.0"])
+    data = json.loads(document(m=["2.0"], n=["1.0"]))
+    data["models"]["n"]["versions"]["1.0"]["batchsize"] = 3
+    shop.path.write_text(json.dumps(data))
+
+    looked = await shop.reconciler.look(None)
+
+    assert shop.versions() == {"m": ["1.0"]}
+    assert "batchsize is no key of version 1.0 of model n; did you mean batchSize?" in shop.reconciler.remarks()[0]
+    shop.write(m=["2.0"], n=["1.0"])
+    await shop.reconciler.look(looked)
+    assert shop.versions() == {"m": ["2.0"], "n": ["1.0"]}
+
+
+async def test_a_place_that_cannot_be_read_changes_nothing(shop: Workshop) -> None:
+    """It is said as long as it lasts."""
+    await shop.start(m=["1.0"])
+    shop.path.rename(shop.path.with_suffix(".gone"))
+
+    looked = await shop.reconciler.look(None)
+
+    assert "models.yaml cannot be read (No such file or directory)" in shop.reconciler.remarks()[0]
+    assert shop.versions() == {"m": ["1.0"]}
+    shop.path.with_suffix(".gone").rename(shop.path)
+    await shop.reconciler.look(looked)
+    assert shop.reconciler.remarks() == []
+
+
+async def test_a_fleet_converges(shop: Workshop, tmp_path: Path) -> None:
+    """Three servers watch one document; each applies it for itself."""
+    fleet = [shop, *(Workshop(tmp_path / str(number)) for number in range(2))]
+    shop.write(m=["1.0"])
+    watches = []
+    for server in fleet:
+        server.path, server.place = shop.path, FilePlace(shop.path, "models.yaml")
+        server.reconciler = server.another()
+        assert (await server.reconciler.start(server.place.read()))[1] == []
+        watches.append(asyncio.create_task(server.reconciler.watch()))
+
+    await shop.reconciler.apply(document(m=["2.0"], n=["1.0"]))
+    async with asyncio.timeout(20):
+        while any(server.versions() != {"m": ["2.0"], "n": ["1.0"]} for server in fleet):
+            await asyncio.sleep(0.002)
+
+    for watch in watches:
+        watch.cancel()
+    await asyncio.gather(*watches, return_exceptions=True)
+    for server in fleet[1:]:
+        await server.registry.stop()
+        await server.reconciler.stop()
+
+
+async def test_a_change_that_was_made_from_another_state_is_refused(shop: Workshop) -> None:
+    """Two operators do not overwrite each other's work unseen."""
+    await shop.start(m=["1.0"])
+    digest = shop.reconciler.current.digest  # type: ignore[union-attr]
+    await shop.reconciler.apply(document(m=["2.0"]), if_digest=digest)
+
+    with pytest.raises(DesiredStateIsAnother):
+        await shop.reconciler.apply(document(m=["3.0"]), if_digest=digest)
+
+    assert shop.versions() == {"m": ["2.0"]}
+
+
+async def test_a_plan_changes_nothing_and_says_what_it_would_take(shop: Workshop) -> None:
+    """New versions cost what they are estimated at, old ones give it back."""
+    await shop.start(m=["1.0"])
+
+    diff = await shop.reconciler.plan(document(m=["2.0"]))
+
+    assert [(step.kind, step.memory_bytes) for step in diff.of("load", "unload")] == [("load", 9), ("unload", -9)]
+    assert shop.versions() == {"m": ["1.0"]}
+    assert len(shop.pools.made) == 1
+
+
+async def test_a_server_without_a_place_takes_documents_from_calls(shop: Workshop) -> None:
+    """Other calls change its models too, and the next document is compared with what is there."""
+    shop.reconciler = Reconciler(shop.registry, History(None))
+    with pytest.raises(BadDesiredState):
+        await shop.reconciler.plan()
+    await shop.reconciler.apply(document(m=["1.0"]))
+    shop.registry.tune("m", None, batch_size=9, max_batch_delay_s=None)
+
+    diff = await shop.reconciler.plan(document(m=["1.0"]))
+
+    assert [(step.kind, step.after) for step in diff.steps] == [("tune", {"batchSize": 1})]
+
+
+async def test_traffic_and_labels_come_with_their_versions(shop: Workshop) -> None:
+    """In the same moment."""
+    await shop.start(m=["1.0"])
+    told = json.loads(document(m=["2.0", "1.0"]))
+    told["models"]["m"] |= {
+        "labels": {"stable": "1.0", "canary": "2.0"},
+        "traffic": {"weights": {"1.0": 3, "2.0": 1}, "sticky": {"header": "X-User"}},
+    }
+
+    await shop.reconciler.apply(json.dumps(told).encode())
+
+    assert shop.registry.traffic.describe("m")["weights"] == {"1.0": 3, "2.0": 1}
+    assert shop.ask("m", "canary") == b"m 2.0"
+    assert (await shop.reconciler.plan()).is_empty
+    await shop.reconciler.undo()
+    assert shop.registry.traffic.describe("m") == {"weights": {"1.0": 100}, "isDefault": True}
+    assert shop.registry.traffic.labels("m") == {}
+
+
+async def test_a_version_is_replaced_under_its_own_name(shop: Workshop) -> None:
+    """Another archive of the same version: the old one answers until the new one is ready, then goes."""
+    await shop.start(m=["1.0"])
+    shop.put("m", "1.0")
+    (shop.store / "m-1.0.mar").rename(shop.store / "m-1.0-b.mar")
+    old = shop.pools.of("m")
+
+    await shop.reconciler.apply(document(m={"1.0": {"url": "m-1.0-b.mar"}}))
+    async with asyncio.timeout(10):
+        while not old.is_stopped:
+            await asyncio.sleep(0.001)
+
+    assert len(shop.metrics.shown) == 1
+    assert shop.registry.describe("m")["modelUrl"] == "m-1.0-b.mar"
+    assert shop.ask("m") == b"m 1.0"
+
+
+async def test_the_end_of_the_server_ends_a_change_that_is_under_way(shop: Workshop) -> None:
+    """Whatever it had begun."""
+    await shop.start(m=["1.0"])
+    shop.pools.behaviours["m"] = Behaviour(load="wait")
+    applying = asyncio.create_task(shop.reconciler.apply(document(m=["2.0"])))
+    while len(shop.pools.made) < 2:
+        await asyncio.sleep(0.001)
+
+    await shop.registry.stop()
+
+    with pytest.raises(ApplyFailed):
+        await applying
+
+
+def test_a_version_says_how_it_is_registered() -> None:
+    """With its digest, and without its secrets where it is shown."""
+    version = DesiredVersion("https://u:p@host/m.mar?signature=planted", sha256="a" * 64)
+
+    assert version.source.endswith(f"?signature=planted#sha256={'a' * 64}")
+    assert "planted" not in version.shown
+
+
+def test_a_document_that_is_not_there_cannot_be_read(tmp_path: Path) -> None:
+    """A folder neither."""
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(DocumentUnreadable):
+            FilePlace(path).read()

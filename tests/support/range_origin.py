@@ -1,0 +1,106 @@
+"""A web server as object stores are: objects with strong ETags, read in ranges, over connections that stay open."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class RangeOrigin:
+    """Its address and objects, by path, and what it was asked: method, path and range of each request."""
+
+    url: str = ""
+    objects: dict[str, bytes] = field(default_factory=dict)
+    asked: list[tuple[str, str, str]] = field(default_factory=list)
+    connections: int = 0
+    has_etags: bool = True
+    has_ranges: bool = True
+
+    @property
+    def pattern(self) -> str:
+        """A pattern of allowed_urls that lets everything of it through."""
+        return re.escape(self.url) + "/.*"
+
+    def put(self, path: str, data: bytes) -> str:
+        """Have an object from now on; returns its URL."""
+        self.objects[path] = data
+        return self.url + path
+
+    def etag(self, path: str) -> str:
+        """The ETag of an object."""
+        return f'"{hashlib.md5(self.objects[path], usedforsecurity=False).hexdigest()}"'
+
+
+@contextmanager
+def range_origin() -> Iterator[RangeOrigin]:
+    """A server on a port of this machine that the system gave, while the block runs."""
+    origin = RangeOrigin()
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def setup(self) -> None:
+            with lock:
+                origin.connections += 1
+            super().setup()
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            with lock:
+                origin.asked.append((self.command, self.path, self.headers.get("range", "")))
+                data = origin.objects.get(path)
+            if data is None:
+                self._head(404, 0)
+                return
+            etag = origin.etag(path) if origin.has_etags else ""
+            found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range", ""))
+            condition = self.headers.get("if-range")
+            if found is None or not origin.has_ranges or (condition is not None and condition != etag):
+                self._head(200, len(data), etag)
+                self.wfile.write(data)
+                return
+            begin = int(found[1])
+            end = min(int(found[2]) + 1 if found[2] else len(data), len(data))
+            if begin >= len(data):
+                self._head(416, 0, etag, f"bytes */{len(data)}")
+                return
+            self._head(206, end - begin, etag, f"bytes {begin}-{end - 1}/{len(data)}")
+            self.wfile.write(data[begin:end])
+
+        def do_HEAD(self) -> None:
+            with lock:
+                origin.asked.append((self.command, self.path, ""))
+            self._head(403, 0)  # as presigned addresses of a GET answer
+
+        def _head(self, code: int, length: int, etag: str = "", content_range: str = "") -> None:
+            self.send_response(code)
+            self.send_header("content-length", str(length))
+            if etag:
+                self.send_header("etag", etag)
+            if content_range:
+                self.send_header("content-range", content_range)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True  # connections that are kept open end with the test that keeps them
+    server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
+    origin.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield origin
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
