@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 import time
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

@@ -28,13 +28,14 @@ def load(here: Path, lines: str) -> Settings:
 
 def test_workers_inherit_none_of_the_servers_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key for the commands and a keystore's password are nothing that a handler needs; the rest it gets."""
-    for name in ("MARSERVE_TOKEN", "MARSERVE_KEYSTORE_PASS", "TS_KEYSTORE_PASS", "MODEL_SETTING"):
+    hidden = {"MARSERVE_TOKEN", "MARSERVE_KEYSTORE_PASS", "TS_KEYSTORE_PASS", "MARSERVE_STORES", "OF_A_STORE"}
+    for name in (*hidden, "MODEL_SETTING"):
         monkeypatch.setenv(name, "value")
 
-    environment = worker_environment(load(tmp_path, ""))
+    environment = worker_environment(load(tmp_path, 'stores={"hf://": {"token": {"env": "OF_A_STORE"}}}\n'))
 
     assert environment["MODEL_SETTING"] == "value"
-    assert not {"MARSERVE_TOKEN", "MARSERVE_KEYSTORE_PASS", "TS_KEYSTORE_PASS"} & environment.keys()
+    assert not hidden & environment.keys()
 
 
 def test_browsers_are_told_what_was_set_and_nothing_else(tmp_path: Path) -> None:

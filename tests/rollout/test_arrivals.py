@@ -19,11 +19,13 @@ from marserve.errors import (
     DownloadFailed,
     Draining,
     LoadFailed,
+    RolloutUnderWay,
     VersionInUse,
     VersionNotFound,
 )
 from marserve.registry.calls import Registered, RegisterParameters
 from marserve.registry.intake import Unpacked
+from marserve.rollout import arrivals as arrivals_module
 from marserve.rollout.arrivals import MOST_TRIES, ArrivalPolicy, Arrivals
 from marserve.store.sightings import Change, ChangeKind
 from marserve.store.source import Entry
@@ -68,9 +70,9 @@ class FakeModels:
         """As the registry."""
         return await self._take("load", parameters, unpacked)
 
-    async def swap(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
+    async def swap(self, parameters: RegisterParameters, unpacked: Unpacked) -> None:
         """As the registry."""
-        return await self._take("swap", parameters, unpacked)
+        await self._take("swap", parameters, unpacked)
 
     async def _take(self, call: str, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
         model, version = unpacked.manifest.model_name, unpacked.manifest.model_version
@@ -483,23 +485,76 @@ async def test_a_change_while_it_loads_is_carried_out_after_it(tmp_path: Path) -
     assert stage.models.calls == ["load m 1.0", "swap m 1.0"]
 
 
+class FakeCanaries:
+    """Roll-outs in memory."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, str]] = []
+        self.is_under_way = False
+        self.taken_back: set[str] = set()
+
+    def begin(self, model: str, version: str) -> str:
+        """As roll-outs."""
+        if self.is_under_way:
+            raise RolloutUnderWay("Model m has a roll-out already.")
+        self.begun.append((model, version))
+        return "its roll-out is begun"
+
+    def was_taken_back(self, model: str, version: str) -> bool:
+        """As roll-outs."""
+        return version in self.taken_back
+
+
 async def test_a_canary_is_begun_for_a_newer_version_only(tmp_path: Path) -> None:
     """The first version has nobody to be compared with; an older one is not rolled out."""
-    begun: list[tuple[str, str]] = []
-
-    async def start(model: str, version: str) -> str:
-        begun.append((model, version))
-        return "a roll-out was begun"
-
-    async with running(Stage(tmp_path, ArrivalPolicy("canary"), start_canary=start)) as stage:
+    canaries = FakeCanaries()
+    async with running(Stage(tmp_path, ArrivalPolicy("canary"), canaries=canaries)) as stage:
         for version in ("1.0", "2.0", "0.5"):
             stage.put(f"m-{version}.mar", "m", version)
             await stage.rest()
 
-    assert begun == [("m", "2.0")]
+    assert canaries.begun == [("m", "2.0")]
     assert stage.models.defaults == {"m": "1.0"}
-    assert stage.state("m-2.0.mar") == ("loaded", "a roll-out was begun")
+    assert stage.state("m-2.0.mar") == ("loaded", "its roll-out is begun")
     assert stage.state("m-0.5.mar") == ("loaded", "no roll-out: 1.0 is newer")
+
+
+async def test_of_canaries_that_wait_for_a_roll_out_only_the_newest_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three uploads during one roll-out are one roll-out after it."""
+    monkeypatch.setattr(arrivals_module, "CANARY_LOOK_S", 0.01)
+    canaries = FakeCanaries()
+    async with running(Stage(tmp_path, ArrivalPolicy("canary", keep=0), canaries=canaries)) as stage:
+        stage.put("m-1.0.mar", "m", "1.0")
+        await stage.rest()
+        canaries.is_under_way = True
+        for version in ("2.0", "3.0", "4.0"):
+            stage.put(f"m-{version}.mar", "m", version)
+            await stage.rest()
+        assert stage.state("m-4.0.mar")[1] == "its roll-out waits: Model m has a roll-out already."
+        canaries.is_under_way = False
+        async with asyncio.timeout(10):
+            while not canaries.begun:
+                await asyncio.sleep(0.005)
+
+    assert canaries.begun == [("m", "4.0")]
+
+
+async def test_a_version_whose_roll_out_was_taken_back_is_not_loaded_at_the_next_start(tmp_path: Path) -> None:
+    """Though its archive still lies there; put again, it is tried again."""
+    canaries = FakeCanaries()
+    canaries.taken_back.add("2.0")
+    async with running(Stage(tmp_path, ArrivalPolicy("canary"), canaries=canaries)) as stage:
+        stage.put("m-2.0.mar", "m", "2.0", was_there=True)
+        stage.put("m-1.0.mar", "m", "1.0", was_there=True)
+        await stage.rest()
+        assert stage.models.versions == {"m": {"1.0": "store/m-1.0.mar"}}
+        assert stage.state("m-2.0.mar") == ("left out", "its roll-out was taken back, before this start")
+        stage.put("m-2.0.mar", "m", "2.0")
+        await stage.rest()
+
+    assert canaries.begun == [("m", "2.0")]
 
 
 async def test_all_archives_of_a_watch_may_be_versions_of_one_model(tmp_path: Path) -> None:

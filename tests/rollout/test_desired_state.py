@@ -62,7 +62,8 @@ def test_a_document_says_models_versions_and_traffic() -> None:
     assert digits.versions["2.0"].source == f"s3://models/digits-2.mar#sha256={'a' * 64}"
     assert (digits.default, dict(digits.labels)) == ("1.10", {"stable": "1.10", "canary": "2.0"})
     assert digits.traffic == {"weights": {"1.10": 95, "2.0": 5}, "sticky": {"header": "X-User"}}
-    assert digits.shadow == {"version": "2.0", "share": 0.5}
+    assert digits.shadow is not None
+    assert (digits.shadow["version"], digits.shadow["share"]) == ("2.0", 0.5)
     assert state.models["echo"].default == "1.0"
     assert state.models["echo"].versions["1.0"].workers is None
     assert state.policies() == [
@@ -139,6 +140,8 @@ def test_no_models_is_a_state_too() -> None:
         ("versions: {v: m.mar}\ntraffic: {weights: {v: 1}, sticky: {}}", "sticky must name either a header or"),
         ("versions: {v: m.mar}\ntraffic: {weights: {v: 1}, sticky: {header: 'a b'}}", "it must be a name of letters"),
         ("versions: {v: m.mar}\nshadow: {share: 1}", "shadow of model m must be a map that names its version"),
+        ("versions: {v: m.mar}\nshadow: {version: v}", "the shadow of model m is v, which answers all its requests"),
+        ("versions: {v: m.mar}\nshadow: {version: v, shar: 1}", "shadow of model m: A shadow has no member"),
         ("versions: {v: m.mar}\nnewVersions: {policy: load}", "prefix of newVersions of model m is missing"),
         ("versions: {v: m.mar}\nnewVersions: {prefix: a, policy: canari}", "is 'canari'; did you mean canary?"),
         ("versions: {v: m.mar}\nversions: {v: m.mar}", "versions stands twice in one map"),

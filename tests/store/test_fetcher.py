@@ -19,6 +19,7 @@ from marserve.store.download_list import MOST_ENDED, DownloadList
 from marserve.store.fetch_guard import AllowedUrls, Target
 from marserve.store.fetcher import DigestRule, Fetcher, FetchOptions
 from marserve.store.parts import MIB
+from marserve.store.source import Gathered
 from support.fault_proxy import Fault, fault_proxy
 from support.range_origin import RangeOrigin, range_origin
 
@@ -382,10 +383,10 @@ def test_object_stores_are_addresses_where_a_pattern_allows_them(store: Path) ->
     folder.mkdir()
     asked: list[str] = []
 
-    def gather(target: Target, cancel: Cancel, on_progress: OnProgress) -> Path:
+    def gather(target: Target, cancel: Cancel, on_progress: OnProgress) -> Gathered:
         asked.append(target.url)
         on_progress(5, 5)
-        return folder
+        return Gathered(folder, "hf://org/name@" + "a" * 40)
 
     fetching = Fetcher(AllowedUrls(["hf://org/.*"]), gathers={"hf": gather})
 
@@ -395,6 +396,7 @@ def test_object_stores_are_addresses_where_a_pattern_allows_them(store: Path) ->
     fetched = fetching.fetch_address("hf://org/name@main", store)
     assert fetched is not None
     assert (fetched.path, fetched.in_store) == (folder, None)
+    assert fetched.address == "hf://org/name@" + "a" * 40
     assert asked == ["hf://org/name@main"]
     with pytest.raises(DownloadFailed):
         fetching.fetch_address(f"hf://org/name@main#sha256={SHA256}", store)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marserve.errors import Draining, LoadFailed, MarserveError, NoWorker, QueueFull
-from marserve.messages import Answer, Load, Part, Receiver, Request
+from marserve.messages import Answer, Checked, Load, Part, Receiver, Request, Tolerance
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics import VersionMetrics
 
@@ -116,6 +116,8 @@ class FakePool:
         self.warnings: Sequence[str] = behaviour.warnings
         self.described: Mapping[str, object] = {}
         self.checked: list[list[bytes]] = []
+        self.compared = 0
+        self.compare_error: MarserveError | None = None
         self.report: Mapping[str, object] = behaviour.report
         self._workers: list[FakeWorker] = []
         self._minimum = options.min_workers
@@ -178,6 +180,33 @@ class FakePool:
             batch_size=self.options.batch_size if batch_size is None else batch_size,
             max_batch_delay_s=self.options.max_batch_delay_s if max_batch_delay_s is None else max_batch_delay_s,
         )
+
+    async def compare(self, pairs: Sequence[tuple[Answer, Answer]], tolerance: Tolerance | None) -> Checked:
+        """Numbers may differ by the tolerance's absolute part; with none whatever holds `bad` cannot be compared."""
+        self.compared += 1
+        await asyncio.sleep(0)
+        if self.compare_error is not None:
+            raise self.compare_error
+        told = []
+        for index, (primary, shadow) in enumerate(pairs):
+            if tolerance is None and b"bad" in shadow.body:
+                told.append(("failed", index, "", "compare failed: ValueError('bad')", ""))
+            elif primary.body != shadow.body and (
+                tolerance is None or abs(float(primary.body) - float(shadow.body)) > tolerance.absolute
+            ):
+                told.append(("answers", index, "y", shadow.body.decode(), primary.body.decode()))
+        return Checked(1, 0.0, len(pairs), [1], len(pairs), len(pairs), len(told), told, [])
+
+    def hand_over(self, other: object, tell: Callable[[Receiver], None]) -> int:
+        """Whatever it holds and nobody named the version for."""
+        assert isinstance(other, FakePool)
+        moving = [job for job in self.held if not job.request.names_version]
+        for job in moving:
+            tell(job.receiver)
+            self.held.remove(job)
+            other.held.append(job)
+            job.pool = other
+        return len(moving)
 
     async def check(self, samples: Sequence[list[Part]] = ()) -> dict[str, object]:
         """Remember the samples and give the report that the test put there."""

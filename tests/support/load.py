@@ -1,4 +1,4 @@
-"""A steady load on one model from a thread of its own, for as long as a test needs it; every answer is kept count of."""
+"""A steady load on one model from threads of its own, for as long as a test needs it; every answer is kept."""
 
 from __future__ import annotations
 

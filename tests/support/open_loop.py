@@ -62,13 +62,14 @@ class OpenLoop:
         self._all: set[_Connection] = set()
         self._open = 0
         self._rest = asyncio.Event()
+        self.started_at = math.inf  # on the monotonic clock, from when `fire` has begun
 
     async def fire(self, shots: Iterable[Shot]) -> list[Outcome]:
         """Send every shot when it is due, wait for all answers; outcomes come in order of their due times."""
         loop = asyncio.get_running_loop()
         outcomes = [Outcome(shot) for shot in sorted(shots, key=lambda shot: shot.due_s)]
         connecting: set[asyncio.Task[None]] = set()
-        start = loop.time() + 0.05
+        start = self.started_at = loop.time() + 0.05
         try:
             for outcome in outcomes:
                 ahead_s = start + outcome.shot.due_s - loop.time()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ class RangeOrigin:
     connections: int = 0
     has_etags: bool = True
     has_ranges: bool = True
+    redirects: dict[str, str] = field(default_factory=dict)
 
     @property
     def pattern(self) -> str:
@@ -38,8 +40,8 @@ class RangeOrigin:
 
 
 @contextmanager
-def range_origin() -> Iterator[RangeOrigin]:
-    """A server on a port of this machine that the system gave, while the block runs."""
+def range_origin(tls: ssl.SSLContext | None = None) -> Iterator[RangeOrigin]:
+    """A server on a port of this machine that the system gave, while the block runs; with `tls`, of https."""
     origin = RangeOrigin()
     lock = threading.Lock()
 
@@ -57,6 +59,9 @@ def range_origin() -> Iterator[RangeOrigin]:
             with lock:
                 origin.asked.append((self.command, self.path, self.headers.get("range", "")))
                 data = origin.objects.get(path)
+            if path in origin.redirects:
+                self._head(302, 0, location=origin.redirects[path])
+                return
             if data is None:
                 self._head(404, 0)
                 return
@@ -80,13 +85,15 @@ def range_origin() -> Iterator[RangeOrigin]:
                 origin.asked.append((self.command, self.path, ""))
             self._head(403, 0)  # as presigned addresses of a GET answer
 
-        def _head(self, code: int, length: int, etag: str = "", content_range: str = "") -> None:
+        def _head(self, code: int, length: int, etag: str = "", content_range: str = "", location: str = "") -> None:
             self.send_response(code)
             self.send_header("content-length", str(length))
             if etag:
                 self.send_header("etag", etag)
             if content_range:
                 self.send_header("content-range", content_range)
+            if location:
+                self.send_header("location", location)
             self.end_headers()
 
         def log_message(self, format: str, *arguments: object) -> None:
@@ -95,7 +102,9 @@ def range_origin() -> Iterator[RangeOrigin]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True  # connections that are kept open end with the test that keeps them
     server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
-    origin.url = f"http://127.0.0.1:{server.server_address[1]}"
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    origin.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -54,7 +54,9 @@ def read_body(data: bytes, headers: Mapping[str, str]) -> Body:
     try:
         document = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        where = f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "as a whole"
+        where = (
+            f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "as a whole"
+        )
         raise BadInput(f"The body is no JSON ({where}); it must be {_FORMS}.") from None
     body = Body()
     try:

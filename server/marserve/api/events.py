@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hmac
 import logging
 import re
+from asyncio import to_thread
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
@@ -22,8 +24,9 @@ from marserve.api.application import PrettyJson
 from marserve.api.auth import authorization_of
 from marserve.api.event_bodies import read_body
 from marserve.api.schemas import ErrorBody, EventsTaken, StatusMessage, WatchDescription, WatchList
-from marserve.errors import BadInput, BodyTooLarge, InvalidToken
+from marserve.errors import BadInput, BadSettings, BodyTooLarge, InvalidToken
 from marserve.rollout.object_events import ObjectEvent, Verdict
+from marserve.settings.stores import Secret
 
 log = logging.getLogger("marserve.api")
 
@@ -56,18 +59,20 @@ class Watches(Protocol):
 class EventSecrets:
     """The secrets of sources, and what else lets a sender in.
 
-    `reveal` gives the secrets by source as they are now; it blocks. `check_key` raises InvalidToken for what is not the
-    management key; None where the management API asks for none. Then, and without any secret, everybody may send who
-    reaches the management API.
+    `secrets` are those of the settings, by source; some stand in variables of `environment` or in files. `check_key`
+    raises InvalidToken for what is not the management key; None where the management API asks for none. Then, and
+    without any secret, everybody may send who reaches the management API.
     """
 
     def __init__(
         self,
-        reveal: Mapping[str, Callable[[], str]],
-        check_key: Callable[[bytes | None], None] | None,
+        secrets: Mapping[str, Secret],
+        check_key: Callable[[str | bytes | None], None] | None,
+        environment: Mapping[str, str],
     ) -> None:
-        self._reveal = reveal
+        self._secrets = secrets
         self._check_key = check_key
+        self._environment = environment
 
     def check(self, source: str, request: Request) -> None:
         """Let a request of this source pass. Raises InvalidToken, in the same words whatever was wrong. Blocks."""
@@ -79,16 +84,26 @@ class EventSecrets:
                 pass
             else:
                 return
-        elif not self._reveal:
+        elif not self._secrets:
             return
         # Of a source without a secret something is compared as well: time does not tell which sources there are.
-        reveal = self._reveal.get(source)
-        secret = (reveal() if reveal is not None else "").encode()
+        secret = self._reveal(source).encode()
         is_right = False
         for offered in _offered(request, authorization):
             is_right |= hmac.compare_digest(offered, secret)
         if not is_right or not secret:
             raise InvalidToken("Authorization")
+
+    def _reveal(self, source: str) -> str:
+        """The secret of a source as it is now; empty where it has none, or none can be read."""
+        secret = self._secrets.get(source)
+        if secret is None:
+            return ""
+        try:
+            return secret.reveal(self._environment)
+        except BadSettings as error:
+            log.error("The secret of the event source %s cannot be read: %s", source, error)
+            return ""
 
 
 def _offered(request: Request, authorization: bytes | None) -> list[bytes]:
@@ -99,10 +114,8 @@ def _offered(request: Request, authorization: bytes | None) -> list[bytes]:
     if scheme.lower() == b"bearer":
         found.append(rest.strip())
     elif scheme.lower() == b"basic":
-        try:
+        with contextlib.suppress(binascii.Error):
             found.append(base64.b64decode(rest.strip(), validate=True).partition(b":")[2])
-        except binascii.Error:
-            pass
     elif scheme:
         found.append(scheme if not rest else authorization or b"")
     return found or [b""]
@@ -120,7 +133,6 @@ def events_router(watches: Watches, secrets: EventSecrets, count: Callable[[str,
             200: {"model": EventsTaken, "description": "nothing of it is watched"},
             202: {"model": EventsTaken, "description": "the store is looked at"},
             400: {"model": ErrorBody},
-            401: {"model": ErrorBody},
             413: {"model": ErrorBody},
         },
         openapi_extra={
@@ -134,7 +146,7 @@ def events_router(watches: Watches, secrets: EventSecrets, count: Callable[[str,
         if not _SOURCE.fullmatch(source):
             raise BadInput("The name of a source is up to 64 letters, digits, _, . and -.")
         try:
-            await _check(secrets, source, request)
+            await to_thread(secrets.check, source, request)  # one may stand in a file
         except InvalidToken:
             count("unauthorized", 1)
             raise
@@ -146,7 +158,9 @@ def events_router(watches: Watches, secrets: EventSecrets, count: Callable[[str,
             raise
         if body.confirm:
             log.warning(
-                "Events of %s begin when somebody confirms the subscription: open %s", source, body.confirm.split("?")[0]
+                "Events of %s begin when somebody confirms the subscription: open %s",
+                source,
+                body.confirm.split("?")[0],
             )
         if body.reply is not None:
             return PrettyJson(body.reply)
@@ -167,13 +181,6 @@ def events_router(watches: Watches, secrets: EventSecrets, count: Callable[[str,
         )
 
     return router
-
-
-async def _check(secrets: EventSecrets, source: str, request: Request) -> None:
-    """Secrets may stand in files, so it is asked for on a thread."""
-    from asyncio import to_thread
-
-    await to_thread(secrets.check, source, request)
 
 
 async def _read(request: Request) -> bytes:

@@ -20,7 +20,10 @@ UNKNOWN_LENGTH = -1
 
 # In the value of `url`: a query (whose `&` may stand there as it is), and user information, escaped or not.
 _KEY = re.compile(r"([?&]url=[^&?%]*(?:%(?!3[Ff])[^&?%]*)*)(?:\?.*|%3[Ff][^&]*)", re.DOTALL)
-_USER = re.compile(r"([?&]url=[A-Za-z]+(?::|%3[Aa])(?:/|%2[Ff]){2})[^/&@?%]*(?:%(?!2[Ff]|40)[^/&@?%]*)*(?:@|%40)")
+_SECRET = re.compile(r"([?&]secret=)[^&]*")
+_USER = re.compile(
+    r"([?&]url=[A-Za-z](?:[A-Za-z0-9+]|%2[Bb])*(?::|%3[Aa])(?:/|%2[Ff]){2})[^/&@?%]*(?:%(?!2[Ff]|40)[^/&@?%]*)*(?:@|%40)"
+)
 
 # Longest relative deadline that a client may name: as far as 31 bits of milliseconds reach, about 25 days.
 MAX_TIMEOUT_MS = 2**31 - 1
@@ -112,9 +115,11 @@ class Head:
 def request_line(method: bytes, target: bytes, version: str) -> str:
     """`POST /predictions/noop HTTP/1.1`, fit for one line of a log: no quotation marks, controls, endless targets.
 
-    An address to be fetched from, the parameter `url`, is shown without what may be its key.
+    An address to be fetched from, the parameter `url`, is shown without what may be its key; `secret` is not shown.
     """
     text = target.decode("latin-1")
+    if "secret=" in text:
+        text = _SECRET.sub(r"\1…", text)
     if "url=" in text:
         text = _USER.sub(r"\1", _KEY.sub(r"\1?…", text))
     return f"{method.decode('latin-1')} {legible(text)} HTTP/{version}"

@@ -278,6 +278,91 @@ class DownloadsList(Shape):
     downloads: list[DownloadEntry]
 
 
+class EventVerdict(Shape):
+    """What becomes of one event."""
+
+    object: Annotated[str, Field(description="the object that it is about", examples=["s3://bucket/models/m.mar"])]
+    event: Literal["there", "gone"]
+    action: Literal["look", "ignore"]
+    watch: Annotated[str | None, Field(description="the watch that looks")] = None
+    reason: Annotated[str | None, Field(description="why it is ignored")] = None
+
+
+class EventsTaken(Shape):
+    """What becomes of the events of a request: the first hundred, and the kinds that mean nothing here."""
+
+    status: str
+    events: list[EventVerdict]
+    ignoredKinds: list[str]
+
+
+class WatchError(Shape):
+    """The last failure of a watch."""
+
+    at: str
+    reason: str
+
+
+class UnfinishedArchive(Shape):
+    """A file that is not taken yet."""
+
+    key: str
+    size: int | None
+    reason: str
+
+
+class ListedWatch(Shape):
+    """A place that is watched. Times are UTC."""
+
+    name: str
+    place: str
+    reachable: Annotated[bool, Field(description="whether its last look was answered")]
+    mode: Annotated[Literal["notices", "polling"], Field(description="whether the system tells of changes")]
+    noNotices: Annotated[str | None, Field(description="why the system tells of none")] = None
+    pollIntervalSeconds: float
+    archives: Annotated[int, Field(description="archives that the last look saw")]
+    lastSuccess: str | None
+    lastLookSeconds: float
+    failuresInARow: int
+    lastError: WatchError | None
+    looks: dict[str, int]
+    changes: dict[str, int]
+    hints: dict[str, int]
+    unfinished: list[UnfinishedArchive]
+    policy: Literal["ignore", "load", "load-and-default", "canary"]
+    removedPolicy: Literal["ignore", "unload"]
+    keptVersions: int | Literal["all"]
+    modelName: Annotated[str | None, Field(description="the model whose versions all of them are")] = None
+    outcomes: dict[str, int]
+    states: Annotated[dict[str, int], Field(description="archives by what became of them")]
+
+
+class WatchList(Shape):
+    """The places that are watched."""
+
+    watches: list[ListedWatch]
+
+
+class WatchedArchive(Shape):
+    """What became of one archive."""
+
+    key: str
+    state: str
+    at: str
+    modelName: str | None = None
+    modelVersion: str | None = None
+    reason: str | None = None
+    etag: str | None = None
+    size: int | None
+
+
+class WatchDescription(ListedWatch):
+    """A watch, with its archives: the thousand that changed last."""
+
+    archivesShown: int
+    archiveList: list[WatchedArchive]
+
+
 class KServeReady(Shape):
     """Whether a model can answer, as KServe asks."""
 

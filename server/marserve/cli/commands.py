@@ -8,21 +8,26 @@ from typing import Annotated
 import typer
 
 import marserve
+from marserve.cli.apply import apply
 from marserve.cli.archive import archive
 from marserve.cli.check import check
 from marserve.cli.infer import infer
 from marserve.cli.label import label
 from marserve.cli.migrate import migrate
 from marserve.cli.models import models
+from marserve.cli.plan import plan
 from marserve.cli.register import register
+from marserve.cli.rollout import rollout
 from marserve.cli.scale import scale
 from marserve.cli.set_default import set_default
+from marserve.cli.shadow import shadow
 from marserve.cli.start import start
 from marserve.cli.status import status
 from marserve.cli.stop import stop
 from marserve.cli.swap import swap
 from marserve.cli.traffic import traffic
 from marserve.cli.tune import tune
+from marserve.cli.undo import history, undo
 from marserve.cli.unregister import unregister
 from marserve.cli.version import version
 
@@ -61,10 +66,16 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     traffic,
     label,
     swap,
+    shadow,
+    rollout,
     unregister,
     scale,
     tune,
     check,
+    plan,
+    apply,
+    undo,
+    history,
     infer,
     migrate,
     version,

@@ -43,6 +43,10 @@ def start(
         list[str] | None,
         typer.Option("--models", metavar="[NAME=]ARCHIVE", help="Load this archive, or `all`; may be repeated."),
     ] = None,
+    desired_state: Annotated[
+        str | None,
+        typer.Option("--desired-state", metavar="FILE|URL", help="The document that alone decides about models."),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", min=0, help=KEYS["default_workers_per_model"].sentence)
     ] = None,
@@ -70,6 +74,7 @@ def start(
             "ts_config": _text(ts_config),
             "model_store": _text(model_store),
             "load_models": models,
+            "desired_state": desired_state,
             "default_workers_per_model": workers,
             "inference_address": inference_address,
             "management_address": management_address,

@@ -22,6 +22,7 @@ FLAGS = {
     "inference_address": "--inference-address",
     "management_address": "--management-address",
     "metrics_address": "--metrics-address",
+    "desired_state": "--desired-state",
 }
 """The settings with a flag of their own; all others are given with `--set`."""
 

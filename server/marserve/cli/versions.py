@@ -78,19 +78,32 @@ def last_words(versions: Iterable[Description]) -> list[str]:
 
 def versions_table(versions: Iterable[Description]) -> Table:
     """One row a version; a star marks the version that answers when none is asked for."""
+    versions = list(versions)
+    counts_memory = any("memory" in version for version in versions)
     rows = [
         (
             version["modelName"],
             f"{version['modelVersion']}{' *' if version.get('isDefault') else ''}",
             str(version.get("state", "ready" if is_ready(version) else "loading")),
             _worker_counts(version),
+            *([_memory(version)] if counts_memory else []),
             str(version["batchSize"]),
             str(version["jobQueueStatus"]["pendingRequests"]),
             version["modelUrl"],
         )
         for version in versions
     ]
-    return table(("model", "version", "state", "workers", "batch", "queued", "archive"), rows)
+    memory = ["memory"] if counts_memory else []
+    return table(("model", "version", "state", "workers", *memory, "batch", "queued", "archive"), rows)
+
+
+def _memory(version: Description) -> str:
+    """What it holds, or in brackets what it would take: `412 MiB`, `(412 MiB)`."""
+    memory = version.get("memory") or {}
+    held, needed = int(memory.get("residentBytes", 0)), int(memory.get("neededBytes", 0))
+    if held:
+        return f"{held / (1 << 20):,.0f} MiB"
+    return f"({needed / (1 << 20):,.0f} MiB)" if needed else "-"
 
 
 def deaths(versions: Iterable[Description]) -> list[str]:

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakSet
 
-from marserve.errors import ClientError, HandlerFailed, MarserveError
-from marserve.messages import Answer, Receiver
+from marserve.errors import ClientError, HandlerFailed, MarserveError, OutOfMemory, Unavailable, WorkerDied
+from marserve.messages import Answer, Receiver, Request
+from marserve.registry.ports import JobLike, PoolLike
 from marserve.telemetry.histogram import Histogram
 
 # Each bound is 4 % above the one before: fine enough to tell a p99 from one that is a tenth larger.
@@ -47,10 +48,19 @@ class Seen:
 
 
 class Arm:
-    """The requests of one version since `restart`. `now` is the monotonic clock."""
+    """The requests of one version since `restart`. `now` is the monotonic clock.
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    `rescue` has another version answer a request that this one could not even run to its end: its worker died, or it
+    took nothing. What is rescued counts as an error of this version all the same.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float] = time.monotonic,
+        rescue: Callable[[Request, Receiver], JobLike] | None = None,
+    ) -> None:
         self._now = now
+        self._rescue = rescue
         self._running: WeakSet[ArmReceiver] = WeakSet()
         self.restart()
 
@@ -61,15 +71,30 @@ class Arm:
         self._latency = Histogram(LATENCY_BOUNDS)
         self._running = WeakSet()
 
-    def follow(self, receiver: Receiver) -> ArmReceiver:
-        """What is to be told of a request's end in the place of `receiver`, which it tells."""
-        follower = ArmReceiver(receiver, self, self._now())
+    def submit(self, pool: PoolLike, request: Request, receiver: Receiver) -> JobLike:
+        """Hand a request to the version's pool, and follow it. Raises as the pool, unless it is rescued."""
+        follower = ArmReceiver(request, receiver, self, self._now())
         self._running.add(follower)
+        try:
+            job = pool.submit(request, follower)
+        except MarserveError as error:
+            self._end(follower, _status_of(error))
+            rescued = self._try_rescue(request, receiver, error)
+            if rescued is None:
+                raise
+            return rescued
+        if self._rescue is None:
+            return job
+        follower.job = job
         return follower
 
-    def refused(self, follower: ArmReceiver, error: MarserveError) -> None:
-        """The version did not take the request."""
-        self._end(follower, _status_of(error))
+    def _try_rescue(self, request: Request, receiver: Receiver, error: MarserveError) -> JobLike | None:
+        if self._rescue is None or not isinstance(error, WorkerDied | OutOfMemory | Unavailable):
+            return None
+        try:
+            return self._rescue(request, receiver)
+        except MarserveError:
+            return None  # the first error is the one to tell
 
     def seen(self) -> Seen:
         """The counts up to now. A client that has left is not counted, once its request is out of the way."""
@@ -96,14 +121,21 @@ class Arm:
 
 
 class ArmReceiver:
-    """Tells a request's own receiver first, and then the arm that it has ended."""
+    """Hears of a request's end in the place of its own receiver, and tells that.
 
-    __slots__ = ("__weakref__", "_arm", "began", "receiver")
+    Where the request may be rescued it also stands for its job, whichever version has that.
+    """
 
-    def __init__(self, receiver: Receiver, arm: Arm, began: float) -> None:
+    __slots__ = ("__weakref__", "_arm", "_is_cancelled", "_is_streaming", "_request", "began", "job", "receiver")
+
+    def __init__(self, request: Request, receiver: Receiver, arm: Arm, began: float) -> None:
         self.receiver = receiver
-        self._arm = arm
         self.began = began
+        self.job: JobLike | None = None
+        self._request = request
+        self._arm = arm
+        self._is_streaming = False
+        self._is_cancelled = False
 
     def on_answer(self, answer: Answer) -> None:
         """The whole answer."""
@@ -112,14 +144,36 @@ class ArmReceiver:
 
     def on_piece(self, piece: Answer, last: bool) -> None:
         """One piece of a stream; its time ends with the last one."""
+        self._is_streaming = True
         self.receiver.on_piece(piece, last)
         if last:
             self._arm._end(self, 200)
 
     def on_error(self, error: MarserveError) -> None:
         """No answer, or no rest of it."""
-        self.receiver.on_error(error)
         self._arm._end(self, _status_of(error))
+        if not self._is_streaming and not self._is_cancelled:
+            rescued = self._arm._try_rescue(self._request, self.receiver, error)
+            if rescued is not None:
+                self.job = rescued
+                return
+        self.receiver.on_error(error)
+
+    def cancel(self) -> None:
+        """The client has gone."""
+        self._is_cancelled = True
+        if self.job is not None:
+            self.job.cancel()
+
+    def hold(self) -> None:
+        """The client does not keep up."""
+        if self.job is not None:
+            self.job.hold()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        if self.job is not None:
+            self.job.resume()
 
 
 def _status_of(error: MarserveError) -> int:

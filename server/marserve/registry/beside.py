@@ -6,9 +6,6 @@ client has it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from marserve.errors import MarserveError
 from marserve.messages import Receiver, Request
 from marserve.registry.arms import Arm
 from marserve.registry.ports import JobLike, PoolLike
@@ -29,11 +26,6 @@ class Beside:
         """Whether there is neither."""
         return self.shadow is None and not self.arms
 
-    def watch(self, versions: Iterable[str]) -> dict[str, Arm]:
-        """Count what these versions do from now on with requests that named none."""
-        self.arms = {version: Arm() for version in versions}
-        return self.arms
-
     def notice(self) -> None:
         """The model's versions or its traffic have changed."""
         if self.shadow is not None:
@@ -48,11 +40,4 @@ class Beside:
         if shadow is not None and shadow.spec.version != version:
             receiver = shadow.follow(request, receiver)
         arm = None if is_asked else self.arms.get(version)
-        if arm is None:
-            return pool.submit(request, receiver)
-        follower = arm.follow(receiver)
-        try:
-            return pool.submit(request, follower)
-        except MarserveError as error:
-            arm.refused(follower, error)
-            raise
+        return pool.submit(request, receiver) if arm is None else arm.submit(pool, request, receiver)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 from marserve.errors import BadInput, ShadowNotFound, VersionNotFound
-from marserve.messages import Receiver
+from marserve.messages import Receiver, Request
 from marserve.pool.certifier import can_lend
 from marserve.registry.arms import Arm
 from marserve.registry.beside import Beside
 from marserve.registry.named_answers import NamedReceiver
-from marserve.registry.ports import PoolLike
+from marserve.registry.ports import JobLike, PoolLike
 from marserve.registry.shadow import Shadow, ShadowSpec
 from marserve.registry.versions import Model, Version, Versions
 
@@ -128,9 +127,24 @@ class Mirrors:
 
     # ---------------------------------------------------------------------------------------------- arms
 
-    def watch(self, model: str, versions: Iterable[str]) -> dict[str, Arm]:
-        """Count from now on what these versions do with requests that named none. Raises ModelNotFound."""
-        return self._beside(self._versions.model(model)).watch(versions)
+    def watch(self, model: str, baseline: str, candidate: str) -> dict[str, Arm]:
+        """Count from now on what these versions do with requests that named none.
+
+        What the candidate cannot run to its end, because its worker dies or it takes nothing, the baseline answers,
+        unless the candidate's `retryOnWorkerDeath` is off. Raises ModelNotFound, VersionNotFound.
+        """
+        entry = self._versions.model(model)
+        served, tried = entry.find(baseline), entry.find(candidate)
+
+        def rescue(request: Request, receiver: Receiver) -> JobLike:
+            job = served.pool.submit(request, receiver)
+            _rename(receiver, served.header)
+            return job
+
+        may_rescue = tried.pool.options.retry_on_worker_death
+        arms = {baseline: Arm(), candidate: Arm(rescue=rescue if may_rescue else None)}
+        self._beside(entry).arms = arms
+        return arms
 
     def unwatch(self, model: str) -> None:
         """Count nothing more. A model that is not there has no watch."""

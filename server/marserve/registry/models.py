@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from marserve.errors import (
     BadInput,
@@ -50,6 +50,7 @@ from marserve.registry.named_answers import NamedReceiver
 from marserve.registry.ports import EnvironmentsLike, JobLike, MetricsBook, PoolFactory
 from marserve.registry.readiness import Readiness, Standing, judge
 from marserve.registry.registering import Registering, log_failure, remark
+from marserve.registry.shadow import read_shadow
 from marserve.registry.snapshot import SnapshotVersion, archive_name
 from marserve.registry.starting import Starting
 from marserve.registry.swapping import SwapParameters, Swapped, Swapping
@@ -65,16 +66,6 @@ log = logging.getLogger("marserve.registry")
 # How often a drain looks whether something still runs; pools do not tell when they fall silent.
 DRAIN_LOOK_S = 0.02
 STOP_LIMIT_S = 60.0
-
-
-class Shadows(Protocol):
-    """What mirrors requests, where that is there: `of` tells a model's shadow as `put` takes it, None for none."""
-
-    def of(self, model: str) -> Mapping[str, Any] | None:
-        """What is in force."""
-
-    def put(self, model: str, document: Mapping[str, Any] | None) -> None:
-        """Have this shadow, or none. Raises a MarserveError."""
 
 
 class Registry:
@@ -115,7 +106,6 @@ class Registry:
             self._note_change,
         )
         self._starting = Starting(intake, self._registering, self._versions, self._changes)
-        self.shadows: Shadows | None = None
         self.remarks_of_readiness: list[Callable[[], Iterable[str]]] = []
         self.traffic = TrafficControl(self._versions, self._note_change)
         self._swapping = Swapping(
@@ -433,14 +423,14 @@ class Registry:
         }
         if not versions:
             return None
-        rule = self.traffic.rule_of(name)
+        rule, shadow = self.traffic.rule_of(name), self.mirrors.shadow_of(name)
         labels = {label: told["version"] for label, told in self.traffic.labels(name).items()}
         return ActualModel(
             versions,
             entry.default,
             labels,
             None if rule is None else rule.document(),
-            None if self.shadows is None else self.shadows.of(name),
+            None if shadow is None else shadow.spec.document(),
         )
 
     def begin_change(self) -> Transaction:
@@ -459,8 +449,19 @@ class Registry:
         )
 
     def _put_shadow(self, model: str, document: Mapping[str, Any] | None) -> None:
-        if self.shadows is not None:
-            self.shadows.put(model, document)
+        if document is not None:
+            self.mirrors.put(model, read_shadow(document))
+        elif self.mirrors.shadow_of(model) is not None:
+            self.mirrors.remove(model)
+
+    @property
+    def startup_failures(self) -> list[str]:
+        """Sentences about models of the start that could not be registered."""
+        return list(self._starting.failures)
+
+    async def wait_until_loaded(self) -> list[str]:
+        """Wait until the workers of the models of the start have loaded them; sentences about those that cannot."""
+        return await self._starting.wait_until_loaded()
 
     def end_start(self, models: Iterable[str], failures: Iterable[str]) -> None:
         """The models of the start were tried, by somebody else than the registry; `failures` are sentences."""

@@ -46,7 +46,7 @@ class Standing:
 class Readiness:
     """`is_ready`: send requests. `is_started`: the models of the start were all tried. `reasons`: sentences why not.
 
-    `remarks` are sentences about what is ready, and not as it should be.
+    `remarks` are sentences about what is not as it should be, and keeps nobody from sending requests.
     """
 
     is_ready: bool
@@ -66,7 +66,7 @@ def judge(
     if not has_tried_startup:
         reasons.append("models of the start are still being read")
         startup_reasons.append("models of the start are still being read")
-    remarks = []
+    remarks = [*startup_failures]
     for standing in standings:
         if standing.is_well:
             if 0 < standing.ready_workers < standing.min_workers:

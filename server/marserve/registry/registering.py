@@ -113,6 +113,8 @@ class Registering:
                 url, fetched = error.name, None
         async with self._intakes:
             if self._is_draining:
+                if fetched is not None:
+                    await asyncio.to_thread(fetched.discard)
                 raise Draining
             return await asyncio.to_thread(self._intake.take_in, url, fetched)
 
@@ -124,15 +126,14 @@ class Registering:
             await asyncio.to_thread(unpacked.discard)
             raise
 
-    async def prepare(self, parameters: RegisterParameters, unpacked: Unpacked | None = None) -> Version:
+    async def prepare(self, parameters: RegisterParameters) -> Version:
         """Make a version beside what is on the list, and begin to start its workers; no request finds it yet.
 
         It counts as leaving until `publish` puts it on the list; `retire` ends it. A listed version of its name stays.
         Raises as `register`, but for VersionConflict; nothing of it is left then.
         """
         check_parameters(parameters)
-        if unpacked is None:
-            unpacked = await self.take_in(parameters.url, is_at_startup=True)
+        unpacked = await self.take_in(parameters.url, is_at_startup=True)
         return await self.establish(parameters, await self.plan(parameters, unpacked), is_beside=True)
 
     def publish(self, version: Version) -> Version | None:
@@ -269,21 +270,26 @@ class Registering:
                 tell(version)
         return is_ready
 
-    async def settle(self, version: Version) -> None:
-        """Wait for a load that nobody else waits for, and log how it failed."""
+    async def settle(self, version: Version) -> LoadFailed | None:
+        """Wait for a load that nobody else waits for, and log how it failed; returns that, too."""
         try:
             await self.wait_until_ready(version)
         except LoadFailed as error:
             log_failure(version, error)
+            return error
+        return None
 
     def scale(self, version: Version, min_workers: int, max_workers: int) -> None:
-        """Begin to have so many workers of a version, of as many as there are devices for (contract 10.5)."""
+        """Begin to have so many workers of a version, of as many as there are devices for (contract 10.5).
+
+        Raises NotEnoughMemory; nothing has changed then.
+        """
         most = version.facts.options.most_workers
         if most:
             min_workers, max_workers = min(min_workers, most), min(max_workers, most)
-        version.min_workers, version.max_workers = min_workers, max_workers
         may_sleep = version.facts.options.idle_timeout_s is not None
         version.pool.scale(min_workers, max_workers if min_workers or may_sleep else 0)
+        version.min_workers, version.max_workers = min_workers, max_workers
 
     # ---------------------------------------------------------------------------------------------- going
 

@@ -11,7 +11,7 @@ import logging
 import random
 from collections.abc import Sequence
 
-from marserve.errors import MarserveError
+from marserve.errors import LoadFailed, MarserveError
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.changes import Changes
 from marserve.registry.intake import Intake, Unpacked
@@ -42,6 +42,13 @@ class Starting:
         self.failures: list[str] = []
         self.models: list[str] = []
         self.unrestored: dict[tuple[str, str], SnapshotVersion] = {}
+        self._loads: list[asyncio.Task[LoadFailed | None]] = []
+
+    async def wait_until_loaded(self) -> list[str]:
+        """Wait for the first loads of what was published; sentences about those that failed."""
+        loads, self._loads = self._loads, []
+        failures = await asyncio.gather(*loads, return_exceptions=True)
+        return [f"{error}: {error.reason}" for error in failures if isinstance(error, LoadFailed)]
 
     async def load(self, load_models: LoadModels) -> None:
         """Load what the setting `load_models` names. Returns when all were tried."""
@@ -126,7 +133,7 @@ class Starting:
         if version.model not in self.models:
             self.models.append(version.model)
         if not version.is_settled:
-            self._changes.follow(self._registering.settle(version))
+            self._loads.append(self._changes.follow(self._registering.settle(version)))
 
     def _note_failure(self, parameters: RegisterParameters, error: Exception) -> None:
         restored = parameters.restored

@@ -19,7 +19,6 @@ from typing import Any
 from marserve.errors import CleanUpTimedOut, LoadFailed, MarserveError, ModelNotFound, VersionConflict
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.changes import Changes
-from marserve.registry.intake import Unpacked
 from marserve.registry.registering import Registering
 from marserve.registry.versions import Version, Versions
 
@@ -80,15 +79,12 @@ class Transaction:
 
     # ------------------------------------------------------------------------------------------- before
 
-    async def prepare(
-        self, parameters: RegisterParameters, *, publish: bool = False, unpacked: Unpacked | None = None
-    ) -> Version:
+    async def prepare(self, parameters: RegisterParameters, *, publish: bool = False) -> Version:
         """Begin to load a version; it is not ready yet. Raises as a registration does, nothing of it is left then.
 
-        With `publish` requests find it at once, which is for a server that has nothing yet. `unpacked` is the archive
-        where the caller has taken it in.
+        With `publish` requests find it at once, which is for a server that has nothing yet.
         """
-        version = await self._registering.prepare(parameters, unpacked)
+        version = await self._registering.prepare(parameters)
         self._prepared.append(version)
         if publish:
             self._registering.publish(version)

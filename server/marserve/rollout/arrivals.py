@@ -14,12 +14,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from marserve.errors import (
     ArchiveNotFound,
+    BadInput,
     DefaultVersionInUse,
     DependencyFailed,
     DownloadFailed,
@@ -27,7 +28,10 @@ from marserve.errors import (
     LoadFailed,
     MarserveError,
     ModelNotFound,
+    NotEnoughMemory,
     OutOfMemory,
+    RolloutUnderWay,
+    SwapUnderWay,
     Unavailable,
     VersionConflict,
     VersionInUse,
@@ -50,6 +54,8 @@ FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
 # Of versions that make themselves the default, the one before is kept to go back to.
 KEPT_VERSIONS = 2
+# How often it is looked whether the roll-out has ended that another one waits for.
+CANARY_LOOK_S = 2.0
 # How many archives a description lists.
 MOST_SHOWN = 1000
 
@@ -69,7 +75,7 @@ class Models(Protocol):
     async def load(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
         """Make a version of an archive, and wait until it is ready."""
 
-    async def swap(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
+    async def swap(self, parameters: RegisterParameters, unpacked: Unpacked) -> None:
         """As `load`, in the place of the version of the same name, which serves until the new one is ready."""
 
     def set_default(self, model: str, version: str) -> None:
@@ -79,8 +85,14 @@ class Models(Protocol):
         """Take a version away."""
 
 
-StartCanary = Callable[[str, str], Awaitable[str]]
-"""Begins a roll-out of a loaded version of a model; gives a sentence for describe."""
+class Canaries(Protocol):
+    """What is asked of roll-outs."""
+
+    def begin(self, model: str, version: str) -> str:
+        """Begin a roll-out of a loaded version; gives a sentence for describe. Raises RolloutUnderWay for not now."""
+
+    def was_taken_back(self, model: str, version: str) -> bool:
+        """Whether a roll-out of this version ended otherwise than by promotion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +152,7 @@ class Arrivals:
         take_in: TakeIn,
         source_of_key: Callable[[str], str],
         *,
-        start_canary: StartCanary | None = None,
+        canaries: Canaries | None = None,
         is_expected: Callable[[str], bool] = lambda key: False,
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
@@ -152,7 +164,7 @@ class Arrivals:
         self._models = models
         self._take_in = take_in
         self._source_of_key = source_of_key
-        self._start_canary = start_canary
+        self._canaries = canaries
         self._is_expected = is_expected
         self._first_retry_s = first_retry_s
         self._todo: dict[str, Change] = {}
@@ -160,6 +172,7 @@ class Arrivals:
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._loaded: dict[str, list[str]] = {}
+        self._canaries_to_come: dict[str, Record] = {}
         self.records: dict[str, Record] = {}
         self.outcomes: Counter[str] = Counter(loaded=0, swapped=0, refused=0, ignored=0, unloaded=0, retried=0)
 
@@ -208,6 +221,9 @@ class Arrivals:
                 self._begin_what_can(loop.time())
                 waiting = [at for key, at in self._retry_at.items() if key in self._todo]
                 pause = min(waiting) - loop.time() if waiting and len(self._busy) < PARALLEL else None
+                if self._canaries_to_come:
+                    self._begin_canaries()
+                    pause = min(CANARY_LOOK_S, CANARY_LOOK_S if pause is None else pause)
                 try:
                     async with asyncio.timeout(None if pause is None else max(0.0, pause)):
                         await self._wake.wait()
@@ -288,6 +304,9 @@ class Arrivals:
                 if change.was_there and self._is_past(model, version):
                     self._leave_out(record, model, version)
                     return
+                if change.was_there and self._was_taken_back(model, version):
+                    self._note(key, change.entry, "left out", "its roll-out was taken back, before this start")
+                    return
             elif registered != source and not self._is_renamed(registered, model, version):
                 words = f"version {version} of model {model} is registered already, from {registered}"
                 raise VersionTaken(f"{words}; give this one another version, or unregister that one")
@@ -327,13 +346,30 @@ class Arrivals:
             else:
                 record.reason = f"not the default: {before} is newer"
         elif before is not None and self.policy.on_new == "canary":
-            if self._start_canary is None:
-                record.reason = "no roll-out was begun: this server has none"
-            elif is_newer(version, before):
-                record.reason = await self._start_canary(model, version)
+            if is_newer(version, before):
+                self._canaries_to_come[model] = record  # in the place of one that still waits
+                self._begin_canaries()
             else:
                 record.reason = f"no roll-out: {before} is newer"
         await self._let_go_of_old(model)
+
+    def _begin_canaries(self) -> None:
+        """Begin the roll-outs that can be; one of a model that has one already waits for its end."""
+        for model, record in list(self._canaries_to_come.items()):
+            assert record.version is not None
+            try:
+                if record.state != "loaded" or self._canaries is None:
+                    raise BadInput("there is nothing to begin it with")
+                record.reason = self._canaries.begin(model, record.version)
+            except RolloutUnderWay as error:
+                record.reason = f"its roll-out waits: {error.message}"
+                continue
+            except MarserveError as error:
+                record.reason = f"no roll-out was begun: {error.message}"
+                log.error("Watch %s: model %s version %s: %s", self.name, model, record.version, record.reason)
+            else:
+                log.info("Watch %s: model %s version %s: %s", self.name, model, record.version, record.reason)
+            del self._canaries_to_come[model]
 
     def _succeed(self, record: Record, outcome: str, reason: str) -> None:
         record.is_ours, record.tries = True, 0
@@ -354,6 +390,11 @@ class Arrivals:
         """Whether a version that was there at the start is older than all that are to stay loaded."""
         kept, loaded = self.policy.kept, self._loaded.get(model, [])
         return 0 < kept <= len([each for each in loaded if version_order(each) >= version_order(version)])
+
+    def _was_taken_back(self, model: str, version: str) -> bool:
+        if self.policy.on_new != "canary" or self._canaries is None:
+            return False
+        return self._canaries.was_taken_back(model, version)
 
     def _leave_out(self, record: Record, model: str, version: str) -> None:
         record.model, record.version = model, version
@@ -450,13 +491,22 @@ class VersionTaken(VersionConflict):
         self.args = (sentence,)
 
 
+_PASSING = (
+    OutOfMemory,
+    NotEnoughMemory,
+    DownloadFailed,
+    DependencyFailed,
+    Unavailable,
+    ArchiveNotFound,
+    SwapUnderWay,
+)
+
+
 def _may_pass(error: MarserveError) -> bool:
     """Whether the same archive may be usable later."""
     if isinstance(error, LoadFailed):
         return error.out_of_memory
-    return isinstance(error, OutOfMemory | DownloadFailed | DependencyFailed | Unavailable | ArchiveNotFound) or (
-        type(error) is MarserveError
-    )
+    return isinstance(error, _PASSING) or type(error) is MarserveError
 
 
 def _reason(error: MarserveError) -> str:

@@ -117,6 +117,11 @@ class DesiredStates:
             return AdoptedChanges(registry, self.reconciler)
         return RefusedChanges(self.place.shown)
 
+    def guard(self, registry: Registry) -> Callable[[str], None]:
+        """What refuses calls that begin something beside the document, by what they would begin."""
+        changes = self.changes(registry)
+        return lambda call: changes.check(f"begin {call}")
+
     async def start(self, registry: Registry) -> None:
         """Load what the document says, in place of `Registry.load_at_start`."""
         found, self._found = self._found, None

@@ -37,6 +37,7 @@ from marserve.archive.model_config import read_value
 from marserve.errors import BadArchive, BadDesiredState, BadInput
 from marserve.registry.calls import MOST_WORKERS
 from marserve.registry.effective_options import RUNTIMES
+from marserve.registry.shadow import read_shadow
 from marserve.registry.traffic import check_label, read_traffic
 from marserve.store.fetch_guard import hide_query
 
@@ -259,12 +260,16 @@ class _Reader:
         versions = self._versions(name, members["versions"])
         labels = self._labels(name, members.get("labels"), versions)
         default = self._default(name, place, members.get("default"), versions)
+        traffic = self._traffic(name, members.get("traffic"), versions)
+        shadow = self._shadow(name, members.get("shadow"), versions)
+        if shadow is not None and shadow["version"] == default and (traffic is None or len(versions) < 2):
+            self.wrong(members["shadow"], f"the shadow of {what} is {default}, which answers all its requests itself")
         return DesiredModel(
             versions,
             default,
             labels,
-            self._traffic(name, members.get("traffic"), versions),
-            self._shadow(name, members.get("shadow"), versions),
+            traffic,
+            shadow,
             self._new_versions(members["newVersions"], what) if "newVersions" in members else None,
         )
 
@@ -411,8 +416,14 @@ class _Reader:
         if not isinstance(place.value, dict) or "version" not in place.value:
             self.wrong(place, f'shadow of model {model} must be a map that names its version, as {{version: "2.0"}}')
             return None
-        target = self._target(place.value["version"], f"shadow of model {model}", versions)
-        return {**{key: value.plain() for key, value in place.value.items()}, "version": target}
+        told = {**place.plain(), "version": place.value["version"].text}
+        try:
+            shadow = read_shadow(told)
+        except BadInput as error:
+            self.wrong(place, f"shadow of model {model}: {error.message.rstrip('.')}")
+            return None
+        self._target(place.value["version"], f"shadow of model {model}", versions)
+        return shadow.document()
 
     def _new_versions(self, place: Marked, what: str) -> NewVersions | None:
         members = self._map(place, f"newVersions of {what}", ("prefix", "policy"))

@@ -1,7 +1,7 @@
 """What a declared version will take in memory, before it is loaded: declared, or estimated from its archive's end.
 
 Archives of the store are looked at where they lie; of those that lie elsewhere the directory and the heads of weights
-are read by ranges, a few hundred kilobytes mostly. Nobody waits long for an estimate: what is not known is None. Blocks.
+are read by ranges, a few hundred kilobytes mostly. Nobody waits long for an estimate: None is not known. Blocks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MemoryCost:
         need = need_of(
             declared_bytes=declared,
             learned=None,
-            weight_bytes=size.estimate,
+            weight_bytes=size.weights,
             shares_weights=config.get("workerStart") != "fresh" and config.get("deviceType") != "gpu",
             uses_devices=config.get("deviceType") == "gpu",
         )

@@ -59,6 +59,7 @@ class Rollouts:
         self._records = records
         self._kept: dict[str, list[dict[str, Any]]] = {}
         self._running: dict[str, _Rollout] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._writing: dict[str, asyncio.Task[None]] = {}
         self._unwritten: set[str] = set()
 
@@ -177,22 +178,22 @@ class Rollouts:
 
     def _run(self, rollout: _Rollout) -> None:
         self._running[rollout.model] = rollout
-        rollout.task = asyncio.create_task(rollout.run())
+        task = asyncio.create_task(rollout.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
         """Leave every roll-out where it is; its record says so."""
-        rollouts = list(self._running.values())
-        for rollout in rollouts:
-            if rollout.task is not None:
-                rollout.task.cancel()
-        tasks = [rollout.task for rollout in rollouts if rollout.task is not None]
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         if self._writing:
             await asyncio.wait(self._writing.values())
 
     def ended(self, rollout: _Rollout) -> None:
-        """A roll-out has come to its end."""
+        """A roll-out has come to its end; what it leaves may still be cleared away."""
         if self._running.get(rollout.model) is rollout:
             del self._running[rollout.model]
 
@@ -200,8 +201,10 @@ class Rollouts:
         """Keep a roll-out as it stands: here at once, and on disk soon."""
         kept = self._kept.setdefault(rollout.model, [])
         document = rollout.describe()
-        if kept and kept[-1]["id"] == rollout.id:
-            kept[-1] = document
+        for place, each in enumerate(kept):
+            if each["id"] == rollout.id:
+                kept[place] = document
+                break
         else:
             kept.append(document)
         del kept[: -KEPT_ENDED - 1]
@@ -239,7 +242,6 @@ class _Rollout:
         self.baseline = baseline
         self.id = uuid.uuid4().hex
         self.course = Course(spec)
-        self.task: asyncio.Task[None] | None = None
         self._rollouts = rollouts
         self._before = before
         self._began = time.time()
@@ -374,7 +376,6 @@ class _Rollout:
         finally:
             if self.course.has_ended:
                 await self._clear_away()
-                rollouts.ended(self)
 
     async def _prepare(self) -> bool:
         """Have the versions loaded, warmed and certified. False where it ended meanwhile."""
@@ -445,7 +446,7 @@ class _Rollout:
             if pool is None:
                 raise VersionNotFound(self.model, name)
             self._pools[name] = pool
-        self._arms = registry.mirrors.watch(self.model, (self.baseline, self.spec.version))
+        self._arms = registry.mirrors.watch(self.model, self.baseline, self.spec.version)
         shadow = self.spec.shadow()
         if shadow is not None:
             registry.mirrors.put(self.model, shadow)
@@ -571,6 +572,7 @@ class _Rollout:
         if moved:
             more["handedOver"] = moved
         self.note(state, reason=self.course.reason, **more)
+        self._rollouts.ended(self)
         self._is_ordered.set()
 
     def _has_traffic(self) -> bool:

@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
 from marserve.archive.completeness import why_incomplete
-from marserve.errors import ArchiveNotFound, BadInput, BadSettings, WatchNotFound
+from marserve.archive.reader import Limits
+from marserve.errors import ArchiveNotFound, BadInput, BadSettings, RolloutNotFound, WatchNotFound
 from marserve.registry.calls import Registered, RegisterParameters
 from marserve.registry.intake import Intake, Unpacked
 from marserve.registry.models import Registry
-from marserve.registry.transaction import Commit
-from marserve.rollout.arrivals import ArrivalPolicy, Arrivals, Models, StartCanary
+from marserve.registry.swapping import SwapParameters
+from marserve.rollout.arrivals import ArrivalPolicy, Arrivals, Canaries, Models
+from marserve.rollout.course import read_rollout
+from marserve.rollout.desired_state import NewVersions
 from marserve.rollout.object_events import ObjectEvent, Sequencers, Verdict
+from marserve.rollout.rollouts import Rollouts
 from marserve.settings import Settings
 from marserve.settings.watches import MODEL_STORE, WatchedPlace
 from marserve.store.fetch_guard import AllowedUrls, Target, parse_target
 from marserve.store.fetcher import Fetcher
+from marserve.store.local import LocalStore
+from marserve.store.object_store import ObjectStores
 from marserve.store.sightings import Sightings
 from marserve.store.source import Entry, Listing
 from marserve.store.watch import ListedPlace, Place, Watch, is_archive
@@ -34,8 +41,12 @@ from marserve.store.watched_folder import WatchedFolder
 
 log = logging.getLogger("marserve.rollout")
 
+Numbers = Callable[["Watches"], Mapping[str, float]]
+
 # Between the two halves of a replacement a name is nowhere.
 REMOVAL_S = 5.0
+# How often it is looked whether a desired state declares other watches; that costs nothing.
+DECLARED_LOOK_S = 1.0
 LISTED_SCHEMES = ("s3", "gs", "az")
 _SAMPLE = "x.mar"
 
@@ -48,49 +59,52 @@ class Lister(Protocol):
 
 
 class LiveModels:
-    """The registry, as arrivals ask it. `guard` raises where somebody else alone decides what is loaded."""
+    """The registry, as arrivals ask it."""
 
-    def __init__(self, registry: Registry, guard: Callable[[str], None] = lambda call: None) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._guard = guard
         self.source_of = registry.source_of
         self.default_of = registry.default_of
+        self.set_default = registry.set_default
 
     async def load(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
         """Make a version of an archive, and wait until it is ready."""
-        await self._check(unpacked)
         return await self._registry.register_unpacked(parameters, unpacked)
 
-    async def swap(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
-        """Load beside the version of the same name, switch when it is ready, then retire the old one."""
-        await self._check(unpacked)
-        change = self._registry.begin_change()
-        try:
-            version = await change.prepare(parameters, unpacked=unpacked)
-            await change.wait(version)
-            left = change.commit(Commit(publish=[version]))
-        except Exception:
-            await change.abandon()
-            raise
-        change.retire(left)
-        return Registered(version.model, version.name, version.min_workers, "done")
-
-    def set_default(self, model: str, version: str) -> None:
-        """Let a version answer what names none."""
-        self._guard("marserve set-default")
-        self._registry.set_default(model, version)
+    async def swap(self, parameters: RegisterParameters, unpacked: Unpacked) -> None:
+        """Put an archive in the place of the version of its name, with as many workers as that has."""
+        model, version = unpacked.manifest.model_name, unpacked.manifest.model_version
+        assert model is not None
+        registration = replace(parameters, is_arrival=False)
+        await self._registry.swap(SwapParameters(model, registration, version), unpacked)
 
     async def unload(self, model: str, version: str) -> None:
         """Take a version away."""
-        self._guard("marserve unregister")
         await self._registry.unregister(model, version)
 
-    async def _check(self, unpacked: Unpacked) -> None:
+
+class WatchedRollouts:
+    """Roll-outs as one watch begins them: `course` is what a roll-out takes, but for the version."""
+
+    def __init__(self, rollouts: Rollouts, course: Mapping[str, Any]) -> None:
+        """Raises BadInput for a course that no roll-out takes."""
+        self._rollouts = rollouts
+        self._course = dict(course)
+        read_rollout({**self._course, "version": "1.0"})
+
+    def begin(self, model: str, version: str) -> str:
+        """Begin a roll-out of a loaded version."""
+        told = self._rollouts.begin(model, read_rollout({**self._course, "version": version}))
+        return f"its roll-out is begun, in the place of {told['baseline']}"
+
+    def was_taken_back(self, model: str, version: str) -> bool:
+        """Whether the last roll-out of this version ended otherwise than by promotion."""
         try:
-            self._guard("marserve register")
-        except BaseException:
-            await asyncio.to_thread(unpacked.discard)
-            raise
+            described = self._rollouts.describe(model)
+        except RolloutNotFound:
+            return False
+        of_it = [each for each in (*described["earlier"], described) if each.get("modelVersion") == version]
+        return bool(of_it) and of_it[-1].get("state") in ("rolled back", "aborted")
 
 
 @dataclass(slots=True)
@@ -102,6 +116,19 @@ class Watched:
     arrivals: Arrivals
     address: str = ""
     prefix: str = ""
+
+    async def run(self) -> None:
+        """Watch until cancelled; then nothing of it is left."""
+        tasks = [asyncio.create_task(self.watch.run()), asyncio.create_task(self.arrivals.run())]
+        try:
+            await asyncio.gather(*tasks)
+        except Exception:
+            # A border: what is wrong with one watch is no reason to end the others.
+            log.exception("Watch %s has ended", self.spec.name)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     def describe(self) -> dict[str, Any]:
         """All of it, for management."""
@@ -123,7 +150,7 @@ class Watches:
         interval_s: float = 30.0,
         settle_s: float = 2.0,
         late_s: float = 60.0,
-        start_canary: StartCanary | None = None,
+        rollouts: Rollouts | None = None,
         is_expected: Callable[[str], bool] = lambda key: False,
     ) -> None:
         """`intake` finds by absolute path what lies in watched folders. Times in seconds."""
@@ -136,25 +163,27 @@ class Watches:
         self._interval_s = interval_s
         self._settle_s = settle_s
         self._late_s = late_s
-        self._start_canary = start_canary
+        self._rollouts = rollouts
         self._is_expected = is_expected
         self._sequencers = Sequencers()
         self._watched: dict[str, Watched] = {}
-        self.events: Counter[str] = Counter(look=0, ignore=0, refused=0)
+        self._declared: set[str] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_running = False
+        self.events: Counter[str] = Counter(look=0, ignored=0, bad=0, unauthorized=0)
 
     # ------------------------------------------------------------------------------------------- building
 
     def add(self, spec: WatchedPlace, model: str | None = None) -> None:
-        """Add a watch before `run`. With `model` all that appears there is a version of it.
+        """Add a watch. With `model` all that appears there is a version of it.
 
         Raises BadSettings for a place that cannot be watched.
         """
         if spec.name in self._watched:
             raise self._refuse(spec, f"there is another watch of the name {spec.name}; give it a name of its own")
         policy = ArrivalPolicy(spec.policy, spec.removed, spec.names, spec.keep, model)
-        self._watched[spec.name] = (
-            self._listed(spec, policy) if spec.is_address else self._folder(spec, policy, self._root_of(spec))
-        )
+        watched = self._listed(spec, policy) if spec.is_address else self._folder(spec, policy, self._root_of(spec))
+        self._watched[spec.name] = watched
 
     def _root_of(self, spec: WatchedPlace) -> Path:
         if spec.place != MODEL_STORE:
@@ -164,7 +193,7 @@ class Watches:
         return self._model_store
 
     def _folder(self, spec: WatchedPlace, policy: ArrivalPolicy, root: Path) -> Watched:
-        place = WatchedFolder(root)
+        place = WatchedFolder(root, spec.prefix)
         is_store = self._model_store is not None and root == self._model_store
 
         def source_of(key: str) -> str:
@@ -230,9 +259,17 @@ class Watches:
             self._models,
             take_in,
             source_of,
-            start_canary=self._start_canary,
+            canaries=self._canaries(spec),
             is_expected=is_expected,
         )
+
+    def _canaries(self, spec: WatchedPlace) -> Canaries | None:
+        if self._rollouts is None:
+            return None
+        try:
+            return WatchedRollouts(self._rollouts, spec.canary)
+        except BadInput as error:
+            raise self._refuse(spec, f"canary says what no roll-out takes: {error.message}") from None
 
     def _watch(self, spec: WatchedPlace, place: Place, sightings: Sightings, arrivals: Arrivals) -> Watch:
         interval_s = self._interval_s if spec.interval_s is None else spec.interval_s
@@ -243,22 +280,71 @@ class Watches:
 
     # ------------------------------------------------------------------------------------------- life
 
-    def __len__(self) -> int:
-        return len(self._watched)
-
     async def run(self) -> None:
         """Watch until cancelled; then nothing of it is left."""
-        parts = [part for each in self._watched.values() for part in (each.watch.run(), each.arrivals.run())]
-        tasks = [asyncio.create_task(part) for part in parts]
-        for each in self._watched.values():
-            log.info("Watching %s: new versions: %s", each.watch.place.shown, each.spec.policy)
+        self._is_running = True
         try:
-            await asyncio.gather(*tasks)
+            for each in self._watched.values():
+                self._begin(each)
+            await asyncio.Event().wait()
         finally:
+            self._is_running = False
+            tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks)
+            self._tasks.clear()
+
+    async def declare(self, wanted: Sequence[tuple[str | None, WatchedPlace]]) -> None:
+        """Have exactly these watches beside those of the settings, each for the versions of a model or of any.
+
+        One that cannot be is logged and left out.
+        """
+        names = {spec.name: (model, spec) for model, spec in wanted}
+        for name, each in list(self._watched.items()):
+            if name in self._declared and names.get(name) != (each.arrivals.policy.model, each.spec):
+                self._declared.discard(name)
+                del self._watched[name]
+                task = self._tasks.pop(name, None)
+                if task is not None:
+                    task.cancel()
+                    await asyncio.wait([task])
+        for name, (model, spec) in names.items():
+            if name in self._declared:
+                continue
+            try:
+                self.add(spec, model)
+            except BadSettings as error:
+                log.error("%s", error)
+                continue
+            self._declared.add(name)
+            if self._is_running:
+                self._begin(self._watched[name])
+
+    async def follow(self, policies: Callable[[], Sequence[tuple[str | None, NewVersions]]]) -> None:
+        """Have the watches that a desired state declares, as it changes, until cancelled."""
+        last: Sequence[tuple[str | None, NewVersions]] = ()
+        while True:
+            now = policies()
+            if now != last:
+                last = now
+                await self.declare([(model, self._declared_place(model, each)) for model, each in now])
+            await asyncio.sleep(DECLARED_LOOK_S)
+
+    def _declared_place(self, model: str | None, declared: NewVersions) -> WatchedPlace:
+        """The watch of a prefix: an address, an absolute path, or the beginning of a name in the model store."""
+        kind = re.sub(r"[^A-Za-z0-9_.\-]+", "-", model or declared.prefix).strip("-.")[:48]
+        place, prefix = declared.prefix, ""
+        if "://" not in place and not place.startswith("/"):
+            place, prefix = MODEL_STORE, place
+        elif place.startswith("/") and not place.endswith("/"):
+            place, _, prefix = place.rpartition("/")
+        return WatchedPlace(f"desired-{kind or 'state'}", place, declared.policy, prefix=prefix)
+
+    def _begin(self, each: Watched) -> None:
+        log.info("Watching %s: new versions: %s", each.watch.place.shown, each.spec.policy)
+        self._tasks[each.spec.name] = asyncio.create_task(each.run())
 
     # ------------------------------------------------------------------------------------------- asking
 
@@ -295,10 +381,11 @@ class Watches:
             if event.watch and event.watch not in self._watched:
                 names = ", ".join(self._watched) or "there is none"
                 raise BadInput(f"There is no watch {event.watch[:80]!r}; the watches are: {names}.")
-        verdicts = [verdict for event in events for verdict in self._judge(event)]
-        for verdict in verdicts:
-            self.events[verdict.action] += 1
-        return verdicts
+        return [verdict for event in events for verdict in self._judge(event)]
+
+    def count_events(self, outcome: str, number: int) -> None:
+        """Count what became of events; `outcome` is one of few fixed words."""
+        self.events[outcome] += number
 
     def _judge(self, event: ObjectEvent) -> list[Verdict]:
         if event.watch:
@@ -328,6 +415,42 @@ class Watches:
         return verdicts
 
 
+def build_watches(
+    settings: Settings,
+    registry: Registry,
+    fetcher: Fetcher,
+    scratch: Path,
+    limits: Limits,
+    rollouts: Rollouts | None,
+    environment: Mapping[str, str],
+) -> Watches:
+    """The watches of a server with these settings; archives are unpacked below `scratch`. Raises BadSettings."""
+    store = settings.model_store
+    intake = Intake(
+        LocalStore(store, roots=[*settings.model_roots, *watched_folders(settings)]),
+        scratch,
+        limits,
+        settings.trusted_models,
+        fetcher,
+    )
+    watches = Watches(
+        models=LiveModels(registry),
+        intake=intake,
+        fetcher=fetcher,
+        lister=ObjectStores(settings.stores, environment),
+        allowed=AllowedUrls(settings.allowed_urls),
+        model_store=store,
+        interval_s=settings.watch_interval,
+        settle_s=settings.watch_settle_time,
+        late_s=settings.late_event_timeout,
+        rollouts=rollouts,
+        is_expected=lambda key: store is not None and fetcher.has_placed(store / key),
+    )
+    for spec in watched_places(settings):
+        watches.add(spec)
+    return watches
+
+
 def watched_folders(settings: Settings) -> list[Path]:
     """The folders that settings have watched: what lies below them is found by its absolute path."""
     folders = [Path(each.place) for each in settings.watches if not each.is_address and each.place != MODEL_STORE]
@@ -345,3 +468,72 @@ def watched_places(settings: Settings) -> list[WatchedPlace]:
     if settings.watch_model_store is not None:
         places.insert(0, WatchedPlace(MODEL_STORE, MODEL_STORE, settings.watch_model_store))
     return places
+
+
+def _by_watch(read: Callable[[Watched], float | None]) -> Numbers:
+    def numbers(watches: Watches) -> dict[str, float]:
+        found = ((each.spec.name, read(each)) for each in watches.each())
+        return {name: value for name, value in found if value is not None}
+
+    return numbers
+
+
+def _by_outcome(watches: Watches) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for each in watches.each():
+        total.update(each.arrivals.outcomes)
+    return dict(total)
+
+
+# What metrics tell: name, kind, text, label, and what reads the values by label.
+FAMILIES: tuple[tuple[str, str, str, str, Numbers], ...] = (
+    (
+        "marserve_watch_looks_total",
+        "counter",
+        "Looks at a watched place that were answered.",
+        "watch",
+        _by_watch(lambda each: each.watch.looks["done"]),
+    ),
+    (
+        "marserve_watch_failures_total",
+        "counter",
+        "Looks at a watched place that failed.",
+        "watch",
+        _by_watch(lambda each: each.watch.looks["failed"]),
+    ),
+    (
+        "marserve_watch_changes_total",
+        "counter",
+        "Archives that came, changed or went in a watched place.",
+        "watch",
+        _by_watch(lambda each: sum(each.watch.changes.values())),
+    ),
+    (
+        "marserve_watch_archives",
+        "gauge",
+        "Archives in a watched place, by the last look.",
+        "watch",
+        _by_watch(lambda each: each.watch.keys),
+    ),
+    (
+        "marserve_watch_last_success_age_seconds",
+        "gauge",
+        "How long ago a watched place last answered; none before it first did.",
+        "watch",
+        _by_watch(lambda each: each.watch.success_age_s),
+    ),
+    (
+        "marserve_arrivals_total",
+        "counter",
+        "What became of archives that appeared or changed in watched places.",
+        "outcome",
+        _by_outcome,
+    ),
+    (
+        "marserve_events_total",
+        "counter",
+        "Events of object stores, by what became of them.",
+        "outcome",
+        lambda watches: dict(watches.events),
+    ),
+)

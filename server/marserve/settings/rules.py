@@ -153,7 +153,7 @@ def _check_desired_state(settings: Settings) -> None:
     if settings.desired_state is None:
         return
     where = _where(settings, "desired_state")
-    for name in ("load_models", "model_snapshot"):
+    for name in ("load_models", "model_snapshot", "watch_model_store", "watches"):
         if getattr(settings, name):
             raise BadSettings(
                 f"desired_state={settings.desired_state} ({where}) decides alone which models there are, and {name} "

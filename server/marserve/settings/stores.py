@@ -31,6 +31,11 @@ class Secret:
     def __init__(self, value: str | None = None, *, env: str | None = None, file: Path | None = None) -> None:
         self._value, self._env, self._file = value, env, file
 
+    @property
+    def variable(self) -> str | None:
+        """The variable that it stands in, None for other places."""
+        return self._env
+
     def reveal(self, environment: Mapping[str, str]) -> str:
         """The value itself. Reads its file each time, so that a rotated secret counts. Blocks.
 
@@ -179,6 +184,12 @@ class Stores:
     """All that `stores` says. Empty: what the environment says counts for every store."""
 
     options: tuple[StoreOptions, ...] = ()
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The variables that hold secrets of stores, as the setting names them."""
+        secrets = (value for each in self.options for value in each.values.values() if isinstance(value, Secret))
+        return frozenset(secret.variable for secret in secrets if secret.variable)
 
     def choose(self, kind: StoreKind, url: str) -> StoreOptions:
         """The options of an address in its normal form: those of the longest prefix, or none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -28,7 +28,8 @@ class WatchedPlace:
     `policy` is what becomes of new versions, `removed` of those whose archive goes. `names` says what names a version
     first: the archive's manifest, its path, or (`auto`) the path where it is `model/version/…`. `keep` is how many of
     the versions that came by this watch stay loaded, None: as the policy has it. `interval_s` is the pause between
-    looks in seconds, None: that of the setting.
+    looks in seconds, None: that of the setting. `canary` is what a roll-out takes, as steps and hold. `prefix` is what
+    names in a folder must begin with; the setting has none.
     """
 
     name: str
@@ -38,6 +39,8 @@ class WatchedPlace:
     names: NameRule = "auto"
     keep: int | None = None
     interval_s: float | None = None
+    canary: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    prefix: str = ""
 
     @property
     def is_address(self) -> bool:
@@ -55,6 +58,8 @@ class WatchedPlace:
             told["keep"] = self.keep
         if self.interval_s is not None:
             told["interval"] = self.interval_s
+        if self.canary:
+            told["canary"] = dict(self.canary)
         return told
 
 
@@ -99,7 +104,7 @@ def _read_watch(document: dict[str, Any], number: int, reading: Reading) -> Watc
         shown = json.dumps(document.get(key))[:80]
         return Wrong(f"Invalid configuration: {reading.name}: {key} of watch {number} is {shown}; it must be {right}")
 
-    known = ("name", "place", "policy", "removed", "names", "keep", "interval")
+    known = ("name", "place", "policy", "removed", "names", "keep", "interval", "canary")
     for key in document:
         if key not in known:
             raise Wrong(
@@ -129,9 +134,21 @@ def _read_watch(document: dict[str, Any], number: int, reading: Reading) -> Watc
         not isinstance(interval, int | float) or isinstance(interval, bool) or not interval >= SHORTEST_INTERVAL_S
     ):
         raise wrong("interval", f"a number of seconds of {SHORTEST_INTERVAL_S:g} or more")
+    canary = document.get("canary", {})
+    if not isinstance(canary, dict) or (canary and policy != "canary"):
+        raise wrong("canary", 'an object such as {"steps": [5, 50, 100]}, with the policy canary')
     if place != MODEL_STORE and "://" not in place:
         place = str(reading.working_directory / place)
-    return WatchedPlace(name, place, policy, removed, names, keep, None if interval is None else float(interval))
+    return WatchedPlace(
+        name,
+        place,
+        policy,
+        removed,
+        names,
+        keep,
+        None if interval is None else float(interval),
+        MappingProxyType(canary),
+    )
 
 
 def _name_of(place: str) -> str:

@@ -27,7 +27,7 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 STORE_SCHEMES: tuple[Scheme, ...] = ("s3", "gs", "az", "hf")
 """Schemes of object stores: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`, `hf://organisation/name`."""
 
-_ADDRESS = re.compile(r"(https?|file)://", re.IGNORECASE)
+_ADDRESS = re.compile(r"(https?|s3\+https|file)://", re.IGNORECASE)
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+]*)://([^/?]*)([^?]*)(\?.*)?")
 # As RFC 3986 has it, without `#`: a fragment is never sent, and only serves to make a pattern match.
 _PLAIN = re.compile(r"[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=%]+")
@@ -93,7 +93,8 @@ def hide_query(url: str) -> str:
     """A URL for logs and descriptions: presigned ones carry their secret in the query, others in user information."""
     scheme, separator, rest = url.partition("://")
     if not separator:
-        return url
+        name, mark, _ = url.partition("?")
+        return f"{name}?…" if mark else url
     rest, mark, _ = rest.partition("?")
     authority, slash, path = rest.partition("/")
     user, _, host = authority.rpartition("@")

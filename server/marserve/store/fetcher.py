@@ -121,6 +121,7 @@ class Fetcher:
         self._gathers = dict(gathers or {})
         self._cache = cache
         self._closing = threading.Event()
+        self._placed: dict[str, int] = {}
 
     def close(self) -> None:
         """End what is under way, also what waits for an origin that says nothing. Returns at once."""
@@ -176,7 +177,17 @@ class Fetcher:
                 fetched = self._fetch(target, digest, store, listed, self._options.late_s if late_s is None else late_s)
         how = "was kept from before" if listed.status(0.0).is_cached else "fetched"
         log.info("%s from %s: %s", name, hide_query(plain), how)
+        if fetched.in_store is not None and fetched.is_new:
+            with contextlib.suppress(OSError):
+                self._placed[name] = fetched.in_store.stat().st_ino
         return fetched
+
+    def has_placed(self, path: Path) -> bool:
+        """Whether this very file got its name in a store here: nobody else put it there."""
+        try:
+            return self._placed.get(path.name) == path.stat().st_ino
+        except OSError:
+            return False
 
     @contextmanager
     def _as_typed(self, url: str) -> Iterator[None]:

@@ -56,10 +56,13 @@ def _say(to: TextIO, what: dict[str, Any]) -> None:
 
 def fetch(order: dict[str, Any], say_to: TextIO) -> dict[str, Any]:
     """Fetch a repository's snapshot, the only archive in it, or the file that is named: where it is, and its commit."""
+    import httpx2
     import huggingface_hub as hub
+    from huggingface_hub import constants, errors
+    from huggingface_hub.hf_api import RepoFile
 
     repository, revision, file = order["repository"], order["revision"], order["file"]
-    if hub.constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
         return _of_cache(repository, revision, file)
     api = hub.HfApi()
     try:
@@ -70,15 +73,13 @@ def fetch(order: dict[str, Any], say_to: TextIO) -> dict[str, Any]:
         sizes = {
             entry.path: entry.size
             for entry in api.list_repo_tree(repository, recursive=True, revision=commit)
-            if isinstance(entry, hub.RepoFile)
+            if isinstance(entry, RepoFile)
         }
-    except hub.errors.HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         if error.response is not None and error.response.status_code < 500:
             raise
         return _of_cache(repository, revision, file)  # the hub is down; what was fetched before may do
-    except OSError as error:
-        if isinstance(error, hub.errors.HfHubHTTPError):
-            raise
+    except (OSError, httpx2.TransportError):
         return _of_cache(repository, revision, file)
     assert commit is not None
     file = file or _only_archive(sizes)
@@ -104,9 +105,10 @@ def _only_archive(files: Any) -> str | None:
 def _of_cache(repository: str, revision: str, file: str | None) -> dict[str, Any]:
     """What was fetched before, complete, without asking anybody. Raises what the library does where it is not."""
     import huggingface_hub as hub
+    from huggingface_hub import constants
 
     if file is None:
-        here = Path(hub.constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+        here = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
         with contextlib.suppress(OSError):
             name = revision if _COMMIT.fullmatch(revision) else (here / "refs" / revision).read_text().strip()
             folder = here / "snapshots" / name

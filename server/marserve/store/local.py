@@ -75,8 +75,8 @@ class LocalStore:
             if name not in ("", ".") and path.is_dir():
                 return Found(_inner_folder(path), "folder", name)
         except (OSError, ValueError):  # a name too long, or with a NUL, or a file that may not be read
-            raise ArchiveNotFound(self._missing.format(url=url, name=name)) from None
-        raise ArchiveNotFound(self._missing.format(url=url, name=name))
+            raise ArchiveNotFound(self._missing.format(url=hide_query(url), name=hide_query(name))) from None
+        raise ArchiveNotFound(self._missing.format(url=hide_query(url), name=hide_query(name)))
 
     def _find_below_roots(self, url: str) -> Found | None:
         """What an absolute path names below a further root; None for every other word.
@@ -103,7 +103,7 @@ class LocalStore:
                 return Found(_inner_folder(real), "folder", str(real), is_elsewhere=True)
         except (OSError, ValueError):
             pass
-        raise ArchiveNotFound(self._missing.format(url=url, name=url.rpartition("/")[2]))
+        raise ArchiveNotFound(self._missing.format(url=hide_query(url), name=hide_query(url.rpartition("/")[2])))
 
     def names(self) -> list[str]:
         """What `load_models=all` loads, in order: folders and archives (contract 6.4), nothing hidden.

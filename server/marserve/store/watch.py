@@ -186,9 +186,9 @@ class Watch:
         self._wake.set()
 
     @property
-    def last_success(self) -> float | None:
-        """When the place last answered, in seconds since 1970."""
-        return self._last_success
+    def success_age_s(self) -> float | None:
+        """How long ago the place last answered; None: it never did."""
+        return None if self._last_success is None else max(0.0, time.time() - self._last_success)
 
     @property
     def keys(self) -> int:

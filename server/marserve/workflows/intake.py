@@ -122,7 +122,7 @@ class WorkflowIntake:
             if digest is not None:
                 compare_digest(found, digest, url)
         if found.kind == "folder":
-            raise WorkflowArchiveNotFound(f"Workflow not found at: {url}")
+            raise WorkflowArchiveNotFound(f"Workflow not found at: {hide_query(url)}")
         self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = self._scratch / uuid.uuid4().hex
         try:

@@ -1,0 +1,116 @@
+"""`marserve plan`: what a desired state would change on a running server, and what that takes. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from marserve.cli.output import AsJson, CommandFailed, Output, table
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, refused
+from marserve.errors import BadDesiredState
+from marserve.rollout.desired_state import read
+from marserve.rollout.diff import compare
+from marserve.rollout.schema import schema
+
+PLAN_LIMIT_S = 120.0
+DocumentFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="[FILE]", help="The document; the one that the server was started with if not given."),
+]
+
+
+def plan(
+    file: DocumentFile = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Ask no server: check the document, and compare it with no models at all.")
+    ] = False,
+    show_schema: Annotated[
+        bool, typer.Option("--schema", help="Print the document's JSON Schema, for editors.")
+    ] = False,
+    management: ManagementAddress = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what applying a desired state would change, step by step, and what it takes in memory."""
+    with Output(as_json) as output:
+        if show_schema:
+            typer.echo(_pretty(schema()))
+            return
+        data = None if file is None else read_document(file)
+        if offline:
+            if data is None or file is None:
+                raise CommandFailed("There is nothing to plan.", "Name a document: `marserve plan FILE --offline`.")
+            steps = [step.document() for step in compare({}, read(data, str(file))).steps]
+            document: dict[str, Any] = {"isEmpty": not steps, "steps": steps}
+        else:
+            with Management(find_address("management", management, config)) as server:
+                document = ask_for_plan(server, data)
+        output.result(document, *plan_lines(document))
+
+
+def read_document(file: Path) -> bytes:
+    """The document's text, once it is known to be one. Raises CommandFailed with each line that is wrong."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise CommandFailed(f"{file} cannot be read ({error.strerror}).") from error
+    try:
+        read(data, str(file))
+    except BadDesiredState as error:
+        lines = [f"{file} is refused:", *(f"  {problem}" for problem in error.problems)]
+        raise CommandFailed("\n".join(lines), "`marserve plan --schema` prints what may stand there.") from error
+    return data
+
+
+def ask_for_plan(server: Management, data: bytes | None) -> dict[str, Any]:
+    """A server's plan for a document, or for the one that it was started with."""
+    answer = server.ask("POST", "/desired-state/plan", timeout_s=PLAN_LIMIT_S, content=data or b"")
+    if answer.status_code >= 400:
+        raise refused(answer)
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def plan_lines(document: dict[str, Any]) -> list[str | Table]:
+    """The plan for a person."""
+    if document["isEmpty"]:
+        return ["Nothing to do: the models are as the document says."]
+    rows = [
+        [
+            step["step"],
+            step["model"],
+            step.get("version", ""),
+            _bytes(step.get("memoryBytes")),
+            step.get("detail", ""),
+        ]
+        for step in document["steps"]
+        if step["step"] not in ("wait-ready", "switch")
+    ]
+    lines: list[str | Table] = [table(["STEP", "MODEL", "VERSION", "MEMORY", "WHAT"], rows)]
+    memory = document.get("memoryBytes") or {}
+    if memory.get("atMost"):
+        after = memory.get("afterwards")
+        told = "" if after is None else f", {_bytes(after) or '0 B'} once what goes has gone"
+        lines.append(f"Estimated memory: {_bytes(memory['atMost'])} more while old and new are there{told}.")
+    return lines
+
+
+def _bytes(count: int | None) -> str:
+    """Bytes for a person, with a sign."""
+    if count is None:
+        return ""
+    size, sign = float(abs(count)), "-" if count < 0 else "+"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{sign}{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{sign}{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def _pretty(document: Any) -> str:
+
+    return json.dumps(document, indent=2)

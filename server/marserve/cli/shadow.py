@@ -1,0 +1,80 @@
+"""`marserve shadow`: mirror a share of a model's requests to another version, and read where its answers differ."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from marserve.cli.output import AsJson, CommandFailed, Output, table
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
+
+
+def shadow(
+    model: Annotated[str, typer.Argument(help="The model's name.")],
+    version: Annotated[
+        str | None, typer.Argument(help="The version that gets copies; without it the shadow is shown.")
+    ] = None,
+    share: Annotated[
+        float, typer.Option("--share", min=0, max=1, help="The share of requests that is mirrored.")
+    ] = 0.1,
+    compare: Annotated[
+        str, typer.Option("--compare", help='How answers are compared: exact, handler, or {"relative": 1e-3}.')
+    ] = "exact",
+    in_flight: Annotated[int, typer.Option("--in-flight", min=1, max=256, help="Copies at a time.")] = 8,
+    off: Annotated[bool, typer.Option("--off", help="Mirror nothing more.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check whether that can be.")] = False,
+    management: ManagementAddress = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Mirror requests to a version that nobody is answered by, and compare what it says."""
+    with Output(as_json) as output:
+        if off and version is not None:
+            raise CommandFailed("--off takes no version: a model has one shadow.", f"marserve shadow {model} --off")
+        path = f"{model_path(model)}/shadow"
+        query: dict[str, str | int | float | bool] = {"dry_run": "true"} if dry_run else {}
+        with Management(find_address("management", management, config)) as server:
+            if version is None:
+                told = server.order("DELETE" if off else "GET", path, query)
+            else:
+                document = {
+                    "version": version,
+                    "share": share,
+                    "compare": _compare(compare),
+                    "in_flight": in_flight,
+                }
+                answer = server.ask("PUT", path, params=query, json=document)
+                if answer.is_error:
+                    raise refused(answer)
+                told = answer.json()
+        output.result(told, *_shown(model, told, is_dry=dry_run, is_off=off))
+
+
+def _shown(model: str, told: dict[str, Any], *, is_dry: bool, is_off: bool) -> list[Any]:
+    would = "would be" if is_dry else "were" if is_off else "are"
+    head = f"{100 * told['share']:g}% of the requests of {model} {would} mirrored to version {told['version']}."
+    if "mirrored" not in told:
+        return [head]
+    lines: list[Any] = [
+        head,
+        f"{told['mirrored']} mirrored, {told['compared']} compared, {told['differing']} differing, "
+        f"{sum(told['dropped'].values())} dropped, {sum(told['errors'].values())} without an answer",
+    ]
+    if told["differences"]:
+        rows = [
+            [each["requestId"], each["where"] or "answer", each["primary"], each["shadow"]]
+            for each in told["differences"]
+        ]
+        lines.append(table(["request", "where", "primary", "shadow"], rows))
+    return lines
+
+
+def _compare(word: str) -> Any:
+    if not word.startswith("{"):
+        return word
+    try:
+        return json.loads(word)
+    except ValueError:
+        raise CommandFailed(f"--compare is {word!r}, which is not JSON.", '{"relative": 1e-3} is an example.') from None

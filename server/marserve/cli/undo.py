@@ -1,0 +1,63 @@
+"""`marserve undo` and `marserve history`: back to the document before the one in force, and which those are."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from marserve.cli.apply import order, outcome_lines
+from marserve.cli.output import AsJson, CommandFailed, Output, table
+from marserve.cli.plan import ask_for_plan, plan_lines
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
+
+
+def undo(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    management: ManagementAddress = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go back to the desired state before the one in force. Once more goes back once more."""
+    with Output(as_json) as output, Management(find_address("management", management, config)) as server:
+        if dry_run:
+            entries = server.order("GET", "/desired-state/history")["history"]
+            target = next((entry["undoGoesTo"] for entry in entries if entry["isCurrent"]), None)
+            if target is None:
+                raise CommandFailed("There is nothing to undo: no document was applied before the one in force.")
+            before = server.order("GET", f"/desired-state/history/{target}")
+            document = ask_for_plan(server, before["document"].encode())
+            output.result({**document, "dryRun": True, "goesTo": target}, *plan_lines(document))
+            return
+        outcome = order(server, output, "POST", "/desired-state/undo", "Going back")
+        output.result(outcome, *outcome_lines(outcome))
+
+
+def history(
+    number: Annotated[
+        int | None, typer.Argument(metavar="[NUMBER]", help="Print this entry's document; all entries if not given.")
+    ] = None,
+    management: ManagementAddress = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the desired states that were applied, newest first, or print the document of one."""
+    with Output(as_json) as output, Management(find_address("management", management, config)) as server:
+        if number is not None:
+            entry = server.order("GET", f"/desired-state/history/{number}")
+            output.result(entry, entry["document"].rstrip("\n"))
+            return
+        document = server.order("GET", "/desired-state/history")
+        rows = [
+            [
+                ("* " if entry["isCurrent"] else "  ") + str(entry["number"]),
+                datetime.fromtimestamp(entry["at"], UTC).strftime("%Y-%m-%d %H:%M:%S"),
+                entry["by"],
+                entry["digest"][:12],
+                entry["what"],
+            ]
+            for entry in document["history"]
+        ]
+        columns = ["  NUMBER", "AT (UTC)", "BY", "DIGEST", "WHAT"]
+        output.result(document, table(columns, rows) if rows else "No desired state was applied yet.")

@@ -1,0 +1,403 @@
+"""A document decides which models a real server has: who wins, plan, apply, undo, edits, kills, adopted calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+
+from marserve.api.grpc_schema import MANAGEMENT, Schema
+from marserve.rollout.desired_state import read
+from support.server import Server, make_archive, poll
+
+SCHEMA = Schema()
+# Answers with its version; `SLOW` makes loading take as long as the environment says.
+ECHO = """
+import time
+
+class Handler:
+    def initialize(self, context):
+        time.sleep({slow})
+        self.version = context.manifest["model"]["modelVersion"]
+
+    def handle(self, data, context):
+        return [self.version.encode()] * len(data)
+"""
+
+
+class Declared(Server):
+    """A server with a document, in a folder of its own; it may be killed and started again."""
+
+    def __init__(self, folder: Path, text: str, **settings: str) -> None:
+        self.document = folder / "models.yaml"
+        super().__init__(
+            folder,
+            entry="marserve",
+            arguments=["--desired-state", "models.yaml"],
+            settings={"log_location": str(folder / "logs"), "desired_state_interval": "0.1", **settings},
+        )
+        self.document.write_text(text)
+        for version in ("1.0", "2.0", "3.0"):
+            for name in ("m", "n"):
+                make_archive(self.store / f"{name}-{version}.mar", ECHO.format(slow=0), name=name, version=version)
+        make_archive(self.store / "slow.mar", ECHO.format(slow=2), name="slow")
+        make_archive(self.store / "bad.mar", "raise RuntimeError('no weights')", name="bad")
+        (self.store / "cut.mar").write_bytes((self.store / "m-1.0.mar").read_bytes()[:-30])
+
+    def wait_until_ready(self) -> None:
+        """Return once the models of the start have loaded."""
+        for _ in poll(60, "the server is ready"):
+            if self.client.get(f"{self.inference}/readyz").status_code == 200:
+                return
+
+    def kill(self) -> None:
+        """End it as a fault would, and wait until its workers are gone too."""
+        assert self.process is not None
+        family = self.family()
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+        for _ in poll(30, "the workers end"):
+            if not any(process.is_running() and process.status() != "zombie" for process in family):
+                return
+
+    def models(self) -> dict[str, list[str]]:
+        """Every model's versions, the default first."""
+        found = {}
+        for each in self.client.get(f"{self.management}/models").json()["models"]:
+            answer = self.client.get(f"{self.management}/models/{each['modelName']}/all")
+            if answer.status_code == 404:  # it went in this moment
+                return self.models()
+            described = answer.json()
+            ordered = sorted(described, key=lambda one: (not one["isDefault"], one["modelVersion"]))
+            found[each["modelName"]] = [one["modelVersion"] for one in ordered]
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What the server says of its desired state."""
+        told: dict[str, Any] = self.client.get(f"{self.management}/desired-state").json()
+        return told
+
+    def marserve(self, *words: str, status: int = 0) -> Any:
+        """Run a command with `--json` and give its document."""
+        done = subprocess.run(
+            [sys.executable, "-m", "marserve.cli", *words, "--management", self.management, "--json"],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+
+def text(**models: list[str] | dict[str, Any]) -> str:
+    """A document; of a list the first version is the default."""
+    told: dict[str, Any] = {}
+    for name, versions in models.items():
+        if isinstance(versions, dict):
+            told[name] = versions
+            continue
+        told[name] = {"versions": {version: f"{name}-{version}.mar" for version in versions}, "default": versions[0]}
+        for version in versions:
+            told[name]["versions"][version] = {"url": f"{name}-{version}.mar", "workers": 1}
+    return yaml.safe_dump({"models": told})
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Declared]:
+    """Two versions of one model and one of another, started and ready."""
+    with Declared(tmp_path, text(m=["1.0", "2.0"], n=["1.0"])) as server:
+        server.wait_until_ready()  # type: ignore[attr-defined]
+        yield server  # type: ignore[misc]
+
+
+def test_calls_that_would_change_models_are_refused_with_what_to_do(server: Declared) -> None:
+    """Over REST and gRPC alike; what asks is answered."""
+    management, client = server.management, server.client
+    calls = [
+        ("POST", "/models", {"url": "m-3.0.mar"}),
+        ("DELETE", "/models/n", {}),
+        ("PUT", "/models/m", {"min_worker": 2}),
+        ("PUT", "/models/m", {"batch_size": 2}),
+        ("PUT", "/models/m/2.0/set-default", {}),
+        ("DELETE", "/models/m/traffic", {}),
+        ("DELETE", "/models/m/labels/stable", {}),
+        ("POST", "/models/m/swap", {"url": "m-3.0.mar"}),
+    ]
+    for method, path, query in calls:
+        answer = client.request(method, management + path, params=query)
+        assert answer.status_code == 409, f"{method} {path}: {answer.text}"
+        assert answer.json()["type"] == "ConflictStatusException"
+        assert "models.yaml says which models this server has" in answer.json()["message"]
+        assert "marserve apply FILE" in answer.json()["message"]
+    bodies = [
+        ("PUT", "/models/m/traffic", {"weights": {"1.0": 1}}),
+        ("PUT", "/models/m/labels/stable", {"version": "1.0"}),
+        ("PUT", "/models/m/shadow", {"version": "2.0"}),
+    ]
+    for method, path, body in bodies:
+        assert client.request(method, management + path, json=body).status_code == 409, path
+
+    with grpc.insecure_channel(server.grpc_management) as channel:
+        for method, kind, fields in (
+            ("RegisterModel", "RegisterModelRequest", {"url": "m-3.0.mar"}),
+            ("UnregisterModel", "UnregisterModelRequest", {"model_name": "n"}),
+            ("ScaleWorker", "ScaleWorkerRequest", {"model_name": "m", "min_worker": 2}),
+            ("SetDefault", "SetDefaultRequest", {"model_name": "m", "model_version": "2.0"}),
+        ):
+            call = channel.unary_unary(
+                f"/{MANAGEMENT}.ManagementAPIsService/{method}",
+                request_serializer=lambda message: message.SerializeToString(),
+                response_deserializer=SCHEMA.message(f"{MANAGEMENT}.ManagementResponse").FromString,
+            )
+            with pytest.raises(grpc.RpcError) as raised:
+                call(SCHEMA.message(f"{MANAGEMENT}.{kind}")(**fields), timeout=10)
+            assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert "marserve apply FILE" in raised.value.details()
+
+    assert server.models() == {"m": ["1.0", "2.0"], "n": ["1.0"]}
+    assert server.describe("m")["declared"] == {"url": "m-1.0.mar", "minWorkers": 1, "maxWorkers": 1}
+
+
+def test_a_document_is_planned_applied_and_undone_from_the_command_line(server: Declared) -> None:
+    """Each command has `--json`; what changes something, a dry run."""
+    wanted = server.folder / "next.yaml"
+    wanted.write_text("# by hand\n" + text(m=["3.0"], n=["1.0"]))
+
+    planned = server.marserve("plan", "next.yaml")
+    dry = server.marserve("apply", "next.yaml", "--dry-run")
+    assert server.models() == {"m": ["1.0", "2.0"], "n": ["1.0"]}
+    assert dry == {**planned, "dryRun": True}
+    assert [step["step"] for step in planned["steps"] if "version" in step] == [
+        "load",
+        "wait-ready",
+        "switch",
+        "unload",
+        "unload",
+    ]
+    assert planned["memoryBytes"]["atMost"] > 0
+
+    applied = server.marserve("apply", "next.yaml")
+    assert applied["applied"] == 2
+    assert server.models() == {"m": ["3.0"], "n": ["1.0"]}
+    assert server.predict("m").content == b"3.0"
+    assert server.document.read_bytes() == wanted.read_bytes()
+    assert server.marserve("apply", "next.yaml")["steps"] == []
+
+    assert server.marserve("undo", "--dry-run")["goesTo"] == 1
+    server.marserve("undo")
+    assert server.models() == {"m": ["1.0", "2.0"], "n": ["1.0"]}
+    assert read(server.document.read_bytes()) == read(text(m=["1.0", "2.0"], n=["1.0"]).encode())
+    listed = server.marserve("history")["history"]
+    assert [(entry["number"], entry["by"], entry["isCurrent"]) for entry in listed] == [
+        (3, "undo", True),
+        (2, "apply", False),
+        (1, "start", False),
+    ]
+    assert "m-3.0.mar" in server.marserve("history", "2")["document"]
+    assert "nothing to undo" in server.marserve("undo", status=1)["error"]["message"]
+    assert server.marserve("plan")["isEmpty"]
+
+
+def test_a_document_that_fails_changes_nothing(server: Declared) -> None:
+    """One broken archive among right ones: an error that names it, and everything as before, also on disk."""
+    before = server.document.read_bytes()
+    for bad, words in (("cut.mar", "n 2.0"), ("bad.mar", "n 2.0"), ("none.mar", "Model not found at: none.mar")):
+        wanted = server.folder / "next.yaml"
+        wanted.write_text(text(m=["3.0"], n={"versions": {"2.0": {"url": bad, "workers": 1}}}))
+        error = server.marserve("apply", "next.yaml", status=1)["error"]
+        assert words in error["message"], error
+        assert "nothing was changed" in error["message"]
+        assert server.models() == {"m": ["1.0", "2.0"], "n": ["1.0"]}
+    assert server.document.read_bytes() == before
+    assert len(server.marserve("history")["history"]) == 1
+    assert server.predict("m").content == b"1.0"
+
+
+def test_an_edit_of_the_file_is_taken_over_and_a_wrong_one_refused_as_a_whole(server: Declared) -> None:
+    """The server looks by itself; what is wrong is said by probes, metrics and the call that asks."""
+    server.document.write_text(text(m=["2.0"]))
+    for _ in poll(30, "the edit is in force"):
+        if server.models() == {"m": ["2.0"]}:
+            break
+
+    server.document.write_text(text(m=["3.0"]).replace("workers:", "wrokers:"))
+    for _ in poll(30, "the wrong edit is noticed"):
+        if "failure" in server.state():
+            break
+    assert "wrokers is no key of version 3.0 of model m; did you mean workers?" in server.state()["failure"]["message"]
+    ready = server.client.get(f"{server.inference}/readyz")
+    assert ready.status_code == 200
+    assert "wrokers" in ready.json()["reasons"][0]
+    page = server.client.get(f"{server.metrics}/metrics").text
+    assert 'marserve_desired_state_changes_total{result="failed"} 1.0' in page
+    digest = read(text(m=["2.0"]).encode()).digest
+    assert f'marserve_desired_state_in_force{{digest="{digest}"}} 0.0' in page
+    assert server.models() == {"m": ["2.0"]}
+
+    server.document.write_text(text(m=["3.0"]))
+    for _ in poll(30, "the mended edit is in force"):
+        if server.models() == {"m": ["3.0"]}:
+            break
+    assert "failure" not in server.state()
+
+
+def test_a_server_that_is_killed_in_the_middle_comes_back_with_one_of_the_two(server: Declared) -> None:
+    """The new one loads slowly, so it is the old one here; after it has come into force, it is the new one."""
+    slow = text(m=["3.0"], slow={"versions": {"1.0": {"url": "slow.mar", "workers": 1}}})
+
+    def apply() -> None:
+        with pytest.raises(Exception):  # noqa: B017 - the connection breaks in whatever way
+            server.client.put(f"{server.management}/desired-state", content=slow).raise_for_status()
+
+    applying = threading.Thread(target=apply)
+    applying.start()
+    for _ in poll(30, "the change is under way"):
+        if server.state().get("underWay", {}).get("phase") == "wait-ready":
+            break
+    server.kill()
+    applying.join(30)
+    server.start()
+    server.wait_until_ready()
+    assert server.models() == {"m": ["1.0", "2.0"], "n": ["1.0"]}
+
+    assert server.client.put(f"{server.management}/desired-state", content=slow).status_code == 200
+    server.kill()
+    server.start()
+    server.wait_until_ready()
+    assert server.models() == {"m": ["3.0"], "slow": ["1.0"]}
+    assert server.state()["applied"] == 2
+    server.client.post(f"{server.management}/desired-state/undo")
+    assert server.models() == {"m": ["1.0", "2.0"], "n": ["1.0"]}
+
+
+def test_calls_that_are_adopted_are_written_into_the_document(tmp_path: Path) -> None:
+    """And are in force when they are answered, also after a restart."""
+    with Declared(tmp_path, text(m=["1.0"]), desired_state_changes="adopt") as made:
+        server = made
+        assert isinstance(server, Declared)
+        server.wait_until_ready()
+        client, management = server.client, server.management
+
+        assert server.register("m-2.0.mar").status_code == 200
+        assert client.put(f"{management}/models/m/2.0", params={"min_worker": 2}).status_code == 200
+        assert client.put(f"{management}/models/m/2.0", params={"batch_size": 4}).status_code == 200
+        assert client.put(f"{management}/models/m/2.0/set-default").status_code == 200
+        assert client.put(f"{management}/models/m/labels/old", json={"version": "1.0"}).status_code == 200
+        weights = {"weights": {"1.0": 1, "2.0": 3}}
+        assert client.put(f"{management}/models/m/traffic", json=weights).status_code == 200
+        assert server.register("n-1.0.mar").status_code == 200
+
+        model = read(server.document.read_bytes()).models["m"]
+        assert (model.default, model.labels, model.traffic) == ("2.0", {"old": "1.0"}, weights)
+        assert model.versions["2.0"].config == {"minWorkers": 2, "maxWorkers": 2, "batchSize": 4}
+        assert server.models() == {"m": ["2.0", "1.0"], "n": ["1.0"]}
+
+        refused = client.delete(f"{management}/models/m/1.0")
+        assert (refused.status_code, refused.json()["message"][:40]) == (
+            409,
+            "Version 1.0 of model m has a weight in t",
+        )
+        assert client.delete(f"{management}/models/m/2.0").status_code == 403
+        assert client.delete(f"{management}/models/n").status_code == 200
+        assert client.delete(f"{management}/models/n").status_code == 404
+        assert server.register("cut.mar").status_code == 400
+        assert server.register("m-2.0.mar").status_code == 409
+
+        server.kill()
+        server.start()
+        server.wait_until_ready()
+        assert server.models() == {"m": ["2.0", "1.0"]}
+        described = server.describe("m")
+        assert (described["minWorkers"], described["batchSize"]) == (2, 4)
+        server.client.post(f"{management}/desired-state/undo")
+        assert server.models() == {"m": ["2.0", "1.0"], "n": ["1.0"]}
+
+
+def test_two_words_on_which_models_there_are_do_not_start_a_server(tmp_path: Path) -> None:
+    """Both are named, with where they stand; snapshots are written and not read."""
+    server = Declared(tmp_path, text(m=["1.0"]), load_models="n-1.0.mar")
+    done = run_in_vain(server)
+    assert "desired_state=models.yaml (--desired-state) decides alone which models there are, and load_models" in done
+    assert "config.properties, line" in done
+
+    server = Declared(tmp_path / "second", "modles: {}")
+    assert "modles is no key of the document; did you mean models?" in run_in_vain(server)
+
+    with Declared(tmp_path / "third", text(m=["1.0"]), config_snapshots="true") as made:
+        assert isinstance(made, Declared)
+        made.wait_until_ready()
+        for _ in poll(30, "a snapshot is written"):
+            if list((made.folder / "logs" / "config").glob("*.cfg")):
+                break
+        made.document.write_text(text(n=["1.0"]))
+        made.stop()
+        # Without a file that is named, a snapshot would be read; the document alone decides.
+        (made.folder / "plain").mkdir()
+        made.start()
+        made.wait_until_ready()
+        assert made.models() == {"n": ["1.0"]}
+        told = made.output()
+        assert "the desired state models.yaml decides alone" in told
+        assert "desired_state=models.yaml is set by --desired-state" in told
+
+
+def run_in_vain(server: Declared) -> str:
+    """What a server says that does not start."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("TS_", "MARSERVE_"))}
+    done = subprocess.run(
+        server.command(), cwd=server.folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    server.client.close()
+    assert done.returncode in (1, 2)
+    return done.stderr
+
+
+def test_a_server_without_a_document_takes_one_by_a_call(tmp_path: Path) -> None:
+    """Once, and other calls go on; what was applied in this life can be undone."""
+    with Server(tmp_path, entry="marserve") as server:
+        for version in ("1.0", "2.0"):
+            make_archive(server.store / f"m-{version}.mar", ECHO.format(slow=0), name="m", version=version)
+        assert server.register("m-1.0.mar", initial_workers=1).status_code == 200
+        put = server.client.put(f"{server.management}/desired-state", content=text(m=["2.0"]))
+        assert put.status_code == 200, put.text
+        assert server.predict("m").content == b"2.0"
+        assert server.client.put(f"{server.management}/models/m", params={"min_worker": 2}).status_code == 202
+        plan = server.client.post(f"{server.management}/desired-state/plan", content=text(m=["2.0"])).json()
+        assert [step["step"] for step in plan["steps"]] == ["scale-down"]
+        undone = server.client.post(f"{server.management}/desired-state/undo")
+        assert undone.status_code == 409
+
+
+def test_a_document_is_checked_without_a_server(tmp_path: Path) -> None:
+    """Every line that is wrong, and the schema that editors read."""
+
+    def marserve(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "marserve.cli", "plan", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    (tmp_path / "right.yaml").write_text(text(m=["1.0"]))
+    (tmp_path / "wrong.yaml").write_text("models:\n  m:\n    vesions: {}\n    zzz: 1\n")
+
+    assert [step["step"] for step in json.loads(marserve("right.yaml", "--offline", "--json").stdout)["steps"]] == [
+        "load",
+        "wait-ready",
+        "switch",
+        "default",
+    ]
+    refused = marserve("wrong.yaml", "--offline")
+    assert refused.returncode == 1
+    assert "line 3: vesions is no key of model m; did you mean versions?" in refused.stderr
+    assert "line 4: zzz" in refused.stderr
+    assert json.loads(marserve("--schema").stdout)["title"] == "marserve: desired state"

@@ -1,0 +1,184 @@
+"""Archives on their way from an origin that misbehaves: a whole model, or none and nothing left of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from marserve.archive.reader import Limits
+from marserve.errors import ArchiveNotFound, BadArchive, BadInput, DigestMismatch, DownloadFailed
+from marserve.registry.intake import Intake
+from marserve.store.cache import Cache
+from marserve.store.download import DownloadOptions
+from marserve.store.fetch_guard import AllowedUrls
+from marserve.store.fetcher import Fetcher, FetchOptions
+from marserve.store.http import HttpOrigins
+from marserve.store.local import LocalStore
+from support.archives import good_members, zip_of
+from support.fault_proxy import Fault, FaultProxy, fault_proxy
+from support.range_origin import RangeOrigin, range_origin
+
+WEIGHTS = random.Random(5).randbytes(1_500_000)
+ARCHIVE = zip_of({**good_members(), "weights.dat": WEIGHTS})
+SEEDS = range(50)
+
+
+class House:
+    """An intake with a store, a scratch folder and a cache of their own."""
+
+    def __init__(self, root: Path, pattern: str, *, has_cache: bool) -> None:
+        self.store, self.scratch = root / "store", root / "scratch"
+        self.store.mkdir()
+        self.cache = Cache(root / "cache", 100_000_000) if has_cache else None
+        allowed = AllowedUrls([pattern])
+        web = HttpOrigins(allowed, silence_s=5.0)
+        download = DownloadOptions(connections=3, first_part_bytes=200_000, attempts=2, first_pause_s=0.001)
+        fetcher = Fetcher(allowed, FetchOptions(download), openers={"http": web}, cache=self.cache)
+        self.intake = Intake(LocalStore(self.store), self.scratch, Limits(), fetcher=fetcher)
+
+    def take_in(self, url: str) -> bytes:
+        """Fetch and unpack; gives the weights as they lie in the folder, which is deleted again."""
+        unpacked = self.intake.take_in(url, self.intake.fetch(url))
+        try:
+            return (unpacked.folder / "weights.dat").read_bytes()
+        finally:
+            unpacked.discard()
+
+    def left(self) -> list[Path]:
+        """What lies about: in the store, in the scratch folder, and half in the cache."""
+        folders = [self.store, self.scratch]
+        if self.cache is not None:
+            folders += [self.cache.folder / "incoming", self.cache.folder / "claims"]
+        return [path for folder in folders if folder.exists() for path in folder.iterdir()]
+
+
+@pytest.fixture
+def origin() -> Iterator[RangeOrigin]:
+    """A store with an archive."""
+    with range_origin() as running:
+        running.put("/m.mar", ARCHIVE)
+        yield running
+
+
+@pytest.fixture
+def proxy(origin: RangeOrigin) -> Iterator[FaultProxy]:
+    """What breaks the way to it."""
+    with fault_proxy(origin.url) as running:
+        yield running
+
+
+@pytest.mark.parametrize("has_cache", [False, True])
+def test_fifty_downloads_cut_at_random_points_give_no_half_model(
+    proxy: FaultProxy, tmp_path: Path, has_cache: bool
+) -> None:
+    """Cut once or for good: the model is whole or not there, and what failed left nothing (E7, the download's part)."""
+    house = House(tmp_path, proxy.pattern, has_cache=has_cache)
+    whole = 0
+    for seed in SEEDS:
+        dice = random.Random(seed)
+        proxy.clear()
+        for _ in range(dice.randrange(1, 4)):
+            cut = Fault(cut_at=dice.randrange(len(ARCHIVE)), reset=dice.random() < 0.5)
+            proxy.on(cut, begin=dice.choice([None, 0]), times=dice.choice([1, 2, float("inf")]))
+        try:
+            weights = house.take_in(f"{proxy.url}/m.mar?{seed}")
+        except DownloadFailed:
+            assert house.left() == []
+            continue
+        assert weights == WEIGHTS
+        whole += 1
+        (house.store / "m.mar").unlink()
+
+    assert 5 < whole < len(SEEDS)
+
+
+def test_fifty_half_objects_give_no_half_model(origin: RangeOrigin, tmp_path: Path) -> None:
+    """An upload that was cut is a whole object for its origin; the archive's own records tell."""
+    house = House(tmp_path, origin.pattern, has_cache=True)
+    for seed in SEEDS:
+        origin.put("/m.mar", ARCHIVE[: random.Random(seed).randrange(len(ARCHIVE))])
+
+        with pytest.raises(BadArchive):
+            house.take_in(f"{origin.url}/m.mar")
+
+        assert house.left() == []
+
+
+def test_an_archive_that_grows_into_another_is_never_a_mixture(origin: RangeOrigin, tmp_path: Path) -> None:
+    """Replaced in the middle of fifty downloads by one with other weights: all of the one, or all of the other."""
+    house = House(tmp_path, origin.pattern, has_cache=False)
+    other = random.Random(6).randbytes(len(WEIGHTS))
+    archives = [ARCHIVE, zip_of({**good_members(), "weights.dat": other})]
+    assert len(archives[0]) == len(archives[1])
+    seen = set()
+    for seed in SEEDS:
+        turns = iter(range(1_000_000))
+        at = random.Random(seed).randrange(9)
+        real = origin.asked
+
+        class Counting(list[tuple[str, str, str]]):
+            """Replaces the object at a request of its own choice."""
+
+            def append(self, asked: tuple[str, str, str], at: int = at, turns: Iterator[int] = turns) -> None:
+                if next(turns) == at:
+                    origin.put("/m.mar", archives[1] if origin.objects["/m.mar"] == archives[0] else archives[0])
+                super().append(asked)
+
+        origin.asked = Counting()
+        weights = house.take_in(f"{origin.url}/m.mar")
+        origin.asked = real
+        (house.store / "m.mar").unlink()
+        seen.add(weights)
+
+    assert seen <= {WEIGHTS, other}
+    assert len(seen) == 2
+    assert house.left() == []
+
+
+def test_what_is_fetched_and_no_model_loses_its_name(origin: RangeOrigin, tmp_path: Path) -> None:
+    """It may be mended and registered again."""
+    house = House(tmp_path, origin.pattern, has_cache=True)
+    origin.put("/m.mar", b"no archive")
+
+    with pytest.raises(BadArchive):
+        house.take_in(f"{origin.url}/m.mar")
+    assert house.left() == []
+    origin.put("/m.mar", ARCHIVE)
+
+    assert house.take_in(f"{origin.url}/m.mar") == WEIGHTS
+
+
+def test_digests_hold_for_names_of_the_store_and_not_for_folders(origin: RangeOrigin, tmp_path: Path) -> None:
+    """As for addresses."""
+    house = House(tmp_path, origin.pattern, has_cache=False)
+    (house.store / "m.mar").write_bytes(ARCHIVE)
+    (house.store / "folder" / "MAR-INF").mkdir(parents=True)
+
+    with pytest.raises(DigestMismatch, match=r"m\.mar in the model store has"):
+        house.take_in(f"m.mar#sha256={'0' * 64}")
+    with pytest.raises(BadInput, match="names a folder"):
+        house.take_in(f"folder#sha256={'0' * 64}")
+    with pytest.raises(ArchiveNotFound, match="does not match any allowed"):
+        house.take_in("s3://bucket/gone.mar")
+
+    assert (house.store / "m.mar").exists()
+
+
+def test_an_archive_says_how_it_is_found_again(origin: RangeOrigin, tmp_path: Path) -> None:
+    """By its name in the store, or its path where it lies elsewhere."""
+    house = House(tmp_path, origin.pattern, has_cache=False)
+    elsewhere = tmp_path / "roots" / "m.mar"
+    elsewhere.parent.mkdir()
+    elsewhere.write_bytes(ARCHIVE)
+    rooted = Intake(LocalStore(house.store, roots=[elsewhere.parent]), house.scratch, Limits())
+
+    url = f"{origin.url}/m.mar?key=secret"
+    fetched = house.intake.take_in(url, house.intake.fetch(url))
+    below = rooted.take_in(str(elsewhere))
+
+    assert (fetched.archive, below.archive) == ("m.mar", str(elsewhere))
+    fetched.discard()
+    below.discard()
