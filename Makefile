@@ -35,6 +35,10 @@ test-contract: $(STAMPS)/test  ## play what a real TorchServe answered against t
 test-long: $(STAMPS)/test  ## run the long suites: exact time bounds, soak, big models
 	$(PYTEST) -m long --timeout 1800
 
+.PHONY: azurite
+azurite: $(STAMPS)/venv  ## install the stand-in for Azure with npm; without it its tests are skipped
+	npm install --no-audit --no-fund --loglevel error --prefix $(VENV)/azurite azurite@3.37.0
+
 .PHONY: lint
 lint: $(STAMPS)/lint  ## check style and formatting with ruff
 	$(BIN)/ruff check .

@@ -31,7 +31,9 @@ import many_models
 import memory
 import models
 import neighbour
+import object_stores
 import peers
+import rollouts
 import start
 import steps
 import workers
@@ -58,6 +60,8 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "goal": goal.measure,
     "eviction": eviction.measure,
     "downloads": downloads.measure,
+    "object_stores": object_stores.measure,
+    "rollouts": rollouts.measure,
 }
 # What takes many minutes is measured only when it is asked for by name.
 DEFAULT = [name for name in BENCHMARKS if name != "goal"]

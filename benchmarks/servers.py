@@ -266,20 +266,31 @@ def make_archive(
     config: Mapping[str, Any],
     serialized_file: Path | None = None,
     extra_files: tuple[str, ...] = (),
+    *,
+    version: str = "1.0",
 ) -> Path:
-    """Write `{model}.mar` into `store`: a handler of `handlers/` with this `model-config.yaml`."""
+    """Write `{model}.mar` into `store`: a handler of `handlers/` with this `model-config.yaml`.
+
+    Another version than 1.0 is written as `{model}-{version}.mar`.
+    """
     store.mkdir(parents=True, exist_ok=True)
     config_file = store / f"{model}-config.yaml"
     config_file.write_text(yaml.safe_dump(dict(config)))
     spec = ArchiveSpec(
         model,
-        "1.0",
+        version,
         str(HANDLERS / handler),
         serialized_file=serialized_file,
         extra_files=extra_files,
         config_file=config_file,
     )
-    archive = write_archive(spec, store, archive_format="zip-store")
+    if version == "1.0":
+        archive = write_archive(spec, store, archive_format="zip-store")
+    else:
+        folder = store / "versions"
+        folder.mkdir()
+        archive = write_archive(spec, folder, archive_format="zip-store").rename(store / f"{model}-{version}.mar")
+        folder.rmdir()
     config_file.unlink()
     return archive
 

@@ -153,6 +153,10 @@ async def test_options_on_a_model_s_management_path_describes_what_can_be_done(t
             "/models/{model_name}/{model_version}/set-default",
             "/models/{model_name}/check",
             "/models/{model_name}/{model_version}/check",
+            "/models/{model_name}/traffic",
+            "/models/{model_name}/labels",
+            "/models/{model_name}/labels/{label}",
+            "/models/{model_name}/swap",
         }
     async with client_of(app) as client:
         for path in ("/models/nobody", "/models/m/7"):

@@ -172,3 +172,42 @@ async def test_a_stream_is_held_while_its_client_does_not_read_and_goes_on_when_
         assert answer.body == piece * count + b"end"
         assert not job.is_cancelled
         assert (await client.ask(post(target="/predictions/echo"))).status == 200
+
+
+# ------------------------------------------------------------------------------------------- a version
+
+
+@pytest.mark.parametrize(
+    ("value", "version"), [("2.0", "2.0"), (" canary ", "canary"), ("%CE%B2%201%25", "β 1%"), ("a+b", "a+b")]
+)
+async def test_a_version_travels_with_the_request(value: str, version: str) -> None:
+    """On every route, in any spelling of its name, again when the same header comes again; it is no version of the
+    path."""
+    async with listening() as listener, listener.connect() as client:
+        for count in (1, 2):
+            await client.send(post(f"X-MARSERVE-Version: {value}", target="/v2/models/m/infer"))
+            job = await listener.plane.wait_for(count)
+            job.answer(b"done")
+            await client.read()
+
+            assert (job.version, job.request.asked_version, job.request.names_version) == (None, version, False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["x-marserve-version: 1.0", "X-Marserve-Version: 2.0"], "stands in the request more than once"),
+        (["x-marserve-version:"], "x-marserve-version is empty; it must name a version of the model, or a label."),
+    ],
+)
+async def test_a_version_that_cannot_be_meant_is_refused(lines: list[str], words: str) -> None:
+    """The connection is none the worse."""
+    async with listening() as listener, listener.connect() as client:
+        await client.send(post(*lines))
+        refused = await client.read()
+        await client.send(post("x-marserve-version: 1.0"))
+        job = await listener.plane.wait_for(1)
+
+    assert refused.status == 400
+    assert words in json.loads(refused.body)["message"]
+    assert job.request.asked_version == "1.0"

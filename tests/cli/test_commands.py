@@ -11,7 +11,8 @@ import pytest
 
 from support.command_line import marserve
 
-COMMANDS = ("start", "stop", "status", "archive", "register", "models", "set-default", "unregister")
+COMMANDS = ("start", "stop", "status", "archive", "register", "models", "set-default")
+COMMANDS += ("traffic", "label", "swap", "unregister")
 COMMANDS += ("scale", "tune", "check", "infer", "migrate", "version")
 
 

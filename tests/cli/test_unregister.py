@@ -26,6 +26,17 @@ def test_one_version_is_taken_out_alone() -> None:
     assert ran.document == {"model": "digits", "version": "1.0", "status": "done"}
 
 
+def test_a_version_in_use_is_taken_out_by_force() -> None:
+    """Nothing is forced that was not asked for."""
+    with fake_apis() as apis:
+        apis.answer("DELETE /models/digits/1.0", {"status": "done"})
+
+        for more in ([], ["--force"]):
+            marserve("unregister", "digits", "--version", "1.0", *more, "--management", apis.url)
+
+    assert [asked.parameters for asked in apis.asked] == [{}, {"force": "true"}]
+
+
 def test_an_unknown_model_is_a_failure() -> None:
     """Status 1 and the server's words."""
     with fake_apis() as apis:

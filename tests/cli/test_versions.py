@@ -112,6 +112,24 @@ def test_the_table_of_versions_marks_the_default_one() -> None:
     assert rows[2] == ["digits", "2.0", "loading", "0", "of", "1", "to", "3", "1", "0", "digits.mar"]
 
 
+def test_the_table_of_versions_shows_memory_where_it_is_counted() -> None:
+    """What a version holds, or in brackets what it would take; no column where nobody counts."""
+    held = {"residentBytes": 412 << 20, "neededBytes": 400 << 20}
+    versions = [
+        description(memory=held),
+        description("a", memory={"residentBytes": 0, "neededBytes": 400 << 20}),
+        description("b"),
+    ]
+
+    rows = drawn(versions_table(versions))
+
+    assert rows[0][4:6] == ["memory", "batch"]
+    assert rows[1][6:9] == ["1", "412", "MiB"]
+    assert rows[2][6:9] == ["1", "(400", "MiB)"]
+    assert rows[3][6:8] == ["1", "-"]
+    assert "memory" not in drawn(versions_table([description()]))[0]
+
+
 def test_a_version_without_a_state_is_judged_by_its_workers() -> None:
     """TorchServe's own answer has no state."""
     version = description()

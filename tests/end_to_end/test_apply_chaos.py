@@ -57,7 +57,7 @@ class World(Server):
         self.document = folder / "models.yaml"
         for name in NAMES:
             for version in VERSIONS:
-                for kind, slow, raises in (("", 0, "pass"), ("-b", 0, "pass"), ("-slow", 0.7, "pass")):
+                for kind, slow, raises in (("", 0, "pass"), ("-b", 0, "pass"), ("-slow", 0.3, "pass")):
                     path = self.store / f"{name}-{version}{kind}.mar"
                     make_archive(path, HANDLER.format(slow=slow, raises=raises), name=name, version=version)
                 path = self.store / f"{name}-{version}-fails.mar"

@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from support.fault_proxy import Fault, fault_proxy
+from support.object_stores import Bucket, S3Server
 from support.server import Server, make_archive, poll
 
 ANSWER = "def handle(data, context):\n    return [{value!r} for _ in data] if data else None\n"
@@ -216,7 +218,7 @@ def test_a_replaced_archive_of_the_same_version_is_swapped(tmp_path: Path) -> No
         assert server.predict("m").text == "two"
         assert versions(server) == ["1.0"]
 
-    assert "Failed to start workers for model m version: 1.0" in reason
+    assert "version 1.0 goes on answering: its workers could not load it: RuntimeError: no" in reason
 
 
 def test_versions_lie_in_folders_as_other_servers_have_them(tmp_path: Path) -> None:
@@ -348,6 +350,31 @@ def test_events_of_our_own_form_make_a_watch_look(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- object stores
 
 
+def test_uploads_and_a_network_that_fails_load_no_half_model(s3: S3Server, bucket: Bucket, tmp_path: Path) -> None:
+    """Answers that are cut, late or hidden: an object is loaded whole, in the end, and what serves is untouched."""
+    bucket.put("models/m-1.0.mar", content(tmp_path, "v1", "1.0"))
+    with (
+        fault_proxy(s3.url) as proxy,
+        watching_bucket(S3Server(proxy.url), bucket, tmp_path, late_archive_timeout="5") as server,
+    ):
+        for _ in poll(LIMIT_S, "the first version answers"):
+            if server.predict("m").text == "v1":
+                break
+        for number, fault in enumerate(
+            (Fault(cut_at=300), Fault(status=404), Fault(status=503), Fault(cut_at=10, reset=True), Fault(delay_s=0.5)),
+            2,
+        ):
+            proxy.on(fault, path=f"m-{number}.0.mar", times=2)
+            bucket.put(f"models/m-{number}.0.mar", content(tmp_path, f"v{number}", f"{number}.0"))
+            for _ in poll(LIMIT_S, "the new version answers"):
+                text = server.predict("m").text
+                assert text in (f"v{number - 1}", f"v{number}")
+                if text == f"v{number}":
+                    break
+        assert proxy.faults >= 4
+        assert watch(server, "s3")["outcomes"]["refused"] == 0
+
+
 @pytest.fixture
 def bucket(s3: S3Server) -> Bucket:
     """An empty bucket."""
@@ -413,7 +440,7 @@ def test_an_event_of_a_bucket_is_carried_out_long_before_the_next_look(
     s3: S3Server, bucket: Bucket, tmp_path: Path
 ) -> None:
     """In the forms of S3, MinIO, SNS and EventBridge; replayed, late and foreign ones do no harm."""
-    with watching_bucket(s3, bucket, tmp_path, watch='{"interval": 3600}') as server:
+    with watching_bucket(s3, bucket, tmp_path, watch='{"interval": 3600, "keep": 0}') as server:
         url = f"{server.management}/events/minio"
         for _ in poll(LIMIT_S, "the first look"):
             if watch(server, "s3")["looks"]["done"]:
@@ -476,11 +503,8 @@ def test_a_store_that_is_away_leaves_everything_as_it_is(s3: S3Server, bucket: B
     """The server starts, says that the place is unreachable, and loads what is there once it answers."""
     bucket.put("models/m.mar", content(tmp_path, "one", "1.0"))
     with fault_proxy(s3.url) as proxy:
-        proxy.refuse()
-        environment = {**s3.environment, "AWS_ENDPOINT_URL": proxy.url}
-        server = watching_bucket(s3, bucket, tmp_path)
-        server._environment = environment
-        with server:
+        proxy.on(Fault(status=503), times=float("inf"))
+        with watching_bucket(S3Server(proxy.url), bucket, tmp_path) as server:
             for _ in poll(LIMIT_S, "failures are counted"):
                 described = watch(server, "s3")
                 if described["failuresInARow"] >= 2:
@@ -488,7 +512,7 @@ def test_a_store_that_is_away_leaves_everything_as_it_is(s3: S3Server, bucket: B
             assert described["reachable"] is False
             assert described["lastSuccess"] is None
             assert described["lastError"]["reason"]
-            proxy.allow()
+            proxy.clear()
             for _ in poll(LIMIT_S, "it is loaded"):
                 if state(server, "m.mar", "s3")[0] == "loaded":
                     break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from marserve.registry.effective_options import (
 )
 from marserve.registry.snapshot import SnapshotVersion
 from marserve.settings import ModelDefaults
+from marserve.settings.values import MemoryWish
 
 
 def choose(
@@ -348,3 +350,53 @@ def test_a_version_without_workers_is_restored_without() -> None:
 
     assert choose(restored=none)[0].max_workers == 0
     assert choose(archive=ModelConfig(idle_timeout_s=60.0), restored=none)[0].max_workers == 3
+
+
+# ------------------------------------------------------------------------------------------------- memory
+
+
+def test_what_a_registration_says_of_memory_goes_before_the_models_setting_and_that_before_the_archive() -> None:
+    """Each of the three by itself; nobody's word is nobody's."""
+    archive = ModelConfig(memory_bytes=1, load="start", is_pinned=True)
+    configured = ModelDefaults(memory=MemoryWish(2, "on_demand"))
+
+    options, _ = choose(archive=archive, configured=configured, requested=RequestedOptions(memory=MemoryWish(3)))
+
+    assert (options.memory_bytes, options.is_pinned) == (3, True)
+    assert options.idle_timeout_s == math.inf
+    assert choose()[0].memory_bytes is None
+
+
+def test_a_model_that_is_loaded_on_demand_has_no_worker_before_it_is_asked() -> None:
+    """Its least number is how many the first request brings, one at least; an idle time-out counts on."""
+    own = ModelConfig(load="on_demand", min_workers=2, max_workers=4)
+
+    options, _ = choose(archive=own)
+    by_default, _ = choose(defaults=OptionDefaults(workers=0, load="on_demand"))
+    idle, _ = choose(archive=ModelConfig(load="on_demand", idle_timeout_s=60.0))
+    not_it, _ = choose(archive=ModelConfig(load="start"), defaults=OptionDefaults(workers=1, load="on_demand"))
+
+    assert (options.min_workers, options.max_workers, options.least_awake) == (0, 4, 2)
+    assert (by_default.min_workers, by_default.max_workers, by_default.least_awake) == (0, 1, 1)
+    assert idle.idle_timeout_s == 60.0
+    assert (not_it.min_workers, not_it.idle_timeout_s) == (1, None)
+
+
+@pytest.mark.parametrize(("minimum", "maximum"), [(2, 3), (0, 0)])
+def test_a_snapshot_of_a_scaled_model_is_restored_as_it_was(minimum: int, maximum: int) -> None:
+    """Somebody wanted its workers always, or never: it is not loaded on demand."""
+    restored = SnapshotVersion("m", "1.0", "m.mar", True, minimum, maximum, 1, 0.1, memory=MemoryWish(load="on_demand"))
+
+    options, _ = choose(restored=restored)
+
+    assert (options.min_workers, options.max_workers, options.idle_timeout_s) == (minimum, maximum, None)
+
+
+def test_a_snapshot_of_a_model_on_demand_is_restored_asleep() -> None:
+    """Whatever the server's own setting says by then."""
+    restored = SnapshotVersion("m", "1.0", "m.mar", True, 0, 3, 1, 0.1, memory=MemoryWish(5, "on_demand", True))
+
+    options, _ = choose(restored=restored)
+
+    assert (options.min_workers, options.max_workers, options.idle_timeout_s) == (0, 3, math.inf)
+    assert (options.memory_bytes, options.is_pinned) == (5, True)

@@ -18,6 +18,7 @@ from marserve.errors import (
     LabelTaken,
     MarserveError,
     ModelNotFound,
+    NotEnoughMemory,
     NoWorker,
     SwapFailed,
     SwapUnderWay,
@@ -193,6 +194,26 @@ async def test_unloading_first_has_the_memory_before_it_is_needed(house: House) 
     await house.swap(house.archive("2.0"), order="unload_first")
 
     assert asked == [True]
+
+
+async def test_without_memory_for_two_the_refusal_names_the_other_order(house: House) -> None:
+    """Before a worker is started; the version that serves has not noticed."""
+    await house.add()
+
+    async def refuse(plan: Plan) -> None:
+        raise NotEnoughMemory(
+            "m", "2.0", needed_bytes=5 << 20, source="declared", could_be_had=1 << 20, budget_bytes=8 << 20
+        )
+
+    house.registry.hooks.before_pool.append(refuse)
+    with pytest.raises(SwapFailed, match=r"With order=unload_first it would load where version 1\.0 is now") as raised:
+        await house.swap(house.archive("2.0"))
+
+    assert error_status(raised.value) == 507
+    assert (house.ask(), house.versions(), len(house.folders()), len(house.pools.made)) == (b"old", {"1.0": True}, 1, 1)
+    with pytest.raises(NotEnoughMemory):  # nor is there room where the old one was: it comes back
+        await house.swap(house.archive("2.0"), Behaviour(body=b"old"), order="unload_first")
+    assert (house.ask(), house.versions(), len(house.folders())) == (b"old", {"1.0": True}, 1)
 
 
 async def test_unloading_first_answers_honestly_in_between(house: House) -> None:

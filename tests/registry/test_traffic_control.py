@@ -202,6 +202,19 @@ async def test_what_no_header_can_hold_is_encoded_in_it(house: House) -> None:
     assert house.ask("β 1%").versions == ["%CE%B2%201%25"]
 
 
+async def test_describe_tells_of_traffic_where_there_is_some(house: House) -> None:
+    """What TorchServe's clients know is as it was; ours comes behind."""
+    assert not {"labels", "trafficShare"} & set(house.registry.describe("m"))
+
+    house.registry.traffic.put("m", Traffic({"1.0": 3, "2.0": 1}))
+    house.registry.traffic.put_label("m", "canary", "2.0")
+
+    told = {
+        each["modelVersion"]: (each.get("labels"), each["trafficShare"]) for each in house.registry.describe_all("m")
+    }
+    assert told == {"1.0": (None, 0.75), "2.0": (["canary"], 0.25)}
+
+
 # ------------------------------------------------------------------------------------------- readiness
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,3 +218,10 @@ def test_the_schema_knows_every_key_of_a_version() -> None:
 
     assert {key.name for key in KEYS} <= properties.keys()
     assert all(each["description"] for each in properties.values())
+
+
+def test_the_published_schema_is_this_one() -> None:
+    """`python -m marserve.rollout.schema > docs/models.schema.json` writes it."""
+    published = Path(__file__).parents[2] / "docs" / "models.schema.json"
+
+    assert json.loads(published.read_text()) == schema()

@@ -17,11 +17,13 @@ from marserve.settings.values import (
     LENIENT_CHOICE,
     LOAD_MODELS,
     MINUTES,
+    MODEL_MEMORY,
     MODELS,
     REGEXES,
     SIZE,
     Address,
     Kind,
+    MemoryWish,
     ModelDefaults,
     ModelToLoad,
     Reading,
@@ -239,3 +241,31 @@ def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
     assert parse_size(text) is None
     with pytest.raises(Wrong, match=r"some_key is .*; it must be a number of bytes, as 500MB or 2GiB"):
         read(SIZE, text)
+
+
+def test_models_say_what_they_take_of_memory() -> None:
+    """As text or as a number; what cannot be meant counts as absent and is reported."""
+    warnings: list[str] = []
+    text = """{"m": {"1.0": {"memory": "2GiB", "load": "on_demand", "pinned": true},
+                    "2.0": {"memory": -1, "load": "soon", "pinned": 3}}}"""
+
+    models = read(MODELS, text, warnings)
+
+    assert models["m"]["1.0"].memory == MemoryWish(2 << 30, "on_demand", True)
+    assert models["m"]["2.0"].memory == MemoryWish()
+    assert len(warnings) == 3
+    assert "memory is -1; it must be a number of bytes above 0" in warnings[0]
+    assert read(MODELS, MODELS.write(models)) == models
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("AUTO", "auto"), ("0", 0), ("2GiB", 2 << 30)])
+def test_memory_for_models_is_a_size_or_a_word(text: str, value: object) -> None:
+    """`auto` in any case."""
+    assert read(MODEL_MEMORY, text) == value
+    assert read(MODEL_MEMORY, MODEL_MEMORY.write(value)) == value
+
+
+def test_memory_for_models_that_is_no_size_is_refused() -> None:
+    """With what would be right."""
+    with pytest.raises(Wrong, match="it must be a number of bytes"):
+        read(MODEL_MEMORY, "much")

@@ -192,6 +192,10 @@ class ModelDescription(Shape):
     workers: list[Worker]
     jobQueueStatus: JobQueueStatus
     isDefault: bool
+    labels: Annotated[list[str] | None, Field(description="further names of the version")] = None
+    trafficShare: Annotated[
+        float | None, Field(description="of the requests naming no version, 0 to 1; where the model has weights")
+    ] = None
     batching: BatchingStatus | None = None
     state: Annotated[
         Literal["ready", "degraded", "loading", "failed", "idle"],

@@ -30,6 +30,7 @@ from marserve.cli.tune import tune
 from marserve.cli.undo import history, undo
 from marserve.cli.unregister import unregister
 from marserve.cli.version import version
+from marserve.cli.watches import watches
 
 commands = typer.Typer(
     name="marserve",
@@ -76,6 +77,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     apply,
     undo,
     history,
+    watches,
     infer,
     migrate,
     version,

@@ -19,7 +19,7 @@ log = logging.getLogger("marserve.registry.memory")
 
 FORMAT = 1
 # Beyond this the oldest entries go: names may come and go for years.
-MOST_ENTRIES = 5000
+MOST_ENTRIES = 1000
 _FIELDS = ("firstBytes", "moreBytes", "peakBytes", "loadSeconds")
 
 Key = tuple[str, str, int]

@@ -342,7 +342,7 @@ class Registry:
         return described, answer
 
     def _describe(self, version: Version) -> dict[str, Any]:
-        return describe_version(
+        described = describe_version(
             version.facts,
             version.pool,
             min_workers=version.min_workers,
@@ -350,6 +350,7 @@ class Registry:
             is_default=self._versions.is_default(version),
             remarks=version.remarks,
         )
+        return {**described, **self._versions.describe_role(version)}
 
     def list_models(self, limit: int | None = None, offset: int | None = None) -> ModelPage:
         """One page of the models in order of their names."""

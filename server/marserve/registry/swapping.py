@@ -22,6 +22,7 @@ from marserve.errors import (
     Draining,
     LoadFailed,
     MarserveError,
+    NotEnoughMemory,
     SwapFailed,
     SwapUnderWay,
     VersionNotFound,
@@ -179,7 +180,12 @@ class Swapping:
     async def _load_first(
         self, wish: SwapParameters, parameters: RegisterParameters, plan: Plan, old: Version
     ) -> Version:
-        new = await self._registering.establish(parameters, plan, is_beside=True)
+        name = plan.facts.options.version
+        try:
+            new = await self._registering.establish(parameters, plan, is_beside=True)
+        except NotEnoughMemory as error:
+            why = f"{error} With order=unload_first it would load where version {old.name} is now."
+            raise SwapFailed(wish.model, name, old.name, why, cause=error.cause or "") from error
         try:
             await self._wait_until_ready(new, old)
             if wish.checks:

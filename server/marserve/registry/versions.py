@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from marserve.errors import LabelTaken, ModelNotFound, VersionConflict, VersionNotFound
@@ -329,6 +329,15 @@ class Versions:
         weight = None if traffic is None else traffic.weights.get(version.name)
         labels = [name for name, label in model.labels.items() if (label.wanted or label.target) == version.name]
         return Role(weight, traffic.sticky if traffic is not None else None, tuple(labels))
+
+    def describe_role(self, version: Version) -> dict[str, Any]:
+        """What describe says of a listed version's traffic: nothing where its model has neither weights nor labels."""
+        model = self.models.get(version.model)
+        if model is None or model.versions.get(version.name) is not version:
+            return {}
+        labels = sorted(name for name, label in model.labels.items() if model.settle(label) == version.name)
+        share = {} if model.rule is None else {"trafficShare": round(model.share_of(version), 6)}
+        return {**({"labels": labels} if labels else {}), **share}
 
     def restore_role(self, version: Version, role: Role, position: int) -> None:
         """Give a listed version what it had of its model's traffic, beside what others have of it.

@@ -218,7 +218,7 @@ class Watches:
         try:
             sample = parse_target(base + _SAMPLE)
         except ArchiveNotFound as error:
-            raise self._refuse(spec, error.message) from None
+            raise self._refuse(spec, error.message.rpartition(" is refused: ")[2]) from None
         if sample.scheme not in LISTED_SCHEMES or self._lister is None or self._fetcher is None:
             raise self._refuse(spec, f"{sample.scheme}:// cannot be listed; folders, s3://, gs:// and az:// can")
         try:
@@ -306,10 +306,11 @@ class Watches:
             if name in self._declared and names.get(name) != (each.arrivals.policy.model, each.spec):
                 self._declared.discard(name)
                 del self._watched[name]
-                task = self._tasks.pop(name, None)
+                task = self._tasks.get(name)
                 if task is not None:
                     task.cancel()
-                    await asyncio.wait([task])
+                    await asyncio.wait([task])  # `run` waits for it too, if this is cancelled
+                    self._tasks.pop(name, None)
         for name, (model, spec) in names.items():
             if name in self._declared:
                 continue
