@@ -8,7 +8,9 @@ From nginx (one process) that gives each connection 25 MB/s, on this machine:
                         in the store already)
     a folder of 1 GB    below `model_roots`: what all processes of the server write until it serves (/proc/PID/io)
 
-    python benchmarks/run.py --only downloads
+    python benchmarks/run.py --only downloads,download_start
+
+The first is `downloads`, the others `download_start`.
 """
 
 from __future__ import annotations
@@ -57,8 +59,13 @@ print(json.dumps({"bytes": done.entry.size, "seconds": seconds, "cpu": cpu}))
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """The figures of downloads."""
-    return [*_ranges(plan), _start(plan), _folder(plan)]
+    """The figures of ranges."""
+    return _ranges(plan)
+
+
+def measure_start(plan: Plan) -> list[Figure]:
+    """The figures of a start with archives to fetch, and of a folder that is served in place."""
+    return [_start(plan), _folder(plan)]
 
 
 def _ranges(plan: Plan) -> list[Figure]:
@@ -109,10 +116,10 @@ def _start(plan: Plan) -> Figure:
     _write(weights, MODEL_BYTES)
     config = {"minWorkers": 1, "maxWorkers": 1}
     names = [f"m{number:02}" for number in range(count)]
-    for name in names:
-        made = make_archive(plan.folder / "made" / name, name, "echo.py", config, weights)
-        made.rename(root / f"{name}.mar")
-    first = make_archive(plan.folder / "made" / "first", "echo", "echo.py", config)
+    made = make_archive(plan.folder / "made", "one", "echo.py", config, weights)
+    for name in names:  # each file is another archive for who fetches it, and each model has a name of its own
+        os.link(made, root / f"{name}.mar")
+    first = make_archive(plan.folder / "first", "echo", "echo.py", config)
     starts: list[float] = []
     bounds: list[float] = []
     with slow_origin(plan.new_folder("nginx"), root, BYTES_PER_S) as url:
@@ -151,14 +158,18 @@ def _fetch_all(plan: Plan, urls: list[str]) -> float:
 def _start_s(plan: Plan, first: Path, names: list[str], urls: list[str], roots: Path) -> float:
     """Seconds from the start of the command until every model has a worker."""
     origin = urls[0].rpartition("/")[0]
+    store = plan.new_folder("store")  # an empty one but for what answers first: what was fetched stays in it
+    store.mkdir()
+    archive = store / first.name
+    archive.write_bytes(first.read_bytes())
     settings = {
-        "load_models": ",".join(urls),
+        "load_models": ",".join([first.name, *(f"{name}={url}" for name, url in zip(names, urls, strict=True))]),
         "allowed_urls": f"{origin}/.*",
         "model_roots": str(roots),
         "default_workers_per_model": "1",
     }
     began = time.monotonic()
-    with Marserve("marserve", first, plan.new_folder("start"), settings=settings) as server, httpx.Client() as client:
+    with Marserve("marserve", archive, plan.new_folder("start"), settings=settings) as server, httpx.Client() as client:
         waiting = set(names)
         while waiting:
             for name in sorted(waiting):

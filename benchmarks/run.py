@@ -60,6 +60,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "goal": goal.measure,
     "eviction": eviction.measure,
     "downloads": downloads.measure,
+    "download_start": downloads.measure_start,
     "object_stores": object_stores.measure,
     "rollouts": rollouts.measure,
 }

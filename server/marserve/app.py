@@ -470,7 +470,7 @@ class Server:
     async def _watch_places(self, watches: Watches, reading: asyncio.Task[Any], reconciler: Reconciler) -> None:
         """Watch once the models of the start are read: they go first."""
         await asyncio.wait([reading])
-        await asyncio.gather(watches.run(), watches.follow(reconciler.policies))
+        await watches.run(reconciler.policies)
 
     def _load_plugins(self, devices: int) -> None:
         """Load what installed packages add, and make the writer of snapshots. Raises CannotStart."""
@@ -845,6 +845,8 @@ class Server:
     ) -> None:
         """Answer what was accepted, refuse what comes; a second signal ends the wait."""
         settings = self._settings
+        if self._rollouts is not None:
+            await self._rollouts.stop()  # first: what ends from now on is no verdict on a version
         registry.begin_drain()
         await self._unless_hurried(asyncio.sleep(settings.drain_delay))
         registry.refuse_new()

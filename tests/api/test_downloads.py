@@ -16,6 +16,8 @@ from marserve.store.source import Failed
 from marserve.telemetry.metrics import Metrics
 from support.management_house import client_of
 
+pytestmark = pytest.mark.anyio
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -25,9 +27,14 @@ def downloads() -> DownloadList:
     listed = DownloadList()
     with listed.under_way("http://a/kept.mar?…", "kept.mar") as kept:
         kept.found(7)
-    with pytest.raises(Failed), listed.under_way("http://a/failed.mar", "failed.mar") as failed:
-        failed.progress(3, None)
-        raise Failed("the answer was 403")
+
+    def fail() -> None:
+        with listed.under_way("http://a/failed.mar", "failed.mar") as failed:
+            failed.progress(3, None)
+            raise Failed("the answer was 403")
+
+    with pytest.raises(Failed):
+        fail()
     return listed
 
 
@@ -82,11 +89,11 @@ def test_the_metrics_page_counts_downloads(downloads: DownloadList) -> None:
         running.progress(5, 10)
         page = metrics.render().decode()
 
-    assert 'marserve_downloads_total{result="cached"} 1\n' in page
-    assert 'marserve_downloads_total{result="failed"} 1\n' in page
-    assert 'marserve_downloads_total{result="fetched"} 0\n' in page
-    assert "marserve_downloads 1\n" in page
-    assert "marserve_download_bytes_total 8\n" in page
+    assert 'marserve_downloads_total{result="cached"} 1.0\n' in page
+    assert 'marserve_downloads_total{result="failed"} 1.0\n' in page
+    assert 'marserve_downloads_total{result="fetched"} 0.0\n' in page
+    assert "marserve_downloads 1.0\n" in page
+    assert "marserve_download_bytes_total 8.0\n" in page
     rows = [line for line in (DOCS / "metrics.md").read_text().splitlines() if line.startswith("| `")]
     for name, kind, *_ in FAMILIES:
         assert any(f"`{name}`" in row and f"| {kind}" in row for row in rows), name

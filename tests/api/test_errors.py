@@ -124,3 +124,13 @@ def test_nothing_that_the_client_can_mend_is_a_500(root: type[errors.MarserveErr
 
     statuses = {error_status(kind.__new__(kind)) for kind in tree}
     assert not statuses & {500, 501, 502, 504, 507}
+
+
+def test_a_model_that_does_not_fit_is_507_and_one_that_finds_no_room_now_503() -> None:
+    """Only the second is worth trying again; both say their cause."""
+    never = errors.NotEnoughMemory("m", "1.0", needed_bytes=3, source="declared", could_be_had=1, budget_bytes=2)
+    now = errors.NoMemoryNow("m", retry_after_s=1.2)
+
+    assert (error_status(never), error_status(now)) == (507, 503)
+    assert error_headers(never) == [("x-marserve-cause", "no_memory")]
+    assert error_headers(now) == [("retry-after", "2"), ("x-marserve-cause", "no_memory")]

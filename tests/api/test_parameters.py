@@ -11,6 +11,7 @@ from marserve.api.management import REGISTER_PARAMETERS, read_registration
 from marserve.api.parameters import JsonParameters, QueryParameters
 from marserve.errors import BadInput
 from marserve.registry.calls import RegisterParameters
+from marserve.settings.values import MemoryWish
 
 KNOWN = ("number", "flag", "word")
 
@@ -197,3 +198,29 @@ def test_a_registration_needs_a_url() -> None:
     with pytest.raises(BadInput, match=r"^Parameter url is required\.$"):
         read_registration(QueryParameters({}, REGISTER_PARAMETERS))
     assert read_registration(QueryParameters({"url": ""}, REGISTER_PARAMETERS)).url == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"memory": "2GiB", "load": "on_demand", "pinned": "true"}, MemoryWish(2 << 30, "on_demand", True)),
+        ({"memory": "5000", "load": "START", "pinned": "false"}, MemoryWish(5000, "start", False)),
+        ({}, MemoryWish()),
+    ],
+)
+def test_a_registration_says_what_it_takes_of_memory(values: dict[str, str], expected: MemoryWish) -> None:
+    """In a query as in JSON."""
+    said = {"url": "u", **values}
+
+    assert read_registration(QueryParameters(said, REGISTER_PARAMETERS)).memory == expected
+    assert read_registration(JsonParameters(json.dumps(said).encode(), REGISTER_PARAMETERS)).memory == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "right"),
+    [("memory", "much", "a number of bytes"), ("memory", "0", "above 0"), ("load", "x", "start")],
+)
+def test_what_cannot_be_meant_of_memory_is_refused(name: str, word: str, right: str) -> None:
+    """A model that is loaded at the wrong time, or charged nothing, is nothing that somebody asked for."""
+    with pytest.raises(BadInput, match=right):
+        read_registration(QueryParameters({"url": "u", name: word}, REGISTER_PARAMETERS))

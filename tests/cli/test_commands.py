@@ -12,8 +12,8 @@ import pytest
 from support.command_line import marserve
 
 COMMANDS = ("start", "stop", "status", "archive", "register", "models", "set-default")
-COMMANDS += ("traffic", "label", "swap", "unregister")
-COMMANDS += ("scale", "tune", "check", "infer", "migrate", "version")
+COMMANDS += ("traffic", "label", "swap", "shadow", "rollout", "unregister", "scale", "tune", "check")
+COMMANDS += ("plan", "apply", "undo", "history", "watches", "infer", "migrate", "version")
 
 
 def test_help_lists_every_command() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ import yaml
 
 from marserve.api.grpc_schema import MANAGEMENT, Schema
 from marserve.rollout.desired_state import read
+from support.file_server import file_server, whole
 from support.server import Server, make_archive, poll
 
 SCHEMA = Schema()
@@ -39,6 +41,7 @@ class Declared(Server):
 
     def __init__(self, folder: Path, text: str, **settings: str) -> None:
         self.document = folder / "models.yaml"
+        self.address = ""
         super().__init__(
             folder,
             entry="marserve",
@@ -52,6 +55,10 @@ class Declared(Server):
         make_archive(self.store / "slow.mar", ECHO.format(slow=2), name="slow")
         make_archive(self.store / "bad.mar", "raise RuntimeError('no weights')", name="bad")
         (self.store / "cut.mar").write_bytes((self.store / "m-1.0.mar").read_bytes()[:-30])
+
+    def command(self) -> list[str]:
+        """What is run; with `address` the document lies there."""
+        return [self.address if word == "models.yaml" and self.address else word for word in super().command()]
 
     def wait_until_ready(self) -> None:
         """Return once the models of the start have loaded."""
@@ -401,3 +408,49 @@ def test_a_document_is_checked_without_a_server(tmp_path: Path) -> None:
     assert "line 3: vesions is no key of model m; did you mean versions?" in refused.stderr
     assert "line 4: zzz" in refused.stderr
     assert json.loads(marserve("--schema").stdout)["title"] == "marserve: desired state"
+
+
+def test_a_document_and_its_archives_may_lie_elsewhere(tmp_path: Path) -> None:
+    """Both behind addresses: what lies there now counts, whatever the store has kept under the same name."""
+    archives = []
+    for version in ("1.0", "2.0"):
+        path = make_archive(tmp_path / f"{version}.mar", ECHO.format(slow=0), name="m", version=version)
+        archives.append(path.read_bytes())
+    with file_server() as files:
+        archive = files.on("/m.mar", whole(archives[0], etag='"a"'))
+
+        def declare(version: str, data: bytes | None, etag: str) -> str:
+            digest = {} if data is None else {"sha256": hashlib.sha256(data).hexdigest()}
+            told = {"versions": {version: {"url": archive, "workers": 1, **digest}}}
+            return files.on("/models.yaml", whole(yaml.safe_dump({"models": {"m": told}}).encode(), etag=etag))
+
+        address = declare("1.0", None, '"1"')
+        server = Declared(tmp_path / "run", "", allowed_urls=f"{files.url}/.*")
+        server.document.unlink()
+        server.address = address
+        with server:
+            server.wait_until_ready()
+            assert (server.state()["source"], server.predict("m").content) == (address, b"1.0")
+
+            files.on("/m.mar", whole(archives[1], etag='"b"'))
+            declare("2.0", archives[1], '"2"')
+            for _ in poll(30, "the new document is in force"):
+                if server.models() == {"m": ["2.0"]}:
+                    break
+            assert server.predict("m").content == b"2.0"
+
+            declare("2.0", archives[0], '"3"')
+            for _ in poll(30, "the wrong digest is noticed"):
+                if "failure" in server.state():
+                    break
+            assert server.predict("m").content == b"2.0"
+            refused = server.client.put(f"{server.management}/desired-state", content=text(m=["3.0"]))
+            assert refused.status_code == 500
+            assert "cannot be written" in refused.json()["message"]
+            assert server.models() == {"m": ["2.0"]}
+    assert planted_nowhere(server)
+
+
+def planted_nowhere(server: Declared) -> bool:
+    """Nothing that was begun is left in the store or beside it."""
+    return not [path for path in server.store.rglob("*") if path.name.endswith(".part")]

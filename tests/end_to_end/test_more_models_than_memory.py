@@ -134,8 +134,8 @@ def test_models_take_turns_in_too_little_memory(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_thirty_models_take_turns_in_room_for_ten(tmp_path: Path) -> None:
-    """The stated proportions: Zipf 1.0, drawn anew every 500 of 3,000 requests."""
-    play(tmp_path, models=30, places=10, requests=3000, every=500)
+    """The stated proportions: Zipf 1.0, drawn anew every 500 of 2,000 requests."""
+    play(tmp_path, models=30, places=10, requests=2000, every=500)
 
 
 def test_many_clients_of_many_models_get_answers_or_an_honest_503(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ NEARLY = LINEAR.replace("+ BIAS}", "+ BIAS * (1 + 1e-7)}")
 SLOW = LINEAR.replace("return {", "time.sleep(0.05)\n    return {")
 CRASHING = LINEAR.replace("return {", "if inputs[0] == 7:\n        os._exit(3)\n    return {")
 RAISING = LINEAR.replace("return {", "if inputs[0] % 10 == 7:\n        raise ValueError('no')\n    return {")
+HANGING = LINEAR.replace("return {", "time.sleep(2)\n    return {")
 UNLOADABLE = "raise RuntimeError('cannot be loaded')\n"
 OWN = (
     NEARLY
@@ -54,6 +55,7 @@ VARIANTS = {
     "2.5": UNLOADABLE,
     "2.6": NEARLY,
     "2.7": OWN,
+    "2.8": HANGING,
 }
 CONFIG = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nmaxBatchDelay: 5\n"
 QUICK = {"steps": [30, 100], "hold": 1.0, "min_requests": 60, "max_p99_increase": None}
@@ -246,6 +248,64 @@ def test_pause_resume_abort_and_what_is_refused_meanwhile(server: Server) -> Non
     assert server.predict("linear", b"[1, 2]").status_code == 200
 
 
+def test_requests_that_wait_for_a_version_taken_back_are_answered_by_the_other(server: Server) -> None:
+    """They are handed over, and their answers name the version that gave them."""
+    url = f"{server.management}/models/linear"
+    with Load(server.inference, "linear", clients=16) as load:
+        begin(server, "2.8", steps=[80, 100], hold=600)
+        for _ in poll(30, "requests wait for it"):
+            if (
+                server.client.get(f"{url}/2.8").status_code == 200
+                and server.describe("linear", "2.8")["jobQueueStatus"]["pendingRequests"]
+            ):
+                break
+        aborted = server.client.delete(f"{url}/rollout").json()
+        at = time.monotonic()
+        for _ in poll(20, "all are answered"):
+            if sum(load.versions(at).values()) > 50:
+                break
+
+    assert aborted["events"][-1]["handedOver"] >= 1
+    assert set(load.statuses()) == {200}
+    # What was handed over began before the end, and ended soon after it.
+    assert any(reply.began < at < reply.ended < at + 1.5 and reply.version != "2.8" for reply in load.replies)
+    wait_until_gone(server, "2.8")
+
+
+def test_a_version_without_workers_is_taken_back(server: Server) -> None:
+    """Even without a single request to notice it by."""
+    begin(server, "2.0", hold=600)
+    wait_for(server, "running")
+    server.client.put(f"{server.management}/models/linear/2.0", params={"min_worker": 0}).raise_for_status()
+
+    told = wait_for(server, "rolled back")
+
+    assert told["reason"].startswith("version 2.0 has no worker any more")
+    wait_until_gone(server, "2.0")
+
+
+def test_somebody_may_promote_it_at_once_and_all_roll_outs_are_listed(server: Server) -> None:
+    """Within a second everything goes there."""
+    url = f"{server.management}/models/linear/rollout"
+    with Load(server.inference, "linear") as load:
+        begin(server, "2.0", hold=600)
+        wait_for(server, "running")
+        unknown = server.client.put(f"{url}/dance")
+        promoted = server.client.put(f"{url}/promote").json()
+        at = time.monotonic()
+        for _ in poll(20, "requests after it"):
+            if sum(load.versions(at + 1.0).values()) > 20:
+                break
+    listed = server.client.get(f"{server.management}/rollouts").json()["rollouts"]
+
+    assert unknown.status_code == 404
+    assert (promoted["state"], promoted["share"]) == ("promoted", 100)
+    assert load.versions(at + 1.0).keys() <= {"2.0", ""}
+    assert set(load.statuses()) == {200}
+    assert [(each["modelName"], each["state"]) for each in listed] == [("linear", "promoted")]
+    back_to_first(server, "2.0")
+
+
 def test_too_little_traffic_holds_and_says_so_until_its_bound(server: Server) -> None:
     """Then the version that served serves again."""
     begin(server, "2.0", hold=0.2, max_hold=1.0)
@@ -399,3 +459,58 @@ def test_a_slow_or_dying_shadow_fails_no_request(server: Server, version: str) -
     assert not load.failures
     assert told["inFlight"] <= 8
     server.client.delete(f"{server.management}/models/linear/{version}").raise_for_status()
+
+
+def test_marserve_shadow_mirrors_shows_and_ends(server: Server) -> None:
+    """A dry run changes nothing; differences are shown as a table."""
+    at = ("--management", server.management)
+    server.register("linear-2.1.mar").raise_for_status()
+    tolerance = '{"relative": 0.001}'
+
+    planned = marserve("shadow", "linear", "2.1", "--compare", tolerance, "--dry-run", *at)
+    nothing = marserve("shadow", "linear", *at)
+    began = marserve("shadow", "linear", "2.1", "--share", 1, "--compare", tolerance, "--json", *at)
+    with Load(server.inference, "linear", clients=2):
+        for _ in poll(30, "a difference"):
+            if marserve("shadow", "linear", "--json", *at).document["differing"]:
+                break
+    shown = marserve("shadow", "linear", *at)
+    ended = marserve("shadow", "linear", "--off", *at)
+    wrong = marserve("shadow", "linear", "9.9", *at)
+
+    assert "would be mirrored to version 2.1" in planned.out
+    assert (nothing.status, wrong.status) == (1, 1)
+    assert began.document["compare"] == {"relative": 0.001, "absolute": 1e-05}
+    assert "differing" in shown.out
+    assert "y  " in shown.out
+    assert ended.status == 0
+    assert server.client.get(f"{server.management}/models/linear/shadow").status_code == 404
+    server.client.delete(f"{server.management}/models/linear/2.1").raise_for_status()
+
+
+def test_a_server_that_stops_does_not_wait_for_copies_and_takes_a_roll_out_up_again(tmp_path: Path) -> None:
+    """The shadow hangs; SIGTERM ends the server well all the same, and the roll-out is no worse off for it."""
+    archives(tmp_path / "store")
+    settings = {"log_location": str(tmp_path / "logs"), "load_models": "linear=linear-1.0.mar"}
+    server = Server(tmp_path, settings=settings)
+    with server:
+        for _ in poll(30, "the model is loaded"):
+            if server.predict("linear", b"[1, 2]").status_code == 200:
+                break
+        begin(server, "2.8", steps=[0, 50, 100], hold=600, compare="exact", share=1.0)
+        wait_for(server, "running")
+        for _ in range(5):
+            assert server.predict("linear", b"[1, 2]").status_code == 200
+        began = time.monotonic()
+        server.stop()
+        stopped_s = time.monotonic() - began
+
+        server.start()
+        told = wait_for(server, "running")
+        shadow = server.client.get(f"{server.management}/models/linear/shadow")
+        aborted = server.client.delete(f"{server.management}/models/linear/rollout")
+
+    assert stopped_s < 10
+    assert told["share"] == 0
+    assert shadow.status_code == 200
+    assert aborted.json()["state"] == "aborted"

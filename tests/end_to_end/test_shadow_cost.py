@@ -81,6 +81,7 @@ def test_a_slow_a_wrong_and_a_dying_shadow_leave_the_p99_alone(server: Server, v
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("version", list(SHADOWS))
 def test_a_shadow_moves_the_p99_by_less_than_is_promised(server: Server, version: str) -> None:
     """Over more rounds, exactly."""

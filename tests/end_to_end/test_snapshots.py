@@ -12,6 +12,7 @@ import pytest
 
 from marserve.settings.load import read_properties
 from support.file_server import file_server, whole
+from support.hub_server import hub_server
 from support.plugin_packages import ENDPOINT, STORE, Installation
 from support.server import Server, make_archive, poll
 
@@ -335,3 +336,35 @@ def test_an_installed_place_takes_and_gives_snapshots(tmp_path: Path) -> None:
 
     assert kept[-1].name.endswith("-shutdown.cfg")
     assert server.snapshots() == []
+
+
+def test_a_restart_has_the_commit_that_served(tmp_path: Path) -> None:
+    """Of a hub's branch the commit is kept: whatever the branch is by then, the same model comes back."""
+    pytest.importorskip("huggingface_hub")
+    manifest = {"model": {"modelName": "hubbed", "modelVersion": "2.0", "handler": "handler.py"}}
+    files = {"MAR-INF/MANIFEST.json": json.dumps(manifest).encode(), "handler.py": ECHO.encode()}
+    with hub_server() as hub:
+        commit = hub.commit("org/model", files)
+        hub.token = PLANTED
+        server = Restarted(
+            tmp_path,
+            settings={"allowed_urls": "hf://org/.*"},
+            environment={
+                "HF_ENDPOINT": hub.url,
+                "HF_TOKEN": PLANTED,
+                "HF_HOME": str(tmp_path / "home"),
+                "HF_HUB_DISABLE_XET": "1",
+            },
+        )
+        with server:
+            assert server.register("hf://org/model@main").status_code == 200
+            wait_for_models(server, {"hubbed": 1})
+            server.kill()
+            hub.commit("org/model", {**files, "handler.py": ECHO.replace('row.get("body")', 'b"moved"').encode()})
+
+            server.start_again()
+            wait_until_ready(server)
+
+            assert server.describe("hubbed")["modelUrl"] == f"hf://org/model@{commit}"
+            assert server.predict("hubbed", b"x").content == b"x"
+        assert not [path for path in server.snapshots() if PLANTED in path.read_text()]

@@ -16,8 +16,9 @@ import grpc
 import pytest
 
 from marserve.api.grpc_schema import INFERENCE, Schema
+from support.closed_loop import ask_all
 from support.load_beside import LoadBeside
-from support.open_loop import count_by_status
+from support.open_loop import count_by_status, post
 from support.server import Server, make_archive, poll
 
 # Answers with its generation, a number that the archive holds.
@@ -202,16 +203,15 @@ def test_shares_and_keys_hold_over_ten_thousand_requests(server: Server) -> None
         server.register(telling(server.store, number, f"{number}.0"), initial_workers=2).raise_for_status()
     put_traffic(server, weights={"1.0": 90, "2.0": 10}, sticky={"header": "X-User"})
 
-    with LoadBeside(port_of(server), "m", 2000, 5) as plain:
-        pass
-    with LoadBeside(port_of(server), "m", 2000, 5, lambda number: {"X-User": f"user-{number % 2500}"}) as sticky:
-        pass
+    plain = ask_all(port_of(server), [post("m")] * 10_000)
+    users = [number % 2500 for number in range(10_000)]
+    sticky = ask_all(port_of(server), [post("m", X_User=f"user-{user}") for user in users])
 
-    assert count_by_status(plain.outcomes) == count_by_status(sticky.outcomes) == {200: 10_000}
-    assert is_share(Counter(outcome.body for outcome in plain.outcomes)[b"2"], 0.1, 10_000)
+    assert {status for status, _ in (*plain, *sticky)} == {200}
+    assert is_share(Counter(body for _, body in plain)[b"2"], 0.1, 10_000)
     by_user: dict[int, set[bytes]] = {}
-    for outcome in sticky.outcomes:
-        by_user.setdefault(int(outcome.shot.name) % 2500, set()).add(outcome.body)
+    for user, (_, body) in zip(users, sticky, strict=True):
+        by_user.setdefault(user, set()).add(body)
     assert all(len(bodies) == 1 for bodies in by_user.values())
     assert is_share(sum(bodies == {b"2"} for bodies in by_user.values()), 0.1, 2500)
 
@@ -219,6 +219,23 @@ def test_shares_and_keys_hold_over_ten_thousand_requests(server: Server) -> None
     assert 'marserve_traffic_share{model="m",version="2.0"} 0.1' in page
     for version, reason in (("1.0", "weight"), ("2.0", "weight"), ("1.0", "sticky"), ("2.0", "sticky")):
         assert f'marserve_traffic_requests_total{{model="m",version="{version}",reason="{reason}"}}' in page
+
+
+def test_a_version_is_taken_back_at_once(server: Server) -> None:
+    """No request that begins after the call has returned is sent to it; what it had is answered."""
+    for number in (1, 2):
+        server.register(telling(server.store, number, f"{number}.0")).raise_for_status()
+    put_traffic(server, weights={"1.0": 50, "2.0": 50})
+
+    with LoadBeside(port_of(server), "m", 300, 2) as load:
+        time.sleep(max(0.0, load.started_at + 1 - time.monotonic()))
+        put_traffic(server, weights={"1.0": 100, "2.0": 0})
+        returned = time.monotonic() - load.started_at
+
+    assert count_by_status(load.outcomes) == {200: 600}
+    later = {outcome.body for outcome in load.outcomes if outcome.sent_s > returned}
+    assert later == {b"1"}
+    assert {outcome.body for outcome in load.outcomes} == {b"1", b"2"}
 
 
 def test_every_request_is_answered_while_weights_change_and_workers_die(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import pytest
@@ -188,3 +189,38 @@ def test_no_time_out_means_no_sleep() -> None:
 
     assert not scaler.may_sleep
     assert scaler.wake(1.0) is None
+
+
+def test_the_first_request_brings_as_many_as_there_are_while_awake() -> None:
+    """Never more than there may be; and fewer only while asleep."""
+    scaler = Autoscaler(0, 4, idle_timeout_s=60.0, least_awake=3)
+
+    woken = scaler.wake(0.0)
+
+    assert woken is not None
+    assert (woken.target, scaler.least_awake) == (3, 3)
+    assert Autoscaler(0, 2, idle_timeout_s=60.0, least_awake=3).least_awake == 2
+    assert Autoscaler(2, 4, least_awake=3).least_awake == 2
+
+
+def test_who_may_sleep_is_put_to_sleep_with_a_reason() -> None:
+    """Once; who may not is left alone."""
+    scaler = Autoscaler(0, 2, idle_timeout_s=math.inf)
+    scaler.wake(0.0)
+
+    asleep = scaler.sleep(1.0, "somebody else needs the memory")
+
+    assert asleep is not None
+    assert (asleep.target, scaler.reason) == (0, "somebody else needs the memory")
+    assert scaler.sleep(2.0, "again") is None
+    assert Autoscaler(1, 2).sleep(1.0, "never") is None
+
+
+def test_without_an_idle_time_out_nobody_falls_asleep_by_themselves() -> None:
+    """However long nobody asks."""
+    scaler = Autoscaler(0, 2, idle_timeout_s=math.inf)
+    scaler.wake(0.0)
+    at_rest = Observation(0, 0, 0.0, ready=1, busy=0, starting=0, failed=0)
+
+    assert scaler.decide(1e9, at_rest) is None
+    assert not scaler.may_drop_template(1e9)

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import uvloop
 
-from marserve.pool.output import KEPT_LINES, MAX_LINE_BYTES, WorkerOutput
+from marserve.pool.output import KEPT_LINES, MAX_LINE_BYTES, ReadEnd, WorkerOutput
 from support.worker_logs import KeptLines
 
 pytestmark = pytest.mark.anyio
@@ -201,3 +202,39 @@ async def test_each_rank_of_a_group_has_lines_of_its_own(pipes: Pipes) -> None:
     assert pipes.output.last_lines == ["zero"] * 3
     pipes.output.teller = 1
     assert sorted(pipes.output.last_lines) == ["one", "rest"]
+
+
+def test_a_descriptor_that_the_loop_closes_is_not_closed_again() -> None:
+    """uvloop closes it and calls `close` then: its number may be that of another thread's file by that time."""
+    read_end, write_end = os.pipe()
+    os.close(write_end)
+
+    ReadEnd(read_end, closes_itself=True).close()
+    os.fstat(read_end)  # raises where it is closed
+
+    end = ReadEnd(read_end, closes_itself=False)
+    end.close()
+    end.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(read_end)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs the list of descriptors")
+def test_nothing_is_left_open_under_uvloop() -> None:
+    """It is the loop that servers run on."""
+
+    async def read() -> None:
+        for _ in range(3):
+            output = WorkerOutput("m", "1.0", "9000", KeptLines())
+            for end in await output.open():
+                os.write(end, b"a line\n")
+                os.close(end)
+            await output.drained(5)
+            assert output.last_lines == ["a line", "a line"]
+        await asyncio.sleep(0)
+
+    uvloop.run(read())  # once, for what is opened for good
+    before = len(os.listdir("/proc/self/fd"))
+    uvloop.run(read())
+
+    assert len(os.listdir("/proc/self/fd")) == before

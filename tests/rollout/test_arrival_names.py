@@ -6,7 +6,14 @@ import random
 
 import pytest
 
-from marserve.rollout.arrival_names import PlaceName, choose_name, is_newer, name_from_place, version_order
+from marserve.rollout.arrival_names import (
+    PlaceName,
+    choose_name,
+    is_newer,
+    name_from_place,
+    oldest_first,
+    version_order,
+)
 
 
 @pytest.mark.parametrize(
@@ -78,3 +85,9 @@ def test_versions_are_in_the_order_that_people_mean() -> None:
 def test_only_a_lower_number_is_not_newer(version: str, than: str, newer: bool) -> None:
     """An old version that is put back does not take the default's place; names without order go by their coming."""
     assert is_newer(version, than) is newer
+
+
+def test_versions_without_numbers_are_in_the_order_of_their_coming() -> None:
+    """One such among them is enough."""
+    assert oldest_first(["1.10", "1.9", "1.2"]) == ["1.2", "1.9", "1.10"]
+    assert oldest_first(["beta", "1.9", "1.2"]) == ["beta", "1.9", "1.2"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -423,6 +424,27 @@ async def test_only_so_many_versions_stay_loaded(tmp_path: Path) -> None:
     assert stage.state("m-2.0.mar")[0] == "loaded"
 
 
+async def test_the_version_to_go_back_to_is_the_one_that_stays(tmp_path: Path) -> None:
+    """Also when the older ones were there at the start, or come after newer ones."""
+    async with running(Stage(tmp_path, ArrivalPolicy("load-and-default"))) as stage:
+        for version in ("1.0", "2.0"):
+            stage.store[f"m-{version}.mar"] = ("m", version)
+        stage.arrivals.take(
+            [Change("added", Entry(f"m-{version}.mar", 1, '"1"'), was_there=True) for version in ("1.0", "2.0")]
+        )
+        await stage.rest()
+        assert stage.models.calls == ["load m 2.0", "load m 1.0"]
+        stage.put("m-3.0.mar", "m", "3.0")
+        await stage.rest()
+        assert stage.models.versions["m"].keys() == {"2.0", "3.0"}
+        stage.put("m-1.5.mar", "m", "1.5")
+        await stage.rest()
+
+    assert stage.models.versions["m"].keys() == {"2.0", "3.0"}
+    assert stage.models.defaults == {"m": "3.0"}
+    assert stage.state("m-1.5.mar") == ("left out", "the newest 2 versions are loaded")
+
+
 async def test_at_the_start_the_newest_versions_are_loaded_the_newest_first(tmp_path: Path) -> None:
     """Twenty versions in the store: two are loaded, the newest is the default, the others are not even unpacked."""
     async with running(Stage(tmp_path, ArrivalPolicy("load-and-default"))) as stage:
@@ -508,7 +530,7 @@ class FakeCanaries:
 async def test_a_canary_is_begun_for_a_newer_version_only(tmp_path: Path) -> None:
     """The first version has nobody to be compared with; an older one is not rolled out."""
     canaries = FakeCanaries()
-    async with running(Stage(tmp_path, ArrivalPolicy("canary"), canaries=canaries)) as stage:
+    async with running(Stage(tmp_path, ArrivalPolicy("canary", keep=0), canaries=canaries)) as stage:
         for version in ("1.0", "2.0", "0.5"):
             stage.put(f"m-{version}.mar", "m", version)
             await stage.rest()
@@ -600,3 +622,26 @@ async def test_nothing_that_was_taken_in_is_left_when_it_is_not_handed_over(tmp_
         await stage.rest()
 
     assert stage.folders() == 0
+
+
+async def test_what_is_taken_in_when_the_watch_has_ended_is_deleted(tmp_path: Path) -> None:
+    """An archive that was being unpacked on a thread leaves nothing."""
+    stage = Stage(tmp_path, ArrivalPolicy("load"))
+    begun, go_on = threading.Event(), threading.Event()
+    take_in = stage.arrivals._take_in
+
+    def slowly(key: str) -> Unpacked:
+        begun.set()
+        go_on.wait(10)
+        return take_in(key)
+
+    stage.arrivals._take_in = slowly
+    async with running(stage):
+        stage.put("m.mar")
+        await asyncio.to_thread(begun.wait, 10)
+    go_on.set()
+
+    async with asyncio.timeout(10):
+        while not stage.taken or stage.folders():
+            await asyncio.sleep(0.005)
+    assert stage.models.calls == []

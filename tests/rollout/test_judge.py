@@ -23,7 +23,7 @@ from marserve.rollout.judge import (
 from marserve.rollout.statistics import highest_rate, lowest_rate
 from support.judged_versions import Behaviour, play_step
 
-RUNS = 200
+RUNS = 100
 NOTHING = Answers()
 
 
@@ -36,26 +36,36 @@ def steady(requests: int, *, errors: int = 0, rejections: int = 0, latency_s: fl
 # --------------------------------------------------------------------------------------------- in many worlds
 
 
-@pytest.mark.parametrize("share", [0.05, 0.5])
-def test_equal_versions_are_rolled_back_in_fewer_than_one_run_of_a_hundred(share: float) -> None:
-    """Though they err in 5 % of requests, are never asked to be equal to more than chance, and are looked at often.
+def alarms(runs: int, share: float) -> int:
+    """How many roll-outs of an equal version, three steps each, are rolled back.
 
-    No margin at all is allowed here: that is the hardest case for false alarms.
+    It errs in 5 % of requests, is given no margin at all, which is the hardest case, and is looked at often.
     """
     limits = Limits(max_error_increase=0.0, max_p99_increase=0.0, max_difference=0.02, min_requests=100)
     equal = Behaviour(errors=0.05, rejections=0.03, median_s=0.2, differing=0.02)
-    alarms = 0
-
-    for seed in range(RUNS):
+    found = 0
+    for seed in range(runs):
         judge, draw = Judge(limits, 3, compares=True), numpy.random.default_rng(seed)
         for _ in range(3):
             judge.begin_step()
             verdict, _, _ = play_step(judge, draw, equal, equal, share=share, hold_s=20, most_s=20, mirrored=0.2)
             if verdict.decision == "roll back":
-                alarms += 1
+                found += 1
                 break
+    return found
 
-    assert alarms < RUNS / 100
+
+def test_an_equal_version_is_not_rolled_back() -> None:
+    """In none of a hundred roll-outs."""
+    assert alarms(RUNS, 0.25) == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_equal_versions_are_rolled_back_in_fewer_than_one_run_of_a_hundred(share: float) -> None:
+    """Whatever their share: in a thousand runs."""
+    assert alarms(1000, share) < 10
 
 
 def test_a_version_wrong_on_two_percent_is_found_within_2000_mirrored_requests() -> None:
@@ -230,19 +240,19 @@ def test_what_is_slower_by_less_than_two_milliseconds_is_not_called_slower() -> 
 
 
 def test_the_p99_that_is_known_lies_above_the_true_one_as_often_as_the_doubt_allows() -> None:
-    """Of 1,000 samples of 3,000 requests with a doubt of 5 %, no more than 8 % have it below."""
+    """Of 300 samples of 3,000 requests with a doubt of 5 %, no more than 9 % have it below."""
     draw = numpy.random.default_rng(9)
     true_p99 = float(numpy.exp(0.5 * 2.3263)) * 0.02
     below = 0
 
-    for _ in range(1000):
+    for _ in range(300):
         latencies = 0.02 * numpy.exp(0.5 * draw.normal(size=3000))
         counts = numpy.bincount(numpy.searchsorted(LATENCY_BOUNDS, latencies), minlength=len(LATENCY_BOUNDS) + 1)
         known = known_p99(Seen(3000, latency=tuple(map(int, counts))), 0.05)
         assert known is not None
         below += LATENCY_BOUNDS[known] < true_p99
 
-    assert below <= 80
+    assert below <= 27
 
 
 def test_the_p99_of_requests_beyond_every_bound_is_not_known() -> None:

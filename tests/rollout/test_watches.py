@@ -17,7 +17,7 @@ from marserve.registry.calls import Registered, RegisterParameters
 from marserve.registry.intake import Intake, Unpacked
 from marserve.rollout.desired_state import NewVersions
 from marserve.rollout.object_events import ObjectEvent
-from marserve.rollout.watches import FAMILIES, Watches
+from marserve.rollout.watches import FAMILIES, Policies, Watches
 from marserve.settings.watches import WatchedPlace
 from marserve.store.fetch_guard import AllowedUrls, Target
 from marserve.store.fetcher import Fetcher
@@ -121,9 +121,9 @@ def place(where: str, name: str = "w", **more: Any) -> WatchedPlace:
 
 
 @contextlib.asynccontextmanager
-async def running(watches: Watches) -> AsyncIterator[None]:
+async def running(watches: Watches, policies: Policies = tuple) -> AsyncIterator[None]:
     """Run them; afterwards no thread is left."""
-    task = asyncio.create_task(watches.run())
+    task = asyncio.create_task(watches.run(policies))
     try:
         yield
     finally:
@@ -255,23 +255,18 @@ async def test_a_desired_state_s_watches_come_and_go_with_it(tmp_path: Path) -> 
     declared: list[tuple[str | None, NewVersions]] = []
     store = tmp_path / "store"
 
-    async with running(watches):
-        following = asyncio.create_task(watches.follow(lambda: list(declared)))
-        try:
-            await until(lambda: watches.names() == ["always"])
-            declared.append(("digits", NewVersions("digits-", "load")))
-            declared.append((None, NewVersions("ftp://host/x", "load")))
-            await until(lambda: watches.names() == ["always", "desired-digits"])
-            write_mar(store / "other.mar", manifest("other", "1.0"))
-            write_mar(store / "digits-2.mar", manifest("whatever", "2.0"))
-            await until(lambda: bool(models.loaded))
-            declared[:] = [("digits", NewVersions("digits-", "ignore"))]
-            await until(lambda: [each.spec.policy for each in watches.each()] == ["load", "ignore"])
-            declared.clear()
-            await until(lambda: watches.names() == ["always"])
-        finally:
-            following.cancel()
-            await asyncio.wait([following])
+    async with running(watches, lambda: list(declared)):
+        await until(lambda: watches.names() == ["always"])
+        declared.append(("digits", NewVersions("digits-", "load")))
+        declared.append((None, NewVersions("ftp://host/x", "load")))
+        await until(lambda: watches.names() == ["always", "desired-digits"])
+        write_mar(store / "other.mar", manifest("other", "1.0"))
+        write_mar(store / "digits-2.mar", manifest("whatever", "2.0"))
+        await until(lambda: bool(models.loaded))
+        declared[:] = [("digits", NewVersions("digits-", "ignore"))]
+        await until(lambda: [each.spec.policy for each in watches.each()] == ["load", "ignore"])
+        declared.clear()
+        await until(lambda: watches.names() == ["always"])
 
     assert models.loaded == {("digits", "2.0"): "digits-2.mar"}
 

@@ -331,10 +331,9 @@ def test_downloads_are_listed_while_they_are_under_way_and_after(origin: RangeOr
         thread.start()
         arrived = threading.Event()
         while not arrived.wait(0.01):
-            [status] = fetching.downloads.statuses() or [None]
-            if status is not None and status.bytes >= 1_000_000:
-                arrived.set()
-        assert status is not None
+            for status in fetching.downloads.statuses():
+                if status.bytes >= 1_000_000:
+                    arrived.set()
         assert (status.state, status.size, status.name) == ("downloading", len(DATA), "m.mar")
         assert fetching.downloads.running == 1
         assert fetching.downloads.cancel(status.id, "it was cancelled")

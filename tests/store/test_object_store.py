@@ -27,7 +27,7 @@ from marserve.store.fetch_guard import parse_target
 from marserve.store.object_store import ObjectSource, ObjectStores
 from marserve.store.source import Broken, Entry, Failed, Missing, Replaced, SourceError
 from support.object_stores import AZURE_ACCOUNT, AZURE_KEY, Bucket, S3Server, azure_server
-from support.odd_store import OddStore, an_object, odd_store, trouble
+from support.odd_store import MODIFIED, OddStore, an_object, odd_store, trouble
 from support.server import free_ports, poll
 
 pytest.importorskip("obstore")
@@ -223,6 +223,21 @@ def test_a_listing_tells_every_key_with_the_prefix(s3: S3Server, bucket: Bucket)
     assert listing.open(found["a/m2.mar"]).stat().is_of(found["a/m2.mar"])
 
 
+def test_a_key_that_cannot_be_listed_is_told(s3: S3Server, bucket: Bucket) -> None:
+    """And a longer prefix leaves it out; other odd keys are listed and opened as they are."""
+    keys = {"a/m.mar": "a/m.mar", "a/x%2520y+%C3%BC%3F%23.mar": "a/x%20y+ü?#.mar"}
+    for escaped in (*keys, "b//m.mar"):
+        bucket.put(escaped.replace("+", "%2B"), b"x")
+    listing = in_moto(s3).list_at(parse_target(f"s3://{bucket.name}/a/m"))
+
+    found = list(listing.list("a/"))
+
+    assert {entry.key for entry in found} == set(keys.values())
+    assert all(listing.open(entry).stat().is_of(entry) for entry in found)
+    with pytest.raises(Failed, match="a key below it has an empty part"):
+        list(listing.list("b/"))
+
+
 def test_a_listing_has_one_request_for_a_thousand_keys() -> None:
     """And ends with the last page."""
     keys = [f"m/{number:05d}.mar" for number in range(2_500)]
@@ -379,6 +394,18 @@ def test_requests_go_through_the_proxy_that_is_named() -> None:
         assert SECRET not in str(refused.value)
 
 
+def test_the_environments_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As everybody's; hosts of `NO_PROXY` are asked without it."""
+    with odd_store(an_object(b"x")) as proxy, odd_store(an_object(b"xx")) as store:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        stores = stores_of({"s3://": {"endpoint_url": "http://store.invalid"}}, KEYS)
+
+        assert stores.open(parse_target("s3://bucket/m.mar")).stat().size == 1
+        assert at(store).stat().size == 2
+        assert [asked.target for asked in proxy.asked] == ["http://store.invalid/bucket/m.mar"]
+
+
 def test_settings_that_cannot_be_are_told_when_an_address_is_opened(tmp_path: Path) -> None:
     """As sentences, whatever the library thinks of them."""
     (tmp_path / "bad.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
@@ -469,7 +496,7 @@ def test_a_cut_answer_is_broken_behind_what_came() -> None:
         for name, value in (
             ("content-length", "1000"),
             ("etag", '"1"'),
-            ("last-modified", "Wed, 21 Oct 2015 07:28:00 GMT"),
+            ("last-modified", MODIFIED),
         ):
             handler.send_header(name, value)
         handler.end_headers()
@@ -491,7 +518,7 @@ def _stuck(event: threading.Event, *, after_header: bool) -> Any:
             for name, value in (
                 ("content-length", "1000"),
                 ("etag", '"1"'),
-                ("last-modified", "Wed, 21 Oct 2015 07:28:00 GMT"),
+                ("last-modified", MODIFIED),
             ):
                 handler.send_header(name, value)
             handler.end_headers()
@@ -570,7 +597,7 @@ def test_what_is_read_ahead_is_bounded() -> None:
         for name, value in (
             ("content-length", str(10**9)),
             ("etag", '"1"'),
-            ("last-modified", "Wed, 21 Oct 2015 07:28:00 GMT"),
+            ("last-modified", MODIFIED),
         ):
             handler.send_header(name, value)
         handler.end_headers()
@@ -784,3 +811,71 @@ def test_an_answer_of_the_library_that_nobody_knows_is_told_by_its_type(monkeypa
         monkeypatch.setattr(obstore, "get", fail)
         with pytest.raises(Broken, match=r"^S3: the request failed$"):
             source.stat()
+
+
+# ------------------------------------------------------------------------------- stores that misbehave, downloaded
+
+
+def misbehaving(data: bytes, *troubles: Any) -> Any:
+    """An object whose first requests go wrong: a status, or a number of bytes after which the connection ends."""
+    waiting = list(troubles)
+    lock = threading.Lock()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        with lock:
+            now = waiting.pop(0) if waiting else None
+        if isinstance(now, int) and now < 1000:
+            trouble(now, "SlowDown")(handler)
+            return
+        if now is None:
+            an_object(data)(handler)
+            return
+        begin, _, last = handler.headers.get("range", "bytes=0-").removeprefix("bytes=").partition("-")
+        part = data[int(begin) : int(last) + 1 if last else len(data)]
+        handler.send_response(206)
+        handler.send_header("content-length", str(len(part)))
+        handler.send_header("content-range", f"bytes {begin}-{int(begin) + len(part) - 1}/{len(data)}")
+        handler.send_header("etag", '"1"')
+        handler.send_header("last-modified", MODIFIED)
+        handler.end_headers()
+        handler.wfile.write(part[:now])
+
+    return answer
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_a_download_outlives_cuts_and_busy_answers(tmp_path: Path, connections: int) -> None:
+    """It goes on where it ended, and is what the store has."""
+    data = os.urandom(6_000_000)
+    options = DownloadOptions(connections=connections, first_part_bytes=1_000_000, first_pause_s=0.01)
+    with odd_store(misbehaving(data, 503, 400_000, 500)) as store, (tmp_path / "m").open("w+b") as file:
+        done = download(at(store), file.fileno(), options, cancel=Cancel())
+
+    assert (tmp_path / "m").read_bytes() == data
+    assert done.entry.etag == '"1"'
+
+
+def test_an_object_that_is_replaced_meanwhile_is_begun_anew(tmp_path: Path) -> None:
+    """Never a file of two."""
+    first, second = b"1" * 3_000_000, b"2" * 3_000_000
+    with odd_store(an_object(first)) as store, (tmp_path / "m").open("w+b") as file:
+
+        def once(handler: BaseHTTPRequestHandler) -> None:
+            an_object(first)(handler)
+            store.answer = an_object(second, '"2"')
+
+        store.answer = once
+        options = DownloadOptions(connections=1, first_part_bytes=1_000_000, first_pause_s=0.01)
+        done = download(at(store), file.fileno(), options, cancel=Cancel())
+
+    assert (tmp_path / "m").read_bytes() == second
+    assert done.entry.etag == '"2"'
+
+
+def test_a_refusal_is_not_asked_for_again(tmp_path: Path) -> None:
+    """Once is enough."""
+    with odd_store(trouble(403, "AccessDenied")) as store, (tmp_path / "m").open("w+b") as file:
+        with pytest.raises(Failed, match="access was denied"):
+            download(at(store), file.fileno(), DownloadOptions(first_pause_s=0.01), cancel=Cancel())
+
+        assert len(store.asked) == 1

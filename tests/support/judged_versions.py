@@ -9,7 +9,7 @@ import numpy
 from marserve.registry.arms import LATENCY_BOUNDS, Seen
 from marserve.rollout.judge import Answers, Judge, Verdict
 
-TICK_S = 0.25
+TICK_S = 0.5
 
 
 @dataclass(frozen=True)

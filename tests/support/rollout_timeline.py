@@ -1,4 +1,4 @@
-"""Draws how roll-outs go, by playing them against the real judge: the picture of `docs/rollouts.md`. Seeded, no clock."""
+"""Draws how roll-outs go, by playing them against the real judge: the picture of `docs/rollouts.md`. Seeded."""
 
 from __future__ import annotations
 

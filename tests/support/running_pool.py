@@ -19,6 +19,7 @@ from marserve.pool.launchers import Launchers
 from marserve.pool.options import PoolOptions
 from marserve.pool.output import WorkerOutput
 from marserve.pool.queue import Job
+from marserve.pool.room import Room
 from marserve.pool.supervisor import Pool
 from marserve.telemetry.metrics import VersionMetrics
 from support.model_folders import OBEDIENT, write_model
@@ -56,6 +57,7 @@ class RunningPool:
         most: int | None = None,
         load: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
+        room: Room | None = None,
         **options: Any,
     ) -> None:
         self.folder = folder / "model"
@@ -67,6 +69,7 @@ class RunningPool:
         )
         self.load: Load = order
         self.metrics = VersionMetrics("m", "1.0")
+        self._room = room
         self._environment = environment or worker_environment()
         self._ids = itertools.count()
         self._seen: set[int] = set()
@@ -76,7 +79,7 @@ class RunningPool:
         await self._make_a_pipe()
         self._descriptors_before = open_descriptors()
         self.launchers = Launchers(self._environment, self.log)
-        self.pool = Pool(self.options, self.load, self.launchers, self.metrics, self.log)
+        self.pool = Pool(self.options, self.load, self.launchers, self.metrics, self.log, room=self._room)
         return self
 
     async def __aexit__(

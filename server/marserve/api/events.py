@@ -27,6 +27,7 @@ from marserve.api.schemas import ErrorBody, EventsTaken, StatusMessage, WatchDes
 from marserve.errors import BadInput, BadSettings, BodyTooLarge, InvalidToken
 from marserve.rollout.object_events import ObjectEvent, Verdict
 from marserve.settings.stores import Secret
+from marserve.telemetry.access_log import legible
 
 log = logging.getLogger("marserve.api")
 
@@ -168,7 +169,8 @@ def events_router(watches: Watches, secrets: EventSecrets, count: Callable[[str,
         count("look", len(looks))
         count("ignored", len(verdicts) - len(looks) + len(body.unknown))
         for verdict in verdicts[:MOST_SHOWN]:
-            log.info("Event of %s: %s: %s %s", source, verdict.event.shown, verdict.action, verdict.reason)
+            why = f" ({verdict.reason})" if verdict.reason else ""
+            log.info("Event of %s: %s: %s%s", source, legible(verdict.event.shown), verdict.action, why)
         return PrettyJson(
             {
                 "status": f"{len(looks)} of {len(verdicts) + len(body.unknown)} events make a watch look"

@@ -59,13 +59,16 @@ class WorkerOutput:
         loop = asyncio.get_running_loop()
         read_end, write_end = os.pipe()
         ends.callback(os.close, write_end)
-        pipe = os.fdopen(read_end, "rb", buffering=0)
+        pipe = ReadEnd(read_end, closes_itself=type(loop).__module__.startswith("uvloop"))
         closed: asyncio.Future[None] = loop.create_future()
         try:
             transport, _ = await loop.connect_read_pipe(lambda: _Lines(self, stream, rank, closed), pipe)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.close(read_end)  # the loop did not take it
+            raise
         except BaseException:
-            with contextlib.suppress(OSError):  # uvloop may have closed it already
-                pipe.close()
+            pipe.close()
             raise
         self._closed.append(closed)
         self._transports.append(transport)
@@ -92,6 +95,28 @@ class WorkerOutput:
         self._kept[rank].append(text)
         worker_id = f"{self._worker_id}.{rank}" if rank else self._worker_id
         self._log.line(self._model, self._version, worker_id, stream, level, text)
+
+
+class ReadEnd:
+    """The read end of a pipe, as event loops take it.
+
+    uvloop (`closes_itself`) closes the descriptor, and calls `close` after that: by then its number may be that of a
+    file which another thread has opened, so a second close would take it away from there.
+    """
+
+    def __init__(self, descriptor: int, *, closes_itself: bool) -> None:
+        self._descriptor = descriptor
+        self._is_open = not closes_itself
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """Close it, once, where the loop does not. May be called again."""
+        if self._is_open:
+            self._is_open = False
+            os.close(self._descriptor)
 
 
 class _Lines(asyncio.Protocol):

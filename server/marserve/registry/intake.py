@@ -76,6 +76,14 @@ class Intake:
         """
         return None if self._fetcher is None else self._fetcher.fetch_address(url, self.store.root)
 
+    def fetch_aside(self, url: str) -> Fetched:
+        """As `fetch` of what is an address, without a name in the store: what the store has under it does not matter.
+
+        Raises as `fetch`, but for ArchiveExists.
+        """
+        assert self._fetcher is not None
+        return self._fetcher.fetch(url, None)
+
     def stop_fetching(self) -> None:
         """End downloads that are under way."""
         if self._fetcher is not None:

@@ -118,10 +118,14 @@ class Mirrors:
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
-    async def stop(self) -> None:
-        """End every shadow."""
+    def refuse_new(self) -> None:
+        """Mirror nothing more: a server that drains waits for requests, not for copies of them."""
         for model in list(self._shadows):
             self._end_shadow(model)
+
+    async def stop(self) -> None:
+        """End every shadow."""
+        self.refuse_new()
         if self._ending:
             await asyncio.wait(self._ending)
 

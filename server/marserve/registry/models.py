@@ -92,6 +92,7 @@ class Registry:
         self._intake = intake
         self._on_change = on_change
         self._versions = Versions(options.sequence_headers.id)
+        self._models = self._versions.models  # for every request: one step less
         self._changes = Changes()
         self.hooks = Hooks()
         self._registering = Registering(
@@ -130,7 +131,7 @@ class Registry:
         """
         if self._is_draining and not request.is_inner:
             raise Draining
-        entry = self._versions.models.get(model)
+        entry = self._models.get(model)
         if entry is None:
             raise ModelNotFound(model)
         if not entry.is_plain or request.asked_version is not None:
@@ -406,7 +407,7 @@ class Registry:
 
         Raises as `register` does before it starts workers.
         """
-        unpacked = await self._registering.take_in(parameters.url, is_at_startup=True)
+        unpacked = await self._registering.take_in(parameters.url, is_declared=True)
         plan = await self._registering.plan(parameters, unpacked)
         await asyncio.to_thread(plan.discard)
         return plan.facts.options.model, plan.facts.options.version
@@ -558,6 +559,7 @@ class Registry:
         """Take no more requests and registrations from now on; what was accepted goes on."""
         self._is_leaving = self._is_draining = True
         self._registering.refuse_new()
+        self.mirrors.refuse_new()
 
     async def drain(self, deadline_s: float) -> int:
         """Wait until nothing is queued or running, for at most `deadline_s`; returns how many requests are left."""

@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
-from marserve.errors import ArchiveExists, CleanUpTimedOut, DependencyFailed, Draining, LoadFailed
+from marserve.errors import ArchiveExists, CleanUpTimedOut, DependencyFailed, DigestMismatch, Draining, LoadFailed
 from marserve.registry.calls import Registered, RegisterParameters, RegistryOptions
 from marserve.registry.changes import Changes
 from marserve.registry.hooks import Hooks
@@ -20,6 +20,7 @@ from marserve.registry.plan import Plan, check_parameters, make_plan
 from marserve.registry.ports import EnvironmentsLike, MetricsBook, PoolFactory
 from marserve.registry.versions import Version, Versions
 from marserve.store.fetch_guard import hide_query
+from marserve.store.fetcher import Fetched
 
 log = logging.getLogger("marserve.registry")
 
@@ -98,13 +99,16 @@ class Registering:
         self._note_change(version)
         return Registered(version.model, version.name, workers, "done" if is_ready else "partial")
 
-    async def take_in(self, url: str, *, is_at_startup: bool = False) -> Unpacked:
-        """Fetch, unpack and check an archive. Raises as `Intake` does, and Draining."""
+    async def take_in(self, url: str, *, is_at_startup: bool = False, is_declared: bool = False) -> Unpacked:
+        """Fetch, unpack and check an archive. Raises as `Intake` does, and Draining.
+
+        A document means what lies at an address now (`is_declared`), and not what the store has kept under that name.
+        """
         async with self._fetches:
             if self._is_draining:
                 raise Draining
             try:
-                fetched = await asyncio.to_thread(self._intake.fetch, url)
+                fetched = await asyncio.to_thread(self._fetch_declared if is_declared else self._intake.fetch, url)
             except ArchiveExists as error:
                 if not is_at_startup:
                     raise
@@ -117,6 +121,12 @@ class Registering:
                     await asyncio.to_thread(fetched.discard)
                 raise Draining
             return await asyncio.to_thread(self._intake.take_in, url, fetched)
+
+    def _fetch_declared(self, url: str) -> Fetched | None:
+        try:
+            return self._intake.fetch(url)
+        except (ArchiveExists, DigestMismatch):
+            return self._intake.fetch_aside(url)
 
     async def plan(self, parameters: RegisterParameters, unpacked: Unpacked, *, is_at_startup: bool = False) -> Plan:
         """Plan a version of the unpacked archive, or delete it and raise."""
@@ -133,7 +143,7 @@ class Registering:
         Raises as `register`, but for VersionConflict; nothing of it is left then.
         """
         check_parameters(parameters)
-        unpacked = await self.take_in(parameters.url, is_at_startup=True)
+        unpacked = await self.take_in(parameters.url, is_declared=True)
         return await self.establish(parameters, await self.plan(parameters, unpacked), is_beside=True)
 
     def publish(self, version: Version) -> Version | None:

@@ -9,6 +9,7 @@ model.mar, model/                         the model
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from marserve.settings.watches import NameRule
@@ -76,11 +77,19 @@ def version_order(version: str) -> tuple[tuple[int, int, str], ...]:
     return tuple(keys)
 
 
+def oldest_first(versions: list[str]) -> list[str]:
+    """Versions in their order, the oldest first, where all of them are numbered; else as they came."""
+    return sorted(versions, key=version_order) if are_numbered(versions) else versions
+
+
+def are_numbered(versions: Iterable[str]) -> bool:
+    """Whether all of these say by themselves which is the newer one."""
+    return all(map(_VERSION.fullmatch, versions))
+
+
 def is_newer(version: str, than: str) -> bool:
     """Whether a version that came later takes the place of another: unless both are numbered, and it is the lower."""
-    if _VERSION.fullmatch(version) and _VERSION.fullmatch(than):
-        return version_order(version) >= version_order(than)
-    return True
+    return not are_numbered((version, than)) or version_order(version) >= version_order(than)
 
 
 def _clean(stem: str) -> str:

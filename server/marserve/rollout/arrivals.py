@@ -39,7 +39,14 @@ from marserve.errors import (
 )
 from marserve.registry.calls import Registered, RegisterParameters
 from marserve.registry.intake import Unpacked
-from marserve.rollout.arrival_names import choose_name, is_newer, name_from_place, version_order
+from marserve.rollout.arrival_names import (
+    are_numbered,
+    choose_name,
+    is_newer,
+    name_from_place,
+    oldest_first,
+    version_order,
+)
 from marserve.settings.watches import NameRule, NewVersionPolicy, RemovedPolicy
 from marserve.store.sightings import Change
 from marserve.store.source import Entry
@@ -287,12 +294,14 @@ class Arrivals:
         record = self._note(key, change.entry, "loading")
         source = self._source_of_key(key)
         place = name_from_place(key)
-        if change.was_there and place.is_layout and place.model and place.version and policy.names != "manifest":
+        if place.is_layout and place.model and place.version and policy.names != "manifest":
             model = policy.model or place.model
-            if self._is_past(model, place.version):
+            if self._models.source_of(model, place.version) is None and self._is_past(
+                model, place.version, was_there=change.was_there
+            ):
                 self._leave_out(record, model, place.version)
                 return
-        unpacked = await asyncio.to_thread(self._take_in, key)
+        unpacked = await self._have_taken_in(key)
         is_handed_over = False
         try:
             manifest = unpacked.manifest
@@ -301,7 +310,7 @@ class Arrivals:
             record.model, record.version = model, version
             registered = self._models.source_of(model, version)
             if registered is None:
-                if change.was_there and self._is_past(model, version):
+                if self._is_past(model, version, was_there=change.was_there):
                     self._leave_out(record, model, version)
                     return
                 if change.was_there and self._was_taken_back(model, version):
@@ -317,7 +326,7 @@ class Arrivals:
             parameters = RegisterParameters(url=source, model_name=model, is_arrival=True)
             is_handed_over = True
             if registered is None:
-                await self._begin(record, parameters, named)
+                await self._begin(record, parameters, named, was_there=change.was_there)
             else:
                 await self._models.swap(parameters, named)
                 self._succeed(record, "swapped", "in the place of what it was before")
@@ -325,7 +334,18 @@ class Arrivals:
             if not is_handed_over:
                 await asyncio.to_thread(unpacked.discard)
 
-    async def _begin(self, record: Record, parameters: RegisterParameters, unpacked: Unpacked) -> None:
+    async def _have_taken_in(self, key: str) -> Unpacked:
+        """Take an archive in on a thread; what comes when nobody waits any more is deleted."""
+        taking = asyncio.ensure_future(asyncio.to_thread(self._take_in, key))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(_discard)
+            raise
+
+    async def _begin(
+        self, record: Record, parameters: RegisterParameters, unpacked: Unpacked, *, was_there: bool
+    ) -> None:
         """Load a version that is new, and let the policy go on with it."""
         model, version = record.model, record.version
         assert model is not None
@@ -336,7 +356,9 @@ class Arrivals:
             log.warning("Watch %s: model %s version %s has not all of its workers yet", self.name, model, version)
         versions = self._loaded.setdefault(model, [])
         if version not in versions:
-            versions.append(version)
+            # Of what was there at the start the newest came first.
+            versions.insert(0 if was_there else len(versions), version)
+            self._loaded[model] = oldest_first(versions)
         self._succeed(record, "loaded", "" if before is not None else "the first of its model, so its default")
         if before is not None and self.policy.on_new == "load-and-default":
             if is_newer(version, before):
@@ -386,10 +408,14 @@ class Arrivals:
 
     # ------------------------------------------------------------------------------------------- what is past
 
-    def _is_past(self, model: str, version: str) -> bool:
-        """Whether a version that was there at the start is older than all that are to stay loaded."""
+    def _is_past(self, model: str, version: str, *, was_there: bool) -> bool:
+        """Whether a version that is not loaded is older than all that are to stay loaded."""
         kept, loaded = self.policy.kept, self._loaded.get(model, [])
-        return 0 < kept <= len([each for each in loaded if version_order(each) >= version_order(version)])
+        if not kept or version in loaded:
+            return False
+        if are_numbered([*loaded, version]):
+            return len([each for each in loaded if version_order(each) > version_order(version)]) >= kept
+        return was_there and len(loaded) >= kept  # the newest came first
 
     def _was_taken_back(self, model: str, version: str) -> bool:
         if self.policy.on_new != "canary" or self._canaries is None:
@@ -489,6 +515,12 @@ class VersionTaken(VersionConflict):
 
     def __init__(self, sentence: str) -> None:
         self.args = (sentence,)
+
+
+def _discard(taking: asyncio.Future[Unpacked]) -> None:
+    """Delete what a thread took in."""
+    if not taking.cancelled() and taking.exception() is None:
+        taking.get_loop().run_in_executor(None, taking.result().discard)
 
 
 _PASSING = (

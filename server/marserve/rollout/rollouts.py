@@ -17,6 +17,7 @@ from typing import Any, Literal
 from marserve.errors import (
     BadInput,
     DefaultVersionInUse,
+    Draining,
     MarserveError,
     ModelNotFound,
     RolloutNotFound,
@@ -27,6 +28,7 @@ from marserve.registry.arms import Arm, Seen
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.models import Registry
 from marserve.registry.ports import PoolLike
+from marserve.registry.shadow import Shadow
 from marserve.registry.traffic import Traffic, read_traffic
 from marserve.rollout.course import Course, RolloutSpec, State, forecast, read_rollout
 from marserve.rollout.judge import Answers
@@ -62,6 +64,7 @@ class Rollouts:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing: dict[str, asyncio.Task[None]] = {}
         self._unwritten: set[str] = set()
+        self._is_stopped = False
 
     # ------------------------------------------------------------------------------------------- calls
 
@@ -70,6 +73,8 @@ class Rollouts:
 
         Raises ModelNotFound, VersionNotFound, RolloutUnderWay, and BadInput for what cannot be rolled out.
         """
+        if self._is_stopped:
+            raise Draining
         if model in self._running:
             raise RolloutUnderWay(
                 f"Model {model} has a roll-out already, of version {self._running[model].spec.version}: wait until it "
@@ -183,7 +188,8 @@ class Rollouts:
         task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Leave every roll-out where it is; its record says so."""
+        """Leave every roll-out where it is; its record says so. May be called twice."""
+        self._is_stopped = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -257,6 +263,7 @@ class _Rollout:
         self._seen = (Seen(), Seen())
         self._answers = Answers()
         self._answers_before = Answers()
+        self._shadow: Shadow | None = None
         self._deaths_before: dict[str, int] = {}
         self._dead_since: dict[str, float] = {}
         self._is_ordered = asyncio.Event()
@@ -358,7 +365,6 @@ class _Rollout:
 
     async def run(self) -> None:
         """From the preparation to the end."""
-        rollouts = self._rollouts
         try:
             if await self._prepare() and not self.course.has_ended:
                 self._begin()
@@ -447,9 +453,10 @@ class _Rollout:
                 raise VersionNotFound(self.model, name)
             self._pools[name] = pool
         self._arms = registry.mirrors.watch(self.model, self.baseline, self.spec.version)
-        shadow = self.spec.shadow()
-        if shadow is not None:
-            registry.mirrors.put(self.model, shadow)
+        spec = self.spec.shadow()
+        if spec is not None:
+            registry.mirrors.put(self.model, spec)
+            self._shadow = registry.mirrors.shadow_of(self.model)
         self.course.begin(self._rollouts.now(), step=self._first_step)
         self._enter_step()
         if self._is_paused_at_start:
@@ -504,11 +511,11 @@ class _Rollout:
 
     def _answers_so_far(self) -> Answers:
         """What the roll-out's own shadow has compared; a copy without an answer differs."""
-        shadow = self._rollouts.registry.mirrors.shadow_of(self.model)
-        if shadow is None or self.spec.compare is None:
+        if self._shadow is None:
             return Answers()
-        failed = sum(shadow.counts.errors.values())
-        return Answers(shadow.counts.compared + failed, shadow.counts.differing + failed)
+        counts = self._shadow.counts
+        failed = sum(counts.errors.values())
+        return Answers(counts.compared + failed, counts.differing + failed)
 
     def _find_dead(self, now: float) -> str | None:
         """Which of the two has had no worker for a while, in a sentence; None mostly."""
@@ -536,6 +543,8 @@ class _Rollout:
             try:
                 if registry.traffic.rule_of(self.model) != self._rule:
                     why = "the traffic was changed by hand meanwhile"
+                elif self._shadow is not registry.mirrors.shadow_of(self.model) and self._shadow is not None:
+                    why = "the shadow that answers were compared by was removed or replaced meanwhile"
             except ModelNotFound:
                 why = "the model was unregistered meanwhile"
         if not why:
@@ -554,7 +563,8 @@ class _Rollout:
         """Set what is to be in force now that the course has ended. Nothing is awaited."""
         registry, version = self._rollouts.registry, self.spec.version
         state = self.course.state
-        if self._has_traffic():
+        has_traffic = self._has_traffic()
+        if has_traffic:
             self._set_final_traffic(state)
         shadow = registry.mirrors.shadow_of(self.model)
         if (
@@ -564,7 +574,7 @@ class _Rollout:
         ):
             registry.mirrors.remove(self.model)
         moved = 0
-        if state != "promoted" and self._is_there(self.baseline) and self._is_there(version):
+        if has_traffic and state != "promoted" and self._is_there(self.baseline) and self._is_there(version):
             moved = registry.mirrors.hand_over(self.model, version, self.baseline)
         registry.mirrors.unwatch(self.model)
         self._ended = time.time()

@@ -42,6 +42,7 @@ from marserve.store.watched_folder import WatchedFolder
 log = logging.getLogger("marserve.rollout")
 
 Numbers = Callable[["Watches"], Mapping[str, float]]
+Policies = Callable[[], Sequence[tuple[str | None, NewVersions]]]
 
 # Between the two halves of a replacement a name is nowhere.
 REMOVAL_S = 5.0
@@ -121,14 +122,13 @@ class Watched:
         """Watch until cancelled; then nothing of it is left."""
         tasks = [asyncio.create_task(self.watch.run()), asyncio.create_task(self.arrivals.run())]
         try:
-            await asyncio.gather(*tasks)
-        except Exception:
-            # A border: what is wrong with one watch is no reason to end the others.
-            log.exception("Watch %s has ended", self.spec.name)
-        finally:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+                if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                    # A border: what is wrong with one watch is no reason to end the others.
+                    log.error("Watch %s has ended", self.spec.name, exc_info=error)
+        finally:
+            await end_tasks(tasks)
 
     def describe(self) -> dict[str, Any]:
         """All of it, for management."""
@@ -169,7 +169,6 @@ class Watches:
         self._watched: dict[str, Watched] = {}
         self._declared: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._is_running = False
         self.events: Counter[str] = Counter(look=0, ignored=0, bad=0, unauthorized=0)
 
     # ------------------------------------------------------------------------------------------- building
@@ -280,23 +279,23 @@ class Watches:
 
     # ------------------------------------------------------------------------------------------- life
 
-    async def run(self) -> None:
-        """Watch until cancelled; then nothing of it is left."""
-        self._is_running = True
+    async def run(self, policies: Policies = tuple) -> None:
+        """Watch until cancelled; then nothing of it is left. `policies` is what a desired state declares now."""
+        last: Sequence[tuple[str | None, NewVersions]] = ()
         try:
             for each in self._watched.values():
                 self._begin(each)
-            await asyncio.Event().wait()
+            while True:
+                now = policies()
+                if now != last:
+                    last = now
+                    await self._declare([(model, self._declared_place(model, each)) for model, each in now])
+                await asyncio.sleep(DECLARED_LOOK_S)
         finally:
-            self._is_running = False
-            tasks = list(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
+            await end_tasks(list(self._tasks.values()))
             self._tasks.clear()
 
-    async def declare(self, wanted: Sequence[tuple[str | None, WatchedPlace]]) -> None:
+    async def _declare(self, wanted: Sequence[tuple[str | None, WatchedPlace]]) -> None:
         """Have exactly these watches beside those of the settings, each for the versions of a model or of any.
 
         One that cannot be is logged and left out.
@@ -308,8 +307,7 @@ class Watches:
                 del self._watched[name]
                 task = self._tasks.get(name)
                 if task is not None:
-                    task.cancel()
-                    await asyncio.wait([task])  # `run` waits for it too, if this is cancelled
+                    await end_tasks([task])  # `run` waits for it too, if this is cancelled
                     self._tasks.pop(name, None)
         for name, (model, spec) in names.items():
             if name in self._declared:
@@ -320,18 +318,7 @@ class Watches:
                 log.error("%s", error)
                 continue
             self._declared.add(name)
-            if self._is_running:
-                self._begin(self._watched[name])
-
-    async def follow(self, policies: Callable[[], Sequence[tuple[str | None, NewVersions]]]) -> None:
-        """Have the watches that a desired state declares, as it changes, until cancelled."""
-        last: Sequence[tuple[str | None, NewVersions]] = ()
-        while True:
-            now = policies()
-            if now != last:
-                last = now
-                await self.declare([(model, self._declared_place(model, each)) for model, each in now])
-            await asyncio.sleep(DECLARED_LOOK_S)
+            self._begin(self._watched[name])
 
     def _declared_place(self, model: str | None, declared: NewVersions) -> WatchedPlace:
         """The watch of a prefix: an address, an absolute path, or the beginning of a name in the model store."""
@@ -414,6 +401,15 @@ class Watches:
             each.watch.hint(inner, event.happened, event.etag)
             verdicts.append(Verdict(event, "look", watch=each.spec.name))
         return verdicts
+
+
+async def end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel what has not ended, and wait for its end. Never twice: that would interrupt how it cleans up."""
+    for task in tasks:
+        if not task.cancelling():
+            task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 def build_watches(

@@ -25,6 +25,7 @@ def build_fetcher(
         DownloadOptions(connections=settings.download_connections, max_bytes=max_bytes),
         digests=settings.archive_digests,
         late_s=settings.late_archive_timeout,
+        temporary=settings.temporary_folder,
     )
     return Fetcher(
         AllowedUrls(settings.allowed_urls),

@@ -62,11 +62,13 @@ class FetchOptions:
 
     `digests`: which digests are compared, beside those in addresses: none, those of files beside archives where there
     are some, or all archives must have one. `late_s`: how long an object that is not there is waited for, in seconds.
+    `temporary` is where an archive lies that can get no name in the store; the system's folder if None.
     """
 
     download: DownloadOptions = field(default_factory=DownloadOptions)
     digests: DigestRule = "given"
     late_s: float = 0.0
+    temporary: Path | None = None
 
 
 @dataclass(slots=True)
@@ -304,7 +306,7 @@ class Fetcher:
 
     def _alone(self, source: Source, digest: str | None, store: Path | None, listed: Download, late_s: float) -> Held:
         """Without a cache: a file beside where it gets its name, or of the system's for such; gone when released."""
-        incoming = _part(store)
+        incoming = _part(store, self._options.temporary)
         try:
             downloaded = self._download(source, incoming.descriptor, digest, listed, late_s)
             os.fsync(incoming.descriptor)
@@ -334,8 +336,8 @@ class Fetcher:
         return downloaded
 
 
-def _part(folder: Path | None) -> Incoming:
-    """A new file to fetch into: in the folder if it can be written to, else where the system has temporary files."""
+def _part(folder: Path | None, temporary: Path | None) -> Incoming:
+    """A new file to fetch into: in the folder if it can be written to, else where temporary files are."""
     if folder is not None:
         try:
             sweep_parts(folder)
@@ -343,4 +345,7 @@ def _part(folder: Path | None) -> Incoming:
         except OSError as error:
             if error.errno not in READ_ONLY:
                 raise
-    return Incoming(part_path(Path(tempfile.gettempdir())))
+    temporary = temporary or Path(tempfile.gettempdir())
+    temporary.mkdir(parents=True, exist_ok=True)
+    sweep_parts(temporary)
+    return Incoming(part_path(temporary))

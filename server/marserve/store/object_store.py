@@ -105,7 +105,7 @@ def _library(target: Target) -> Any:
         import obstore.store  # late: a server without such addresses needs none of it
     except ImportError:
         raise Failed(
-            f"{target.scheme}:// addresses need the extra cloud: pip install 'marserve[cloud]', then start anew"
+            f"{target.scheme}:// addresses need the extra cloud: pip install 'marserve[cloud]', then restart the server"
         ) from None
     return obstore.store
 
@@ -227,7 +227,7 @@ class ObjectSource:
         def send(errand: _Errand) -> None:
             try:
                 done = obstore.put(self._store, self._key, data, mode=mode, use_multipart=False)
-                errand.begin(Entry(self._key, len(data), done["e_tag"]), 0)
+                errand.begin(Entry(self._key, len(data), _strong(done["e_tag"])), 0)
             except Exception as error:
                 if type(error).__name__ == "AlreadyExistsError":
                     raise Replaced("it is there already") from None
@@ -310,12 +310,15 @@ class ObjectListing:
 
 
 def _entry_of(meta: Any, key: str) -> Entry:
-    tag, modified = meta["e_tag"], meta["last_modified"]
+    modified = meta["last_modified"]
+    return Entry(key, meta["size"], _strong(meta["e_tag"]), modified.timestamp() if modified is not None else None)
+
+
+def _strong(tag: str | None) -> str | None:
+    """An ETag with its quotes, which Azure's listings leave out; None for a weak one, which promises no equal bytes."""
     if not tag or tag.startswith("W/"):
-        tag = None  # a weak one promises no equal bytes
-    elif not tag.startswith('"'):
-        tag = f'"{tag}"'  # Azure's listings leave the quotes out
-    return Entry(key, meta["size"], tag, modified.timestamp() if modified is not None else None)
+        return None
+    return tag if tag.startswith('"') else f'"{tag}"'
 
 
 def _is_same(found: Entry, of: Entry) -> bool:
@@ -364,6 +367,11 @@ def explain(error: Exception, target: Target, how: str) -> SourceError:
         if status in (408, 429) or status >= 500:
             return Broken(f"{store}: the answer was {named}")
         return Failed(f"{store}: the answer was {named}")
+    if kind == "InvalidPathError":
+        return Failed(
+            f"{store}: a key below it has an empty part or a control character, and the library lists none beside "
+            "such; take it away, or name a longer prefix"
+        )
     if isinstance(error, ValueError):
         return Failed(f"{store}: the address holds no key that the store could have")
     if kind in ("NotSupportedError", "NotImplementedError"):

@@ -183,6 +183,7 @@ class FolderNotices:
         try:
             import watchfiles  # costs a start that watches nothing 30 ms
 
+            logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts every write
             for _ in watchfiles.watch(
                 self._root,
                 watch_filter=None,
