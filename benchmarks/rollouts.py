@@ -19,7 +19,7 @@ from figures import Figure, Goal
 from load_generator import CannotMeasure
 from open_loop import poisson, send
 from plan import Plan
-from servers import Marserve, make_archive
+from servers import Marserve, Sample, make_archive
 
 CLIENTS = 8
 RATE = 40
@@ -28,6 +28,7 @@ MOST_PROMOTED_MS = 1000
 MOST_MOVED = 1.05
 FAULTS = {"2.0": "none", "2.1": "errors", "2.2": "slow", "2.3": "wrong", "2.4": "dead"}
 LIMIT_S = 120.0
+SAMPLE = Sample(b"[1, 1]", "application/json")
 
 
 def measure(plan: Plan) -> list[Figure]:
@@ -40,7 +41,7 @@ def measure(plan: Plan) -> list[Figure]:
     back: list[float] = []
     promoted: list[float] = []
     spans: dict[tuple[str, bool], list[float]] = {}
-    with Marserve("marserve", first, plan.new_folder("rollouts")) as server:
+    with Marserve("marserve", first, plan.new_folder("rollouts"), sample=SAMPLE) as server:
         for version in FAULTS:
             _call(server, "POST", f"/models?url=linear-{version}.mar&initial_workers=2")
         for number in range(plan.rounds):

@@ -10,7 +10,8 @@ def handle(data, context):
     if data is None:
         return None
     fault = (context.model_yaml_config or {}).get("fault", "none")
-    return [answer(json.loads(bytes(row["body"])), fault) for row in data]
+    rows = [row["body"] for row in data]
+    return [answer(body if isinstance(body, list) else json.loads(bytes(body)), fault) for body in rows]
 
 
 def answer(inputs, fault):

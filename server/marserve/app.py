@@ -845,9 +845,9 @@ class Server:
     ) -> None:
         """Answer what was accepted, refuse what comes; a second signal ends the wait."""
         settings = self._settings
-        if self._rollouts is not None:
-            await self._rollouts.stop()  # first: what ends from now on is no verdict on a version
         registry.begin_drain()
+        if self._rollouts is not None:
+            await self._rollouts.stop()  # before anything ends: that would be no verdict on a version
         await self._unless_hurried(asyncio.sleep(settings.drain_delay))
         registry.refuse_new()
         given_up = await self._unless_hurried(self._finish_accepted(registry))
@@ -908,7 +908,7 @@ def read_snapshot(settings: Settings) -> list[SnapshotVersion] | None:
     """
     if settings.model_snapshot is None:
         return None
-    store = LocalStore(settings.model_store, roots=settings.model_roots)
+    store = LocalStore(settings.model_store, roots=[*settings.model_roots, *watched_folders(settings)])
 
     def has_archive(name: str) -> bool:
         if is_address(name) or is_store_address(name):

@@ -130,6 +130,22 @@ def test_the_table_of_versions_shows_memory_where_it_is_counted() -> None:
     assert "memory" not in drawn(versions_table([description()]))[0]
 
 
+def test_traffic_has_a_column_where_there_is_some() -> None:
+    """Shares and labels; a version that has none of it has an empty cell."""
+    versions = [
+        description("digits", "1.0", trafficShare=0.75, labels=["stable"]),
+        description("digits", "2.0", trafficShare=0.25),
+        description("noop", "1.0"),
+    ]
+
+    rows = drawn(versions_table(versions))
+
+    assert rows[0][:4] == ["model", "version", "state", "traffic"]
+    assert "75 %, stable" in " ".join(rows[1])
+    assert "25 %" in " ".join(rows[2])
+    assert "traffic" not in drawn(versions_table([description()]))[0]
+
+
 def test_a_version_without_a_state_is_judged_by_its_workers() -> None:
     """TorchServe's own answer has no state."""
     version = description()

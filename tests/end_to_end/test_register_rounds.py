@@ -55,7 +55,7 @@ def grown_by(folder: Path, rounds: int) -> int:
 
 def test_rounds_of_registering_leave_the_server_as_it_was(tmp_path: Path) -> None:
     """A hundred, each with a model that answers; the full promise is played in the long suite."""
-    assert grown_by(tmp_path, 100) < 3 * MB
+    assert grown_by(tmp_path, 100) < 3 * MB  # six times its part of the full promise: allocators round up
 
 
 @pytest.mark.long

@@ -34,7 +34,7 @@ EQUAL = LINEAR
 WRONG = LINEAR.replace("return {", "if inputs[0] == 7:\n        return {'y': 0.0}\n    return {")
 NEARLY = LINEAR.replace("+ BIAS}", "+ BIAS * (1 + 1e-7)}")
 SLOW = LINEAR.replace("return {", "time.sleep(0.05)\n    return {")
-CRASHING = LINEAR.replace("return {", "if inputs[0] == 7:\n        os._exit(3)\n    return {")
+CRASHING = LINEAR.replace("return {", "if inputs[0] % 10 == 7:\n        os._exit(3)\n    return {")
 RAISING = LINEAR.replace("return {", "if inputs[0] % 10 == 7:\n        raise ValueError('no')\n    return {")
 HANGING = LINEAR.replace("return {", "time.sleep(2)\n    return {")
 UNLOADABLE = "raise RuntimeError('cannot be loaded')\n"

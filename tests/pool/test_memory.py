@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from marserve.pool.memory import OomKills, count_oom_kills, find_events_file, own_bytes, resident_bytes, watch_oom_kills
+from marserve.pool.memory import (
+    OomKills,
+    count_oom_kills,
+    find_events_file,
+    own_bytes,
+    past_peak_bytes,
+    proportional_bytes,
+    resident_bytes,
+    watch_oom_kills,
+)
 
 ROLLUP = """\
 55d0-7ffc ---p 00000000 00:00 0 [rollup]
@@ -31,6 +40,26 @@ def test_a_processs_own_memory_is_what_it_wrote_and_what_is_in_swap(tmp_path: Pa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_processs_share_of_memory_is_what_it_holds_with_its_part_of_what_it_shares(tmp_path: Path) -> None:
+    """Swap counts; a process that is gone holds nothing."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/smaps_rollup").write_text(ROLLUP)
+
+    assert proportional_bytes(7, tmp_path) == 389 * 1024
+    assert proportional_bytes(8, tmp_path) == 0
+
+
+def test_a_processs_past_peak_is_what_it_held_more_at_its_highest(tmp_path: Path) -> None:
+    """What loading took for a moment; never less than nothing."""
+    for pid, high in ((7, 900), (8, 500)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "status").write_text(f"Name:\tx\nVmHWM:\t   {high} kB\nVmRSS:\t   600 kB\n")
+
+    assert past_peak_bytes(7, tmp_path) == 300 * 1024
+    assert past_peak_bytes(8, tmp_path) == 0
+    assert past_peak_bytes(9, tmp_path) == 0
+
+
 def test_what_a_process_takes_shows() -> None:
     """Twenty megabytes of ours, once they are written to."""
     before, resident = own_bytes(os.getpid()), resident_bytes(os.getpid())

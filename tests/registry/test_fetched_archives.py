@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from marserve.archive.reader import Limits
-from marserve.errors import ArchiveNotFound, BadArchive, BadInput, DigestMismatch, DownloadFailed
+from marserve.errors import ArchiveNotFound, BadArchive, BadInput, DigestMismatch, DownloadFailed, Draining
+from marserve.registry.calls import RegisterParameters
 from marserve.registry.intake import Intake
+from marserve.registry.registering import PARALLEL_INTAKES
+from marserve.registry.snapshot import read_models, write_models
 from marserve.store.cache import Cache
 from marserve.store.download import DownloadOptions
 from marserve.store.fetch_guard import AllowedUrls
@@ -18,7 +23,9 @@ from marserve.store.fetcher import Fetcher, FetchOptions
 from marserve.store.http import HttpOrigins
 from marserve.store.local import LocalStore
 from support.archives import good_members, zip_of
+from support.echo_archives import manifest, write_mar
 from support.fault_proxy import Fault, FaultProxy, fault_proxy
+from support.management_house import House as ManagementHouse
 from support.range_origin import RangeOrigin, range_origin
 
 WEIGHTS = random.Random(5).randbytes(1_500_000)
@@ -182,3 +189,48 @@ def test_an_archive_says_how_it_is_found_again(origin: RangeOrigin, tmp_path: Pa
     assert (fetched.archive, below.archive) == ("m.mar", str(elsewhere))
     fetched.discard()
     below.discard()
+
+
+@pytest.mark.anyio
+async def test_a_snapshot_says_where_an_archive_is_found_again(tmp_path: Path) -> None:
+    """Below a further root by its path: the next start serves it from there, in place."""
+    roots = tmp_path / "roots"
+    folder = roots / "team" / "echo"
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(write_mar(tmp_path / "m.mar", manifest("m", "1.0"))) as archive:
+        archive.extractall(folder)
+    first = ManagementHouse(tmp_path / "first", roots=[roots])
+    await first.registry.register(RegisterParameters(str(folder)))
+    versions = read_models(write_models(first.registry.snapshot(), "x", 1))
+    await first.registry.stop()
+
+    second = ManagementHouse(tmp_path / "second", roots=[roots])
+    await second.registry.restore(versions)
+
+    assert [version.archive for version in second.registry.snapshot()] == [str(folder)]
+    assert second.folders() == []
+    await second.registry.stop()
+    assert (folder / "MAR-INF").is_dir()
+
+
+@pytest.mark.anyio
+async def test_what_was_fetched_for_a_registration_that_a_stop_overtakes_is_gone(tmp_path: Path) -> None:
+    """It had its name in the store and waited for its turn to be unpacked."""
+    source = write_mar(tmp_path / "m.mar", manifest("m", "1.0"))
+    house = ManagementHouse(tmp_path / "house", fetcher=Fetcher(AllowedUrls(["file://.*"])))
+    turns = house.registry._registering._intakes
+    for _ in range(PARALLEL_INTAKES):
+        await turns.acquire()
+    call = asyncio.create_task(house.registry.register(RegisterParameters(f"file://{source}")))
+    async with asyncio.timeout(20):
+        while not (house.store / "m.mar").exists():
+            await asyncio.sleep(0.01)
+
+    house.registry.refuse_new()
+    for _ in range(PARALLEL_INTAKES):
+        turns.release()
+    with pytest.raises(Draining):
+        await call
+
+    assert list(house.store.iterdir()) == []
+    await house.registry.stop()

@@ -35,7 +35,7 @@ class Sleeper:
         self.can_sleep = not options.min_workers
         self.is_in_use = False
         self.is_loading = False
-        self.queued = 0
+        self.is_awaited = True
         self.wanted_workers = 0
         self.ready_workers = 0
         self.reasons: list[str] = []
@@ -252,6 +252,23 @@ async def test_what_came_a_moment_ago_stays_for_the_least_residence() -> None:
 
         assert loop.time() - began >= 0.19
         assert pool_of(first).reasons != []
+
+
+async def test_nobody_leaves_for_a_model_that_nobody_waits_for_any_more() -> None:
+    """Its clients have gone, or their deadlines have passed, while it waited for memory."""
+    async with world(150) as there:
+        busy, new = there.add("busy", 100), there.add("new", 100)
+        await there.load(busy)
+        pool_of(busy).is_in_use = True
+
+        new.ask(1)
+        pool_of(new).is_awaited = False
+        await there.until(lambda: bool(pool_of(new).reasons))
+        pool_of(busy).is_in_use = False
+        await asyncio.sleep(0.05)
+
+        assert pool_of(busy).reasons == []
+        assert there.residency.figures().charged == 100
 
 
 async def test_several_who_wait_are_all_let_in() -> None:

@@ -16,6 +16,7 @@ from marserve.registry.snapshot import (
     SnapshotVersion,
     archive_name,
     check_archives,
+    lies_as,
     read_models,
     write_models,
 )
@@ -184,3 +185,26 @@ def test_every_key_of_torchserves_snapshots_is_written_and_read() -> None:
     for key in keys["version"]:
         changed = document(**{"parallelLevel": 2, key: other.get(key, 33)})
         assert read_models(changed) != [replace(version, response_timeout_s=120)], key
+
+
+@pytest.mark.parametrize(
+    ("word", "says_version", "names_it"),
+    [
+        ("/srv/store/digits/2/any.mar", True, True),
+        ("/srv/store/digits/2.mar", True, True),
+        ("/srv/store/digits/2", True, True),
+        ("s3://bucket/my/digits/2/any.mar", True, True),
+        ("digits-2.mar", True, False),
+        ("digits-2.mar", False, True),
+        ("digits@2.tar.gz", False, True),
+        ("/srv/store/digits/3/any.mar", False, False),
+        ("2.mar", False, False),
+        ("digits.mar", False, False),
+        ("", False, False),
+    ],
+)
+def test_what_a_watch_named_by_its_path_comes_back_under_that_name(
+    word: str, says_version: bool, names_it: bool
+) -> None:
+    """Its manifest may say something else."""
+    assert lies_as(word, "digits", "2", says_version=says_version) is names_it

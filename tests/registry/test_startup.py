@@ -28,6 +28,9 @@ def test_a_list_is_loaded_in_its_own_order() -> None:
         ("m.tar.gz", "m_tar"),
         ("folder/", "folder"),
         ("_x.mar", "_x"),
+        ("https://host/m.mar?Signature=a/b.c#sha256=" + "0" * 64, "m"),
+        ("m.mar#sha256=" + "0" * 64, "m"),
+        ("/srv/models/team/echo.v2", "echo"),
     ],
 )
 def test_a_model_without_a_name_is_called_after_its_file(url: str, name: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from marserve.messages import Answer, Part, Request
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.snapshot import SnapshotVersion, read_models, write_models
 from marserve.registry.traffic import VERSION_HEADER, Sticky, Traffic
-from support.fake_pool import Behaviour
+from support.echo_archives import manifest, write_mar
+from support.fake_pool import Behaviour, FakeDeath
 from support.management_house import House as ManagementHouse
 
 pytestmark = pytest.mark.anyio
@@ -229,8 +231,30 @@ async def test_a_weight_takes_effect_when_its_version_is_ready(house: House) -> 
 
     house.pools.of("m", "3.0").finish_load()
 
-    assert house.shares(100)["3.0"] in range(48, 53)
+    assert house.shares(100)["3.0"] in range(45, 56)
     assert "pending" not in house.registry.traffic.describe("m")
+
+
+async def test_a_version_that_sleeps_or_wakes_has_its_part(house: House) -> None:
+    """It holds what comes until it is awake, so its keys need not go elsewhere; one that dies of waking is left out."""
+    config = "minWorkers: 0\nmaxWorkers: 1\nidleTimeout: 60\n"
+    archive = write_mar(house.store / "sleeper.mar", manifest("m", "3.0"), config=config).name
+    house.pools.behaviours["m"] = Behaviour(load="wait")
+    await house.registry.register(RegisterParameters(archive))
+    sleeper = house.pools.of("m", "3.0")
+    assert sleeper.workers() == []
+
+    told = house.registry.traffic.put("m", Traffic({"1.0": 1, "3.0": 1}))
+    assert told == {"weights": {"1.0": 1, "3.0": 1}}
+
+    sleeper.scale(1, 1)
+    assert [worker.status for worker in sleeper.workers()] == ["LOADING"]
+    assert "pending" not in house.registry.traffic.describe("m")
+    assert house.shares(100)["3.0"] in range(45, 56)
+
+    sleeper._workers = [replace(worker, last_death=FakeDeath()) for worker in sleeper.workers()]
+    assert house.registry.traffic.describe("m")["pending"] == ["3.0"]
+    assert house.shares(20) == {"1.0": 20}
 
 
 async def test_with_no_weighted_version_ready_the_default_one_answers(house: House) -> None:

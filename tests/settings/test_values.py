@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from marserve.settings.table import KEYS
 from marserve.settings.values import (
     BOOL,
+    FOLDERS,
     INT,
     LENIENT_CHOICE,
     LOAD_MODELS,
@@ -152,6 +153,8 @@ def test_a_bad_life_time_of_tokens_means_an_hour() -> None:
             (ModelToLoad("a.mar"), ModelToLoad("b.mar", "one"), ModelToLoad("c.mar", "two")),
         ),
         ("https://h/m.mar?key=x", (ModelToLoad("https://h/m.mar?key=x"),)),
+        ("m.mar#sha256=ab", (ModelToLoad("m.mar#sha256=ab"),)),
+        ("m=m.mar#sha256=ab", (ModelToLoad("m.mar#sha256=ab", "m"),)),
         ("m=https://h/m.mar?key=x", (ModelToLoad("https://h/m.mar?key=x", "m"),)),
     ],
 )
@@ -159,6 +162,15 @@ def test_models_to_load(text: str, value: object) -> None:
     """`all`, or names and URLs; blanks around commas are trimmed; a URL keeps its own equals signs."""
     assert read(LOAD_MODELS, text) == value
     assert read(LOAD_MODELS, LOAD_MODELS.write(value)) == value
+
+
+def test_folders_are_below_the_working_directory_unless_they_are_absolute() -> None:
+    """And back as text."""
+    folders = (Path("/here/models"), Path("/srv/shared models"))
+
+    assert read(FOLDERS, " models ,, /srv/shared models ") == folders
+    assert read(FOLDERS, FOLDERS.write(folders)) == folders
+    assert read(FOLDERS, "") == ()
 
 
 def test_models_become_seconds_and_numbers() -> None:

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from marserve.errors import BadSettings
+from marserve.settings import Settings, load_settings
+from marserve.settings.table import Entry
 from marserve.settings.values import Kind, Reading, Wrong
 from marserve.settings.watches import EVENT_SECRETS, STORE_POLICY, WATCHES, WatchedPlace
 
@@ -127,3 +130,32 @@ def test_event_secrets_that_cannot_be_are_refused_without_their_value(text: str)
         read(EVENT_SECRETS, text)
 
     assert "0123456789abcdef" not in str(raised.value)
+
+
+def settings_of(folder: Path, entry: Entry = "torchserve", **keys: str) -> Settings:
+    """Settings from a file with these keys."""
+    lines = {"disable_token_authorization": "true", "model_store": str(folder), **keys}
+    (folder / "config.properties").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+    return load_settings(entry, {}, {}, folder)
+
+
+@pytest.mark.parametrize("entry", ["torchserve", "marserve"])
+def test_nothing_is_watched_unless_it_is_asked_for(tmp_path: Path, entry: Entry) -> None:
+    """As TorchServe, which never looks again."""
+    settings = settings_of(tmp_path, entry)
+
+    assert settings.watch_model_store is None
+    assert settings.watches == ()
+    assert settings.event_secrets == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("watch_model_store", "load"), ("watches", '[{"place": "drop", "policy": "load"}]')],
+)
+def test_where_a_desired_state_decides_nothing_else_is_watched(tmp_path: Path, name: str, value: str) -> None:
+    """Two words for one thing are an error that names both."""
+    (tmp_path / "models.yaml").write_text("models: {}\n")
+
+    with pytest.raises(BadSettings, match=f"decides alone which models there are, and {name} says it too"):
+        settings_of(tmp_path, desired_state="models.yaml", **{name: value})

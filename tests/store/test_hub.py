@@ -237,7 +237,7 @@ def test_a_fetch_that_is_given_up_ends_at_once(hub: HubServer, tmp_path: Path) -
     ]
     assert SECRET not in " ".join(process.cmdline())
     cancel.set("the server stops")
-    thread.join(2)
+    thread.join(5)
 
     assert (not thread.is_alive(), [str(error) for error in found]) == (True, ["the server stops"])
     assert not process.is_running()

@@ -32,7 +32,8 @@ def home(tmp_path: Path) -> dict[str, str]:
     """A home folder with a profile of everything."""
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text(
-        f"[default]\naws_access_key_id=AKIAFILE\naws_secret_access_key={SECRET}\n[bare]\nregion=bare-1\n"
+        f"[default]\naws_access_key_id=AKIAFILE\naws_secret_access_key={SECRET}\n"
+        "[bare]\nregion=bare-1\naws_access_key_id=AKIABARE\naws_secret_access_key=s\n"
     )
     (tmp_path / ".aws" / "config").write_text("[default]\nregion=file-1\nendpoint_url=https://file.example.org\n")
     return {"HOME": str(tmp_path)}

@@ -114,8 +114,9 @@ async def test_one_list_call_a_look_when_nothing_changed() -> None:
     assert stage.watch.looks["done"] in (stage.place.lists, stage.place.lists - 1)
 
 
-async def test_five_thousand_keys_are_looked_at_well_within_a_second() -> None:
-    """The bound of a look at 5,000 keys is a second; three times that here."""
+@pytest.mark.parametrize("limit_s", [3.0, pytest.param(1.0, marks=pytest.mark.long)])
+async def test_five_thousand_keys_are_looked_at_within_a_second(limit_s: float) -> None:
+    """By one listing. On a busy machine three seconds are allowed."""
     place = FakePlace(**{f"m{number}_mar": '"1"' for number in range(5000)})
     async with running(Stage(place)) as stage:
         await stage.until(lambda: stage.watch.looks["done"] == 1)
@@ -126,7 +127,7 @@ async def test_five_thousand_keys_are_looked_at_well_within_a_second() -> None:
 
     assert len(stage.told) == 5000
     assert place.lists == 2
-    assert took < 3
+    assert took < limit_s
 
 
 async def test_a_store_that_does_not_answer_is_asked_more_seldom_and_keeps_what_is_known(

@@ -26,7 +26,8 @@ class Fault:
     `delay_s`: how long nothing comes. `status`: answered in the origin's place (503; 404 hides an object). `etag`: in
     the place of the origin's. `corrupt_at`: the byte of the body, counted from 0, that comes with its bits turned.
     `cut_at`: after so many bytes of the body the connection ends; with `reset` by RST. `stall_at`: after so many
-    nothing comes any more until the proxy ends. `bytes_per_s`: how fast the body comes.
+    nothing comes any more until the proxy ends. `bytes_per_s`: how fast the body comes. `without_range`: the origin is
+    asked for the whole.
     """
 
     delay_s: float = 0.0
@@ -37,6 +38,7 @@ class Fault:
     reset: bool = False
     stall_at: int = -1
     bytes_per_s: float = 0.0
+    without_range: bool = False
 
 
 @dataclass
@@ -93,9 +95,11 @@ class FaultProxy:
     def enter(self) -> bool:
         """One more request is answered now; says whether there may be so many."""
         with self._lock:
+            if self.busy >= self.most_allowed:
+                return False
             self.busy += 1
             self.most_busy = max(self.most_busy, self.busy)
-            return self.busy <= self.most_allowed
+            return True
 
     def leave(self) -> None:
         """It is answered."""
@@ -130,10 +134,12 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
         disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
+            is_allowed = proxy.enter()
             try:
-                self._answer(is_allowed=proxy.enter())
+                self._answer(is_allowed=is_allowed)
             finally:
-                proxy.leave()
+                if is_allowed:
+                    proxy.leave()
 
         do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
 
@@ -148,7 +154,10 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 return
             upstream = http.client.HTTPConnection(where.hostname or "", where.port, timeout=30)
             try:
-                upstream.request(self.command, self.path, body or None, dict(self.headers.items()))
+                headers = dict(self.headers.items())
+                if fault.without_range:
+                    headers = {name: value for name, value in headers.items() if name.lower() != "range"}
+                upstream.request(self.command, self.path, body or None, headers)
                 answer = upstream.getresponse()
                 data = answer.read()
             finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class House:
         *,
         environments: EnvironmentsLike | None = None,
         fetcher: Fetcher | None = None,
+        roots: Sequence[Path] = (),
         **options: Any,
     ) -> None:
         self.store = root / "store"
@@ -43,7 +44,7 @@ class House:
         self.changes = 0
         self.registry = Registry(
             RegistryOptions(**options),
-            Intake(LocalStore(self.store), self.scratch, Limits(), fetcher=fetcher),
+            Intake(LocalStore(self.store, roots=roots), self.scratch, Limits(), fetcher=fetcher),
             self.pools,
             self.metrics,
             environments,

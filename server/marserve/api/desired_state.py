@@ -63,14 +63,14 @@ def _add_questions(router: APIRouter, reconciler: Reconciler) -> None:
     @router.get(
         "/desired-state/document",
         operation_id="readDesiredState",
-        summary="The document in force, as YAML in canonical form",
+        summary="The document in force, as YAML in canonical form, without secrets of addresses",
         responses={200: {"content": {"application/yaml": {}}}, **_errors(400)},
     )
     async def document() -> Response:
         if reconciler.current is None:
             raise BadInput("No desired state is in force: none was applied since the server started.")
         etag = f'"{reconciler.current.digest}"'
-        return Response(reconciler.current.write(), media_type="application/yaml", headers={"etag": etag})
+        return Response(reconciler.current.shown().write(), media_type="application/yaml", headers={"etag": etag})
 
     @router.get("/desired-state/schema", operation_id="desiredStateSchema", summary="The document's JSON Schema")
     async def its_schema() -> Response:
@@ -95,7 +95,7 @@ def _add_questions(router: APIRouter, reconciler: Reconciler) -> None:
         if found is None:
             raise BadInput(f"The history has no entry {number[:20]}; GET /desired-state/history lists them.")
         is_current = any(each["number"] == found.number and each["isCurrent"] for each in reconciler.history())
-        return PrettyJson({**found.told(is_current=is_current), "document": found.document})
+        return PrettyJson({**found.told(is_current=is_current), "document": found.state().shown().write().decode()})
 
     @router.post(
         "/desired-state/plan",
@@ -131,7 +131,9 @@ def _add_orders(router: APIRouter, reconciler: Reconciler) -> None:
         summary="Go back to the document before the one in force",
         responses=_errors(409, 500, 503),
     )
-    async def undo() -> Response:
+    async def undo(request: Request, dry_run: Dry = None) -> Response:
+        if QueryParameters(request.query_params, ("dry_run",)).flag("dry_run", False):
+            return PrettyJson(told(await reconciler.plan_undo()))
         return PrettyJson((await reconciler.undo()).document())
 
 

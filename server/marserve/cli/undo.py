@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from marserve.cli.apply import order, outcome_lines
-from marserve.cli.output import AsJson, CommandFailed, Output, table
-from marserve.cli.plan import ask_for_plan, plan_lines
+from marserve.cli.output import AsJson, Output, table
+from marserve.cli.plan import PLAN_LIMIT_S, plan_lines
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
 
 
@@ -22,13 +22,8 @@ def undo(
     """Go back to the desired state before the one in force. Once more goes back once more."""
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         if dry_run:
-            entries = server.order("GET", "/desired-state/history")["history"]
-            target = next((entry["undoGoesTo"] for entry in entries if entry["isCurrent"]), None)
-            if target is None:
-                raise CommandFailed("There is nothing to undo: no document was applied before the one in force.")
-            before = server.order("GET", f"/desired-state/history/{target}")
-            document = ask_for_plan(server, before["document"].encode())
-            output.result({**document, "dryRun": True, "goesTo": target}, *plan_lines(document))
+            document = server.order("POST", "/desired-state/undo", {"dry_run": "true"}, timeout_s=PLAN_LIMIT_S)
+            output.result({**document, "dryRun": True}, *plan_lines(document))
             return
         outcome = order(server, output, "POST", "/desired-state/undo", "Going back")
         output.result(outcome, *outcome_lines(outcome))

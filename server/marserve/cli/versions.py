@@ -80,11 +80,13 @@ def versions_table(versions: Iterable[Description]) -> Table:
     """One row a version; a star marks the version that answers when none is asked for."""
     versions = list(versions)
     counts_memory = any("memory" in version for version in versions)
+    has_traffic = any("trafficShare" in version or "labels" in version for version in versions)
     rows = [
         (
             version["modelName"],
             f"{version['modelVersion']}{' *' if version.get('isDefault') else ''}",
             str(version.get("state", "ready" if is_ready(version) else "loading")),
+            *([_traffic(version)] if has_traffic else []),
             _worker_counts(version),
             *([_memory(version)] if counts_memory else []),
             str(version["batchSize"]),
@@ -94,7 +96,14 @@ def versions_table(versions: Iterable[Description]) -> Table:
         for version in versions
     ]
     memory = ["memory"] if counts_memory else []
-    return table(("model", "version", "state", "workers", *memory, "batch", "queued", "archive"), rows)
+    traffic = ["traffic"] if has_traffic else []
+    return table(("model", "version", "state", *traffic, "workers", *memory, "batch", "queued", "archive"), rows)
+
+
+def _traffic(version: Description) -> str:
+    """The version's labels, and its share where its model has weights."""
+    share = [f"{100 * version['trafficShare']:.4g} %"] if "trafficShare" in version else []
+    return ", ".join([*share, *version.get("labels", [])])
 
 
 def _memory(version: Description) -> str:

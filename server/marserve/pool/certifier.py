@@ -144,6 +144,11 @@ class Certifier:
 
     # ------------------------------------------------------------------------------------------- on demand
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for a check."""
+        return any(order.told is not None for order in self._orders)
+
     async def check(self, given: Sequence[list[Part]] = ()) -> dict[str, Any]:
         """Check these inputs, or the model's own samples, and return what describe would say of it.
 

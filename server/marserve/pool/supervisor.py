@@ -239,6 +239,11 @@ class Pool:
         return any(not slot.is_ready and not slot.has_given_up and not slot.next_start_at for slot in self._slots)
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for a worker: a request, or a check."""
+        return bool(self.dispatcher.waiting) or self.certifier.is_awaited
+
+    @property
     def has_template(self) -> bool:
         """Whether the next worker is there in milliseconds."""
         return bool(self.launcher.template_pids)

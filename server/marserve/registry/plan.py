@@ -30,6 +30,7 @@ from marserve.registry.effective_options import (
 from marserve.registry.handler_check import find_defect, folder_of
 from marserve.registry.intake import Unpacked
 from marserve.registry.ports import EnvironmentLike
+from marserve.registry.snapshot import lies_as
 from marserve.registry.startup import name_from_file
 from marserve.settings import ModelDefaults
 from marserve.settings.values import MemoryWish
@@ -188,6 +189,11 @@ def _name(parameters: RegisterParameters, unpacked: Unpacked, is_at_startup: boo
     if not model:
         raise BadArchive("Model name is not defined.")
     version = manifest.model_version or "1.0"
+    restored = parameters.restored
+    if restored is not None and lies_as(
+        parameters.url, restored.model, restored.version, says_version=manifest.model_version is not None
+    ):
+        model, version = restored.model, restored.version
     if parameters.version not in (None, version):
         raise BadArchive(f"The archive says that it is version {version}, and not {parameters.version}.")
     return model, version

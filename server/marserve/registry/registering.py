@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
+from marserve.allocator import give_back_free_memory
 from marserve.errors import ArchiveExists, CleanUpTimedOut, DependencyFailed, DigestMismatch, Draining, LoadFailed
 from marserve.registry.calls import Registered, RegisterParameters, RegistryOptions
 from marserve.registry.changes import Changes
@@ -29,6 +30,8 @@ PARALLEL_INTAKES = 2
 PARALLEL_FETCHES = 4
 # What ending workers may take beyond the time that they are given to drain: SIGTERM, SIGKILL, reaping.
 KILL_GRACE_S = 15.0
+# How often at most free memory is given back to the system when versions go.
+TIDY_EVERY_S = 5.0
 
 
 class Registering:
@@ -59,6 +62,7 @@ class Registering:
         self._intakes = asyncio.Semaphore(PARALLEL_INTAKES)
         self._fetches = asyncio.Semaphore(PARALLEL_FETCHES)
         self._is_draining = False
+        self._tidy_at = 0.0
         self.installations = Installations()
 
     @property
@@ -332,6 +336,17 @@ class Registering:
                 for tell in self._hooks.after_left:
                     tell(version)
             await asyncio.to_thread(version.plan.discard)
+            await self._tidy()
+
+    async def _tidy(self) -> None:
+        """Give back what unpacking left: threads keep the blocks that they freed, and would keep them for ever.
+
+        Not after each of many versions that go at once; it takes a few milliseconds.
+        """
+        now = asyncio.get_running_loop().time()
+        if now >= self._tidy_at:
+            self._tidy_at = now + TIDY_EVERY_S
+            await asyncio.to_thread(give_back_free_memory)
 
 
 # Remarks on calls that a version keeps for describe.

@@ -39,6 +39,8 @@ LOOK_AFTER_WAITING_S = 0.02
 PAUSE_PER_READING = 50.0
 WRITE_EVERY_S = 5.0
 RETRY_AFTER_S = 1.0
+# Whoever asks is in the queue a moment after the memory was asked for; a check takes a little longer.
+UNAWAITED_S = 0.25
 
 
 def residency_of(
@@ -85,8 +87,8 @@ class SleepyPool(Protocol):
         """Whether workers are on their way."""
 
     @property
-    def queued(self) -> int:
-        """Requests that wait."""
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for a worker."""
 
     @property
     def wanted_workers(self) -> int:
@@ -140,6 +142,7 @@ class Tenancy:
         self.begun_at = 0.0
         self.seen_requests = 0
         self.is_unsettled = False
+        self.unawaited_since: float | None = None
         self.generation = 0
         self._residency = residency
         self._door = asyncio.Event()
@@ -366,6 +369,22 @@ class Residency:
             places += 1
         self._is_told = False
 
+    def _forget_unawaited(self) -> None:
+        """Let nobody leave for a model whose clients have all gone, or whose deadlines have passed, while it waited."""
+        now = time.monotonic()
+        for account in list(self.ledger.waiting):
+            tenancy = self._tenancies[account]
+            pool = tenancy.pool
+            if pool is None or not pool.can_sleep or pool.is_awaited:
+                tenancy.unawaited_since = None
+            elif tenancy.unawaited_since is None:
+                tenancy.unawaited_since = now
+            elif now - tenancy.unawaited_since >= UNAWAITED_S:
+                tenancy.unawaited_since = None
+                self.ledger.withdraw(account)
+                tenancy.keep_out()
+                pool.sleep("asleep: nobody waits for it any more")
+
     def _evict(self, needed_bytes: int, for_whom: Account | None) -> bool:
         """Tell versions to leave that hold so much together; False, and nothing is done, where that is not possible."""
         now = time.monotonic()
@@ -464,6 +483,7 @@ class Residency:
                 async with asyncio.timeout(self._pause_s()):
                     await self._soon.wait()
             self._soon.clear()
+            self._forget_unawaited()
             self._make_room()
             await self._measure()
             if self._learned.is_changed and time.monotonic() - self._written_at >= WRITE_EVERY_S:

@@ -6,9 +6,11 @@ A snapshot that cannot be meant is refused as a whole: half a server that starts
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from marserve.errors import BadInput, InvalidSnapshot
 from marserve.registry.traffic import NO_ROLE, Role, read_role
@@ -59,6 +61,19 @@ def restored_archive(word: str) -> str:
     Those are of archives that got no name in the store: it was read-only, or they lie below a further root.
     """
     return word if is_address(word) or is_store_address(word) or word.startswith("/") else archive_name(word)
+
+
+def lies_as(word: str, model: str, version: str, *, says_version: bool) -> bool:
+    """Whether an archive's path names this model and version: `model/version/…`, `model/version.mar`.
+
+    So it was named by a watch, whatever its manifest says. `model-version.mar` names it where the manifest says no
+    version.
+    """
+    parts = [unquote(part) for part in word.split("/") if part]
+    stem = re.sub(r"\.(mar|model|tar\.gz|tgz)$", "", parts[-1], flags=re.IGNORECASE) if parts else ""
+    if [model, version] in (parts[-3:-1], parts[-2:], [*parts[-2:-1], stem]):
+        return True
+    return not says_version and stem in (f"{model}-{version}", f"{model}_{version}", f"{model}@{version}")
 
 
 def write_models(versions: Sequence[SnapshotVersion], name: str, created_ms: int) -> str:

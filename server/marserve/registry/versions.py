@@ -57,12 +57,15 @@ class Version:
 
     @property
     def can_answer(self) -> bool:
-        """Whether a worker has loaded it, or it sleeps and wakes when it is asked."""
+        """Whether a worker has loaded it, or it sleeps and wakes when it is asked.
+
+        While it wakes it holds what comes, so its keys stay with it; one whose workers die of that cannot answer.
+        """
         pool = self.pool
         if pool.ready_workers:
             return True
         may_sleep = self.facts.options.idle_timeout_s is not None and not self.min_workers
-        return may_sleep and self.max_workers > 0 and not pool.workers()
+        return may_sleep and self.max_workers > 0 and all(worker.last_death is None for worker in pool.workers())
 
 
 class Choice(NamedTuple):

@@ -166,6 +166,17 @@ class DesiredState:
         text: str = yaml.safe_dump(self.document(), sort_keys=False, allow_unicode=True, width=120)
         return text.encode()
 
+    def shown(self) -> DesiredState:
+        """The same without the secrets that addresses may carry, to be read and not to be applied."""
+        models = {
+            name: replace(
+                model,
+                versions={each: replace(version, url=version.shown) for each, version in model.versions.items()},
+            )
+            for name, model in self.models.items()
+        }
+        return replace(self, models=models)
+
     def policies(self) -> list[tuple[str | None, NewVersions]]:
         """Every prefix that is watched: the model it belongs to, None for any, and what happens on new objects."""
         own: list[tuple[str | None, NewVersions]] = [

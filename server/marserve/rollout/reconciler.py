@@ -25,6 +25,7 @@ from marserve.errors import (
     BadArchive,
     BadDesiredState,
     ClientError,
+    DesiredStateDecides,
     LoadFailed,
     MarserveError,
     NothingToUndo,
@@ -245,11 +246,20 @@ class Reconciler:
         """
         return await self._alone(self._undo())
 
-    async def _undo(self) -> Outcome:
+    async def plan_undo(self) -> Diff:
+        """What undoing would do. Raises NothingToUndo."""
+        state = self._before().state()
+        return await self._weighed(compare(self._registry.actual(), state), state)
+
+    def _before(self) -> Applied:
         newest = self._history.newest
         target = self._history.find(newest.before) if newest is not None else None
-        if newest is None or target is None or self._current is None:
+        if target is None or self._current is None:
             raise NothingToUndo
+        return target
+
+    async def _undo(self) -> Outcome:
+        target = self._before()
         found = None if self.place is None else await asyncio.to_thread(self.place.read)
         data = target.document.encode()
         said = f"back to entry {target.number}: {target.what}"
@@ -305,6 +315,9 @@ class Reconciler:
     ) -> Outcome:
         """Carry a change out. `writes` is what the place is to hold, in the place of `found`."""
         began = time.monotonic()
+        if writes is not None and self.place is not None and not self.place.can_write:
+            remedy = "It cannot be written from here: put the document there instead."
+            raise DesiredStateDecides(self.place.shown, remedy)
         name = SENT if self.place is None or writes is not None else self.place.shown
         diff = compare(self._registry.actual(), state)
         entry = self._history.newest

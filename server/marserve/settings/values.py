@@ -341,8 +341,8 @@ def _read_load_models(text: str, reading: Reading) -> LoadModels:
 
 def _read_model_to_load(text: str) -> ModelToLoad:
     name, equals, url = text.partition("=")
-    # A URL has equals signs of its own (`https://host/m.mar?key=x`); a name has none of these.
-    if not equals or any(sign in name for sign in "/:?"):
+    # A URL has equals signs of its own (`https://host/m.mar?key=x`, `m.mar#sha256=x`); a name has none of these.
+    if not equals or any(sign in name for sign in "/:?#"):
         return ModelToLoad(text)
     return ModelToLoad(url.strip(), name.strip() or None)
 

@@ -353,6 +353,7 @@ class _Parallel:
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._busy = 0
+        self._is_last_chance = False
         self._have = 0
         self._digest = hashlib.sha256()
         self._hashed = 0
@@ -432,27 +433,41 @@ class _Parallel:
 
     def _work_off(self) -> None:
         """A thread: fetch one part after the other."""
+        error: BaseException | None = None
         try:
-            while True:
-                with self._change:
-                    part = None if self._error is not None else self._parts.take()
-                if part is None:
-                    break
+            while (part := self._next_part()) is not None:
                 try:
                     self._fetch(part)
                 except _TooManyFailures as failure:
-                    with self._change:
-                        self._parts.give_back(part)
-                        if self._busy == 1:
-                            raise Failed(str(failure)) from failure
-                    # The others go on with fewer connections: some origins allow only so many.
-                    break
-        except BaseException as error:
-            self._fail(error)
-        finally:
-            with self._change:
+                    if not self._goes_on_after(failure, part):
+                        return
+        except BaseException as failure:
+            error = failure
+        with self._change:
+            self._busy -= 1
+            self._error = self._error or error
+            self._change.notify_all()
+
+    def _next_part(self) -> Part | None:
+        with self._change:
+            return None if self._error is not None else self._parts.take()
+
+    def _goes_on_after(self, failure: _TooManyFailures, part: Part) -> bool:
+        """Whether a thread whose attempts are used up is still needed; one that is not has left.
+
+        The others go on with fewer connections: some origins allow only so many. The last has its attempts once more:
+        those that it had it shared with who gave up. Raises Failed where that was in vain.
+        """
+        with self._change:
+            self._parts.give_back(part)
+            if self._busy > 1:
                 self._busy -= 1
                 self._change.notify_all()
+                return False
+            if self._is_last_chance:
+                raise Failed(str(failure)) from failure
+            self._is_last_chance = True
+            return True
 
     def _fetch(self, part: Part) -> None:
         attempts = Attempts(self._work.options)
@@ -461,7 +476,7 @@ class _Parallel:
             try:
                 with self._work.source.read(part.at, part.end, self._entry) as reading:
                     if reading.begin != part.at:
-                        raise Failed("its origin has no ranges any more")
+                        raise Broken("the answer was not the part that was asked for")
                     for _ in self._taken(reading, part):
                         pass
                 if self._error is not None:

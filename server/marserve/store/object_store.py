@@ -351,6 +351,8 @@ def explain(error: Exception, target: Target, how: str) -> SourceError:
     if kind in ("PreconditionError", "NotModifiedError"):
         return Replaced("it was replaced while it was fetched")
     if _has_no_credentials(text, target):
+        if status is not None and (status in (408, 429) or status >= 500):
+            return Broken(f"{store}: this machine's own role could not be asked for ({status})")
         return Failed(
             f"{store}: no credentials were found: neither stores nor the environment nor this machine's own role has "
             "any; anonymous in stores asks without"
