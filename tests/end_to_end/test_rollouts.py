@@ -514,3 +514,38 @@ def test_a_server_that_stops_does_not_wait_for_copies_and_takes_a_roll_out_up_ag
     assert told["share"] == 0
     assert shadow.status_code == 200
     assert aborted.json()["state"] == "aborted"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_fifty_thousand_requests_over_every_variant(server: Server) -> None:
+    """No client sees an error; each fault is found with its evidence, and taken back within a second."""
+    clock = time.time() - time.monotonic()
+    taken_back: dict[str, float] = {}
+    mirrored = {"steps": [0, 50, 100], "compare": {"relative": 1e-3}, "share": 1.0, "hold": 60}
+    faults: dict[str, dict[str, Any]] = {
+        "2.1": mirrored,
+        "2.2": {"steps": [10, 100], "hold": 60, "max_p99_increase": 0.5},
+        "2.3": {"hold": 60},
+    }
+    with Load(server.inference, "linear", clients=8) as load:
+        while sum(load.statuses().values()) < 50_000:
+            for version, asked in faults.items():
+                begin(server, version, **asked)
+                told = wait_for(server, "rolled back", limit_s=120)
+                taken_back[version] = told["events"][-1]["at"] - clock
+                assert told["verdict"]["findings"], told
+                if version == "2.1":
+                    assert told["answers"]["compared"] < 2000
+                wait_until_gone(server, version)
+                late = taken_back[version] + 1.0
+                for _ in poll(20, "requests after it"):
+                    if sum(load.versions(late).values()) > 20:
+                        break
+                assert load.versions(late).keys() <= {"1.0", ""}
+            begin(server, "2.0", compare="exact", share=0.5)
+            wait_for(server, "promoted", limit_s=120)
+            back_to_first(server, "2.0")
+
+    assert set(load.statuses()) == {200}
+    assert load.versions()["2.3"] > 0

@@ -87,7 +87,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def fail(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(document_place.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(DocumentUnreadable, match="cannot be written \\(No space left on device\\)"):
         FilePlace(path).write(b"two", FilePlace(path).read().tag)
 

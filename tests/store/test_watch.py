@@ -8,10 +8,15 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from marserve.settings.stores import NO_STORES
 from marserve.store import watch as watch_module
+from marserve.store.fetch_guard import Target
+from marserve.store.object_store import ObjectStores
 from marserve.store.sightings import Change, Sightings
 from marserve.store.source import Broken, Entry, Failed
 from marserve.store.watch import ListedPlace, Watch, is_archive
@@ -351,3 +356,80 @@ async def test_a_prefix_may_end_in_the_middle_of_a_name() -> None:
 async def test_archives_are_known_by_their_ending(key: str, counts: bool) -> None:
     """Somebody's work in progress is none."""
     assert is_archive(key) is counts
+
+
+def page_of(keys: list[str], after: int) -> bytes:
+    """One page of a listing as S3 writes it."""
+    rows = "".join(
+        f"<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+        f'<ETag>"d41d8cd98f00b204e9800998ecf8427e"</ETag><Size>10</Size></Contents>'
+        for key in keys[after : after + 1000]
+    )
+    end = after + 1000
+    more = f"<NextContinuationToken>{end}</NextContinuationToken>" if end < len(keys) else ""
+    return (
+        f"<ListBucketResult><Name>bucket</Name><IsTruncated>{str(bool(more)).lower()}</IsTruncated>{more}{rows}"
+        "</ListBucketResult>"
+    ).encode()
+
+
+@pytest.fixture
+def long_bucket() -> Iterator[tuple[str, list[str]]]:
+    """An S3 whose only bucket has 5,000 archives; its address, and the requests that came."""
+    keys = [f"models/m{number:04}/1/m.mar" for number in range(5000)]
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            after = parse_qs(urlsplit(self.path).query).get("continuation-token", ["0"])[0]
+            body = page_of(keys, int(after))
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Silent."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("limit_s", [3.0, pytest.param(1.0, marks=pytest.mark.long)])
+async def test_a_bucket_of_five_thousand_archives_is_looked_at_within_a_second(
+    long_bucket: tuple[str, list[str]], limit_s: float
+) -> None:
+    """Through the library for object stores: one listing, which S3 gives in five pages, and no request a key."""
+    pytest.importorskip("obstore")
+    url, asked = long_bucket
+    environment = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    target = Target("s3", "bucket", 0, "/models/", "")
+    place = ListedPlace(ObjectStores(NO_STORES, environment).list_at(target), "models/")
+    told: list[Change] = []
+    watch = Watch("w", place, Sightings(), told.extend, interval_s=3600.0)
+    task = asyncio.create_task(watch.run())
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while watch.looks["done"] < 1:
+                await asyncio.sleep(0.005)
+            watch.look_soon()
+            while watch.looks["done"] < 2:
+                await asyncio.sleep(0.005)
+        took = watch.describe()["lastLookSeconds"]
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+    assert len(told) == 5000
+    assert len(asked) == 10
+    assert took < limit_s

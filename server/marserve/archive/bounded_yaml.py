@@ -82,7 +82,11 @@ def _mark(loader: _BoundedLoader, node: yaml.Node) -> Marked:
         return Marked(members, line, column)
     if isinstance(node, yaml.SequenceNode):
         return Marked([_mark(loader, item) for item in node.value], line, column)
-    is_plain = node.style is None and node.end_mark.line == node.start_mark.line
+    is_plain = (
+        isinstance(node, yaml.ScalarNode)
+        and not getattr(node, "style", None)  # of scalars alone, which the types of a loader hide
+        and node.end_mark.line == node.start_mark.line
+    )
     return Marked(loader.construct_object(node), line, column, node.end_mark.column + 1, str(node.value), is_plain)
 
 
