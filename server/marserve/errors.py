@@ -524,7 +524,9 @@ class SwapFailed(LoadFailed):
     """A version did not take the place of another, which goes on answering. `why` is for the client, without paths."""
 
     def __init__(self, model: str, version: str, old: str, why: str, *, reason: str = "", cause: str = "") -> None:
-        super().__init__(model, version, reason=reason, cause=cause, out_of_memory=cause in ("out_of_memory", "no_memory"))
+        super().__init__(
+            model, version, reason=reason, cause=cause, out_of_memory=cause in ("out_of_memory", "no_memory")
+        )
         self.args = (f"Version {version} of model {model} was not taken, version {old} goes on answering: {why}",)
 
 
