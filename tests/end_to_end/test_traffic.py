@@ -19,6 +19,7 @@ from marserve.api.grpc_schema import INFERENCE, Schema
 from support.closed_loop import ask_all
 from support.load_beside import LoadBeside
 from support.open_loop import count_by_status, post
+from support.range_origin import range_origin
 from support.server import Server, make_archive, poll
 
 # Answers with its generation, a number that the archive holds.
@@ -364,6 +365,43 @@ def test_a_restarted_server_has_weights_keys_and_labels_back(tmp_path: Path) -> 
         assert told == traffic
         assert server.client.get(f"{server.management}/models/m/labels").json() == labels
         assert users() == before
+
+
+def test_an_address_that_is_written_over_is_swapped_in_and_comes_back(tmp_path: Path) -> None:
+    """Twice under its version's name and twice under another, nobody notices; a restart has the build that served."""
+    with range_origin() as origin, Restarted(tmp_path / "server") as server:
+        server.stop()
+        server.settings |= {"allowed_urls": origin.pattern, "download_cache": str(tmp_path / "cache")}
+        server.start()
+
+        def put(generation: int, version: str) -> str:
+            path = tmp_path / telling(tmp_path, generation, version)
+            return origin.put("/m.mar", path.read_bytes())
+
+        url = put(0, "1.0")
+        server.register(url).raise_for_status()
+        stored = (server.store / "m.mar").read_bytes()
+        with LoadBeside(port_of(server), "/predictions/m", rate=100) as load:
+            for generation, version in ((1, "1.0"), (2, "1.0"), (3, "2.0"), (4, "1.0")):
+                put(generation, version)
+                swapped = server.client.post(f"{server.management}/models/m/swap", params={"url": url})
+                assert swapped.status_code == 200, swapped.text
+                assert swapped.json()["modelVersion"] == version
+                assert server.predict("m", b"x").content == str(generation).encode()
+        assert load.statuses() == {200: load.count}
+        assert (server.store / "m.mar").read_bytes() == stored
+        assert server.register(url, model_name="other").status_code == 500
+
+        put(5, "1.0")
+        server.stop()
+        server.names_file = False
+        server.start()
+
+        for _ in poll(30, "the build of the last swap answers"):
+            answer = server.predict("m", b"x")
+            if answer.status_code == 200:
+                break
+        assert answer.content == b"4"
 
 
 # ------------------------------------------------------------------------------------------- versions that go

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from marserve.archive.reader import Limits
-from marserve.errors import ArchiveNotFound, BadArchive, BadInput, DigestMismatch, DownloadFailed, Draining
+from marserve.errors import (
+    ArchiveExists,
+    ArchiveNotFound,
+    BadArchive,
+    BadInput,
+    DigestMismatch,
+    DownloadFailed,
+    Draining,
+)
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.intake import Intake
 from marserve.registry.registering import PARALLEL_INTAKES
 from marserve.registry.snapshot import read_models, write_models
+from marserve.registry.swapping import SwapParameters
 from marserve.store.cache import Cache
 from marserve.store.download import DownloadOptions
 from marserve.store.fetch_guard import AllowedUrls
@@ -234,3 +245,120 @@ async def test_what_was_fetched_for_a_registration_that_a_stop_overtakes_is_gone
 
     assert list(house.store.iterdir()) == []
     await house.registry.stop()
+
+
+# ------------------------------------------------------------------------------------------- written over in place
+
+
+class Overwritten:
+    """An address that is written over, and servers that swap to it. Builds differ in a file that nobody reads."""
+
+    def __init__(self, root: Path, *, has_cache: bool) -> None:
+        self.root, self.has_cache = root, has_cache
+        self.path = root / "origin" / "m.mar"
+        self.path.parent.mkdir()
+        self.url = f"file://{self.path}"
+
+    def put(self, build: str, version: str = "1.0") -> str:
+        """Write another build over the address; gives its digest."""
+        write_mar(self.path, manifest("m", version), config=f"description: {build}\n")
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+    def server(self) -> ManagementHouse:
+        """A server over the same store and cache, as after a restart."""
+        cache = Cache(self.root / "cache", 100_000_000) if self.has_cache else None
+        return ManagementHouse(self.root / "house", fetcher=Fetcher(AllowedUrls(["file://.*"]), cache=cache))
+
+    async def swap(self, house: ManagementHouse, **more: Any) -> str:
+        """Swap to what the address has now; the version's name."""
+        swapped = await house.registry.swap(SwapParameters("m", RegisterParameters(self.url), **more))
+        return swapped.version
+
+
+def build_of(house: ManagementHouse) -> str:
+    """Which build the default version was loaded from."""
+    folder = Path(house.pools.made[-1].load.model_dir)
+    return (folder / "model-config.yaml").read_text().strip()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("has_cache", [False, True])
+async def test_a_swap_takes_what_its_address_has_now(tmp_path: Path, has_cache: bool) -> None:
+    """Under the same version name and under another; the store keeps the file that it has, registrations are refused."""
+    address = Overwritten(tmp_path, has_cache=has_cache)
+    house = address.server()
+    first = address.put("one")
+    await house.registry.register(RegisterParameters(address.url, initial_workers=1))
+    kept = house.store / "m.mar"
+
+    seen = []
+    for build, version in (("two", "1.0"), ("three", "2.0"), ("four", "2.0")):
+        digest = address.put(build, version)
+        assert await address.swap(house) == version
+        described = house.registry.describe("m")
+        assert (described["modelVersion"], described["modelUrl"]) == (version, address.url)
+        assert described["resolvedUrl"] == f"{address.url}#sha256={digest}"
+        assert [each.archive for each in house.registry.snapshot()] == [f"{address.url}#sha256={digest}"]
+        seen.append(build_of(house))
+
+    assert seen == ["description: two", "description: three", "description: four"]
+    assert hashlib.sha256(kept.read_bytes()).hexdigest() == first
+    assert [path.name for path in house.store.iterdir()] == ["m.mar"]
+    with pytest.raises(ArchiveExists):
+        await house.registry.register(RegisterParameters(address.url, model_name="other"))
+    await house.registry.stop()
+    assert house.folders() == []
+
+
+@pytest.mark.anyio
+async def test_a_swap_to_an_address_of_a_new_name_gives_the_archive_its_name_in_the_store(tmp_path: Path) -> None:
+    """As a registration does; a digest that does not hold is refused, and what serves goes on."""
+    address = Overwritten(tmp_path, has_cache=False)
+    house = address.server()
+    await house.registry.register(RegisterParameters(house.put("m", "1.0"), initial_workers=1))
+    digest = address.put("two")
+
+    with pytest.raises(DigestMismatch):
+        wrong = RegisterParameters(f"{address.url}#sha256={'0' * 64}")
+        await house.registry.swap(SwapParameters("m", wrong))
+    assert [each.archive for each in house.registry.snapshot()] == ["m-1.0.mar"]
+    await address.swap(house)
+
+    assert [each.archive for each in house.registry.snapshot()] == ["m.mar"]
+    assert hashlib.sha256((house.store / "m.mar").read_bytes()).hexdigest() == digest
+    await house.registry.stop()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("has_cache", [False, True])
+@pytest.mark.parametrize("changes", [False, True])
+async def test_a_restart_has_the_build_that_served_or_says_that_it_cannot(
+    tmp_path: Path, has_cache: bool, changes: bool
+) -> None:
+    """Never the older one that the store has, and never a newer one: from the cache, from the address, or not at all."""
+    address = Overwritten(tmp_path, has_cache=has_cache)
+    first = address.server()
+    address.put("one")
+    await first.registry.register(RegisterParameters(address.url, initial_workers=1))
+    served = address.put("two")
+    await address.swap(first)
+    versions = read_models(write_models(first.registry.snapshot(), "x", 1))
+    await first.registry.stop()
+    if changes:
+        address.put("three")
+
+    second = address.server()
+    await second.registry.restore(versions)
+
+    # What cannot be had stays in the snapshots, so that a start that finds it again has it back.
+    assert [each.archive for each in second.registry.snapshot()] == [f"{address.url}#sha256={served}"]
+    if changes and not has_cache:
+        (failure,) = second.registry.startup_failures
+        assert served in failure
+        assert "m.mar" in failure
+        assert second.registry.list_models().models == []
+    else:
+        assert second.registry.startup_failures == []
+        assert build_of(second) == "description: two"
+    await second.registry.stop()
+    assert second.folders() == []

@@ -212,7 +212,7 @@ class ModelDescription(Shape):
     onCrash: Literal["fail"] | None = None
     readinessRule: Literal["min", "all"] | None = None
     resolvedUrl: Annotated[
-        str | None, Field(description="what was fetched, with a commit where modelUrl names a branch")
+        str | None, Field(description="what was fetched: with a commit or a digest where modelUrl names what changes")
     ] = None
     requirements: Requirements | None = None
     warnings: Annotated[list[str] | None, Field(description="what was asked for and is not used, and why")] = None

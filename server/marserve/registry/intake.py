@@ -79,10 +79,15 @@ class Intake:
     def fetch_aside(self, url: str) -> Fetched:
         """As `fetch` of what is an address, without a name in the store: what the store has under it does not matter.
 
+        A later start gets this very content (the download cache may have it) or refuses: its address has the digest.
         Raises as `fetch`, but for ArchiveExists.
         """
         assert self._fetcher is not None
-        return self._fetcher.fetch(url, None)
+        fetched = self._fetcher.fetch(url, None)
+        if fetched.sha256 is not None:
+            plain = fetched.address or hide_query(split_digest(url)[0]).removesuffix("?…")
+            fetched.address = f"{plain}#sha256={fetched.sha256}"
+        return fetched
 
     def stop_fetching(self) -> None:
         """End downloads that are under way."""

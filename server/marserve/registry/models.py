@@ -407,7 +407,7 @@ class Registry:
 
         Raises as `register` does before it starts workers.
         """
-        unpacked = await self._registering.take_in(parameters.url, is_declared=True)
+        unpacked = await self._registering.take_in(parameters.url, as_it_is_now=True)
         plan = await self._registering.plan(parameters, unpacked)
         await asyncio.to_thread(plan.discard)
         return plan.facts.options.model, plan.facts.options.version

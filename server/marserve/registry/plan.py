@@ -281,7 +281,8 @@ def _facts(
 
 def _resolved_url(url: str, archive: str) -> str | None:
     """The address that names exactly what was fetched, where the registration's names what may change."""
-    return archive if is_store_address(archive) and archive != split_digest(url)[0] else None
+    is_exact = is_store_address(archive) or split_digest(archive)[1] is not None
+    return archive if is_exact and archive not in (url, split_digest(url)[0]) else None
 
 
 def _weight_bytes(unpacked: Unpacked) -> int:

@@ -103,16 +103,17 @@ class Registering:
         self._note_change(version)
         return Registered(version.model, version.name, workers, "done" if is_ready else "partial")
 
-    async def take_in(self, url: str, *, is_at_startup: bool = False, is_declared: bool = False) -> Unpacked:
+    async def take_in(self, url: str, *, is_at_startup: bool = False, as_it_is_now: bool = False) -> Unpacked:
         """Fetch, unpack and check an archive. Raises as `Intake` does, and Draining.
 
-        A document means what lies at an address now (`is_declared`), and not what the store has kept under that name.
+        Documents and swaps mean what lies at an address now (`as_it_is_now`), and not what the store has kept under
+        that name; the file in the store stays as it is.
         """
         async with self._fetches:
             if self._is_draining:
                 raise Draining
             try:
-                fetched = await asyncio.to_thread(self._fetch_declared if is_declared else self._intake.fetch, url)
+                fetched = await asyncio.to_thread(self._fetch_as_it_is_now if as_it_is_now else self._intake.fetch, url)
             except ArchiveExists as error:
                 if not is_at_startup:
                     raise
@@ -126,7 +127,7 @@ class Registering:
                 raise Draining
             return await asyncio.to_thread(self._intake.take_in, url, fetched)
 
-    def _fetch_declared(self, url: str) -> Fetched | None:
+    def _fetch_as_it_is_now(self, url: str) -> Fetched | None:
         try:
             return self._intake.fetch(url)
         except (ArchiveExists, DigestMismatch):
@@ -147,7 +148,7 @@ class Registering:
         Raises as `register`, but for VersionConflict; nothing of it is left then.
         """
         check_parameters(parameters)
-        unpacked = await self.take_in(parameters.url, is_declared=True)
+        unpacked = await self.take_in(parameters.url, as_it_is_now=True)
         return await self.establish(parameters, await self.plan(parameters, unpacked), is_beside=True)
 
     def publish(self, version: Version) -> Version | None:

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from marserve.errors import BadInput, InvalidSnapshot
 from marserve.registry.traffic import NO_ROLE, Role, read_role
 from marserve.settings.values import NO_WISH, MemoryWish, read_memory_wish
+from marserve.store.digests import split_digest
 from marserve.store.fetch_guard import is_address, is_store_address
 
 DEFAULT_TIMEOUT_S = 120
@@ -69,7 +70,7 @@ def lies_as(word: str, model: str, version: str, *, says_version: bool) -> bool:
     So it was named by a watch, whatever its manifest says. `model-version.mar` names it where the manifest says no
     version.
     """
-    parts = [unquote(part) for part in word.split("/") if part]
+    parts = [unquote(part) for part in split_digest(word)[0].split("/") if part]
     stem = re.sub(r"\.(mar|model|tar\.gz|tgz)$", "", parts[-1], flags=re.IGNORECASE) if parts else ""
     if [model, version] in (parts[-3:-1], parts[-2:], [*parts[-2:-1], stem]):
         return True

@@ -21,6 +21,7 @@ from marserve.registry.snapshot import SnapshotVersion
 from marserve.registry.startup import models_to_load
 from marserve.registry.versions import Versions
 from marserve.settings.values import LoadModels
+from marserve.store.digests import split_digest
 from marserve.store.fetch_guard import hide_query
 
 log = logging.getLogger("marserve.registry")
@@ -87,15 +88,18 @@ class Starting:
 
     async def _load_all(self, models: Sequence[RegisterParameters]) -> None:
         # Read side by side, published in the order of the setting: it decides which version is the default.
-        takes = [
-            (model, asyncio.create_task(self._registering.take_in(model.url, is_at_startup=True))) for model in models
-        ]
+        takes = [(model, asyncio.create_task(self._take_in(model))) for model in models]
         # What is installed for one of them must not keep the others waiting, but for those of the same name.
         latest: dict[str, asyncio.Task[None]] = {}
         for model, take in takes:
             await self._load_one(model, take, latest)
         if latest:
             await asyncio.wait(latest.values())
+
+    async def _take_in(self, parameters: RegisterParameters) -> Unpacked:
+        # Where a snapshot has an address with a digest, that content served, whatever the store had under its name.
+        is_exact = parameters.restored is not None and split_digest(parameters.url)[1] is not None
+        return await self._registering.take_in(parameters.url, is_at_startup=True, as_it_is_now=is_exact)
 
     async def _load_one(
         self, parameters: RegisterParameters, take: asyncio.Task[Unpacked], latest: dict[str, asyncio.Task[None]]

@@ -113,7 +113,7 @@ class Swapping:
         self._under_way.add(model)
         try:
             if unpacked is None:
-                unpacked = await self._registering.take_in(wish.registration.url)
+                unpacked = await self._registering.take_in(wish.registration.url, as_it_is_now=True)
             swapped = await self._swap(wish, unpacked)
         finally:
             self._under_way.discard(model)

@@ -71,7 +71,7 @@ class Gauges(NamedTuple):
 
 
 class MemoryFigures(NamedTuple):
-    """The memory for models, in bytes: how much there is, and how much is spoken for; and how many loads were refused."""
+    """The memory for models, in bytes: how much there is, how much is spoken for, and how many loads were refused."""
 
     budget: int
     charged: int
