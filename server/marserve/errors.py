@@ -243,7 +243,7 @@ class ShadowNotFound(ClientError):
 
     def __init__(self, model: str) -> None:
         self.model = model
-        super().__init__(f"Model {model} has no shadow.")
+        super().__init__(f"Model {model} has no shadow; PUT /models/{model}/shadow begins one.")
 
 
 class RolloutNotFound(ClientError):
@@ -251,7 +251,7 @@ class RolloutNotFound(ClientError):
 
     def __init__(self, model: str) -> None:
         self.model = model
-        super().__init__(f"Model {model} has no roll-out.")
+        super().__init__(f"Model {model} has no roll-out; POST /models/{model}/rollout begins one.")
 
 
 class RolloutUnderWay(ClientError):
@@ -289,7 +289,7 @@ class WatchNotFound(ClientError):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        super().__init__(f"Watch not found: {name}")
+        super().__init__(f"There is no watch {name[:100]!r}; GET /watches lists them.")
 
 
 class WorkflowNotFound(ClientError):

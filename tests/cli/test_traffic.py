@@ -47,7 +47,7 @@ def test_weights_are_sent_as_they_were_said(apis: FakeApis) -> None:
     assert json.loads(asked.body) == {"weights": {"1.0": 80, "2.0": 19.5}, "sticky": {"header": "X-User"}}
     assert asked.parameters == {}
     assert [line.split() for line in ran.out.splitlines()[:3]] == [
-        ["VERSION", "WEIGHT", "SHARE"],
+        ["version", "weight", "share"],
         ["1.0", "80", "80", "%"],
         ["2.0", "20", "20", "%"],
     ]
@@ -144,7 +144,7 @@ def test_a_label_is_set_shown_and_removed(apis: FakeApis) -> None:
     assert put.out == "canary names 3.0 (not ready, 2.0 until then)\n"
     assert json.loads(apis.orders("PUT")[0].body) == {"version": "3.0"}
     assert [line.split(maxsplit=1) for line in shown.out.splitlines()] == [
-        ["LABEL", "VERSION"],
+        ["label", "version"],
         ["canary", "2.0"],
         ["stable", "1.0 (not ready)"],
     ]

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 import yaml
 
 from marserve.api.grpc_schema import MANAGEMENT, Schema
 from marserve.rollout.desired_state import read
 from support.file_server import file_server, whole
+from support.load_beside import LoadBeside
+from support.open_loop import count_by_status
 from support.server import Server, make_archive, poll
 
 SCHEMA = Schema()
@@ -217,6 +222,98 @@ def test_a_document_is_planned_applied_and_undone_from_the_command_line(server: 
     assert "m-3.0.mar" in server.marserve("history", "2")["document"]
     assert "nothing to undo" in server.marserve("undo", status=1)["error"]["message"]
     assert server.marserve("plan")["isEmpty"]
+
+
+def undo_under_load(folder: Path, bound_s: float) -> None:
+    """Apply and undo three times; no request that is sent `bound_s` after the call gets what was taken back."""
+    slow = make_archive(folder / "m-1.0.mar", ECHO.format(slow=4), name="m", version="1.0")
+    server = Declared(folder, text(), job_queue_size="100000")
+    slow.rename(server.store / "m-1.0.mar")
+    with server:
+        address = f"{server.management}/desired-state"
+        server.client.put(address, content=text(m=["1.0"], n=["1.0"])).raise_for_status()
+        pids = server.worker_pids("m")
+        with LoadBeside(int(server.inference.rsplit(":", 1)[1]), "m", 100, 12) as load:
+            called: list[tuple[float, float]] = []
+            for _ in range(3):
+                server.client.put(address, content=text(m=["2.0"], n=["2.0"])).raise_for_status()
+                applied = time.monotonic() - load.started_at
+                assert [(each["model"], each["version"]) for each in server.state()["keeps"]] == [
+                    ("m", "1.0"),
+                    ("n", "1.0"),
+                ]
+                assert all(psutil.pid_exists(pid) for pid in pids)
+                assert server.predict("m").content == b"2.0"
+                time.sleep(0.2)  # some of the load is answered by what is about to be taken back
+                called.append((applied, time.monotonic() - load.started_at))
+                undone = server.client.post(f"{address}/undo")
+                assert undone.status_code == 200, undone.text
+                assert [step.get("isLoaded") for step in undone.json()["steps"] if step["step"] == "load"] == [
+                    True,
+                    True,
+                ]
+                assert server.worker_pids("m") == pids
+        assert called[-1][1] < 11, "the load was over before the last undo"
+
+    assert count_by_status(load.outcomes) == {200: 1200}
+    for number, (applied, undone_at) in enumerate(called):
+        following = called[number + 1][0] if number + 1 < len(called) else math.inf
+        after = [each for each in load.outcomes if undone_at + bound_s < each.sent_s < following]
+        until = next((each.sent_s for each in after if each.body == b"2.0"), math.inf)
+        during = {each.body for each in load.outcomes if applied < each.sent_s < undone_at}
+        assert during == {b"2.0"}
+        # The next apply's own moment lies somewhere before its end: what it answers comes last, and in one piece.
+        assert all(each.body == (b"1.0" if each.sent_s < until else b"2.0") for each in after)
+        assert number + 1 < len(called) or until == math.inf
+
+
+def write(server: Declared, **models: list[str]) -> str:
+    """Write a document beside the server's; its name."""
+    (server.folder / "next.yaml").write_text(text(**models))
+    return "next.yaml"
+
+
+def test_undo_is_a_switch_and_nobody_notices(tmp_path: Path) -> None:
+    """Every request is answered; the model that served takes four seconds to load."""
+    undo_under_load(tmp_path, bound_s=0.3)
+
+
+@pytest.mark.long
+def test_undo_takes_a_tenth_of_a_second_at_most(tmp_path: Path) -> None:
+    """The bound as it is promised."""
+    undo_under_load(tmp_path, bound_s=0.1)
+
+
+def test_what_undo_would_need_is_gone_after_its_window_and_with_the_server(tmp_path: Path) -> None:
+    """Its processes: after the window, and when the server is killed or stops within it."""
+    server = Declared(tmp_path, text(m=["1.0"]), undo_window="1")
+    with server:
+        server.wait_until_ready()
+        old = [psutil.Process(pid) for pid in server.worker_pids("m")]
+        server.marserve("apply", write(server, m=["2.0"]))
+        _, alive = psutil.wait_procs(old, timeout=30)
+        assert old
+        assert not alive
+        assert "keeps" not in server.state()
+        assert server.predict("m").content == b"2.0"
+        server.marserve("undo")
+        assert server.predict("m").content == b"1.0"
+
+    (tmp_path / "second").mkdir()
+    server = Declared(tmp_path / "second", text(m=["1.0"]))
+    with server:
+        server.wait_until_ready()
+        server.marserve("apply", write(server, m=["2.0"]))
+        assert [each["version"] for each in server.state()["keeps"]] == ["1.0"]
+        page = server.client.get(f"{server.metrics}/metrics").text
+        assert 'marserve_desired_state_kept_versions{model="m"} 1.0' in page
+        server.kill()  # waits until all of its family has gone
+        server.start()
+        server.wait_until_ready()
+        assert server.predict("m").content == b"2.0"
+        server.marserve("undo")
+        server.marserve("apply", write(server, m=["3.0"]))
+        assert [each["version"] for each in server.state()["keeps"]] == ["1.0"]
 
 
 def test_a_document_that_fails_changes_nothing(server: Declared) -> None:

@@ -332,7 +332,14 @@ def test_what_cannot_be_meant_is_refused_with_a_sentence(server: Server) -> None
         answer = server.client.post(url, json=document)
         assert answer.status_code == status, answer.text
         assert words in answer.json()["message"]
-    assert server.client.post(f"{server.management}/models/nobody/rollout", json={"version": "2.0"}).status_code == 404
+    nobody = f"{server.management}/models/nobody/rollout"
+    for answer in (
+        server.client.post(nobody, json={"version": "2.0"}),
+        server.client.get(nobody),
+        server.client.put(f"{nobody}/pause"),
+    ):
+        assert (answer.status_code, answer.json()["message"]) == (404, "Model not found: nobody")
+    assert "POST /models/linear/rollout begins one" in server.client.get(url).json()["message"]
 
 
 def test_marserve_rollout_plans_begins_follows_and_shows(server: Server) -> None:

@@ -369,39 +369,41 @@ def test_a_restarted_server_has_weights_keys_and_labels_back(tmp_path: Path) -> 
 
 def test_an_address_that_is_written_over_is_swapped_in_and_comes_back(tmp_path: Path) -> None:
     """Twice under its version's name and twice under another, nobody notices; a restart has the build that served."""
-    with range_origin() as origin, Restarted(tmp_path / "server") as server:
-        server.stop()
-        server.settings |= {"allowed_urls": origin.pattern, "download_cache": str(tmp_path / "cache")}
-        server.start()
+    with range_origin() as origin:
+        (tmp_path / "server").mkdir()
+        settings = {"allowed_urls": origin.pattern, "download_cache": str(tmp_path / "cache")}
+        server = Restarted(tmp_path / "server", settings={"job_queue_size": "100000", **settings})
 
         def put(generation: int, version: str) -> str:
             path = tmp_path / telling(tmp_path, generation, version)
             return origin.put("/m.mar", path.read_bytes())
 
-        url = put(0, "1.0")
-        server.register(url).raise_for_status()
-        stored = (server.store / "m.mar").read_bytes()
-        with LoadBeside(port_of(server), "/predictions/m", rate=100) as load:
-            for generation, version in ((1, "1.0"), (2, "1.0"), (3, "2.0"), (4, "1.0")):
-                put(generation, version)
-                swapped = server.client.post(f"{server.management}/models/m/swap", params={"url": url})
-                assert swapped.status_code == 200, swapped.text
-                assert swapped.json()["modelVersion"] == version
-                assert server.predict("m", b"x").content == str(generation).encode()
-        assert load.statuses() == {200: load.count}
-        assert (server.store / "m.mar").read_bytes() == stored
-        assert server.register(url, model_name="other").status_code == 500
+        with server:
+            url = put(0, "1.0")
+            server.register(url).raise_for_status()
+            stored = (server.store / "m.mar").read_bytes()
+            with LoadBeside(port_of(server), "m", 100, 6) as load:
+                for generation, version in ((1, "1.0"), (2, "1.0"), (3, "2.0"), (4, "1.0")):
+                    put(generation, version)
+                    swapped = server.client.post(f"{server.management}/models/m/swap", params={"url": url})
+                    assert swapped.status_code == 200, swapped.text
+                    assert swapped.json()["modelVersion"] == version
+                    assert server.predict("m", b"x").content == str(generation).encode()
+            assert count_by_status(load.outcomes) == {200: 600}
+            assert {int(outcome.body) for outcome in load.outcomes} >= {0, 4}
+            assert (server.store / "m.mar").read_bytes() == stored
+            assert server.register(url, model_name="other").status_code == 500
 
-        put(5, "1.0")
-        server.stop()
-        server.names_file = False
-        server.start()
+            put(5, "1.0")
+            server.stop()
+            server.names_file = False
+            server.start()
 
-        for _ in poll(30, "the build of the last swap answers"):
-            answer = server.predict("m", b"x")
-            if answer.status_code == 200:
-                break
-        assert answer.content == b"4"
+            for _ in poll(30, "the build of the last swap answers"):
+                answer = server.predict("m", b"x")
+                if answer.status_code == 200:
+                    break
+            assert answer.content == b"4"
 
 
 # ------------------------------------------------------------------------------------------- versions that go

@@ -6,6 +6,7 @@ import asyncio
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,10 @@ class Door(Unbounded):
     def emptied(self) -> None:
         """Remember it."""
         self.heard.append("emptied")
+
+    def make_spare(self, give_up: Callable[[], None] | None) -> None:
+        """Remember it."""
+        self.heard.append("serves" if give_up is None else "spare")
 
     def close(self) -> None:
         """Remember it."""
@@ -210,3 +215,17 @@ async def test_a_worker_is_replaced_in_its_place_where_there_is_no_memory_beside
         assert len(pids) == 3
         assert running.metrics.worker_recycles["requests"] >= 2
         assert running.metrics.worker_restarts == 0
+
+
+async def test_a_pool_that_serves_nobody_says_so_and_goes_on(tmp_path: Path) -> None:
+    """Whoever keeps the books may have it ended; its workers stay until then."""
+    door = Door()
+    async with RunningPool(tmp_path, workers=1, room=door) as running:
+        await running.pool.wait_until_ready()
+        pids = running.pool.pids_by_worker
+
+        running.pool.make_spare(lambda: None)
+        running.pool.make_spare(None)
+
+        assert door.heard[-2:] == ["spare", "serves"]
+        assert running.pool.pids_by_worker == pids

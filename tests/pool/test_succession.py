@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,15 +44,14 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep.Upkeep.__init__, "__kwdefaults__", {"read_bytes": own_bytes, "every_s": 0.1})
 
 
-async def replace_under_load(running: RunningPool, seconds: float) -> int:
-    """Ask with 16 clients for a while; every answer is the client's own. Returns how many were answered."""
-    end = time.monotonic() + seconds
+async def replace_under_load(running: RunningPool, is_enough: Callable[[], bool]) -> int:
+    """Ask with 16 clients until it is enough; every answer is the client's own. Returns how many were answered."""
     answered = 0
 
     async def client(name: int) -> None:
         nonlocal answered
         turn = 0
-        while time.monotonic() < end:
+        while not is_enough():
             nonce = b"%d/%d" % (name, turn)
             assert await running.ask_body(nonce) == nonce
             answered += 1
@@ -70,11 +70,13 @@ async def test_recycling_by_requests_loses_none(tmp_path: Path, start: str) -> N
         await running.start()
         running.look()
 
-        answered = await replace_under_load(running, 1.5)
+        recycles = running.metrics.worker_recycles
+        async with asyncio.timeout(60):
+            answered = await replace_under_load(running, lambda: recycles["requests"] >= 3)
+        await until(lambda: len(running.pool.workers()) == 2, "no replacement is under way")
 
-        recycled = running.metrics.worker_recycles["requests"]
-        assert answered > 500
-        assert recycled >= 2
+        recycled = recycles["requests"]
+        assert answered >= 3 * 200
         assert not running.metrics.errors
         assert not running.metrics.worker_deaths
         assert running.metrics.retried == 0
@@ -91,7 +93,8 @@ async def test_recycling_every_thousand_requests_loses_none_for_a_minute(tmp_pat
     ) as running:
         await running.start()
 
-        answered = await replace_under_load(running, 60.0)
+        end = time.monotonic() + 60.0
+        answered = await replace_under_load(running, lambda: time.monotonic() >= end)
 
         assert running.metrics.worker_recycles["requests"] > answered / 2000 / 4
         assert not running.metrics.errors

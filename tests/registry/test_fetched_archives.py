@@ -24,7 +24,7 @@ from marserve.errors import (
 )
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.intake import Intake
-from marserve.registry.registering import PARALLEL_INTAKES
+from marserve.registry.registering import PARALLEL_FETCHES, PARALLEL_INTAKES
 from marserve.registry.snapshot import read_models, write_models
 from marserve.registry.swapping import SwapParameters
 from marserve.store.cache import Cache
@@ -247,6 +247,22 @@ async def test_what_was_fetched_for_a_registration_that_a_stop_overtakes_is_gone
     await house.registry.stop()
 
 
+@pytest.mark.anyio
+async def test_what_the_store_has_does_not_wait_for_downloads(tmp_path: Path) -> None:
+    """All turns to fetch are taken by origins that say nothing; an archive of the store needs none."""
+    house = ManagementHouse(tmp_path / "house", fetcher=Fetcher(AllowedUrls(["file://.*"])))
+    write_mar(house.store / "m.mar", manifest("m", "1.0"))
+    turns = house.registry._registering._fetches
+    for _ in range(PARALLEL_FETCHES):
+        await turns.acquire()
+
+    async with asyncio.timeout(20):
+        registered = await house.registry.register(RegisterParameters("m.mar"))
+
+    assert registered.version == "1.0"
+    await house.registry.stop()
+
+
 # ------------------------------------------------------------------------------------------- written over in place
 
 
@@ -284,7 +300,7 @@ def build_of(house: ManagementHouse) -> str:
 @pytest.mark.anyio
 @pytest.mark.parametrize("has_cache", [False, True])
 async def test_a_swap_takes_what_its_address_has_now(tmp_path: Path, has_cache: bool) -> None:
-    """Under the same version name and under another; the store keeps the file that it has, registrations are refused."""
+    """Under its version's name and under another; the store keeps the file that it has, registrations are refused."""
     address = Overwritten(tmp_path, has_cache=has_cache)
     house = address.server()
     first = address.put("one")
@@ -318,9 +334,9 @@ async def test_a_swap_to_an_address_of_a_new_name_gives_the_archive_its_name_in_
     await house.registry.register(RegisterParameters(house.put("m", "1.0"), initial_workers=1))
     digest = address.put("two")
 
+    wrong = SwapParameters("m", RegisterParameters(f"{address.url}#sha256={'0' * 64}"))
     with pytest.raises(DigestMismatch):
-        wrong = RegisterParameters(f"{address.url}#sha256={'0' * 64}")
-        await house.registry.swap(SwapParameters("m", wrong))
+        await house.registry.swap(wrong)
     assert [each.archive for each in house.registry.snapshot()] == ["m-1.0.mar"]
     await address.swap(house)
 
@@ -335,7 +351,7 @@ async def test_a_swap_to_an_address_of_a_new_name_gives_the_archive_its_name_in_
 async def test_a_restart_has_the_build_that_served_or_says_that_it_cannot(
     tmp_path: Path, has_cache: bool, changes: bool
 ) -> None:
-    """Never the older one that the store has, and never a newer one: from the cache, from the address, or not at all."""
+    """Not the older one that the store has, and no newer one: from the cache, from the address, or not at all."""
     address = Overwritten(tmp_path, has_cache=has_cache)
     first = address.server()
     address.put("one")

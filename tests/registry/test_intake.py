@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import hashlib
+import mmap
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from marserve.archive.reader import Limits
 from marserve.errors import ArchiveNotFound, BadArchive, MarserveError, OutOfMemory, UnsafeArchive
 from marserve.registry import intake as intake_module
 from marserve.registry.intake import Intake
+from marserve.store.fetcher import Fetched
 from marserve.store.local import LocalStore
 from support.echo_archives import manifest, write_mar
 
@@ -62,6 +67,40 @@ def test_a_scratch_folder_that_is_in_use_stays(intake: Intake, store: Path) -> N
     intake.clear()
 
     assert intake.scratch.is_dir()
+
+
+def test_what_was_fetched_is_in_memory_no_more_once_it_is_unpacked(intake: Intake, store: Path, tmp_path: Path) -> None:
+    """Nobody reads it again; its pages serve the next download. What was not fetched here is left alone."""
+    for name in ("fetched.mar", "found.mar"):
+        write_mar(store / name, weights=os.urandom(4 << 20))
+        _write_out(store / name)
+    probe = tmp_path / "probe"
+    probe.write_bytes(bytes(1 << 20))
+    _write_out(probe)
+    with probe.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if _share_in_memory(probe) > 0.1:
+        pytest.skip("this file system holds its files in memory alone")
+    fetched = Fetched(store / "fetched.mar", "fetched.mar", None, store / "fetched.mar", contextlib.ExitStack())
+    assert _share_in_memory(fetched.path) == 1.0
+
+    unpacked = intake.take_in("http://host/fetched.mar", fetched)
+    intake.take_in("found.mar")
+
+    assert _share_in_memory(fetched.path) < 0.1
+    assert _share_in_memory(store / "found.mar") == 1.0
+    assert (unpacked.folder / "weights").stat().st_size == 4 << 20
+
+
+def test_a_fetched_folder_is_served_though_no_pages_can_be_given_back(intake: Intake, store: Path) -> None:
+    """A hub's cache gives folders."""
+    folder = store / "plain"
+    (folder / "MAR-INF").mkdir(parents=True)
+    (folder / "MAR-INF" / "MANIFEST.json").write_text('{"model": {"modelName": "plain"}}')
+    (folder / "echo.py").touch()
+    fetched = Fetched(folder, "plain", None, None, contextlib.ExitStack(), address="hf://org/plain@0123")
+
+    assert intake.take_in("hf://org/plain", fetched).folder == folder.resolve()
 
 
 def test_a_folder_of_the_store_is_served_in_place_and_never_deleted(intake: Intake, store: Path) -> None:
@@ -156,3 +195,24 @@ def test_a_disk_that_fails_is_told_without_a_path(
 
     assert type(raised.value) is error
     assert raised.value.message == sentence
+
+
+def _write_out(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _share_in_memory(path: Path) -> float:
+    """How much of a file the kernel holds in its page cache."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        pages = -(-len(mapped) // mmap.PAGESIZE)
+        states = (ctypes.c_ubyte * pages)()
+        start = ctypes.c_char.from_buffer(mapped)
+        try:
+            told = ctypes.CDLL(None, use_errno=True).mincore(
+                ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(len(mapped)), states
+            )
+        finally:
+            del start
+        assert told == 0, os.strerror(ctypes.get_errno())
+        return sum(state & 1 for state in states) / pages

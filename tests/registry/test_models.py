@@ -34,6 +34,7 @@ from marserve.messages import Answer, Part, Request
 from marserve.registry import models as models_module
 from marserve.registry import registering
 from marserve.registry.calls import Registered, RegisterParameters, Scaled
+from marserve.registry.shadow import ShadowSpec
 from marserve.registry.snapshot import SnapshotVersion, read_models, write_models
 from marserve.registry.traffic import VERSION_HEADER
 from marserve.settings import ModelDefaults, ModelToLoad
@@ -643,6 +644,27 @@ async def test_a_version_whose_workers_will_not_end_is_told_of_and_gone_all_the_
         house.registry.describe("m")
     monkeypatch.setattr(models_module, "STOP_LIMIT_S", 0.05)
     await house.registry.stop()
+
+
+async def test_a_shadow_ends_with_its_model_though_another_of_the_name_came_meanwhile(house: House) -> None:
+    """It would find the workers of the new one, and make them yield."""
+    house.pools.behaviours["m"] = Behaviour(holds=True)
+    await house.add()
+    await house.add(version="2.0")
+    house.registry.mirrors.put("m", ShadowSpec("2.0"))
+    shadow = house.registry.mirrors.shadow_of("m")
+    assert shadow is not None
+    await house.registry.unregister("m", "2.0")
+    house.send()
+    last = asyncio.create_task(house.registry.unregister("m"))
+    while "m" in house.registry.actual():
+        await asyncio.sleep(0.001)
+
+    await house.add()
+    await last
+
+    assert shadow.is_stopped
+    assert house.registry.mirrors.shadow_of("m") is None
 
 
 async def test_a_new_default_answers_from_the_next_request_on(house: House) -> None:

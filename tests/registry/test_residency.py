@@ -240,6 +240,62 @@ async def test_who_could_never_fit_is_refused_at_once_with_the_numbers() -> None
         assert there.residency.figures().charged == 200 * MIB
 
 
+async def test_what_serves_nobody_leaves_before_anything_else() -> None:
+    """For a load and for more workers; a version that may sleep is not put to sleep for it."""
+    async with world(100) as there:
+        sleeper = there.add("sleeper", 30)
+        await there.load(sleeper)
+        spare = there.add("spare", 60, workers=1)
+        await there.load(spare)
+        given_up: list[str] = []
+
+        def give_up() -> None:
+            given_up.append("spare")
+
+        spare.make_spare(give_up)
+        assert spare.described["memory"]["mayMakeRoom"]
+        comer = there.add("comer", 50, workers=1)
+        assert given_up == ["spare"]
+        entering = asyncio.create_task(comer.enter())
+        await asyncio.sleep(0)
+        assert not entering.done()  # its processes are still there
+
+        spare.close()
+        await asyncio.wait_for(entering, 5)
+        assert pool_of(sleeper).reasons == []
+        assert there.residency.ledger.held_bytes <= 100
+
+
+async def test_what_serves_again_stays() -> None:
+    """Whoever needs its memory then is refused, as beside any version that serves."""
+    async with world(100) as there:
+        spare = there.add("spare", 60, workers=1)
+        await there.load(spare)
+        given_up: list[str] = []
+        spare.make_spare(lambda: given_up.append("spare"))
+        assert spare.grow(1) == 1
+        assert given_up == []
+
+        spare.make_spare(None)
+        with pytest.raises(NotEnoughMemory):
+            there.add("comer", 50, workers=1)
+
+        assert given_up == []
+
+
+async def test_more_workers_have_what_serves_nobody_leave() -> None:
+    """The next time that somebody asks for more there is room for it."""
+    async with world(100) as there:
+        grower = there.add("grower", 30, workers=1)
+        await there.load(grower)
+        spare = there.add("spare", 60, workers=1)
+        await there.load(spare)
+        spare.make_spare(spare.close)
+
+        assert grower.grow(2) == 1
+        assert grower.grow(2) == 2
+
+
 async def test_what_came_a_moment_ago_stays_for_the_least_residence() -> None:
     """Models that take each other's place in turn would all be loading, and none answering."""
     async with world(150, least_residence_s=0.2) as there:

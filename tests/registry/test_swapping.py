@@ -24,6 +24,7 @@ from marserve.errors import (
     SwapUnderWay,
     VersionConflict,
     VersionNotFound,
+    WorkerDied,
 )
 from marserve.messages import Answer, Part, Request
 from marserve.registry.calls import RegisterParameters
@@ -267,6 +268,44 @@ async def test_an_old_version_can_be_kept_to_go_back_to(house: House) -> None:
     assert swapped.message.endswith("has taken the place of version 1.0, which stays registered")
     assert house.versions() == {"1.0": False, "2.0": True}
     assert (house.ask(), house.ask("stable"), house.ask("1.0")) == (b"new", b"new", b"old")
+
+
+@pytest.mark.parametrize("name", ["1.0", "3.0"])
+@pytest.mark.parametrize("order", ORDERS)
+async def test_what_a_watched_version_cannot_run_is_answered_by_what_took_the_other_ones_place(
+    house: House, order: SwapOrder, name: str
+) -> None:
+    """A request that was sent before the swap, whose worker dies after it: never handed to the pool that has gone."""
+    await house.add("1.0")
+    tried = await house.add("2.0")
+    tried.behaviour.holds, tried.behaviour.body = True, None
+    house.registry.traffic.put("m", Traffic({"1.0": 0, "2.0": 1}))
+    house.registry.mirrors.watch("m", "1.0", "2.0")
+    told = Told()
+    house.registry.submit("m", None, Request("id", [Part("body", b"x")]), told)
+
+    await house.swap(house.archive(name, file="next.mar"), version="1.0", order=order)
+    tried.held[0].fail(WorkerDied("crash"))
+
+    assert (told.bodies, told.errors) == ([b"new"], [])
+
+
+async def test_a_watched_version_that_nobody_is_left_beside_tells_its_own_error(house: House) -> None:
+    """It is not asked a second time itself."""
+    await house.add("1.0")
+    tried = await house.add("2.0")
+    tried.behaviour.holds, tried.behaviour.body = True, None
+    house.registry.traffic.put("m", Traffic({"1.0": 0, "2.0": 1}))
+    house.registry.mirrors.watch("m", "1.0", "2.0")
+    told = Told()
+    house.registry.submit("m", None, Request("id", [Part("body", b"x")]), told)
+    house.registry.set_default("m", "2.0")
+    await house.registry.unregister("m", "1.0", force=True)
+
+    tried.held[0].fail(WorkerDied("crash"))
+
+    assert (told.bodies, [type(error) for error in told.errors]) == ([], [WorkerDied])
+    assert tried.held == []
 
 
 async def test_bounds_of_workers_stay_as_they_were_scaled(house: House) -> None:

@@ -106,6 +106,20 @@ def test_shares_hold_whatever_the_weights(seed: int) -> None:
     assert all(is_share(counts[name], weight / total) for name, weight in weights.items()), (weights, counts)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_of_a_thousand_requests_in_a_row_no_version_is_four_off_its_share(seed: int) -> None:
+    """Nor of any fewer, wherever the sequence begins: the golden ratio's multiples are at most 3.7 off in any part."""
+    chance = random.Random(seed)
+    share = chance.choice([0.5, chance.random()])
+    weighted = rule({"1.0": share, "2.0": 1 - share}, seed=chance.getrandbits(64))
+    counted = 0
+
+    for count in range(1, 1001):
+        choice = weighted.choose((), anybody)
+        counted += choice is not None and choice[0] == "1.0"
+        assert abs(counted - share * count) < 4
+
+
 @pytest.mark.parametrize("period", [2, 3, 5, 8, 10, 13])
 def test_no_pattern_of_clients_gets_a_version_for_itself(period: int) -> None:
     """Of clients that take turns each has the same shares: turns by turns would give one of them all of a version."""

@@ -231,7 +231,7 @@ async def test_a_weight_takes_effect_when_its_version_is_ready(house: House) -> 
 
     house.pools.of("m", "3.0").finish_load()
 
-    assert house.shares(100)["3.0"] in range(45, 56)
+    assert house.shares(100)["3.0"] in range(47, 54)  # four off its share is too far: `traffic.py`
     assert "pending" not in house.registry.traffic.describe("m")
 
 
@@ -250,7 +250,7 @@ async def test_a_version_that_sleeps_or_wakes_has_its_part(house: House) -> None
     sleeper.scale(1, 1)
     assert [worker.status for worker in sleeper.workers()] == ["LOADING"]
     assert "pending" not in house.registry.traffic.describe("m")
-    assert house.shares(100)["3.0"] in range(45, 56)
+    assert house.shares(100)["3.0"] in range(47, 54)
 
     sleeper._workers = [replace(worker, last_death=FakeDeath()) for worker in sleeper.workers()]
     assert house.registry.traffic.describe("m")["pending"] == ["3.0"]

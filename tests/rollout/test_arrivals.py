@@ -171,6 +171,41 @@ async def running(stage: Stage) -> AsyncIterator[Stage]:
         await asyncio.wait([task])
 
 
+async def test_a_retry_whose_turn_is_not_yet_costs_nothing_while_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another archive of its model loads for long; its own time has come, and passes."""
+    rounds = 0
+    begin = Arrivals._begin_what_can
+
+    def counted(self: Arrivals, now: float) -> None:
+        nonlocal rounds
+        rounds += 1
+        begin(self, now)
+
+    monkeypatch.setattr(Arrivals, "_begin_what_can", counted)
+    async with running(Stage(tmp_path, ArrivalPolicy("load", model="m"))) as stage:
+        stage.store["m-1.0.mar"] = DownloadFailed("http://a/m.mar", reason="503")
+        stage.models.gate.clear()
+        stage.arrivals._first_retry_s = 0.05
+        stage.tell("added", "m-1.0.mar")
+        while "m-1.0.mar" not in stage.arrivals.records or stage.state("m-1.0.mar")[0] != "retrying":
+            await asyncio.sleep(0.001)
+        stage.put("m-2.0.mar", None, "2.0")
+        while not stage.models.loading:
+            await asyncio.sleep(0.001)
+        at = stage.arrivals._retry_at["m-1.0.mar"]
+        while asyncio.get_running_loop().time() < at + 0.05:
+            await asyncio.sleep(0.005)
+        assert rounds < 10
+
+        stage.store["m-1.0.mar"] = (None, "1.0")
+        stage.models.gate.set()
+        await stage.rest()
+
+    assert stage.models.calls == ["load m 2.0", "load m 1.0"]
+
+
 async def test_ignore_loads_nothing_and_says_what_is_there(tmp_path: Path) -> None:
     """The policy that only looks."""
     async with running(Stage(tmp_path, ArrivalPolicy("ignore"))) as stage:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -23,7 +26,7 @@ from marserve.rollout.desired_state import DesiredVersion, read
 from marserve.rollout.document_place import DocumentUnreadable, FilePlace, Found
 from marserve.rollout.history import History
 from marserve.rollout.reconciler import DesiredStateIsAnother, Reconciler
-from support.fake_pool import Behaviour
+from support.fake_pool import Behaviour, FakePool
 from support.management_house import House
 from support.receivers import Told
 
@@ -33,8 +36,9 @@ pytestmark = pytest.mark.anyio
 class Workshop(House):
     """A registry over pools without processes, a document in a file, and the reconciler between them."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root, unregister_timeout_s=0.2)
+    def __init__(self, root: Path, undo_window_s: float = 0.0) -> None:
+        super().__init__(root, unregister_timeout_s=0.2, undo_window_s=undo_window_s)
+        self.undo_window_s = undo_window_s
         self.state = root / "state"
         self.path = root / "models.yaml"
         self.place = FilePlace(self.path, "models.yaml")
@@ -51,6 +55,7 @@ class Workshop(House):
             History(self.state),
             self.place,
             interval_s=0.001,
+            undo_window_s=self.undo_window_s,
             weigh=lambda version: len(version.url),
             now=lambda: float(next(self.times)),
         )
@@ -81,6 +86,28 @@ class Workshop(House):
         return bytes(told.end.body)
 
 
+class Keeper(Workshop):
+    """One that keeps what it replaces for a minute, on a clock of the test's."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, undo_window_s=60.0)
+        self.now = 0.0
+        self.registry.keeping._now = lambda: self.now
+
+    def keeps(self) -> list[tuple[str, str]]:
+        """What is kept now."""
+        return [(each["model"], each["version"]) for each in self.reconciler.describe().get("keeps", [])]
+
+    async def until_ended(self, *pools: FakePool) -> None:
+        """Wait until these have ended."""
+        async with asyncio.timeout(5):
+            while not all(pool.is_stopped for pool in pools):
+                await asyncio.sleep(0.001)
+
+
+Shop = TypeVar("Shop", bound=Workshop)
+
+
 def document(**models: Any) -> bytes:
     """A document; the first version of each model is its default."""
     told: dict[str, Any] = {}
@@ -99,7 +126,20 @@ def document(**models: Any) -> bytes:
 @pytest.fixture
 async def shop(tmp_path: Path) -> AsyncIterator[Workshop]:
     """Everything; after the test nothing of it is left."""
-    shop = Workshop(tmp_path)
+    async with opened(Workshop(tmp_path)) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def keeper(tmp_path: Path) -> AsyncIterator[Keeper]:
+    """The same, where what is replaced stays loaded."""
+    async with opened(Keeper(tmp_path)) as keeper:
+        yield keeper
+
+
+@asynccontextmanager
+async def opened(shop: Shop) -> AsyncIterator[Shop]:
+    """A workshop; after the block nothing of it is left."""
     yield shop
     for pool in shop.pools.made:
         pool.behaviour.never_stops = False
@@ -495,3 +535,163 @@ def test_a_document_that_is_not_there_cannot_be_read(tmp_path: Path) -> None:
     for path in (tmp_path / "none.yaml", tmp_path):
         with pytest.raises(DocumentUnreadable):
             FilePlace(path).read()
+
+
+# ------------------------------------------------------------------------------------------- back at once
+
+
+async def test_undo_within_the_window_loads_nothing(keeper: Keeper) -> None:
+    """The very workers that served before serve again, of every model; what was undone ends."""
+    await keeper.start(m=["1.0"], n=["1.0"], o=["1.0"])
+    before = list(keeper.pools.made)
+    await keeper.reconciler.apply(document(m=["2.0"], n={"1.0": {"responseTimeout": 7}}))
+    after = keeper.pools.made[3:]
+    assert sorted(keeper.keeps()) == [("m", "1.0"), ("n", "1.0"), ("o", "1.0")]
+    assert not any(pool.is_stopped for pool in keeper.pools.made)
+    with pytest.raises(VersionNotFound):
+        keeper.ask("m", "1.0")
+    asked = [pool.metrics.requests for pool in before]
+    planned = await keeper.reconciler.plan_undo()
+    assert [(step.model, step.is_loaded, step.memory_bytes) for step in planned.of("load")] == [
+        ("m", True, 0),
+        ("n", True, 0),
+        ("o", True, 0),
+    ]
+
+    await keeper.reconciler.undo()
+
+    assert len(keeper.pools.made) == 5
+    assert keeper.versions() == {"m": ["1.0"], "n": ["1.0"], "o": ["1.0"]}
+    assert [keeper.ask(model) for model in "mno"] == [b"m 1.0", b"n 1.0", b"o 1.0"]
+    assert [pool.metrics.requests for pool in before] == [count + 1 for count in asked]
+    assert keeper.keeps() == []
+    await keeper.until_ended(*after)
+    assert not any(pool.is_stopped for pool in before)
+    assert (await keeper.reconciler.plan()).is_empty
+
+
+async def test_after_the_window_the_workers_are_gone_and_undo_loads(keeper: Keeper) -> None:
+    """As it does without one."""
+    await keeper.start(m=["1.0"])
+    await keeper.reconciler.apply(document(m=["2.0"]))
+    (old, new) = keeper.pools.made
+
+    keeper.now = 59.9
+    keeper.registry.keeping.look()
+    assert keeper.reconciler.describe()["keeps"] == [
+        {"model": "m", "version": "1.0", "secondsLeft": 0.1, "workers": 1},
+    ]
+    assert keeper.reconciler.kept_by_model() == {"m": 1}
+    keeper.now = 60.0
+    keeper.registry.keeping.look()
+
+    assert "keeps" not in keeper.reconciler.describe()
+    await keeper.until_ended(old)
+    await keeper.reconciler.undo()
+    assert keeper.ask("m") == b"m 1.0"
+    assert len(keeper.pools.made) == 3
+    await keeper.until_ended(new)
+
+
+@pytest.mark.parametrize("how", ["dead", "loading", "given up"])
+async def test_what_is_not_fit_any_more_is_loaded_again(keeper: Keeper, how: str) -> None:
+    """Its workers died, or its memory was wanted; what is left of it ends."""
+    await keeper.start(m=["1.0"])
+    await keeper.reconciler.apply(document(m=["2.0"]))
+    old = keeper.pools.made[0]
+    if how == "dead":
+        old._workers.clear()
+    elif how == "loading":
+        old._workers = [replace(worker, status="LOADING") for worker in old._workers]
+    else:
+        assert old.give_up is not None
+        old.give_up()
+
+    await keeper.reconciler.undo()
+
+    assert len(keeper.pools.made) == 3
+    assert keeper.ask("m") == b"m 1.0"
+    await keeper.until_ended(*keeper.pools.made[:2])
+
+
+async def test_the_next_change_of_a_model_ends_what_was_kept_of_it(keeper: Keeper) -> None:
+    """So that never three of a model are in memory; what another change has not touched stays."""
+    await keeper.start(m=["1.0"], n=["1.0"])
+    await keeper.reconciler.apply(document(m=["2.0"], n=["2.0"]))
+    first = keeper.pools.of("m", "1.0")
+    keeper.pools.behaviours["m"] = Behaviour(load="wait")
+
+    applying = asyncio.create_task(keeper.reconciler.apply(document(m=["3.0"], n=["2.0"])))
+    await keeper.until_ended(first)
+    assert keeper.keeps() == [("n", "1.0")]
+    async with asyncio.timeout(5):
+        while keeper.pools.made[-1].options.version != "3.0":
+            await asyncio.sleep(0.001)
+    keeper.pools.of("m", "3.0").finish_load()
+    await applying
+
+    assert keeper.keeps() == [("m", "2.0")]
+
+
+async def test_a_failed_undo_keeps_what_it_wanted_back(keeper: Keeper) -> None:
+    """Another model of the same change cannot load: all stays as it was, and the next undo is as quick."""
+    await keeper.start(m=["1.0"], n=["1.0"])
+    await keeper.reconciler.apply(document(m=["2.0"], n=["2.0"]))
+    old = keeper.pools.of("m", "1.0")
+    keeper.registry.keeping.give_up(
+        [kept.version for kept in keeper.registry.keeping.all() if kept.version.model == "n"], "the test says so"
+    )
+    archive = (keeper.store / "n-1.0.mar").rename(keeper.store / "away.mar")
+
+    with pytest.raises(ApplyFailed):
+        await keeper.reconciler.undo()
+    assert (keeper.ask("m"), keeper.ask("n")) == (b"m 2.0", b"n 2.0")
+    assert keeper.keeps() == [("m", "1.0")]
+    assert not old.is_stopped
+
+    archive.rename(keeper.store / "n-1.0.mar")
+    await keeper.reconciler.undo()
+    assert keeper.pools.of("m", "1.0") is old
+    assert (keeper.ask("m"), keeper.ask("n")) == (b"m 1.0", b"n 1.0")
+
+
+async def test_applying_reads_the_address_again_and_undoing_does_not(keeper: Keeper) -> None:
+    """What lies there may be another archive by now; with a digest it is the same, and is not loaded again."""
+    digest = hashlib.sha256((keeper.store / "n-1.0.mar").read_bytes()).hexdigest()
+    old = {"m": {"1.0": None}, "n": {"1.0": {"sha256": digest}}}
+    await keeper.start(**old)
+    await keeper.reconciler.apply(document(m=["2.0"], n=["2.0"]))
+    (m, n) = keeper.pools.made[:2] if keeper.pools.made[0].options.model == "m" else keeper.pools.made[1::-1]
+
+    await keeper.reconciler.apply(document(**old))
+
+    assert keeper.pools.of("m", "1.0") is not m
+    assert keeper.pools.of("n", "1.0") is n
+    await keeper.until_ended(m)
+
+
+async def test_a_server_that_drains_keeps_nothing(keeper: Keeper) -> None:
+    """From when it takes no more requests."""
+    await keeper.start(m=["1.0"])
+    await keeper.reconciler.apply(document(m=["2.0"]))
+
+    keeper.registry.refuse_new()
+
+    assert keeper.keeps() == []
+    await keeper.until_ended(keeper.pools.of("m", "1.0"))
+
+
+async def test_what_was_accepted_before_a_change_is_answered_by_what_is_kept(keeper: Keeper) -> None:
+    """And when that serves again, too."""
+    await keeper.start(m=["1.0"])
+    old = keeper.pools.made[0]
+    old.behaviour = Behaviour(holds=True)
+    told = Told()
+    keeper.registry.submit("m", None, Request("id", [Part("body", b"x")]), told)
+
+    await keeper.reconciler.apply(document(m=["2.0"]))
+    await keeper.reconciler.undo()
+
+    assert told.end is None
+    old.held.pop().receiver.on_answer(Answer(b"late"))
+    assert isinstance(told.end, Answer)

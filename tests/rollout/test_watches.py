@@ -271,6 +271,22 @@ async def test_a_desired_state_s_watches_come_and_go_with_it(tmp_path: Path) -> 
     assert models.loaded == {("digits", "2.0"): "digits-2.mar"}
 
 
+async def test_declared_prefixes_that_look_alike_are_each_watched(tmp_path: Path) -> None:
+    """What no name can hold is left out of it, and then two may be one."""
+    models = FakeModels()
+    watches = watches_of(tmp_path, models=models)
+    store = tmp_path / "store"
+    declared = [(None, NewVersions("a@", "load")), (None, NewVersions("a+", "load")), (None, NewVersions("a~", "load"))]
+
+    async with running(watches, lambda: declared):
+        await until(lambda: watches.names() == ["desired-a", "desired-a-2", "desired-a-3"])
+        for name in ("a@1", "a+2", "a~3"):
+            write_mar(store / f"{name}.mar", manifest("m", name[-1]))
+        await until(lambda: len(models.loaded) == 3)
+
+    assert models.loaded == {("m", "1"): "a@1.mar", ("m", "2"): "a+2.mar", ("m", "3"): "a~3.mar"}
+
+
 async def test_each_watch_has_its_metrics(tmp_path: Path) -> None:
     """Age of the last success only once there was one."""
     watches = watches_of(tmp_path)

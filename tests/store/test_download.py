@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import ipaddress
@@ -33,7 +34,7 @@ from marserve.store.download import (
 from marserve.store.fetch_guard import AllowedUrls, parse_target
 from marserve.store.http import HttpOrigins, HttpSource, _tls
 from marserve.store.parts import FIRST_PART_BYTES, MIB
-from marserve.store.source import Broken, Failed, Missing
+from marserve.store.source import Broken, Entry, Failed, Missing
 from support.fault_proxy import Fault, FaultProxy, fault_proxy
 from support.file_server import file_server
 from support.range_origin import RangeOrigin, range_origin
@@ -456,6 +457,48 @@ def test_what_was_cancelled_before_is_never_begun(origin: RangeOrigin, file: int
         download(source_of(origin), file, QUICK, cancel=cancel)
 
     assert origin.asked == []
+
+
+class EmptyAnswers:
+    """A source whose answers end, in good order, after `first` bytes of ten; further ones bring nothing."""
+
+    shown = identity = file_name = "m.mar"
+
+    def __init__(self, first: int) -> None:
+        self.begin, self.first = 0, first
+        self.entry = Entry("m.mar", 10, '"1"')
+        self.reads = 0
+
+    @contextlib.contextmanager
+    def read(self, begin: int, end: int | None, of: Entry | None = None) -> Iterator[EmptyAnswers]:
+        """See `Source.read`."""
+        self.reads += 1
+        self.begin = begin
+        yield self
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self.reads == 1 and self.first:
+            yield b"x" * self.first
+        if self.reads > 20:
+            raise AssertionError("it is asked for ever")
+
+    def stat(self) -> Entry:
+        """See `Source.stat`."""
+        return self.entry
+
+    def close(self) -> None:
+        """See `Source.close`."""
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_answers_that_bring_nothing_are_given_up(file: int, first: int) -> None:
+    """Each counts as one that broke: an origin that says nothing in good order is not asked for ever."""
+    source = EmptyAnswers(first)
+
+    with pytest.raises(Failed, match="the answer was empty, 4 times"):
+        download(source, file, DownloadOptions(first_pause_s=0.001))
+
+    assert source.reads <= 6
 
 
 def test_a_silent_part_is_fetched_anew(proxy: FaultProxy, file: int) -> None:

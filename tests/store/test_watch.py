@@ -275,6 +275,22 @@ async def test_a_look_that_hangs_is_not_begun_again(monkeypatch: pytest.MonkeyPa
         assert len([thread for thread in threading.enumerate() if thread.name == "watch-w"]) == 1
 
 
+async def test_what_a_look_finds_that_comes_too_late_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts as known from then on, so no later look would tell it."""
+    monkeypatch.setattr(watch_module, "LOOK_LIMIT_S", 0.05)
+    place = FakePlace(a_mar='"1"')
+    place.gate.clear()
+    async with running(Stage(place, interval_s=0.01)) as stage:
+        await stage.until(lambda: stage.watch.looks["failed"] >= 1)
+        assert stage.told == []
+
+        place.gate.set()
+        await stage.until(lambda: stage.watch.looks["done"] >= 1)
+
+    assert stage.names == [("added", "a.mar")]
+    assert stage.watch.changes["added"] == 1
+
+
 async def test_a_defect_in_a_look_does_not_end_the_watch() -> None:
     """Whatever a listing raises, the next look is made."""
     place = FakePlace()

@@ -122,6 +122,7 @@ class FakePool:
         self._workers: list[FakeWorker] = []
         self._minimum = options.min_workers
         self._load_ended = asyncio.Event()
+        self.give_up: Callable[[], None] | None = None
 
     @property
     def queued(self) -> int:
@@ -255,6 +256,10 @@ class FakePool:
 
     def _names(self) -> tuple[bytes, bytes]:
         return self.options.model.encode(), self.options.version.encode()
+
+    def make_spare(self, give_up: Callable[[], None] | None) -> None:
+        """Remember whom to call where its memory is wanted."""
+        self.give_up = give_up
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Wait for what is held, at most `drain_s`, then be gone."""

@@ -7,8 +7,10 @@ and on `stop()` proves that its processes, sockets and temporary folders are gon
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import random
 import signal
 import socket
 import ssl
@@ -28,13 +30,58 @@ START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0
 
 
+FIRST_PORT = 10_000
+PORTS_IN_BLOCK = 400
+
+
+def _first_system_port() -> int:
+    """Where the ports begin that the system gives to outgoing connections and to who asks for any."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return 32_768
+
+
+class _Ports:
+    """A block of ports that is this process's until it ends: neither the system nor another test gives one of them to
+    somebody else while a server that is to have it starts. The claim is a UDP socket at the block's first number, which
+    is in nobody's way.
+    """
+
+    def __init__(self) -> None:
+        self._turn: Iterator[int] = iter(())
+        blocks = list(range(FIRST_PORT, _first_system_port() - PORTS_IN_BLOCK, PORTS_IN_BLOCK))
+        random.SystemRandom().shuffle(blocks)
+        for first in blocks:
+            claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            try:
+                claim.bind(("127.0.0.1", first))
+            except OSError:
+                claim.close()
+                continue
+            self._claim = claim
+            self._turn = itertools.cycle(range(first, first + PORTS_IN_BLOCK))
+            return
+
+    def take(self, stack: contextlib.ExitStack) -> int:
+        """The next port that nobody is bound to; where there is no block left, any that the system gives."""
+        for port in itertools.chain(itertools.islice(self._turn, PORTS_IN_BLOCK), (0,)):
+            sock = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                sock.bind(("127.0.0.1", port))
+                return int(sock.getsockname()[1])
+        raise AssertionError("there is no free port")
+
+
+_PORTS = _Ports()
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on. The sockets are held until all are known, so that no port comes twice."""
+    """Ports that nobody listens on, and that nobody else is given. The sockets are held until all are known, so that no
+    port comes twice.
+    """
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
+        return [_PORTS.take(stack) for _ in range(count)]
 
 
 def make_archive(

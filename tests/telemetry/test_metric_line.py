@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from marserve.messages import Metric
@@ -51,7 +51,10 @@ def test_no_digit_of_a_number_is_lost(value: float) -> None:
     assert re.fullmatch(r"-?\d+\.\d+(E-?\d+)?", text)
 
 
-@given(st.lists(st.floats()))
+@given(st.lists(st.floats() | st.integers(-(10**9), 10**9)))
+@example([1.0, float("nan")])
+@example([float("nan"), 1.0])
+@example([1.0, 2])
 def test_many_numbers_are_written_as_each_alone(values: list[float]) -> None:
     """Most are of one size, and quickly done."""
     assert java_doubles(values) == [java_double(value) for value in values]

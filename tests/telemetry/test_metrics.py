@@ -170,6 +170,30 @@ def test_the_default_series_does_not_fall_when_a_version_leaves() -> None:
     assert not [labels for _, labels in after if ("version", "1.0") in labels]
 
 
+def test_a_version_that_comes_back_is_not_counted_twice() -> None:
+    """Between two scrapes it went and came: sums are as if it had stayed, and go on."""
+    metrics = Metrics("box")
+    first, second = busy_version(version="1.0"), busy_version(version="2.0")
+    metrics.register(first)
+    metrics.register(second)
+    default = {"model_name": "echo", "model_version": "default", "hostname": "box"}
+    before = read_page(metrics)
+
+    for _ in range(3):
+        metrics.remove(first)
+        during = read_page(metrics)
+        metrics.register(first)
+    first.requests += 5
+    after = read_page(metrics)
+
+    for name in ("ts_inference_requests_total", "ts_inference_latency_microseconds", "ts_queue_latency_microseconds"):
+        was = value_of(before, name, **default)
+        assert value_of(during, name, **default) == was
+        assert value_of(after, name, **default) == was + (5 if name == "ts_inference_requests_total" else 0)
+    named = {"model_name": "echo", "model_version": "1.0", "hostname": "box"}
+    assert value_of(after, "ts_inference_requests_total", **named) == 1
+
+
 def test_nothing_is_left_of_a_model_after_its_last_version() -> None:
     """Series come and go with their model, however often it is swapped."""
     metrics = Metrics("box")

@@ -185,6 +185,22 @@ def test_a_version_that_leaves_has_all_its_lines() -> None:
     assert house.lines(FRONT) == []
 
 
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_a_version_that_comes_back_has_a_line_for_each_request_once(is_flushed: bool) -> None:
+    """Whether or not somebody looked in between."""
+    house = House()
+    house.version.requests = 2
+    house.metrics.remove(house.version)
+    lines = house.lines(FRONT) if is_flushed else []
+    house.metrics.register(house.version)
+    house.version.requests = 5
+
+    lines = [*lines, *house.lines(FRONT)]
+    house.version.requests = 6
+    assert len(lines) == 5
+    assert len(house.lines(FRONT)) == 1
+
+
 def test_many_lines_are_handed_over_in_small_parts() -> None:
     """A writer bounds how many records wait, so none may be long."""
     house = House()

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
-from pydantic import WithJsonSchema
+from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
-from marserve.api.parameters import QueryParameters
-from marserve.api.schemas import ErrorBody
+from marserve.api.schemas import error_answers
+from marserve.api.traffic import Dry, is_dry
 from marserve.errors import BadInput
 from marserve.rollout.diff import Diff
 from marserve.rollout.reconciler import Reconciler
 from marserve.rollout.schema import schema
 
-Dry = Annotated[
-    Annotated[str | None, WithJsonSchema({"type": "boolean"})],
-    Query(description="only say what would be done"),
-]
 Number = Annotated[str, Path(description="`number` in the history")]
 
 _BODY: dict[str, Any] = {
@@ -36,10 +31,6 @@ _BODY: dict[str, Any] = {
         },
     }
 }
-
-
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": ErrorBody} for status in statuses}
 
 
 def desired_state_router(reconciler: Reconciler, *, enable_model_api: bool) -> APIRouter:
@@ -64,7 +55,7 @@ def _add_questions(router: APIRouter, reconciler: Reconciler) -> None:
         "/desired-state/document",
         operation_id="readDesiredState",
         summary="The document in force, as YAML in canonical form, without secrets of addresses",
-        responses={200: {"content": {"application/yaml": {}}}, **_errors(400)},
+        responses={200: {"content": {"application/yaml": {}}}, **error_answers(400)},
     )
     async def document() -> Response:
         if reconciler.current is None:
@@ -88,7 +79,7 @@ def _add_questions(router: APIRouter, reconciler: Reconciler) -> None:
         "/desired-state/history/{number}",
         operation_id="desiredStateEntry",
         summary="One document that was applied",
-        responses=_errors(400),
+        responses=error_answers(400),
     )
     async def entry(number: Number) -> Response:
         found = reconciler.entry(int(number)) if number.isascii() and number.isdigit() and len(number) < 10 else None
@@ -101,7 +92,7 @@ def _add_questions(router: APIRouter, reconciler: Reconciler) -> None:
         "/desired-state/plan",
         operation_id="planDesiredState",
         summary="What applying a document would do",
-        responses=_errors(400),
+        responses=error_answers(400),
         openapi_extra=_BODY,
     )
     async def plan(request: Request) -> Response:
@@ -113,13 +104,12 @@ def _add_orders(router: APIRouter, reconciler: Reconciler) -> None:
         "/desired-state",
         operation_id="applyDesiredState",
         summary="Have the models that a document says, all of them or nothing changed",
-        responses=_errors(400, 409, 500, 503),
+        responses=error_answers(400, 409, 500, 503),
         openapi_extra=_BODY,
     )
     async def apply(request: Request, dry_run: Dry = None) -> Response:
         data = await _document(request)
-        query = QueryParameters(request.query_params, ("dry_run",))
-        if query.flag("dry_run", False):
+        if is_dry(request):
             return PrettyJson(told(await reconciler.plan(data)))
         wanted = request.headers.get("if-match")
         outcome = await reconciler.apply(data, if_digest=None if wanted is None else wanted.strip().strip('"'))
@@ -129,10 +119,10 @@ def _add_orders(router: APIRouter, reconciler: Reconciler) -> None:
         "/desired-state/undo",
         operation_id="undoDesiredState",
         summary="Go back to the document before the one in force",
-        responses=_errors(409, 500, 503),
+        responses=error_answers(400, 409, 500, 503),
     )
     async def undo(request: Request, dry_run: Dry = None) -> Response:
-        if QueryParameters(request.query_params, ("dry_run",)).flag("dry_run", False):
+        if is_dry(request):
             return PrettyJson(told(await reconciler.plan_undo()))
         return PrettyJson((await reconciler.undo()).document())
 
@@ -143,13 +133,17 @@ async def _document(request: Request) -> bytes | None:
 
 
 def told(diff: Diff) -> dict[str, Any]:
-    """A plan as clients get it. `memoryBytes` is what the change takes while old and new are there together."""
+    """A plan as clients get it. `memoryBytes` is what the change takes while old and new are there together.
+
+    That is for `undoWindow` seconds after it, in which undo is only a switch, unless the memory is wanted earlier.
+    """
     coming = [step.memory_bytes for step in diff.of("load")]
     going = [step.memory_bytes for step in diff.of("unload")]
     return {
         "isEmpty": diff.is_empty,
         "steps": [step.document() for step in diff.steps],
         "kept": [{"model": model, "version": version} for model, version in diff.kept],
+        **({"undoWindow": diff.undo_window_s} if diff.undo_window_s and going else {}),
         "memoryBytes": {
             "atMost": _sum(coming),
             "afterwards": None if _sum(coming) is None or _sum(going) is None else sum(filter(None, coming + going)),

@@ -87,8 +87,9 @@ def downloads_router(downloads: Downloads, *, enable_model_api: bool) -> APIRout
             responses={200: {"model": StatusMessage}, 404: {"model": ErrorBody}},
         )
         async def cancel_download(download: Number) -> Response:
-            if not download.isdecimal() or not downloads.cancel(int(download), "it was cancelled by DELETE /downloads"):
-                raise DownloadNotFound(download)
+            number = int(download) if download.isdecimal() and len(download) < 20 else 0
+            if not downloads.cancel(number, "it was cancelled by DELETE /downloads"):
+                raise DownloadNotFound(download[:20])
             return PrettyJson({"status": f"Download {download} is cancelled"})
 
     return router

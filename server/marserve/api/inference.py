@@ -15,7 +15,7 @@ from marserve.errors import BadInput, WorkflowNotFound
 from marserve.messages import Part, Receiver, Request
 
 # Targets are the client's; the table of those seen must not grow with them.
-MAX_KNOWN_TARGETS = 4096
+MAX_KNOWN_TARGETS = 1024
 MAX_KNOWN_TARGET_BYTES = 512
 
 

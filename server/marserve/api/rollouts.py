@@ -7,25 +7,19 @@ of these names.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
-from urllib.parse import unquote
 
-from fastapi import APIRouter, Path
-from pydantic import AfterValidator
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
-from marserve.api.schemas import ErrorBody, RolloutBody, RolloutStatus, ShadowBody, ShadowStatus
-from marserve.api.traffic import Dry, is_dry, read_object
+from marserve.api.schemas import RolloutBody, RolloutStatus, ShadowBody, ShadowStatus, body_of, error_answers
+from marserve.api.traffic import Dry, Name, is_dry, read_object
 from marserve.errors import RouteNotFound
 from marserve.registry.models import Registry
 from marserve.registry.shadow import read_shadow
 from marserve.rollout.course import read_rollout
 from marserve.rollout.rollouts import ORDERS, Rollouts
-
-# As those of `management.py`: what would be ambiguous in a path arrives encoded.
-Name = Annotated[str, Path(), AfterValidator(lambda word: unquote(word, errors="replace"))]
 
 
 def rollout_router(
@@ -38,15 +32,6 @@ def rollout_router(
     return router
 
 
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": ErrorBody} for status in statuses}
-
-
-def _body(model: type[ShadowBody] | type[RolloutBody]) -> dict[str, Any]:
-    schema = {"schema": model.model_json_schema(ref_template="#/components/schemas/{model}")}
-    return {"requestBody": {"required": True, "content": {"application/json": schema}}}
-
-
 def _add_shadow(router: APIRouter, registry: Registry, guard: Callable[[str], None]) -> None:
     path = "/models/{model_name}/shadow"
 
@@ -54,7 +39,7 @@ def _add_shadow(router: APIRouter, registry: Registry, guard: Callable[[str], No
         path,
         operation_id="getShadow",
         summary="What a model's shadow is, has done, and where its answers differ",
-        responses={200: {"model": ShadowStatus}, **_errors(404)},
+        responses={200: {"model": ShadowStatus}, **error_answers(404)},
     )
     async def describe(model_name: Name) -> Response:
         return PrettyJson(registry.mirrors.describe(model_name))
@@ -63,8 +48,8 @@ def _add_shadow(router: APIRouter, registry: Registry, guard: Callable[[str], No
         path,
         operation_id="putShadow",
         summary="Mirror a share of a model's requests to another version",
-        responses={200: {"model": ShadowStatus}, **_errors(400, 404, 409)},
-        openapi_extra=_body(ShadowBody),
+        responses={200: {"model": ShadowStatus}, **error_answers(400, 404, 409)},
+        openapi_extra=body_of(ShadowBody),
     )
     async def put(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         spec = read_shadow(await read_object(request))
@@ -76,7 +61,7 @@ def _add_shadow(router: APIRouter, registry: Registry, guard: Callable[[str], No
         path,
         operation_id="deleteShadow",
         summary="Mirror a model's requests no more",
-        responses={200: {"model": ShadowStatus}, **_errors(404, 409)},
+        responses={200: {"model": ShadowStatus}, **error_answers(404, 409)},
     )
     async def remove(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         if not (dry := is_dry(request)):
@@ -99,7 +84,7 @@ def _add_rollout(router: APIRouter, rollouts: Rollouts, guard: Callable[[str], N
         path,
         operation_id="getRollout",
         summary="A model's roll-out, its verdicts and their evidence",
-        responses={200: {"model": RolloutStatus}, **_errors(404)},
+        responses={200: {"model": RolloutStatus}, **error_answers(404)},
     )
     async def describe(model_name: Name) -> Response:
         return PrettyJson(rollouts.describe(model_name))
@@ -108,8 +93,8 @@ def _add_rollout(router: APIRouter, rollouts: Rollouts, guard: Callable[[str], N
         path,
         operation_id="beginRollout",
         summary="Let a version take over step by step, as long as it is no worse",
-        responses={202: {"model": RolloutStatus}, **_errors(400, 404, 409)},
-        openapi_extra=_body(RolloutBody),
+        responses={202: {"model": RolloutStatus}, **error_answers(400, 404, 409)},
+        openapi_extra=body_of(RolloutBody),
     )
     async def begin(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         spec = read_rollout(await read_object(request))
@@ -122,7 +107,7 @@ def _add_rollout(router: APIRouter, rollouts: Rollouts, guard: Callable[[str], N
         path + "/{order}",
         operation_id="orderRollout",
         summary="`pause`, `resume`, `abort` or `promote` a roll-out",
-        responses={200: {"model": RolloutStatus}, **_errors(404, 409)},
+        responses={200: {"model": RolloutStatus}, **error_answers(404, 409)},
     )
     async def order(model_name: Name, order: str) -> Response:
         for known in ORDERS:
@@ -134,7 +119,7 @@ def _add_rollout(router: APIRouter, rollouts: Rollouts, guard: Callable[[str], N
         path,
         operation_id="abortRollout",
         summary="Abort a roll-out: the version that served before serves again",
-        responses={200: {"model": RolloutStatus}, **_errors(404, 409)},
+        responses={200: {"model": RolloutStatus}, **error_answers(404, 409)},
     )
     async def abort(model_name: Name) -> Response:
         return PrettyJson(rollouts.order(model_name, "abort"))

@@ -33,6 +33,17 @@ class ErrorBody(Shape):
     message: str
 
 
+def error_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route's description says of refusals with these statuses."""
+    return {status: {"model": ErrorBody} for status in statuses}
+
+
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
+    """What a route's description says of a body that it reads itself."""
+    schema = {"schema": model.model_json_schema(ref_template="#/components/schemas/{model}")}
+    return {"requestBody": {"required": True, "content": {"application/json": schema}}}
+
+
 class ListedModel(Shape):
     """A model in the list."""
 

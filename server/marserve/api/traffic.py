@@ -17,7 +17,15 @@ from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
 from marserve.api.parameters import QueryParameters
-from marserve.api.schemas import ErrorBody, LabelBody, LabelStatus, StatusMessage, TrafficBody, TrafficStatus
+from marserve.api.schemas import (
+    LabelBody,
+    LabelStatus,
+    StatusMessage,
+    TrafficBody,
+    TrafficStatus,
+    body_of,
+    error_answers,
+)
 from marserve.errors import BadInput
 from marserve.registry.models import Registry
 from marserve.registry.traffic import read_traffic
@@ -39,15 +47,6 @@ def add_traffic(router: APIRouter, registry: Registry, changes: Changes) -> None
     _add_labels(router, registry, changes)
 
 
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": ErrorBody} for status in statuses}
-
-
-def _body(model: type[LabelBody] | type[TrafficBody]) -> dict[str, Any]:
-    schema = {"schema": model.model_json_schema(ref_template="#/components/schemas/{model}")}
-    return {"requestBody": {"required": True, "content": {"application/json": schema}}}
-
-
 def _add_weights(router: APIRouter, registry: Registry, changes: Changes) -> None:
     path = "/models/{model_name}/traffic"
 
@@ -55,7 +54,7 @@ def _add_weights(router: APIRouter, registry: Registry, changes: Changes) -> Non
         path,
         operation_id="getTraffic",
         summary="How requests that name no version are shared out",
-        responses={200: {"model": TrafficStatus}, **_errors(404)},
+        responses={200: {"model": TrafficStatus}, **error_answers(404)},
     )
     async def describe(model_name: Name) -> Response:
         return PrettyJson(registry.traffic.describe(model_name))
@@ -64,8 +63,8 @@ def _add_weights(router: APIRouter, registry: Registry, changes: Changes) -> Non
         path,
         operation_id="putTraffic",
         summary="Share out requests that name no version by weights",
-        responses={200: {"model": TrafficStatus}, **_errors(400, 404, 409)},
-        openapi_extra=_body(TrafficBody),
+        responses={200: {"model": TrafficStatus}, **error_answers(400, 404, 409)},
+        openapi_extra=body_of(TrafficBody),
     )
     async def put(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         traffic = read_traffic(await read_object(request))
@@ -77,7 +76,7 @@ def _add_weights(router: APIRouter, registry: Registry, changes: Changes) -> Non
         path,
         operation_id="deleteTraffic",
         summary="Let the default version answer requests that name none",
-        responses={200: {"model": TrafficStatus}, **_errors(404, 409)},
+        responses={200: {"model": TrafficStatus}, **error_answers(404, 409)},
     )
     async def reset(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         if is_dry(request):
@@ -92,7 +91,7 @@ def _add_labels(router: APIRouter, registry: Registry, changes: Changes) -> None
         path,
         operation_id="getLabels",
         summary="What each label of a model names",
-        responses={200: {"model": dict[str, LabelStatus]}, **_errors(404)},
+        responses={200: {"model": dict[str, LabelStatus]}, **error_answers(404)},
     )
     async def describe(model_name: Name) -> Response:
         return PrettyJson(registry.traffic.labels(model_name))
@@ -101,8 +100,8 @@ def _add_labels(router: APIRouter, registry: Registry, changes: Changes) -> None
         path + "/{label}",
         operation_id="putLabel",
         summary="Let a label name a version",
-        responses={200: {"model": LabelStatus}, **_errors(400, 404, 409)},
-        openapi_extra=_body(LabelBody),
+        responses={200: {"model": LabelStatus}, **error_answers(400, 404, 409)},
+        openapi_extra=body_of(LabelBody),
     )
     async def put(request: Request, model_name: Name, label: Name, dry_run: Dry = None) -> Response:
         document = await read_object(request)
@@ -117,7 +116,7 @@ def _add_labels(router: APIRouter, registry: Registry, changes: Changes) -> None
         path + "/{label}",
         operation_id="deleteLabel",
         summary="Let a label name nothing any more",
-        responses={200: {"model": StatusMessage}, **_errors(404, 409)},
+        responses={200: {"model": StatusMessage}, **error_answers(404, 409)},
     )
     async def remove(request: Request, model_name: Name, label: Name, dry_run: Dry = None) -> Response:
         dry = is_dry(request)

@@ -150,11 +150,11 @@ def _weigh_safetensors(file: BinaryIO, begin: int, size: int) -> int:
         return size
 
 
-class _Window(io.RawIOBase):
-    """A part of a file as a file of its own."""
+class Seekable(io.RawIOBase):
+    """What reads from a place in something of known size, as a file that can seek; how it reads, a subclass says."""
 
-    def __init__(self, file: BinaryIO, begin: int, size: int) -> None:
-        self._file, self._begin, self._size = file, begin, size
+    def __init__(self, size: int) -> None:
+        self._size = size
         self._at = 0
 
     def readable(self) -> bool:
@@ -169,6 +169,14 @@ class _Window(io.RawIOBase):
         """Move, as files do."""
         self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence] + offset
         return self._at
+
+
+class _Window(Seekable):
+    """A part of a file as a file of its own."""
+
+    def __init__(self, file: BinaryIO, begin: int, size: int) -> None:
+        super().__init__(size)
+        self._file, self._begin = file, begin
 
     def readinto(self, buffer: Any) -> int:
         """Read on, never beyond the part."""

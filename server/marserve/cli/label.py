@@ -52,7 +52,7 @@ def label(
                 labels = {word: told for word, told in labels.items() if word == name}
             rows = [[word, _names(told)] for word, told in labels.items()]
             none = f"Model {model} has no label{f' {name}' if name else 's'}."
-            output.result({"model": model, "labels": labels}, table(["LABEL", "VERSION"], rows) if rows else none)
+            output.result({"model": model, "labels": labels}, table(["label", "version"], rows) if rows else none)
 
 
 def _names(told: dict[str, Any]) -> str:

@@ -90,12 +90,14 @@ def plan_lines(document: dict[str, Any]) -> list[str | Table]:
         for step in document["steps"]
         if step["step"] not in ("wait-ready", "switch")
     ]
-    lines: list[str | Table] = [table(["STEP", "MODEL", "VERSION", "MEMORY", "WHAT"], rows)]
+    lines: list[str | Table] = [table(["step", "model", "version", "memory", "what"], rows)]
     memory = document.get("memoryBytes") or {}
     if memory.get("atMost"):
         after = memory.get("afterwards")
         told = "" if after is None else f", {_bytes(after) or '0 B'} once what goes has gone"
-        lines.append(f"Estimated memory: {_bytes(memory['atMost'])} more while old and new are there{told}.")
+        window = document.get("undoWindow")
+        lasts = "" if window is None else f" ({window:g} s, for undo)"
+        lines.append(f"Estimated memory: {_bytes(memory['atMost'])} more while old and new are there{lasts}{told}.")
     return lines
 
 

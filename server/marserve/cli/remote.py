@@ -237,7 +237,7 @@ def _next_step(said: Mapping[str, Any], reason: str | None, status: int, request
     if message.startswith("Model file already exists "):
         return "Register the file of the store by that name, or remove it first."
     if message.startswith("Failed to download archive from: "):
-        return None if message.endswith(")") else "The server's log says why."
+        return None if message.endswith((")", ".")) else "The server's log says why."
     if message.startswith("Model not found at: "):
         return "Copy the archive into the server's model store, or name an address that its allowed_urls let through."
     if message.startswith("Custom pip package installation failed") and ": " not in message:

@@ -89,7 +89,7 @@ def _show(told: dict[str, Any]) -> list[str | Table]:
         [name, f"{weight:g}", f"{100 * weight / total:.4g} %", "not ready" if name in pending else ""]
         for name, weight in weights.items()
     ]
-    lines: list[str | Table] = [table(["VERSION", "WEIGHT", "SHARE", ""], rows)]
+    lines: list[str | Table] = [table(["version", "weight", "share", ""], rows)]
     sticky = told.get("sticky")
     if sticky:
         what = f"header {sticky['header']}" if "header" in sticky else f"cookie {sticky['cookie']}"

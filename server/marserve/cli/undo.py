@@ -54,5 +54,5 @@ def history(
             ]
             for entry in document["history"]
         ]
-        columns = ["  NUMBER", "AT (UTC)", "BY", "DIGEST", "WHAT"]
+        columns = ["  number", "at (UTC)", "by", "digest", "what"]
         output.result(document, table(columns, rows) if rows else "No desired state was applied yet.")

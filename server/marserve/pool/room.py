@@ -5,7 +5,7 @@ Who keeps the books lies above (`registry/residency.py`); without a budget there
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 
@@ -32,6 +32,9 @@ class Room(Protocol):
 
     def emptied(self) -> None:
         """Workers, or the template, have ended."""
+
+    def make_spare(self, give_up: Callable[[], None] | None) -> None:
+        """The version serves nobody, and `give_up` begins to end it where its memory is wanted; None: it serves."""
 
     def close(self) -> None:
         """The pool has no process any more and never will."""
@@ -67,6 +70,9 @@ class Unbounded:
         """Nobody counts."""
 
     def emptied(self) -> None:
+        """Nobody counts."""
+
+    def make_spare(self, give_up: Callable[[], None] | None) -> None:
         """Nobody counts."""
 
     def close(self) -> None:

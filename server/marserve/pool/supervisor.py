@@ -270,6 +270,10 @@ class Pool:
         """Begin to have no process at all until the next request; only for a pool that may, and is not in use."""
         self.scaling.sleep(reason)
 
+    def make_spare(self, give_up: Callable[[], None] | None) -> None:
+        """It serves nobody for now: `give_up` may be called where its memory is wanted. None: it serves again."""
+        self.room.make_spare(give_up)
+
     async def wait_until_asleep(self) -> None:
         """Wait until the processes are gone that were told to end before this call."""
         ending = {*self._leaving, *self._dropping}

@@ -26,7 +26,8 @@ class RegistryOptions:
 
     `workers_by_api` and `workers_at_startup` are what a version gets that nobody named a number for. `models` is the
     setting of that name: model to version to values. With `installs_requirements` what archives require is installed;
-    their requirements may name addresses that match a pattern of `allowed_urls`.
+    their requirements may name addresses that match a pattern of `allowed_urls`. For `undo_window_s` what a desired
+    state has replaced stays loaded.
     """
 
     workers_by_api: int = 0
@@ -49,6 +50,7 @@ class RegistryOptions:
     models: Models = field(default_factory=dict)
     sequence_headers: SequenceHeaderNames = PLAIN_NAMES
     swap_order: Literal["load_first", "unload_first"] = "load_first"
+    undo_window_s: float = 0.0
     installs_requirements: bool = False
     allowed_urls: tuple[str, ...] = ()
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,25 +72,11 @@ class LearnedMemory:
             return
         assert self._path is not None
         self._is_changed = False
-        document = {
-            "format": FORMAT,
-            "models": [
-                {
-                    "model": model,
-                    "version": version,
-                    "weightBytes": weight_bytes,
-                    "firstBytes": learned.first_bytes,
-                    "moreBytes": learned.more_bytes,
-                    "peakBytes": learned.peak_bytes,
-                    "loadSeconds": round(learned.load_s, 3),
-                }
-                for (model, version, weight_bytes), learned in list(self._entries.items())
-            ],
-        }
         beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps(document, indent=1) + "\n")
+            with beside.open("w") as file:
+                file.writelines(_lines(list(self._entries.items())))
             beside.replace(self._path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -97,6 +84,23 @@ class LearnedMemory:
             if not self._has_complained:
                 log.warning("What models were seen to take is not kept: %s cannot be written: %s", self._path, error)
             self._has_complained = True
+
+
+def _lines(entries: Sequence[tuple[Key, Learned]]) -> Iterator[str]:
+    """The file's lines, one for each entry: made one by one, for the whole text would take a megabyte each time."""
+    yield f'{{"format": {FORMAT}, "models": [\n'
+    for number, ((model, version, weight_bytes), learned) in enumerate(entries, start=1):
+        entry = {
+            "model": model,
+            "version": version,
+            "weightBytes": weight_bytes,
+            "firstBytes": learned.first_bytes,
+            "moreBytes": learned.more_bytes,
+            "peakBytes": learned.peak_bytes,
+            "loadSeconds": round(learned.load_s, 3),
+        }
+        yield json.dumps(entry) + (",\n" if number < len(entries) else "\n")
+    yield "]}\n"
 
 
 def _read(document: Any) -> dict[Key, Learned]:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import Any
 
-from marserve.errors import BadInput, ShadowNotFound, VersionNotFound
+from marserve.errors import BadInput, NoWorker, ShadowNotFound, VersionNotFound
 from marserve.messages import Receiver, Request
 from marserve.pool.certifier import can_lend
 from marserve.registry.arms import Arm
@@ -100,8 +100,9 @@ class Mirrors:
         return shadow
 
     def forget(self, version: Version) -> None:
-        """A version has left; with the last one of a model goes its shadow."""
-        if version.model not in self._versions.models:
+        """A version has left; with the last one of a model goes its shadow, also where its name came back meanwhile."""
+        shadow = self._shadows.get(version.model)
+        if shadow is not None and shadow is not self.shadow_of(version.model):
             self._end_shadow(version.model)
 
     def _end_shadow(self, model: str) -> None:
@@ -134,21 +135,34 @@ class Mirrors:
     def watch(self, model: str, baseline: str, candidate: str) -> dict[str, Arm]:
         """Count from now on what these versions do with requests that named none.
 
-        What the candidate cannot run to its end, because its worker dies or it takes nothing, the baseline answers,
-        unless the candidate's `retryOnWorkerDeath` is off. Raises ModelNotFound, VersionNotFound.
+        What the candidate cannot run to its end, because its worker dies or it takes nothing, the baseline answers (or
+        what was put in its place meanwhile), unless the candidate's `retryOnWorkerDeath` is off. Raises ModelNotFound,
+        VersionNotFound.
         """
         entry = self._versions.model(model)
-        served, tried = entry.find(baseline), entry.find(candidate)
+        tried = entry.find(candidate)
+        entry.find(baseline)
 
         def rescue(request: Request, receiver: Receiver) -> JobLike:
-            job = served.pool.submit(request, receiver)
-            _rename(receiver, served.header)
+            serves = self._serving(model, baseline, candidate)
+            job = serves.pool.submit(request, receiver)
+            _rename(receiver, serves.header)
             return job
 
         may_rescue = tried.pool.options.retry_on_worker_death
         arms = {baseline: Arm(), candidate: Arm(rescue=rescue if may_rescue else None)}
         self._beside(entry).arms = arms
         return arms
+
+    def _serving(self, model: str, baseline: str, candidate: str) -> Version:
+        """Who answers in the candidate's place now: the baseline by its name, for it may have been swapped; where it is
+        listed no more, the default version, if that is another than the candidate. Raises ModelNotFound, NoWorker.
+        """
+        entry = self._versions.model(model)
+        found = entry.versions.get(baseline, entry.versions[entry.default])
+        if found.name == candidate:
+            raise NoWorker(model)
+        return found
 
     def unwatch(self, model: str) -> None:
         """Count nothing more. A model that is not there has no watch."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from marserve.errors import (
     BadInput,
+    CleanUpTimedOut,
     DefaultVersionInUse,
     Draining,
     LoadFailed,
@@ -29,7 +30,7 @@ from marserve.errors import (
     VersionNotFound,
 )
 from marserve.messages import Answer, Part, Receiver, Request
-from marserve.registry.actual import ActualModel, ActualState, look_at
+from marserve.registry.actual import ActualModel, ActualState, ActualVersion, look_at
 from marserve.registry.calls import (
     LARGEST_BATCH,
     LONGEST_BATCH_DELAY_S,
@@ -45,6 +46,7 @@ from marserve.registry.customized import ask_for_metadata, read_metadata
 from marserve.registry.describe import describe_version, page_of
 from marserve.registry.hooks import Hooks
 from marserve.registry.intake import Intake, Unpacked
+from marserve.registry.keeping import Keeping
 from marserve.registry.mirrors import Mirrors
 from marserve.registry.named_answers import NamedReceiver
 from marserve.registry.ports import EnvironmentsLike, JobLike, MetricsBook, PoolFactory
@@ -116,6 +118,7 @@ class Registry:
             drain_s=options.unregister_timeout_s,
             note_change=self._note_change,
         )
+        self.keeping = Keeping(options.undo_window_s, self._end_kept)
         self.mirrors = Mirrors(self._versions)
         self.hooks.after_left.append(self.mirrors.forget)
         self._is_leaving = False
@@ -446,9 +449,38 @@ class Registry:
             self._versions,
             self._changes,
             setters,
+            keeping=self.keeping,
             drain_s=drain_s,
             note_change=self._note_change,
         )
+
+    def _end_kept(self, versions: Iterable[Version]) -> None:
+        async def end(version: Version) -> None:
+            try:
+                await self._registering.retire(version, drain_s=self._options.unregister_timeout_s)
+            except CleanUpTimedOut as error:
+                log.error("Model %s version %s: %s", version.model, version.name, error)
+
+        for version in versions:
+            self._changes.follow(end(version))
+
+    def find_kept(self, model: str, version: str, of: str | None) -> ActualVersion | None:
+        """The version of this name that is kept and could answer at once; with `of` only if it served that state."""
+        found = self.keeping.find(model, version)
+        return None if found is None or of not in (None, found.of) else look_at(found.version, self._options)
+
+    def kept(self) -> list[dict[str, Any]]:
+        """Versions that take no requests and stay loaded, so that a desired state may have them back at once."""
+        return [
+            {
+                "model": kept.version.model,
+                "version": kept.version.name,
+                "secondsLeft": round(self.keeping.left_s(kept), 1),
+                "workers": kept.version.pool.ready_workers,
+                **_held_bytes(kept.version),
+            }
+            for kept in self.keeping.all()
+        ]
 
     def _put_shadow(self, model: str, document: Mapping[str, Any] | None) -> None:
         if document is not None:
@@ -559,6 +591,7 @@ class Registry:
         """Take no more requests and registrations from now on; what was accepted goes on."""
         self._is_leaving = self._is_draining = True
         self._registering.refuse_new()
+        self.keeping.close()
         self.mirrors.refuse_new()
 
     async def drain(self, deadline_s: float) -> int:
@@ -580,6 +613,12 @@ class Registry:
         self._registering.end_all()
         await self._changes.end(STOP_LIMIT_S)
         await asyncio.to_thread(self._intake.clear)
+
+
+def _held_bytes(version: Version) -> dict[str, Any]:
+    """What a version holds in memory, where somebody counts."""
+    memory: Any = version.pool.described.get("memory")
+    return {} if memory is None else {"memoryBytes": memory["residentBytes"]}
 
 
 def _naming(error: NoWorker, model: str, version: str | None) -> NoWorker:

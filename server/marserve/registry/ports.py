@@ -179,6 +179,9 @@ class PoolLike(Protocol):
         `tell` is called with the receiver of each.
         """
 
+    def make_spare(self, give_up: Callable[[], None] | None) -> None:
+        """It serves nobody for now: `give_up` may be called where its memory is wanted. None: it serves again."""
+
     async def stop(self, drain_s: float = 0.0) -> None:
         """Answer what was accepted, for at most `drain_s`; then end the workers and free everything."""
 

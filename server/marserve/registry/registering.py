@@ -109,7 +109,8 @@ class Registering:
         Documents and swaps mean what lies at an address now (`as_it_is_now`), and not what the store has kept under
         that name; the file in the store stays as it is.
         """
-        async with self._fetches:
+        # What is fetched from nowhere does not wait until others have been.
+        async with self._fetches if self._intake.fetches(url) else contextlib.nullcontext():
             if self._is_draining:
                 raise Draining
             try:

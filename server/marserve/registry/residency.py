@@ -144,6 +144,7 @@ class Tenancy:
         self.is_unsettled = False
         self.unawaited_since: float | None = None
         self.generation = 0
+        self.give_up: Callable[[], None] | None = None
         self._residency = residency
         self._door = asyncio.Event()
 
@@ -155,7 +156,10 @@ class Tenancy:
 
     def grow(self, workers: int) -> int:
         """How many of so many workers there is memory for that nobody else uses."""
-        return self._residency.ledger.grow(self.account, workers)
+        allowed = self._residency.ledger.grow(self.account, workers)
+        if allowed < workers:  # who wants more asks again, and may find what spare versions held
+            self._residency.want_spare(self.account.need.resident(workers) - self.account.own_bytes)
+        return allowed
 
     def shrink(self, workers: int) -> None:
         """There are to be so few workers."""
@@ -199,6 +203,10 @@ class Tenancy:
             self.loaded_at = None
         self._residency.look_soon()
 
+    def make_spare(self, give_up: Callable[[], None] | None) -> None:
+        """The version serves nobody: before any other leaves, `give_up` is called. None: it serves."""
+        self.give_up = give_up
+
     def close(self) -> None:
         """There is no process any more."""
         self._residency.close(self)
@@ -238,6 +246,8 @@ class Tenancy:
     @property
     def may_leave(self) -> bool:
         """Whether it makes room for others at all."""
+        if self.give_up is not None:
+            return True
         return self.pool is not None and self.pool.can_sleep and not self.options.is_pinned
 
     def let_in(self) -> None:
@@ -345,6 +355,12 @@ class Residency:
             self._make_room()
         self.look_soon()
 
+    def want_spare(self, needed_bytes: int) -> None:
+        """Somebody would have a use for so much more: versions end that serve nobody."""
+        short = needed_bytes - self.ledger.free_bytes - self.ledger.leaving_bytes
+        if short > 0:
+            self._give_up_spare(short)
+
     def give_up(self, tenancy: Tenancy) -> None:
         """Who waits for memory waits no longer."""
         self.ledger.withdraw(tenancy.account)
@@ -389,16 +405,35 @@ class Residency:
         """Tell versions to leave that hold so much together; False, and nothing is done, where that is not possible."""
         now = time.monotonic()
         self._count_demand()
-        names = choose_victims(self._residents(), needed_bytes, now).names
+        spare = self._give_up_spare(needed_bytes)
+        if spare >= needed_bytes:
+            return True
+        names = choose_victims(self._residents(), needed_bytes - spare, now).names
         why = f"{for_whom.label} needs {_mib(for_whom.own_bytes)} MiB" if for_whom else "models have grown"
         for tenancy in names:
             self._put_to_sleep(tenancy, why)
         return bool(names)
 
+    def _give_up_spare(self, needed_bytes: int) -> int:
+        """Have versions end that serve nobody, until so much is on its way; gives how much is."""
+        freed = 0
+        for tenancy in list(self._tenancies.values()):
+            give_up = tenancy.give_up
+            if give_up is None or freed >= needed_bytes:
+                continue
+            log.info("%s makes room (%s MiB)", tenancy.account.label, _mib(tenancy.account.own_bytes))
+            freed += self.ledger.leave(tenancy.account)  # it is off the books when its processes have ended
+            tenancy.generation += 1
+            tenancy.loaded_at = None
+            tenancy.is_unsettled = False
+            tenancy.give_up = None
+            give_up()
+        return freed
+
     def _residents(self) -> list[Resident[Tenancy]]:
         residents = []
         for account, tenancy in self._tenancies.items():
-            if not tenancy.may_leave or account.is_waiting or not account.own_bytes:
+            if not tenancy.may_leave or tenancy.give_up is not None or account.is_waiting or not account.own_bytes:
                 continue
             assert tenancy.pool is not None
             since = tenancy.loaded_at

@@ -134,7 +134,10 @@ class Counts:
 
 
 class Shadow:
-    """The mirror of one model. All methods belong to the event loop's thread; none raises, none waits."""
+    """The mirror of one model. All methods belong to the event loop's thread; none raises, none waits.
+
+    `is_stopped`: it mirrors nothing any more.
+    """
 
     def __init__(
         self,
@@ -162,12 +165,12 @@ class Shadow:
         self._comparing: asyncio.Task[None] | None = None
         self._first: list[dict[str, Any]] = []
         self._latest: deque[dict[str, Any]] = deque(maxlen=KEPT_SAMPLES)
-        self._is_stopped = False
+        self.is_stopped = False
         self._yielding = Yielding(find_pool, has_own_requests)
 
     def follow(self, request: Request, receiver: Receiver) -> Receiver:
         """Who is to be told of a request's answer: `receiver`, and for a share of requests this shadow after it."""
-        if request.is_describe or self._is_stopped or self._draw() >= self.spec.share:
+        if request.is_describe or self.is_stopped or self._draw() >= self.spec.share:
             return receiver
         return _Primary(receiver, request, self)
 
@@ -181,7 +184,7 @@ class Shadow:
 
     def stop_now(self) -> None:
         """Mirror nothing more; copies under way are cancelled."""
-        self._is_stopped = True
+        self.is_stopped = True
         for copy in list(self._copies):
             copy.cancel()
         self._waiting.clear()
@@ -220,7 +223,7 @@ class Shadow:
 
     def primary_answered(self, request: Request, answer: Answer) -> None:
         """A client has its answer: send a copy on its way if there is room."""
-        if self._is_stopped:
+        if self.is_stopped:
             return
         pool = self._find_pool()
         if pool is None:
@@ -290,7 +293,7 @@ class Shadow:
     async def _compare(self) -> None:
         """Compare what waits, some at a time, in a worker of the shadow's."""
         try:
-            while self._waiting and not self._is_stopped:
+            while self._waiting and not self.is_stopped:
                 several = [self._waiting.popleft() for _ in range(min(MOST_PAIRS, len(self._waiting)))]
                 try:
                     await self._compare_several(several)

@@ -6,7 +6,8 @@ sticky key by a hash of it, the others in turn; without weights the default vers
 Keys are spread by weighted rendezvous hashing: every version has a score for a key, the highest wins. Raising a weight
 moves keys to that version alone, a version that cannot answer gives its own keys away and no others, and every server
 comes to the same choice. Requests without a key follow the multiples of the golden ratio, which fall into any share of
-the unit interval as often as its length says, within a few requests, and in no pattern that a client could meet.
+the unit interval as often as its length says, and in no pattern that a client could meet: of a thousand requests in a
+row, or fewer, each version gets its share give or take four, wherever the multiples begin, while all can answer.
 """
 
 from __future__ import annotations

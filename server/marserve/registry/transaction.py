@@ -19,6 +19,7 @@ from typing import Any
 from marserve.errors import CleanUpTimedOut, LoadFailed, MarserveError, ModelNotFound, VersionConflict
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.changes import Changes
+from marserve.registry.keeping import Keeping, Kept
 from marserve.registry.registering import Registering
 from marserve.registry.versions import Version, Versions
 
@@ -64,9 +65,12 @@ class Transaction:
         changes: Changes,
         setters: TrafficSetters,
         *,
+        keeping: Keeping,
         drain_s: float,
         note_change: Callable[[Version], None],
     ) -> None:
+        self._keeping = keeping
+        self._taken: list[Kept] = []
         self._registering = registering
         self._versions = versions
         self._changes = changes
@@ -89,6 +93,19 @@ class Transaction:
         if publish:
             self._registering.publish(version)
         return version
+
+    def take_back(self, model: str, version: str) -> Version:
+        """Have a version that `Registry.find_kept` has just found: it takes requests again from `commit` on."""
+        kept = self._keeping.find(model, version)
+        assert kept is not None
+        self._taken.append(kept)
+        return self._keeping.take(kept)
+
+    def make_way(self, models: Iterable[str]) -> None:
+        """Begin to end what is kept of these models: others of theirs are about to load."""
+        names = set(models)
+        leaving = [kept.version for kept in self._keeping.all() if kept.version.model in names]
+        self._keeping.give_up(leaving, "another version of its model loads")
 
     def widen(self, model: str, version: str, min_workers: int, max_workers: int) -> Version:
         """Begin to have more workers of a listed version."""
@@ -140,6 +157,7 @@ class Transaction:
         if not keeps_open:
             self._prepared.clear()
             self._widened.clear()
+            self._taken.clear()
         for version in (*touched, *left):
             self._note_change(version)
         return left
@@ -185,14 +203,26 @@ class Transaction:
         for version, least, most in reversed(self._widened):
             if self._versions.is_listed(version):
                 self._registering.scale(version, least, most)
+        taken, self._taken = self._taken, []
+        for kept in taken:
+            self._keeping.put_back(kept)
         prepared, self._prepared, self._widened = self._prepared, [], []
         for version in prepared:
             if self._versions.is_listed(version):
                 self._registering.remove(version)
         await self._retire(prepared, drain_s=0.0)
 
-    def retire(self, left: Iterable[Version]) -> asyncio.Task[None]:
-        """Let versions that take no requests any more answer what they had accepted, and end; goes on by itself."""
+    def retire(self, left: Iterable[Version], *, keep_of: str | None = None) -> asyncio.Task[None]:
+        """Let versions that take no requests any more answer what they had accepted, and end; goes on by itself.
+
+        With `keep_of` they stay loaded for the undo window first, as those that served the state of this digest; what
+        was kept before them ends.
+        """
+        left = list(left)
+        if left:
+            self._keeping.give_up([kept.version for kept in self._keeping.all()], "another change is in force")
+        if keep_of is not None:
+            left = self._keeping.keep(left, keep_of)
         return self._changes.follow(self._retire(left, drain_s=self._drain_s))
 
     async def _retire(self, versions: Iterable[Version], *, drain_s: float) -> None:

@@ -226,7 +226,10 @@ class Arrivals:
             while True:
                 self._wake.clear()
                 self._begin_what_can(loop.time())
-                waiting = [at for key, at in self._retry_at.items() if key in self._todo]
+                lanes = self._busy_lanes()  # whoever waits for one of these is woken at its end
+                waiting = [
+                    at for key, at in self._retry_at.items() if key in self._todo and self._lane(key) not in lanes
+                ]
                 pause = min(waiting) - loop.time() if waiting and len(self._busy) < PARALLEL else None
                 if self._canaries_to_come:
                     self._begin_canaries()
@@ -245,7 +248,7 @@ class Arrivals:
 
     def _begin_what_can(self, now: float) -> None:
         """Start on what is next: two at a time, and of one model one after the other."""
-        lanes = {self._lane(key) for key in self._busy}
+        lanes = self._busy_lanes()
         for key in list(self._todo):
             if len(self._busy) >= PARALLEL:
                 return
@@ -260,6 +263,9 @@ class Arrivals:
     def _end(self, key: str) -> None:
         del self._busy[key]
         self._wake.set()
+
+    def _busy_lanes(self) -> set[str]:
+        return {self._lane(key) for key in self._busy}
 
     def _lane(self, key: str) -> str:
         return self.policy.model or name_from_place(key).model or key

@@ -54,6 +54,13 @@ FAMILIES: tuple[tuple[str, str, str, str, Numbers], ...] = (
         "what",
         lambda its: {"duration": its.counts.last_seconds, "at": its.counts.last_at} if its.counts.applied else {},
     ),
+    (
+        "marserve_desired_state_kept_versions",
+        "gauge",
+        "Versions that a change has replaced or removed and that stay loaded for undo, by model.",
+        "model",
+        lambda its: its.kept_by_model(),
+    ),
 )
 
 
@@ -104,6 +111,7 @@ class DesiredStates:
             self._history,
             self.place,
             interval_s=self._settings.desired_state_interval,
+            undo_window_s=self._settings.undo_window,
             weigh=MemoryCost(store, self._open_archive),
         )
         registry.remarks_of_readiness.append(self.reconciler.remarks)

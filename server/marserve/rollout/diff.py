@@ -63,6 +63,7 @@ class Step:
     replaces: bool = False
     replaced: bool = False
     memory_bytes: int | None = None
+    is_loaded: bool = False
 
     @property
     def phase(self) -> Phase:
@@ -76,6 +77,8 @@ class Step:
             told["version"] = self.version
         if self.detail:
             told["detail"] = self.detail
+        if self.is_loaded:
+            told["isLoaded"] = True
         if self.memory_bytes is not None:
             told["memoryBytes"] = self.memory_bytes
         return told
@@ -83,10 +86,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The steps, in order. `kept` are versions that no document names and a policy let in: they stay."""
+    """The steps, in order. `kept` are versions that no document names and a policy let in: they stay.
+
+    What is unloaded ends after `undo_window_s`.
+    """
 
     steps: tuple[Step, ...] = ()
     kept: tuple[tuple[str, str], ...] = ()
+    undo_window_s: float = 0.0
 
     @property
     def is_empty(self) -> bool:
@@ -160,6 +167,11 @@ def _must_replace(found: ActualVersion, wanted: DesiredVersion) -> bool:
     if wanted.handler not in (None, found.handler) or wanted.runtime not in (None, found.runtime):
         return True
     return any(found.config.get(key) != value for key, value in _at_start(wanted.config).items())
+
+
+def is_as_wanted(found: ActualVersion, wanted: DesiredVersion) -> bool:
+    """Whether a version is what a document says of it, so that nothing of it is to be changed."""
+    return not _must_replace(found, wanted) and not any(_in_place("", "", found, wanted))
 
 
 def _digest_of(source: str) -> str | None:

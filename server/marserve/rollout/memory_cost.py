@@ -6,13 +6,12 @@ are read by ranges, a few hundred kilobytes mostly. Nobody waits long for an est
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
 from marserve.archive.model_config import read_value
-from marserve.archive.weight_size import WeightSize, weigh, weigh_file
+from marserve.archive.weight_size import Seekable, WeightSize, weigh, weigh_file
 from marserve.errors import MarserveError
 from marserve.registry.admission import need_of
 from marserve.rollout.desired_state import DesiredVersion
@@ -95,26 +94,13 @@ def _bytes(value: Any) -> int | None:
     return read if isinstance(read, int) else None
 
 
-class RangeFile(io.RawIOBase):
+class RangeFile(Seekable):
     """A remote object as a file that can seek: read in blocks, and bounded in all. Raises OSError."""
 
     def __init__(self, source: Source, size: int) -> None:
-        self._source, self._size = source, size
-        self._at = 0
+        super().__init__(size)
+        self._source = source
         self._blocks: dict[int, bytes] = {}
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move, as files do."""
-        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence] + offset
-        return self._at
 
     def read(self, size: int = -1) -> bytes:
         """Read on; fewer bytes than asked for only at the end."""

@@ -15,8 +15,9 @@ import asyncio
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from marserve.errors import (
@@ -30,12 +31,12 @@ from marserve.errors import (
     MarserveError,
     NothingToUndo,
 )
-from marserve.registry.actual import ActualState
+from marserve.registry.actual import ActualState, ActualVersion
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.transaction import Commit, Transaction
 from marserve.registry.versions import Version
 from marserve.rollout.desired_state import DesiredState, DesiredVersion, NewVersions, read
-from marserve.rollout.diff import Diff, Step, compare
+from marserve.rollout.diff import Diff, Step, compare, is_as_wanted
 from marserve.rollout.document_place import DocumentPlace, DocumentUnreadable, Found
 from marserve.rollout.history import Applied, History
 
@@ -57,6 +58,12 @@ class Registry(Protocol):
 
     def begin_change(self) -> Transaction:
         """Begin to change several models at once."""
+
+    def kept(self) -> list[dict[str, Any]]:
+        """Versions that stay loaded without requests, so that undo may have them back at once."""
+
+    def find_kept(self, model: str, version: str, of: str | None) -> ActualVersion | None:
+        """One of them that could answer at once; with `of` only if it served the state of that digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +120,21 @@ class Reconciler:
         place: DocumentPlace | None = None,
         *,
         interval_s: float = 10.0,
+        undo_window_s: float = 0.0,
         weigh: Callable[[DesiredVersion], int | None] = lambda version: None,
         now: Callable[[], float] = time.time,
         chance: Callable[[], float] = random.random,
     ) -> None:
         """`weigh` estimates what a version will take in memory, in bytes; it blocks, and may not know.
 
-        `interval_s` is the pause between looks at the place; `chance` jitters it.
+        `interval_s` is the pause between looks at the place; `chance` jitters it. What a change replaces the registry
+        keeps loaded for `undo_window_s`.
         """
         self._registry = registry
         self._history = history
         self.place = place
         self._interval_s = interval_s
+        self._undo_window_s = undo_window_s
         self._weigh = weigh
         self._now = now
         self._chance = chance
@@ -166,6 +176,8 @@ class Reconciler:
             "applied": None if newest is None or self._current is None else newest.number,
             "models": sorted(self._current.models) if self._current is not None else [],
         }
+        if keeps := self._registry.kept():
+            told["keeps"] = keeps
         if self.under_way is not None:
             told["underWay"] = self.under_way
         if self.failure is not None:
@@ -173,6 +185,10 @@ class Reconciler:
         if self.unreadable is not None:
             told["unreadable"] = self.unreadable
         return told
+
+    def kept_by_model(self) -> dict[str, float]:
+        """How many versions stay loaded for undo."""
+        return dict(Counter(kept["model"] for kept in self._registry.kept()))
 
     def history(self) -> list[dict[str, Any]]:
         """The documents that were applied, newest first."""
@@ -192,7 +208,25 @@ class Reconciler:
         Raises BadDesiredState, DocumentUnreadable.
         """
         state, _ = await self._wanted(data)
-        return await self._weighed(compare(self._registry.actual(), state), state)
+        return await self._weighed(self._compare(state, None), state)
+
+    def _compare(self, state: DesiredState, undone_to: str | None) -> Diff:
+        """What leads to a state, and what of it is loaded still; undoing goes to the state of the digest `undone_to`.
+
+        With a digest of its own what is kept is exactly what is wanted. Without one it is only where the state that it
+        served is gone back to: its address may have something else by now.
+        """
+        diff = compare(self._registry.actual(), state)
+
+        def is_loaded(step: Step) -> bool:
+            if step.kind != "load" or step.version is None:
+                return False
+            of = None if step.after.sha256 is not None else undone_to or "none"
+            found = self._registry.find_kept(step.model, step.version, of)
+            return found is not None and is_as_wanted(found, step.after)
+
+        steps = (replace(step, is_loaded=is_loaded(step)) for step in diff.steps)
+        return replace(diff, steps=tuple(steps), undo_window_s=0.0 if undone_to else self._undo_window_s)
 
     async def _wanted(self, data: bytes | None) -> tuple[DesiredState, Found | None]:
         """The state that is asked for, and the document as it lies in the place now."""
@@ -210,6 +244,8 @@ class Reconciler:
         def cost(step: Step) -> int | None:
             if step.version is None or step.kind not in ("load", "unload"):
                 return None
+            if step.is_loaded:
+                return 0
             if step.kind == "load":
                 return self._weigh(state.models[step.model].versions[step.version])
             gone = actual[step.model].versions[step.version]
@@ -249,7 +285,7 @@ class Reconciler:
     async def plan_undo(self) -> Diff:
         """What undoing would do. Raises NothingToUndo."""
         state = self._before().state()
-        return await self._weighed(compare(self._registry.actual(), state), state)
+        return await self._weighed(self._compare(state, state.digest), state)
 
     def _before(self) -> Applied:
         newest = self._history.newest
@@ -319,15 +355,17 @@ class Reconciler:
             remedy = "It cannot be written from here: put the document there instead."
             raise DesiredStateDecides(self.place.shown, remedy)
         name = SENT if self.place is None or writes is not None else self.place.shown
-        diff = compare(self._registry.actual(), state)
+        diff = self._compare(state, state.digest if by == "undo" else None)
         entry = self._history.newest
         is_new = self._current is None or entry is None or entry.digest != state.digest
         if diff.is_empty and not is_new and writes is None:
             self._in_force(state, found.tag if found is not None else None)
             return Outcome(entry, diff, time.monotonic() - began)
         try:
+            served = None if self._current is None else self._current.digest
             change = _Change(self._registry.begin_change(), diff, self._tell)
             try:
+                change.take_back()
                 await change.load()
                 commit = change.commit_of(state)
                 tag = found.tag if found is not None else None
@@ -347,7 +385,8 @@ class Reconciler:
             except BaseException:
                 await change.transaction.abandon()
                 raise
-            change.transaction.retire(left)
+            # Undoing is no change to go back from: what it has replaced has no further use.
+            change.transaction.retire(left, keep_of=None if by == "undo" else served or "")
         except (LoadFailed, ApplyFailed) as error:
             failures = error.failures if isinstance(error, ApplyFailed) else [_sentence("a version", error)]
             failed = ApplyFailed(name, failures, is_authors=isinstance(error, ApplyFailed) and error.is_authors)
@@ -541,17 +580,26 @@ class _Change:
         self._diff = diff
         self._tell = tell
         self._loaded: list[Version] = []
+        self._taken: list[Version] = []
+
+    def take_back(self) -> None:
+        """Have back what is loaded still; other versions of the models that the rest belongs to end."""
+        for step in self._diff.of("load"):
+            if step.is_loaded:
+                assert step.version is not None
+                self._taken.append(self.transaction.take_back(step.model, step.version))
+        self.transaction.make_way(step.model for step in self._diff.of("load") if not step.is_loaded)
 
     async def load(self) -> None:
         """Load everything new beside, and wait until all of it is ready. Raises ApplyFailed."""
-        steps = self._diff.of("load")
+        steps = [step for step in self._diff.of("load") if not step.is_loaded]
         works: list[Coroutine[Any, Any, Version]] = [self.transaction.prepare(_registration(step)) for step in steps]
         self._loaded = await self._together("load", [f"{step.model} {step.version}" for step in steps], works)
         widened = []
         for step in self._diff.of("scale-up"):
             assert step.version is not None
             widened.append(self.transaction.widen(step.model, step.version, *step.after))
-        waiting = [*self._loaded, *widened]
+        waiting = [*self._loaded, *self._taken, *widened]
         names = [f"{version.model} {version.name}" for version in waiting]
         await self._together("wait-ready", names, [self.transaction.wait(version) for version in waiting])
 
@@ -585,7 +633,7 @@ class _Change:
     def commit_of(self, state: DesiredState) -> Commit:
         """What is to be in force at once."""
         diff = self._diff
-        commit = Commit(publish=list(self._loaded))
+        commit = Commit(publish=[*self._loaded, *self._taken])
         for step in diff.steps:
             if step.version is not None and step.kind == "unload" and not step.replaced:
                 commit.remove.append((step.model, step.version))

@@ -96,12 +96,16 @@ class Rollouts:
         return rollout.describe()
 
     def describe(self, model: str) -> dict[str, Any]:
-        """The model's present roll-out, or its last one, with those before as `earlier`. Raises RolloutNotFound."""
+        """The model's present roll-out, or its last one, with those before as `earlier`.
+
+        Raises RolloutNotFound, and ModelNotFound for a model that is not there and of which nothing is kept.
+        """
         kept = self._kept.get(model, [])
         running = self._running.get(model)
         if running is not None:
             return {**running.describe(), "earlier": [_in_short(each) for each in kept if each["id"] != running.id]}
         if not kept:
+            self.registry.check_exists(model)
             raise RolloutNotFound(model)
         return {**kept[-1], "earlier": [_in_short(each) for each in kept[:-1]]}
 
@@ -113,11 +117,12 @@ class Rollouts:
     def order(self, model: str, order: Order) -> dict[str, Any]:
         """Pause, resume, abort or promote a roll-out, at once. Returns its description.
 
-        Raises RolloutNotFound, and RolloutUnderWay where that cannot be done as it stands.
+        Raises RolloutNotFound, ModelNotFound, and RolloutUnderWay where that cannot be done as it stands.
         """
         rollout = self._running.get(model)
         if rollout is None:
             if model not in self._kept:
+                self.registry.check_exists(model)
                 raise RolloutNotFound(model)
             state = self._kept[model][-1]["state"]
             raise RolloutUnderWay(f"The roll-out of model {model} has ended: it was {state}.")

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 
 from marserve.archive.completeness import why_incomplete
 from marserve.archive.reader import Limits
-from marserve.errors import ArchiveNotFound, BadInput, BadSettings, RolloutNotFound, WatchNotFound
+from marserve.errors import ArchiveNotFound, BadInput, BadSettings, ModelNotFound, RolloutNotFound, WatchNotFound
 from marserve.registry.calls import Registered, RegisterParameters
 from marserve.registry.intake import Intake, Unpacked
 from marserve.registry.models import Registry
@@ -102,7 +102,7 @@ class WatchedRollouts:
         """Whether the last roll-out of this version ended otherwise than by promotion."""
         try:
             described = self._rollouts.describe(model)
-        except RolloutNotFound:
+        except (ModelNotFound, RolloutNotFound):
             return False
         of_it = [each for each in (*described["earlier"], described) if each.get("modelVersion") == version]
         return bool(of_it) and of_it[-1].get("state") in ("rolled back", "aborted")
@@ -300,7 +300,13 @@ class Watches:
 
         One that cannot be is logged and left out.
         """
-        names = {spec.name: (model, spec) for model, spec in wanted}
+        names: dict[str, tuple[str | None, WatchedPlace]] = {}
+        for model, spec in wanted:
+            name, number = spec.name, 1
+            while name in names:  # it is made of a prefix, and two may come to the same
+                number += 1
+                name = f"{spec.name}-{number}"
+            names[name] = model, replace(spec, name=name)
         for name, each in list(self._watched.items()):
             if name in self._declared and names.get(name) != (each.arrivals.policy.model, each.spec):
                 self._declared.discard(name)

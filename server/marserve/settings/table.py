@@ -452,6 +452,15 @@ class Settings:
         unit="s",
         minimum=0.1,
     )
+    undo_window: float = _own(
+        FLOAT,
+        300.0,
+        "How long versions stay loaded that a change of the desired state has replaced or removed, so that undo only "
+        "switches; 0: not at all. They end earlier where their memory is wanted.",
+        MODELS_AND_WORKERS,
+        unit="s",
+        minimum=0,
+    )
     default_workers_per_model: int = _key(
         INT,
         0,

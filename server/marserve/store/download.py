@@ -317,6 +317,8 @@ class _Stream:
                         begun = 0
                     self._entry = reading.entry
                     self.take(reading)
+                if self._at == begun and self._broken is None and not self._is_whole:
+                    raise Broken("the answer was empty")
             except Broken as error:
                 self._broken = error
         return Downloaded(_with_size(self._entry, self._at), self._digest.hexdigest())
@@ -379,8 +381,8 @@ class _Parallel:
         thread = threading.Thread(target=self._work_off, name="download", daemon=True)
         with self._change:
             self._busy += 1
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)  # one that could not be started is not waited for
 
     def _first(self) -> None:
         """The part whose bytes are coming already; its digest needs no second look."""

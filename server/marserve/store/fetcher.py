@@ -136,7 +136,7 @@ class Fetcher:
         An address of an object store is one where a pattern allows it. Raises as `fetch`; ArchiveNotFound, in
         TorchServe's words, for an address with `..` and where there is no store.
         """
-        if not self._is_address(url):
+        if not self.is_for(url):
             return None
         if ".." in url:
             raise ArchiveNotFound(f"Relative path is not allowed in url: {hide_query(url)}")
@@ -144,7 +144,8 @@ class Fetcher:
             raise ArchiveNotFound("Model store has not been configured.")
         return self.fetch(url, store)
 
-    def _is_address(self, url: str) -> bool:
+    def is_for(self, url: str) -> bool:
+        """Whether a registration's `url` is an address, not a name in the store."""
         if is_address(url):
             return True
         if not is_store_address(url):

@@ -241,8 +241,9 @@ class Watch:
             await self._close()
 
     def _next_at(self) -> float:
-        settling = self._sightings.next_look_at()
-        if settling is not None and not self._failures:
+        # After a failure a thread may still be at it.
+        settling = None if self._failures else self._sightings.next_look_at()
+        if settling is not None:
             self._next_look = min(self._next_look, max(settling, self._last_look + SHORTEST_PAUSE_S))
         return min([self._next_look, *(hint.next_at for hint in self._hints.values())])
 
@@ -271,7 +272,7 @@ class Watch:
             self._keys = len(entries)
             return self._sightings.look(begin, entries)
 
-        changes = await self._ask(look)
+        changes = await self._ask(look, self._tell)
         self._look_s = loop.time() - begin
         if changes is None:
             self._next_look = loop.time() + pause_s(self.interval_s, self._failures, self._chance())
@@ -293,7 +294,7 @@ class Watch:
                 entry = self.place.stat(key)
                 return entry, self._sightings.look_at(loop.time(), key, entry)
 
-            found = await self._ask(look)
+            found = await self._ask(look, lambda late: self._tell(late[1]))
             if found is not None:
                 self._tell(found[1])
                 self._judge_hint(key, hint, found[0])
@@ -336,8 +337,11 @@ class Watch:
 
     # -------------------------------------------------------------------------------------------- the thread
 
-    async def _ask(self, work: Callable[[], Result]) -> Result | None:
-        """Do something that blocks in a thread of its own; None where it failed, which is noted."""
+    async def _ask(self, work: Callable[[], Result], take_late: Callable[[Result], None]) -> Result | None:
+        """Do something that blocks in a thread of its own; None where it failed, which is noted.
+
+        What comes after the limit all the same goes to `take_late`: it counts as known, and no later look tells it.
+        """
         if self._busy is not None and not self._busy.done():
             self._note_failure(f"it has not answered for more than {LOOK_LIMIT_S:g} s")
             return None
@@ -351,6 +355,7 @@ class Watch:
                 found: Result = await asyncio.shield(self._busy)
         except TimeoutError:
             self._note_failure(f"it did not answer within {LOOK_LIMIT_S:g} s")
+            self._busy.add_done_callback(_hand_late_to(take_late))
             return None
         except SourceError as error:
             self._note_failure(str(error))
@@ -441,6 +446,16 @@ def _work(work: Callable[[], Result], done: asyncio.Future[Result], loop: asynci
         failure = error
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(finish, result, failure)
+
+
+def _hand_late_to(take: Callable[[Result], None]) -> Callable[[asyncio.Future[Result]], None]:
+    """For a future that ended after nobody waited for it any more: what it brought, if it did."""
+
+    def hand(done: asyncio.Future[Result]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            take(done.result())
+
+    return hand
 
 
 def _is_etag(one: str | None, other: str) -> bool:

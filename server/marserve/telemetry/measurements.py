@@ -197,6 +197,10 @@ class RequestCounts:
         self._told = {version: 0, DEFAULT_VERSION: 0}
         self._version = version
 
+    def skip(self, requests: int, named_requests: int) -> None:
+        """So many were told before, by others."""
+        self._told = {self._version: named_requests, DEFAULT_VERSION: requests - named_requests}
+
     def new(self, requests: int, named_requests: int) -> Iterator[Measurement]:
         """What came since. The two numbers may be of two moments, a little apart; nothing is told twice."""
         for word, count in ((self._version, named_requests), (DEFAULT_VERSION, requests - named_requests)):

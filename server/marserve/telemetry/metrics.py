@@ -110,6 +110,7 @@ class VersionMetrics:
                         `override`, `sticky`, `weight`
     read_gauges         asked at scrape time; `read_share`: which share of the requests that name no version it gets
     tap                 told of single events, where somebody wants to know them; None mostly
+    retired             what the page counts of it among its model's versions that went; None while it is shown
     """
 
     __slots__ = (
@@ -141,6 +142,7 @@ class VersionMetrics:
         "recheck_seconds",
         "refused",
         "requests",
+        "retired",
         "retried",
         "shadow_compared",
         "shadow_differing",
@@ -197,6 +199,7 @@ class VersionMetrics:
         self.read_gauges = read_gauges
         self.read_share: Callable[[], float] | None = None
         self.tap: Tap | None = None
+        self.retired: tuple[object, int, Mapping[str, float]] | None = None
 
     @property
     def default_requests(self) -> int:
@@ -290,9 +293,9 @@ class Metrics:
         self._families = (*self._families, _Family(name, kind, text, collect))
 
     def register(self, version: VersionMetrics) -> None:
-        """Show this version from now on."""
+        """Show this version from now on; one that was removed goes on where it was."""
         self._versions.append(_VersionLines(version))
-        self._by_default.setdefault(version.model, _DefaultTotals())
+        self._by_default.setdefault(version.model, _DefaultTotals()).take_back(version)
         if self._lines is not None:
             self._lines.register(version)
             version.tap = Tap(version.model, version.version, self._lines.take)
@@ -807,10 +810,23 @@ class _DefaultTotals:
         self._shown: dict[str, float] = defaultdict(float)
 
     def retire(self, version: VersionMetrics) -> None:
-        self.requests += version.default_requests
-        self._retired["ts_inference_requests_total"] += _requests(version)[1]
-        self._retired["ts_inference_latency_microseconds"] += _total_us(version)[1]
-        self._retired["ts_queue_latency_microseconds"] += _queue_us(version)[1]
+        counts = {
+            "ts_inference_requests_total": _requests(version)[1],
+            "ts_inference_latency_microseconds": _total_us(version)[1],
+            "ts_queue_latency_microseconds": _queue_us(version)[1],
+        }
+        version.retired = self, version.default_requests, counts
+        self._add(version.default_requests, counts, 1)
+
+    def take_back(self, version: VersionMetrics) -> None:
+        if version.retired is not None and version.retired[0] is self:
+            self._add(version.retired[1], version.retired[2], -1)
+        version.retired = None
+
+    def _add(self, requests: int, counts: Mapping[str, float], sign: int) -> None:
+        self.requests += sign * requests
+        for name, count in counts.items():
+            self._retired[name] += sign * count
 
     def never_falling(self, name: str, living: float) -> float:
         # A difference of two sums may dip by a rounding error, which Prometheus would read as a restart from zero.
@@ -824,6 +840,7 @@ class _VersionLines:
     def __init__(self, version: VersionMetrics) -> None:
         self.of = version
         self.request_counts = RequestCounts(version.model, version.version)
+        self.request_counts.skip(version.client_requests, version.named_requests)
         self.seen_answers = 0
         self.labels = f'model="{_escape(version.model)}",version="{_escape(version.version)}"'
         self._seconds = [

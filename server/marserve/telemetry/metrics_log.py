@@ -58,6 +58,7 @@ class MetricsLog:
         self._responses: Sequence[int] = [0] * 10
         self._classes = ClassCounts()
         self._versions: dict[VersionMetrics, RequestCounts] = {}
+        self._returned: set[VersionMetrics] = set()
         self._told_lost = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics-lines", daemon=True)
@@ -82,7 +83,12 @@ class MetricsLog:
 
     def register(self, version: VersionMetrics) -> None:
         """Count this version's requests from now on."""
-        self._versions[version] = RequestCounts(version.model, version.version)
+        if version in self._versions:  # it was removed a moment ago, and goes on
+            self._returned.add(version)
+            return
+        counts = RequestCounts(version.model, version.version)
+        counts.skip(version.client_requests, version.named_requests)
+        self._versions[version] = counts
 
     def remove(self, version: VersionMetrics) -> None:
         """Count this version's requests no more, once those so far have their lines."""
@@ -142,7 +148,10 @@ class MetricsLog:
             yield from counts.new(version.client_requests, version.named_requests)
         yield from self._classes.new(self._responses)
         for version in gone:
-            self._versions.pop(version, None)
+            if version in self._returned:
+                self._returned.discard(version)
+            else:
+                self._versions.pop(version, None)
 
     def _run(self) -> None:
         is_last = False

@@ -1,0 +1,103 @@
+"""Who may call, and how connections are encrypted: keys and certificates, by the settings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+from starlette.types import ASGIApp
+
+from marserve.api.auth import Access, CannotKeepTokens, Guard, Kind, Tokens
+from marserve.api.health import PROBES
+from marserve.api.tls import Identity, make_up_identity, read_keystore, read_pem_files, server_context
+from marserve.app.cannot_start import CannotStart
+from marserve.errors import BadSettings
+from marserve.settings import Settings
+
+log = logging.getLogger("marserve.app")
+
+
+@dataclass(frozen=True, slots=True)
+class AccessControl:
+    """The keys of clients, None where tokens are off, and the TLS of https addresses, None where there are none."""
+
+    settings: Settings
+    tokens: Tokens | None
+    tls: ssl.SSLContext | None
+
+    def guard(
+        self, routers: Sequence[tuple[APIRouter, Access]], otherwise: Access
+    ) -> Callable[[ASGIApp], ASGIApp] | None:
+        """What asks a listener's requests for keys; None where tokens are off."""
+        settings, tokens = self.settings, self.tokens
+        if tokens is None:
+            return None
+        pings = ("/ping", settings.health_route or "/ping") if settings.allow_open_ping else ()
+        open_paths = (*PROBES, *pings)
+        answers_preflight = bool(settings.cors_allowed_origin)
+        return lambda app: Guard(app, tokens, routers, otherwise, open_paths, answers_preflight=answers_preflight)
+
+    def authorize(self, kind: Kind) -> Callable[[str | bytes | None], None] | None:
+        """What lets a call pass that has the key of this kind; None where none is needed."""
+        tokens = self.tokens
+        return None if tokens is None else lambda value: tokens.check(kind, value)
+
+    async def write_tokens(self, stack: contextlib.AsyncExitStack) -> None:
+        """Let clients find their keys, until `stack` ends. Raises CannotStart.
+
+        After the ports are ours: a server that cannot start leaves another's file.
+        """
+        if self.tokens is None:
+            return
+        try:
+            await asyncio.to_thread(self.tokens.write)
+        except CannotKeepTokens as error:
+            raise CannotStart(str(error)) from error
+        stack.callback(self.tokens.remove)
+        log.info("Tokens are on: clients find their keys in %s", self.settings.token_file)
+
+
+async def prepare_access(settings: Settings) -> AccessControl:
+    """Make the keys of clients, and the TLS of https addresses, where either is asked for. Raises CannotStart."""
+    tokens = None
+    if not settings.disable_token_authorization:
+        tokens = Tokens(settings.token_file, settings.token_expiration_min * 60)
+    try:
+        identity = await asyncio.to_thread(listeners_identity, settings)
+        tls = server_context(identity) if identity is not None else None
+    except BadSettings as error:
+        raise CannotStart(str(error)) from error
+    return AccessControl(settings, tokens, tls)
+
+
+def listeners_identity(settings: Settings) -> Identity | None:
+    """Certificate and key of https addresses; None where there are none. Raises BadSettings.
+
+    As TorchServe has it: the keystore if one is named, else the PEM files, else a certificate that is made up.
+    """
+    addresses = [settings.inference_address, settings.management_address, settings.metrics_address]
+    hosts = [address.host for address in addresses if address.is_tls]
+    if not hosts:
+        return None
+    if settings.keystore is not None:
+        return read_keystore(settings.keystore, settings.keystore_pass, settings.keystore_type)
+    if settings.certificate_file is not None and settings.private_key_file is not None:
+        return read_pem_files(settings.certificate_file, settings.private_key_file)
+    return make_up_identity(dict.fromkeys([*hosts, "localhost", "127.0.0.1", socket.gethostname()]))
+
+
+def grpc_identity(settings: Settings) -> Identity | None:
+    """Certificate and key of the gRPC ports, None where they speak in the clear. Raises BadSettings."""
+    if not settings.enable_grpc_ssl:
+        return None
+    assert settings.certificate_file is not None
+    assert settings.private_key_file is not None
+    identity = read_pem_files(settings.certificate_file, settings.private_key_file)
+    server_context(identity)  # says what does not fit, which grpcio does not
+    return identity

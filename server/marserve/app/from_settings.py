@@ -1,0 +1,152 @@
+"""Settings into the options that the parts ask for. Each is a function of the settings; nothing is begun here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marserve.api.request_head import HttpLimits
+from marserve.api.sagemaker import Endpoint
+from marserve.archive.reader import Limits
+from marserve.machine.describe import Machine
+from marserve.registry.call_modes import SequenceHeaderNames
+from marserve.registry.calls import RegistryOptions
+from marserve.settings import KEYS, Settings
+
+if TYPE_CHECKING:
+    from marserve.api.grpc_listener import GrpcLimits
+
+# The key that commands send; a server that was started beside them has no use for it, its workers still less.
+TOKEN_VARIABLE = "MARSERVE_TOKEN"
+
+
+def worker_environment(settings: Settings) -> dict[str, str]:
+    """What workers inherit: the server's environment without what the operator hides, and what handlers look for.
+
+    What is a secret of the server's own is hidden too.
+    """
+    hidden = settings.blacklist_env_vars
+    secrets = {TOKEN_VARIABLE}.union(*((key.env, key.ts_env) for key in KEYS.values() if key.is_secret))
+    secrets |= settings.stores.variables
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in secrets and (hidden is None or hidden.fullmatch(name) is None)
+    }
+    environment["TS_DECODE_INPUT_REQUEST"] = str(settings.decode_input_request).lower()
+    environment["TS_IPEX_ENABLE"] = str(settings.ipex_enable).lower()
+    environment["TS_IPEX_GPU_ENABLE"] = str(settings.ipex_gpu_enable).lower()
+    # onnxruntime reports its use to its makers as soon as it is imported, unless told not to.
+    environment["ORT_DISABLE_TELEMETRY"] = "1"
+    return environment
+
+
+def environment_folder(settings: Settings) -> Path | None:
+    """Where what archives require is kept: what the setting says, else in the user's cache; None without a home."""
+    if settings.environment_folder is not None:
+        return settings.environment_folder
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return cache / "marserve" / "environments"
+
+
+def http_limits(settings: Settings) -> HttpLimits:
+    """The limits of a client, from the settings."""
+    return HttpLimits(
+        header_bytes=settings.max_header_bytes,
+        header_lines=settings.max_header_lines,
+        request_line_bytes=settings.max_request_line,
+        body_bytes=settings.max_request_size,
+        connections=settings.max_connections,
+        connections_per_address=settings.max_connections_per_address,
+        header_timeout_s=settings.header_timeout,
+        body_timeout_s=settings.body_timeout,
+        body_bytes_per_s=settings.min_body_rate,
+        keep_alive_s=settings.keep_alive_timeout,
+    )
+
+
+def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None) -> GrpcLimits:
+    """The limits of a gRPC client, from the settings."""
+    from marserve.api.grpc_listener import GrpcLimits
+
+    return GrpcLimits(
+        message_bytes=settings.max_request_size,
+        header_bytes=settings.max_header_bytes,
+        connections=settings.max_connections,
+        calls_per_connection=settings.grpc_max_calls_per_connection,
+        age_s=None if age_ms is None else age_ms / 1000,
+        age_grace_s=None if age_grace_ms is None else age_grace_ms / 1000,
+        keepalive_s=settings.grpc_keepalive_time,
+        keepalive_timeout_s=settings.grpc_keepalive_timeout,
+        least_ping_interval_s=settings.grpc_min_ping_interval,
+    )
+
+
+def cors_headers(settings: Settings) -> list[tuple[str, str]]:
+    """What every answer tells browsers: the settings' words as they stand."""
+    told = {
+        "Access-Control-Allow-Origin": settings.cors_allowed_origin,
+        "Access-Control-Allow-Methods": settings.cors_allowed_methods,
+        "Access-Control-Allow-Headers": settings.cors_allowed_headers,
+    }
+    return [(name, value) for name, value in told.items() if value]
+
+
+def sagemaker_endpoint(settings: Settings, environment: Mapping[str, str]) -> Endpoint:
+    """What a SageMaker endpoint is told, and whether it serves many models."""
+    handler = settings.default_service_handler
+    return Endpoint(
+        concurrent_transforms=settings.NUM_WORKERS or 1,
+        max_request_bytes=settings.max_request_size,
+        is_multi_model=environment.get("SAGEMAKER_MULTI_MODE", "false").lower() not in ("", "false"),
+        service_file=settings.working_directory / handler.partition(":")[0] if handler else None,
+    )
+
+
+def archive_limits(settings: Settings) -> Limits:
+    """The bounds of an archive, from the settings."""
+    return Limits(max_entries=settings.max_archive_entries, max_total_bytes=settings.max_archive_bytes)
+
+
+def sequence_headers(settings: Settings) -> SequenceHeaderNames:
+    """The names of the headers that say which sequence a request belongs to."""
+    return SequenceHeaderNames(
+        settings.ts_header_key_sequence_id,
+        settings.ts_header_key_sequence_start,
+        settings.ts_header_key_sequence_end,
+    )
+
+
+def registry_options(settings: Settings, machine: Machine, devices: int) -> RegistryOptions:
+    """What the registry needs of the settings."""
+    workers = settings.default_workers_per_model
+    return RegistryOptions(
+        workers_by_api=workers or 0,
+        workers_at_startup=workers or devices or machine.cores,
+        response_timeout_s=settings.default_response_timeout,
+        startup_timeout_s=settings.default_startup_timeout,
+        unregister_timeout_s=settings.unregister_model_timeout,
+        swap_order=settings.swap_order,
+        undo_window_s=settings.undo_window,
+        queue_size=settings.job_queue_size,
+        max_worker_memory_bytes=settings.max_worker_memory,
+        readiness_rule=settings.readiness_rule,
+        default_handler=settings.default_service_handler,
+        envelope=settings.service_envelope,
+        decode_input=settings.decode_input_request,
+        limit_max_image_pixels=settings.limit_max_image_pixels,
+        max_answer_bytes=settings.max_response_size,
+        threads=settings.worker_threads,
+        autoscale=settings.autoscale,
+        load=settings.model_load,
+        gpu_count=devices,
+        models=settings.models,
+        sequence_headers=sequence_headers(settings),
+        installs_requirements=settings.install_py_dep_per_model,
+        allowed_urls=settings.allowed_urls,
+    )

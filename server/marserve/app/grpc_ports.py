@@ -1,0 +1,83 @@
+"""The gRPC ports, where the libraries for them are installed. They are imported here alone, and only when asked for."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from marserve.app.access import grpc_identity
+from marserve.app.cannot_start import CannotStart
+from marserve.app.from_settings import grpc_limits, sequence_headers
+from marserve.app.parts import Parts
+from marserve.errors import BadSettings
+
+if TYPE_CHECKING:
+    from marserve.api.grpc_listener import GrpcListener
+
+log = logging.getLogger("marserve.app")
+
+# What the extra `grpc` brings; the server starts without it.
+GRPC_PACKAGES = frozenset(("grpc", "grpc_health", "grpc_reflection", "google"))
+
+
+def bind_grpc(parts: Parts) -> list[GrpcListener]:
+    """Bind the gRPC ports; none, and a line in the log, without the libraries that they need. Raises CannotStart."""
+    settings = parts.settings
+    try:
+        from marserve.api.grpc_listener import GrpcAddress, GrpcPorts
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in GRPC_PACKAGES:
+            raise
+        log.warning(
+            "gRPC ports %d and %d stay closed: %s is not installed; pip install 'marserve[grpc]' opens them",
+            settings.grpc_inference_port,
+            settings.grpc_management_port,
+            error.name,
+        )
+        return []
+    listeners: list[GrpcListener] = []
+    address, name = GrpcAddress(settings.grpc_inference_address, settings.grpc_inference_port), "grpc_inference"
+    try:
+        ports = GrpcPorts(
+            parts.registry,
+            parts.logs.access,
+            parts.metrics,
+            identity=grpc_identity(settings),
+            overload_status=settings.unavailable_status,
+        )
+        listeners.append(
+            ports.bind_inference(
+                address,
+                grpc_limits(
+                    settings,
+                    settings.grpc_inference_max_connection_age_ms,
+                    settings.grpc_inference_max_connection_age_grace_ms,
+                ),
+                parts.access.authorize("inference"),
+                has_open_inference=settings.ts_open_inference_protocol,
+                sequence=sequence_headers(settings),
+            )
+        )
+        address = GrpcAddress(settings.grpc_management_address, settings.grpc_management_port)
+        name = "grpc_management"
+        listeners.append(
+            ports.bind_management(
+                address,
+                grpc_limits(
+                    settings,
+                    settings.grpc_management_max_connection_age_ms,
+                    settings.grpc_management_max_connection_age_grace_ms,
+                ),
+                parts.access.authorize("management"),
+                enable_model_api=settings.enable_model_api,
+                changes=parts.desired.changes(parts.registry),
+            )
+        )
+    except BadSettings as error:
+        raise CannotStart(str(error)) from error
+    except OSError as error:
+        raise CannotStart(
+            f"Failed to bind to address: {address} ({error.strerror or error}). Is another server running there? "
+            f"Set {name}_port or {name}_address to a free one."
+        ) from error
+    return listeners

@@ -1,0 +1,187 @@
+"""The HTTP listeners: addresses bound before anything is begun, connections accepted once the server is ready.
+
+Knows sockets and uvicorn. What a listener answers is `routes.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import socket
+import ssl
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from marserve.api.application import build_app
+from marserve.api.http_connection import bind_connection
+from marserve.api.inference import InferenceSurface
+from marserve.api.response_headers import ResponseHeaders
+from marserve.app.cannot_start import CannotStart
+from marserve.app.from_settings import cors_headers, http_limits
+from marserve.app.parts import Parts
+from marserve.app.routes import build_routes, own_access
+from marserve.settings import Address, Settings
+
+BACKLOG = 2048
+# Linux: a socket filter of one instruction, "return 0 bytes", drops what arrives (linux/filter.h, asm/socket.h).
+SO_ATTACH_FILTER, BPF_RET = 26, 0x06
+ACCEPT_REST_S = 0.02
+# How long a client may take to agree on TLS.
+HANDSHAKE_S = 10.0
+
+
+@dataclass(slots=True)
+class Listener:
+    """One listening address: its socket, and the server on it once it accepts."""
+
+    address: Address
+    names: list[str]
+    sock: socket.socket
+    config: uvicorn.Config
+    state: ServerState
+    server: asyncio.Server | None = None
+
+    async def accept(self) -> None:
+        """Accept connections from now on."""
+        loop = asyncio.get_running_loop()
+
+        def protocol() -> asyncio.Protocol:
+            made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.state, app_state={}, _loop=loop
+            )
+            return made
+
+        tls: ssl.SSLContext | None = self.config.ssl
+        if self.address.scheme == "unix":
+            self.server = await loop.create_unix_server(protocol, sock=self.sock, backlog=BACKLOG)
+        else:
+            self.server = await loop.create_server(
+                protocol,
+                sock=self.sock,
+                ssl=tls,
+                ssl_handshake_timeout=HANDSHAKE_S if tls is not None else None,
+                backlog=BACKLOG,
+            )
+
+    async def turn_away(self) -> None:
+        """Let no new connection in, and take in those that the system has accepted on our behalf.
+
+        Closing a listening socket resets connections that wait on it, requests and all. So new ones are first dropped
+        unseen (a client tries again within a second, and is refused by then), where the system can do that.
+        """
+        if sys.platform == "linux":
+            drop_everything = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RET, 0, 0, 0))
+            program = struct.pack("HL", 1, ctypes.addressof(drop_everything))
+            with contextlib.suppress(OSError):
+                self.sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+        await asyncio.sleep(ACCEPT_REST_S)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self.server is not None:
+            self.server.close()
+        self.sock.close()
+        if self.address.scheme == "unix" and self.address.path is not None:
+            Path(self.address.path).unlink(missing_ok=True)
+
+
+def bind_listeners(parts: Parts) -> list[Listener]:
+    """Bind every address that is asked for; equal addresses are one listener with all their routes.
+
+    Raises CannotStart; no socket is left open then.
+    """
+    listeners: list[Listener] = []
+    try:
+        for address, names in apis_by_address(parts.settings):
+            listeners.append(_bind_listener(address, names, parts))
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def apis_by_address(settings: Settings) -> list[tuple[Address, list[str]]]:
+    """The addresses, and the names of the APIs on each."""
+    wanted = {"Inference": settings.inference_address, "Management": settings.management_address}
+    if settings.enable_metrics_api:
+        wanted["Metrics"] = settings.metrics_address
+    by_address: dict[str, list[str]] = {}
+    for name, address in wanted.items():
+        by_address.setdefault(str(address), []).append(name)
+    both = by_address[str(settings.inference_address)]
+    if settings.enable_metrics_api and "Management" in both and "Metrics" not in both:
+        both.append("Metrics")  # the contract's §1.1: a shared listener serves the metrics too
+    return [(wanted[names[0]], names) for names in by_address.values()]
+
+
+def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener:
+    settings, own = parts.settings, own_access(names)
+    routers = build_routes(names, parts)
+    connection = bind_connection(
+        InferenceSurface(parts.registry, parts.workflows, settings.predict_route) if "Inference" in names else None,
+        http_limits(settings),
+        parts.logs.access,
+        parts.metrics,
+        parts.connections,
+        overload_status=settings.unavailable_status,
+        large_answers=parts.large_answers,
+        response_headers=ResponseHeaders(cors_headers(settings)),
+        tokens=parts.access.tokens,
+    )
+    config = uvicorn.Config(
+        build_app(
+            [router for router, _ in routers],
+            title=f"marserve: {' and '.join(names)} API",
+            overload_status=settings.unavailable_status,
+            guard=parts.access.guard(routers, own) if names != ["Metrics"] else None,
+        ),
+        http=connection,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+    )
+    try:
+        config.load()
+        config.ssl = parts.access.tls if address.is_tls else None
+        sock = bind(address)
+    except OSError as error:
+        raise CannotStart(
+            f"Failed to bind to address: {address} ({error.strerror or error}). Is another server running there? "
+            f"Set {'_address, '.join(name.lower() for name in names)}_address to a free one."
+        ) from error
+    return Listener(address, names, sock, config, ServerState())
+
+
+def bind(address: Address) -> socket.socket:
+    """A socket that is bound to `address` and does not listen yet. Raises OSError."""
+    if address.scheme == "unix":
+        assert address.path is not None
+        Path(address.path).unlink(missing_ok=True)  # a stale one: the contract's §6.3
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(address.path)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, where = infos[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

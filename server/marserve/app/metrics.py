@@ -1,0 +1,95 @@
+"""The server's metrics: which there are, in which form, and who reads the machine's own figures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn, TypeVar
+
+from marserve.app.cannot_start import CannotStart
+from marserve.errors import BadSettings
+from marserve.machine.describe import Machine, Meter
+from marserve.machine.measuring_program import ProgramFailed, run_program
+from marserve.settings import Settings
+from marserve.telemetry.logs import Logs
+from marserve.telemetry.metric_definitions import BUILT_IN, read_metrics_file
+from marserve.telemetry.metric_line import parse_line
+from marserve.telemetry.metrics import LEGACY_PAGE, Metrics
+from marserve.telemetry.metrics_log import MetricsLog
+from marserve.telemetry.model_metrics import ModelMetrics
+
+log = logging.getLogger("marserve.app")
+
+# How long the operator's own program may take to measure the machine.
+PROGRAM_S = 60.0
+
+Counted = TypeVar("Counted")
+
+
+def build_metrics(settings: Settings, logs: Logs, machine: Machine, stack: contextlib.AsyncExitStack) -> Metrics:
+    """The metrics that the metrics file lists, on the page or as lines. Raises CannotStart for a file that is none.
+
+    A page is only read from; lines need a thread, which ends after everything that is measured.
+    """
+    try:
+        path = settings.metrics_config
+        definitions = BUILT_IN if path is None else read_metrics_file(path)
+    except BadSettings as error:
+        raise CannotStart(str(error)) from error
+    models = ModelMetrics(definitions, detects=settings.model_metrics_auto_detect)
+    mode, lines = settings.metrics_mode, None
+    if mode != "prometheus":
+        skips = LEGACY_PAGE if mode == "legacy" else ()
+        lines = MetricsLog(definitions.front, models.known, machine.hostname, logs.write_metrics, skips)
+    metrics = Metrics(
+        machine.hostname, logs.dropped, definitions=definitions, model_metrics=models, mode=mode, lines=lines
+    )
+    if lines is not None:
+        lines.start(metrics.responses)
+        stack.callback(lines.close)
+    return metrics
+
+
+def declare_families(
+    metrics: Metrics,
+    families: Iterable[tuple[str, str, str, str, Callable[[Counted], Mapping[str, float]]]],
+    counted: Counted,
+) -> None:
+    """Show families that a part keeps itself: name, kind, text, label, and what reads the numbers off `counted`."""
+    for name, kind, text, label, read in families:
+        metrics.declare(name, kind, text, label, functools.partial(read, counted))
+
+
+async def watch_machine(settings: Settings, machine: Machine, metrics: Metrics) -> None:
+    """Read the machine's figures from time to time."""
+    if settings.system_metrics_cmd:
+        await _watch_with_program(settings.system_metrics_cmd.split(), settings, metrics)
+    meter = Meter(machine)
+    while True:
+        metrics.set_system(await asyncio.to_thread(meter.read))
+        await asyncio.sleep(settings.metric_time_interval)
+
+
+async def _watch_with_program(words: list[str], settings: Settings, metrics: Metrics) -> NoReturn:
+    """Have the operator's own program read the machine's figures. What is wrong with it is said when it changes."""
+    told = ""
+    while True:
+        trouble = ""
+        try:
+            printed = await run_program(words, settings.working_directory, PROGRAM_S)
+        except ProgramFailed as error:
+            trouble = str(error)
+        else:
+            for line in printed:
+                metric = parse_line(line)
+                if metric is None:
+                    trouble = f"printed a line that says no metric: {line[:200]!r}"
+                elif not metrics.update_front(metric):
+                    trouble = f"measured {metric.name}, which ts_metrics does not list with those dimensions"
+        if trouble and trouble != told:
+            log.error("system_metrics_cmd=%s %s", " ".join(words), trouble)
+        told = trouble
+        await asyncio.sleep(settings.metric_time_interval)

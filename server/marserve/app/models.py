@@ -1,0 +1,195 @@
+"""What loads and runs models, built from the settings: launchers, environments, memory, pools, registry, workflows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from marserve.app.cannot_start import CannotStart
+from marserve.app.from_settings import archive_limits, environment_folder, registry_options, worker_environment
+from marserve.app.metrics import declare_families
+from marserve.app.tasks import keep
+from marserve.errors import BadSettings
+from marserve.machine.describe import Machine
+from marserve.machine.devices import Assigner
+from marserve.messages import Load
+from marserve.pool.cgroups import WorkerCgroups
+from marserve.pool.environments import Environments
+from marserve.pool.launchers import Launchers
+from marserve.pool.options import PoolOptions
+from marserve.pool.supervisor import Pool
+from marserve.registry.intake import Intake
+from marserve.registry.models import Registry
+from marserve.registry.residency import Residency, house, residency_of
+from marserve.rollout.assembly import DesiredStates, state_folder
+from marserve.rollout.rollouts import Rollouts
+from marserve.rollout.watches import FAMILIES as WATCH_FAMILIES
+from marserve.rollout.watches import Watches, build_watches, watched_folders
+from marserve.settings import Settings
+from marserve.store.assembly import build_fetcher
+from marserve.store.download_list import FAMILIES as DOWNLOAD_FAMILIES
+from marserve.store.download_list import DownloadList
+from marserve.store.fetcher import Fetcher
+from marserve.store.local import LocalStore
+from marserve.telemetry.metrics import Metrics, VersionMetrics
+from marserve.telemetry.printed_metrics import PrintedMetrics
+from marserve.workflows.intake import WorkflowIntake
+from marserve.workflows.workflows import WorkflowOptions, Workflows
+
+PoolMaker = Callable[[PoolOptions, Load], Pool]
+
+
+async def read_desired_state(settings: Settings) -> DesiredStates:
+    """What decides about models where the settings name it. Raises CannotStart for a document that cannot be."""
+    try:
+        desired = await asyncio.to_thread(DesiredStates, settings)
+        await asyncio.to_thread(desired.read_first)
+    except BadSettings as error:
+        raise CannotStart(str(error)) from error
+    return desired
+
+
+def build_launchers(settings: Settings, machine: Machine, devices: int, worker_log: PrintedMetrics) -> Launchers:
+    """What starts workers, on `devices` accelerators."""
+    return Launchers(
+        worker_environment(settings),
+        worker_log,
+        first_worker_id=settings.initial_worker_port,
+        first_group_id=settings.initial_distribution_port,
+        devices=Assigner(devices),
+        vendor=machine.vendor,
+        cores=machine.cores,
+        cgroups=WorkerCgroups(settings.worker_cgroup) if settings.worker_cgroup is not None else None,
+    )
+
+
+def build_environments(settings: Settings, scratch: Path, launchers: Launchers) -> Environments:
+    """What installs the packages that archives require."""
+    return Environments(
+        environment_folder(settings),
+        scratch / "environments",
+        launchers.environment,
+        limit_bytes=settings.environment_cache_size,
+        timeout_s=settings.environment_timeout,
+        leftovers=launchers.leftovers,
+    )
+
+
+async def prepare_fetcher(settings: Settings, downloads: DownloadList, metrics: Metrics) -> Fetcher:
+    """What fetches archives, of models and of workflows. Raises CannotStart."""
+    declare_families(metrics, DOWNLOAD_FAMILIES, downloads)
+    limits = archive_limits(settings)
+    try:
+        return await asyncio.to_thread(build_fetcher, settings, limits.max_total_bytes, downloads)
+    except BadSettings as error:
+        raise CannotStart(str(error)) from error
+
+
+def build_residency(
+    settings: Settings, machine: Machine, launchers: Launchers, metrics: Metrics, stack: contextlib.AsyncExitStack
+) -> Residency | None:
+    """What keeps the memory for models, and watches it; None where there is no bound."""
+    folder = state_folder(settings)
+    residency = residency_of(settings, machine.memory_bytes, lambda: launchers.shared_pids, state_folder=folder)
+    if residency is not None:
+        metrics.read_memory = residency.figures
+        stack.push_async_callback(residency.close_all)
+        keep(stack, residency.run())
+    return residency
+
+
+def pool_maker(
+    settings: Settings,
+    launchers: Launchers,
+    worker_log: PrintedMetrics,
+    metrics: Metrics,
+    residency: Residency | None,
+    on_failed: Callable[[str], None],
+) -> PoolMaker:
+    """What makes the pool of a version, with memory for it. `on_failed`: see `onCrash: fail`."""
+
+    def make_pool(options: PoolOptions, load: Load) -> Pool:
+        version = VersionMetrics(options.model, options.version)
+        if settings.metrics_config is not None:
+            load = msgspec.structs.replace(load, metrics_file=str(settings.metrics_config))
+        return house(
+            residency,
+            options,
+            lambda room: Pool(
+                options,
+                load,
+                launchers,
+                version,
+                worker_log,
+                on_measured=lambda values: metrics.update_custom(options.model, values),
+                on_failed=on_failed,
+                room=room,
+            ),
+        )
+
+    return make_pool
+
+
+def build_registry(
+    settings: Settings,
+    machine: Machine,
+    devices: int,
+    scratch: Path,
+    make_pool: PoolMaker,
+    metrics: Metrics,
+    environments: Environments,
+    fetcher: Fetcher,
+    on_change: Callable[[], None],
+) -> Registry:
+    """The registry of models; archives are unpacked below `scratch`. `on_change`: see `Registry`."""
+    intake = Intake(
+        LocalStore(settings.model_store, roots=[*settings.model_roots, *watched_folders(settings)]),
+        scratch / "models",
+        archive_limits(settings),
+        settings.trusted_models,
+        fetcher,
+    )
+    options = registry_options(settings, machine, devices)
+    return Registry(options, intake, make_pool, metrics, environments, on_change=on_change)
+
+
+def prepare_watches(
+    settings: Settings, registry: Registry, fetcher: Fetcher, scratch: Path, rollouts: Rollouts, metrics: Metrics
+) -> Watches:
+    """What watches stores for new versions. Raises CannotStart for a place that cannot be watched."""
+    try:
+        watches = build_watches(
+            settings,
+            registry,
+            fetcher,
+            scratch / "arrivals",
+            archive_limits(settings),
+            rollouts,
+            os.environ,
+        )
+    except BadSettings as error:
+        raise CannotStart(str(error)) from error
+    declare_families(metrics, WATCH_FAMILIES, watches)
+    return watches
+
+
+def build_workflows(settings: Settings, registry: Registry, fetcher: Fetcher, scratch: Path) -> Workflows:
+    """The workflows; archives are unpacked below `scratch`."""
+    intake = WorkflowIntake(
+        settings.workflow_store,
+        scratch / "workflows",
+        archive_limits(settings),
+        settings.trusted_models,
+        fetcher,
+    )
+    options = WorkflowOptions(
+        queue_size=settings.job_queue_size,
+        max_answer_bytes=settings.max_response_size,
+        unregister_timeout_s=settings.unregister_model_timeout,
+    )
+    return Workflows(registry, intake, options)

@@ -1,0 +1,151 @@
+"""The parts of a server, and the order in which they are made. Nothing is served yet, and no port is taken.
+
+What has to be ended is put on a stack when it is made, and so ended in the reverse order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from marserve.api.connections import ConnectionTable
+from marserve.api.large_answers import LargeAnswers
+from marserve.app.access import AccessControl, prepare_access
+from marserve.app.cannot_start import CannotStart
+from marserve.app.from_settings import http_limits
+from marserve.app.metrics import build_metrics, declare_families
+from marserve.app.models import (
+    build_environments,
+    build_launchers,
+    build_registry,
+    build_residency,
+    build_workflows,
+    pool_maker,
+    prepare_fetcher,
+    prepare_watches,
+    read_desired_state,
+)
+from marserve.app.snapshots import build_snapshots, read_snapshot
+from marserve.app.tasks import keep
+from marserve.errors import BadSettings
+from marserve.machine.describe import Machine
+from marserve.machine.devices import cap
+from marserve.plugins import InstalledEndpoint, find_endpoints
+from marserve.registry.models import Registry
+from marserve.registry.scratch import Scratch, remove_orphans
+from marserve.registry.snapshot import SnapshotVersion
+from marserve.registry.snapshot_writer import SnapshotWriter
+from marserve.rollout.assembly import FAMILIES as DESIRED_STATE_FAMILIES
+from marserve.rollout.assembly import DesiredStates
+from marserve.rollout.reconciler import Reconciler
+from marserve.rollout.rollouts import Rollouts, build_rollouts
+from marserve.rollout.watches import Watches
+from marserve.settings import Settings
+from marserve.store.download_list import DownloadList
+from marserve.telemetry.logs import Logs
+from marserve.telemetry.metrics import Metrics
+from marserve.telemetry.printed_metrics import PrintedMetrics
+from marserve.workflows.workflows import Workflows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What listeners reach, and what the server's life begins and ends."""
+
+    settings: Settings
+    logs: Logs
+    metrics: Metrics
+    registry: Registry
+    desired: DesiredStates
+    reconciler: Reconciler
+    rollouts: Rollouts
+    watches: Watches
+    workflows: Workflows
+    downloads: DownloadList
+    restored: list[SnapshotVersion] | None
+    snapshots: SnapshotWriter | None
+    endpoints: Sequence[InstalledEndpoint]
+    connections: ConnectionTable
+    large_answers: LargeAnswers
+    access: AccessControl
+
+
+async def build_parts(
+    settings: Settings,
+    logs: Logs,
+    machine: Machine,
+    stack: contextlib.AsyncExitStack,
+    on_crash: Callable[[str], None],
+) -> Parts:
+    """Make them all. `on_crash` is called when a worker crashed whose model's `onCrash` is `fail`.
+
+    Raises CannotStart; what was made until then is on the stack.
+    """
+    scratch = Scratch(settings.temporary_folder)
+    stack.callback(scratch.remove)
+    keep(stack, asyncio.to_thread(remove_orphans, settings.temporary_folder))
+    metrics = build_metrics(settings, logs, machine, stack)
+    worker_log = PrintedMetrics(logs.workers, metrics.update_custom)
+    devices = cap(machine.accelerators, settings.number_of_gpu)
+    restored = await asyncio.to_thread(read_snapshot, settings)
+    desired = await read_desired_state(settings)
+    endpoints = _find_endpoints()
+    snapshots = build_snapshots(settings, devices)
+    launchers = build_launchers(settings, machine, devices, worker_log)
+    stack.push_async_callback(launchers.close)
+    environments = build_environments(settings, scratch.path, launchers)
+    downloads = DownloadList()
+    fetcher = await prepare_fetcher(settings, downloads, metrics)
+    residency = build_residency(settings, machine, launchers, metrics, stack)
+    registry = build_registry(
+        settings,
+        machine,
+        devices,
+        scratch.path,
+        pool_maker(settings, launchers, worker_log, metrics, residency, on_crash),
+        metrics,
+        environments,
+        fetcher,
+        snapshots.note_change if snapshots is not None else lambda: None,
+    )
+    reconciler = desired.build(registry)
+    stack.push_async_callback(reconciler.stop)
+    stack.push_async_callback(registry.stop)
+    declare_families(metrics, DESIRED_STATE_FAMILIES, reconciler)
+    rollouts = build_rollouts(settings, registry)
+    stack.push_async_callback(rollouts.stop)
+    watches = prepare_watches(settings, registry, fetcher, scratch.path, rollouts, metrics)
+    workflows = build_workflows(settings, registry, fetcher, scratch.path)
+    stack.push_async_callback(workflows.stop)
+    large_answers = LargeAnswers(
+        scratch.path, memory_bytes=settings.large_answer_memory, disk_bytes=settings.large_answer_disk
+    )
+    stack.callback(large_answers.close)
+    return Parts(
+        settings=settings,
+        logs=logs,
+        metrics=metrics,
+        registry=registry,
+        desired=desired,
+        reconciler=reconciler,
+        rollouts=rollouts,
+        watches=watches,
+        workflows=workflows,
+        downloads=downloads,
+        restored=restored,
+        snapshots=snapshots,
+        endpoints=endpoints,
+        connections=ConnectionTable(http_limits(settings)),
+        large_answers=large_answers,
+        access=await prepare_access(settings),
+    )
+
+
+def _find_endpoints() -> list[InstalledEndpoint]:
+    """What installed packages add to the listeners. Raises CannotStart."""
+    try:
+        return find_endpoints()
+    except BadSettings as error:
+        raise CannotStart(str(error)) from error

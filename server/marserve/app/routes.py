@@ -1,0 +1,88 @@
+"""Which routes a listener answers, by the APIs that it has, and which key each of them asks for."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+from fastapi import APIRouter
+
+from marserve.api.auth import Access, token_router
+from marserve.api.description import description_router
+from marserve.api.desired_state import desired_state_router
+from marserve.api.downloads import downloads_router
+from marserve.api.events import EventSecrets, events_router, watches_router
+from marserve.api.health import health_router
+from marserve.api.management import management_router
+from marserve.api.metrics import metrics_router
+from marserve.api.open_inference import open_inference_router
+from marserve.api.plugin_endpoints import check_patterns, endpoint_router
+from marserve.api.rollouts import rollout_router
+from marserve.api.sagemaker import sagemaker_router
+from marserve.api.workflows import workflow_router
+from marserve.app.cannot_start import CannotStart
+from marserve.app.from_settings import sagemaker_endpoint
+from marserve.app.parts import Parts
+from marserve.errors import BadSettings
+
+log = logging.getLogger("marserve.app")
+
+Routers = list[tuple[APIRouter, Access]]
+
+
+def own_access(names: Sequence[str]) -> Access:
+    """The key that a listener with these APIs asks for where a route does not say."""
+    if "Management" in names:
+        return "either" if "Inference" in names else "management"
+    return "inference"
+
+
+def build_routes(names: Sequence[str], parts: Parts) -> Routers:
+    """The routers of a listener with these APIs ("Inference", "Management", "Metrics"), those that go first in front.
+
+    Raises CannotStart for an installed endpoint whose pattern is taken.
+    """
+    settings, registry = parts.settings, parts.registry
+    has_inference, has_management = "Inference" in names, "Management" in names
+    own = own_access(names)
+    routers: Routers = [(description_router(registry, has_inference=has_inference, has_management=has_management), own)]
+    if has_inference and settings.sagemaker_endpoints:
+        routers.append((sagemaker_router(registry, sagemaker_endpoint(settings, os.environ)), own))
+    if has_inference or has_management:
+        health = health_router(registry, has_ping=has_inference, ping_route=settings.health_route)
+        routers.append((health, own))
+    if has_inference and settings.ts_open_inference_protocol:
+        routers.append((open_inference_router(), "inference"))
+    if has_management:
+        _add_management(routers, parts)
+    for installed in parts.endpoints:
+        if not (has_inference if installed.endpoint.listener == "inference" else has_management):
+            continue
+        try:
+            check_patterns(installed, [router for router, _ in routers])
+        except BadSettings as error:
+            raise CannotStart(str(error)) from error
+        routers.insert(0, (endpoint_router(installed, registry), installed.endpoint.access))
+        log.info("/%s is answered by %s", installed.endpoint.pattern, installed.origin)
+    if has_management and parts.access.tokens is not None:
+        routers.append((token_router(parts.access.tokens), "open"))  # asks for the API key itself
+    if "Metrics" in names:
+        routers.append((metrics_router(parts.metrics, is_filled=settings.metrics_mode != "log"), "open"))
+    return routers
+
+
+def _add_management(routers: Routers, parts: Parts) -> None:
+    """What manages models, workflows, roll-outs, the desired state, downloads and watches."""
+    settings, registry, desired = parts.settings, parts.registry, parts.desired
+    allows = settings.enable_model_api
+    changes = desired.changes(registry)
+    routers.append((management_router(registry, enable_model_api=allows, changes=changes), "management"))
+    routers.append((desired_state_router(desired.reconciler, enable_model_api=allows), "management"))
+    routers.append((downloads_router(parts.downloads, enable_model_api=allows), "management"))
+    routers.append((watches_router(parts.watches), "management"))
+    # It asks for the management key itself, or for the source's own secret.
+    secrets = EventSecrets(settings.event_secrets, parts.access.authorize("management"), os.environ)
+    routers.append((events_router(parts.watches, secrets, parts.watches.count_events), "open"))
+    routers.insert(0, (rollout_router(registry, parts.rollouts, desired.guard(registry)), "management"))
+    routers.append((workflow_router(parts.workflows, enable_model_api=allows), "management"))

@@ -1,0 +1,193 @@
+"""A server's life: start, serve, end.
+
+Order of the start: sockets are bound first (a taken port is found before anything else is begun), the models of the
+start are read, then connections are accepted. Order of the end: what `draining.py` does, then workers and templates end
+and are reaped, logs are written out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import uvloop
+
+from marserve import __version__
+from marserve.allocator import BY_SERVER, keep_large_blocks
+from marserve.app.cannot_start import CannotStart
+from marserve.app.draining import Stop, drain
+from marserve.app.grpc_ports import bind_grpc
+from marserve.app.listeners import bind_listeners
+from marserve.app.metrics import watch_machine
+from marserve.app.parts import Parts, build_parts
+from marserve.app.snapshots import write_snapshots
+from marserve.app.tasks import has_succeeded, keep
+from marserve.errors import BadSettings
+from marserve.machine.describe import Machine, describe_machine
+from marserve.registry.models import Registry
+from marserve.settings import Settings, sources_report, startup_report
+from marserve.telemetry.logs import Logs, configure_logs
+
+log = logging.getLogger("marserve.app")
+
+# Connections are accepted at the latest this long after the start, though models of the start are still being read.
+READ_MODELS_FIRST_S = 1.0
+# How long the last snapshot may take.
+LAST_SNAPSHOT_S = 10.0
+# Threads for what blocks. Python's own number, on two cores six, is less than downloads and archives being unpacked may
+# have at a time, and then whatever else needs one would wait for them: the end of a worker that died, for one.
+BLOCKING_THREADS = 32
+
+
+def run(settings: Settings) -> int:
+    """Serve until a signal says stop. Returns the exit status: 0 after an orderly stop, 1 when the start failed, or a
+    worker crashed whose model's `onCrash` is `fail`.
+
+    What kept it from starting is said in one sentence on standard error. Raises BadSettings for logs that cannot be
+    written; nothing was started then.
+    """
+    logs = configure_logs(
+        folder=settings.log_location,
+        format=settings.log_format,
+        level=settings.log_level,
+        has_request_ids=settings.access_log_request_id,
+        metrics_folder=settings.metrics_location,
+        has_metrics=settings.metrics_mode != "prometheus",
+    )
+    server = Server(settings, logs)
+    keep_large_blocks(BY_SERVER)
+    try:
+        uvloop.run(server.serve())
+    except CannotStart as error:
+        log.error("%s", error)
+        print(f"marserve did not start: {error}", file=sys.stderr)  # noqa: T201 - what the operator reads
+        return 1
+    finally:
+        logs.close()
+    return 1 if server.has_failed else 0
+
+
+class Server:
+    """One server process, from start to end."""
+
+    def __init__(self, settings: Settings, logs: Logs) -> None:
+        self._settings = settings
+        self._logs = logs
+        self._stop = Stop()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended because of a model: one that crashed with `onCrash: fail`, or `strict_start` missed one."""
+        return self._stop.has_failed
+
+    async def serve(self) -> None:
+        """From start to end. Raises CannotStart; nothing is left behind then."""
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="blocking"))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop.on_signal, number)
+        settings = self._settings
+        try:
+            machine = await asyncio.to_thread(describe_machine, os.environ)
+        except BadSettings as error:
+            raise CannotStart(str(error)) from error
+        report = startup_report(settings, version=__version__, cores=machine.cores, accelerators=machine.accelerators)
+        for line in report:
+            log.info("%s", line)
+        for warning in settings.warnings:
+            log.warning("%s", warning)
+        for note in (*settings.notes, *sources_report(settings)):
+            log.info("%s", note)
+        async with contextlib.AsyncExitStack() as stack:
+            await self._serve(machine, stack)
+        log.info("Model server stopped.")
+
+    async def _serve(self, machine: Machine, stack: contextlib.AsyncExitStack) -> None:
+        settings, stop = self._settings, self._stop
+        parts = await build_parts(settings, self._logs, machine, stack, stop.on_crash)
+        listeners = bind_listeners(parts)
+        for listener in listeners:
+            stack.callback(listener.close)
+        grpc_listeners = bind_grpc(parts)
+        for grpc_listener in grpc_listeners:
+            stack.push_async_callback(grpc_listener.stop)
+        await parts.access.write_tokens(stack)
+        if not settings.disable_system_metrics:
+            keep(stack, watch_machine(settings, machine, parts.metrics))
+        reading = keep(stack, _load_models(parts))
+        keep(stack, parts.desired.watch(reading))
+        await asyncio.wait(
+            [reading, asyncio.ensure_future(stop.asked.wait())],
+            timeout=READ_MODELS_FIRST_S,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if settings.strict_start:
+            await self._insist_on_models(parts.registry, reading, stack)
+        for listener in listeners:
+            await listener.accept()
+            log.info("%s API listens on %s", " and ".join(listener.names), listener.address)
+        for grpc_listener in grpc_listeners:
+            await grpc_listener.accept()
+            log.info("%s API listens on %s", grpc_listener.name, grpc_listener.address)
+        if parts.snapshots is not None:
+            keep(stack, write_snapshots(parts.snapshots, parts.registry, reading))
+        await parts.rollouts.start()
+        keep(stack, _watch_places(parts, reading))
+        parts.connections.start()
+        stack.callback(parts.connections.stop)
+        gc.collect()
+        gc.freeze()  # what the start made stays: collections on the hot path need not look at it again
+        self._logs.announce("Model server started.")
+        await stop.asked.wait()
+        await drain(parts, stop, listeners, grpc_listeners)
+        if parts.snapshots is not None and has_succeeded(reading):
+            # What was not read would be missing from it; the snapshot before has it.
+            last = parts.snapshots.write("shutdown", parts.registry.snapshot())
+            await stop.unless_hurried(last, LAST_SNAPSHOT_S)
+
+    async def _insist_on_models(
+        self, registry: Registry, reading: asyncio.Task[Any], stack: contextlib.AsyncExitStack
+    ) -> None:
+        """With `strict_start`: nobody is let in before all models of the start are registered.
+
+        One that cannot be loaded later ends the server. Raises CannotStart for one that cannot be registered.
+        """
+        stop = self._stop
+        stop_asked = asyncio.ensure_future(stop.asked.wait())
+        await asyncio.wait([reading, stop_asked], return_when=asyncio.FIRST_COMPLETED)
+        stop_asked.cancel()
+        if failures := registry.startup_failures:
+            raise CannotStart(f"{'; '.join(failures)} (strict_start=true)")
+
+        async def insist_on_loads() -> None:
+            if failures := await registry.wait_until_loaded():
+                stop.has_failed = True
+                sentence = f"{'; '.join(failures)} (strict_start=true)"
+                log.error("%s: the server ends", sentence)
+                print(f"marserve ends: {sentence}", file=sys.stderr)  # noqa: T201 - what the operator reads
+                stop.asked.set()
+
+        keep(stack, insist_on_loads())
+
+
+def _load_models(parts: Parts) -> Coroutine[Any, Any, Any]:
+    """What reads the models of the start: a desired state goes before a snapshot, and that before `load_models`."""
+    if parts.desired.place is not None:
+        return parts.desired.start(parts.registry)
+    if parts.restored is not None:
+        return parts.registry.restore(parts.restored)
+    return parts.registry.load_at_start(parts.settings.load_models)
+
+
+async def _watch_places(parts: Parts, reading: asyncio.Task[Any]) -> None:
+    """Watch once the models of the start are read: they go first."""
+    await asyncio.wait([reading])
+    await parts.watches.run(parts.reconciler.policies)

@@ -1,0 +1,98 @@
+"""What the assembly takes from the settings for its parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from marserve.app.from_settings import (
+    cors_headers,
+    environment_folder,
+    registry_options,
+    sagemaker_endpoint,
+    sequence_headers,
+    worker_environment,
+)
+from marserve.machine.describe import describe_machine
+from marserve.settings import Settings, load_settings
+
+
+def load(here: Path, lines: str) -> Settings:
+    """Settings from these lines."""
+    (here / "config.properties").write_text(f"model_store=.\n{lines}")
+    return load_settings("marserve", {}, {}, here)
+
+
+def test_workers_inherit_none_of_the_servers_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key for the commands and a keystore's password are nothing that a handler needs; the rest it gets."""
+    hidden = {"MARSERVE_TOKEN", "MARSERVE_KEYSTORE_PASS", "TS_KEYSTORE_PASS", "MARSERVE_STORES", "OF_A_STORE"}
+    for name in (*hidden, "MODEL_SETTING"):
+        monkeypatch.setenv(name, "value")
+
+    environment = worker_environment(load(tmp_path, 'stores={"hf://": {"token": {"env": "OF_A_STORE"}}}\n'))
+
+    assert environment["MODEL_SETTING"] == "value"
+    assert not hidden & environment.keys()
+
+
+def test_browsers_are_told_what_was_set_and_nothing_else(tmp_path: Path) -> None:
+    """An empty value is none."""
+    assert cors_headers(load(tmp_path, "")) == []
+    assert cors_headers(load(tmp_path, "cors_allowed_origin=*\ncors_allowed_methods=\n")) == [
+        ("Access-Control-Allow-Origin", "*")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_multi_model"), [(None, False), ("", False), ("false", False), ("true", True), ("1", True)]
+)
+def test_sagemaker_serves_many_models_where_its_variable_says_so(
+    tmp_path: Path, mode: str | None, is_multi_model: bool
+) -> None:
+    """Anything but `false`."""
+    settings = load(tmp_path, "NUM_WORKERS=0\ndefault_service_handler=service.py:handle\n")
+
+    endpoint = sagemaker_endpoint(settings, {} if mode is None else {"SAGEMAKER_MULTI_MODE": mode})
+
+    assert endpoint.is_multi_model == is_multi_model
+    assert endpoint.service_file == tmp_path / "service.py"
+    assert endpoint.concurrent_transforms == 1
+
+
+def test_models_of_the_start_get_a_worker_for_each_device_or_core(tmp_path: Path) -> None:
+    """Unless the setting says how many; a registration without a number gets none then and now."""
+    machine = describe_machine({})
+
+    unset = registry_options(load(tmp_path, ""), machine, 3)
+    assert (unset.workers_by_api, unset.workers_at_startup) == (0, 3)
+    assert registry_options(load(tmp_path, ""), machine, 0).workers_at_startup == machine.cores
+    told = registry_options(load(tmp_path, "default_workers_per_model=2\n"), machine, 3)
+    assert (told.workers_by_api, told.workers_at_startup) == (2, 2)
+
+
+def test_sequences_are_known_by_the_headers_of_the_settings(tmp_path: Path) -> None:
+    """The same names for HTTP and gRPC."""
+    settings = load(tmp_path, "ts_header_key_sequence_id=x-talk\n")
+
+    assert sequence_headers(settings).id == "x-talk"
+    assert registry_options(settings, describe_machine({}), 0).sequence_headers == sequence_headers(settings)
+
+
+def test_environments_are_kept_where_the_setting_says_else_in_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache is where the desktop's rule has it; a user without a home has none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert environment_folder(load(tmp_path, "")) == tmp_path / "cache" / "marserve" / "environments"
+    assert environment_folder(load(tmp_path, "environment_folder=kept\n")) == tmp_path / "kept"
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert environment_folder(load(tmp_path, "")) == tmp_path / ".cache" / "marserve" / "environments"
+
+    def homeless() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert environment_folder(load(tmp_path, "")) is None

@@ -1,0 +1,116 @@
+"""Which addresses are bound, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from marserve.app.listeners import Listener, apis_by_address, bind
+from marserve.settings import Address, load_settings
+
+DEFAULTS = ["http://127.0.0.1:8080", "http://127.0.0.1:8081", "http://127.0.0.1:8082"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("", [(DEFAULTS[0], ["Inference"]), (DEFAULTS[1], ["Management"]), (DEFAULTS[2], ["Metrics"])]),
+        ("enable_metrics_api=false", [(DEFAULTS[0], ["Inference"]), (DEFAULTS[1], ["Management"])]),
+        (
+            f"management_address={DEFAULTS[0]}\nmetrics_address={DEFAULTS[0]}",
+            [(DEFAULTS[0], ["Inference", "Management", "Metrics"])],
+        ),
+        (
+            f"management_address={DEFAULTS[0]}",
+            [(DEFAULTS[0], ["Inference", "Management", "Metrics"]), (DEFAULTS[2], ["Metrics"])],
+        ),
+        (f"management_address={DEFAULTS[0]}\nenable_metrics_api=false", [(DEFAULTS[0], ["Inference", "Management"])]),
+        (
+            f"metrics_address={DEFAULTS[1]}",
+            [(DEFAULTS[0], ["Inference"]), (DEFAULTS[1], ["Management", "Metrics"])],
+        ),
+    ],
+)
+def test_equal_addresses_are_one_listener(tmp_path: Path, lines: str, expected: list[tuple[str, list[str]]]) -> None:
+    """With inference and management on one, it has the metrics too."""
+    (tmp_path / "config.properties").write_text(f"model_store=.\n{lines}\n")
+    settings = load_settings("marserve", {}, {}, tmp_path)
+
+    assert [(str(address), names) for address, names in apis_by_address(settings)] == expected
+
+
+def test_a_taken_port_is_an_error_and_leaves_no_socket() -> None:
+    """The other keeps its port; Python warns of a socket that nobody closed, and warnings are errors here."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OSError) as caught:
+            bind(Address("http", "127.0.0.1", port))
+
+    assert caught.value.errno == errno.EADDRINUSE
+
+
+def test_a_socket_file_that_a_dead_server_left_is_replaced(tmp_path: Path) -> None:
+    """And one that cannot be made is an error."""
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert path.is_socket()
+
+    with bind(Address("unix", path=str(path))) as sock:
+        assert sock.getsockname() == str(path)
+    with pytest.raises(OSError):
+        bind(Address("unix", path=str(tmp_path / "no folder" / "s")))
+
+
+class Greeting(asyncio.Protocol):
+    """Greets whoever connects, and hangs up."""
+
+    def __init__(self, **_: Any) -> None:
+        """What uvicorn gives its protocols is not needed."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet."""
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(b"hello")
+        transport.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("scheme", ["http", "unix"])
+async def test_a_listener_accepts_when_it_is_told_to_and_leaves_nothing(tmp_path: Path, scheme: str) -> None:
+    """Bound is not yet open: until then a client is refused. After it, the port is free and the file is gone."""
+    path = tmp_path / "s"
+    address = Address("unix", path=str(path)) if scheme == "unix" else Address("http", "127.0.0.1", 0)
+    config = uvicorn.Config("", http=Greeting, ws="none", lifespan="off", log_config=None)
+    config.http_protocol_class, config.ssl = Greeting, None
+    listener = Listener(address, ["Inference"], bind(address), config, ServerState())
+    where = listener.sock.getsockname()
+
+    async def greeting() -> bytes:
+        opening = asyncio.open_unix_connection(where) if scheme == "unix" else asyncio.open_connection(*where)
+        reader, writer = await opening
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            await greeting()
+        await listener.accept()
+        assert await greeting() == b"hello"
+        await listener.turn_away()
+    finally:
+        listener.close()
+
+    with pytest.raises((ConnectionRefusedError, FileNotFoundError)):
+        await greeting()
+    assert not path.exists()
