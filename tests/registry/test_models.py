@@ -38,6 +38,7 @@ from marserve.registry.shadow import ShadowSpec
 from marserve.registry.snapshot import SnapshotVersion, read_models, write_models
 from marserve.registry.traffic import VERSION_HEADER
 from marserve.settings import ModelDefaults, ModelToLoad
+from marserve.settings.values import MemoryWish
 from marserve.store.fetch_guard import AllowedUrls
 from marserve.store.fetcher import Fetcher
 from support.echo_archives import manifest, write_mar
@@ -108,6 +109,17 @@ async def test_a_version_without_workers_is_registered_and_says_so(house: House)
         'Model "m" Version: 1.0 registered with 0 initial workers. Use scale workers API to add workers for the model.'
     )
     assert house.pools.of("m").is_started
+
+
+async def test_a_version_that_wakes_does_not_send_its_client_to_scale_it(house: House) -> None:
+    """To scale it would keep it awake for good."""
+    archive = house.put("m", "1.0")
+
+    registered = await house.registry.register(RegisterParameters(archive, memory=MemoryWish(load="on_demand")))
+
+    assert registered.message == (
+        'Model "m" Version: 1.0 registered with 0 initial workers. The first request starts them.'
+    )
 
 
 async def test_a_registration_waits_for_its_workers(house: House) -> None:

@@ -22,7 +22,8 @@ from marserve.errors import (
     VersionNotFound,
 )
 from marserve.messages import Answer, Part, Request
-from marserve.rollout.desired_state import DesiredVersion, read
+from marserve.registry.calls import RegisterParameters
+from marserve.rollout.desired_state import DesiredVersion, NewVersions, read
 from marserve.rollout.document_place import DocumentUnreadable, FilePlace, Found
 from marserve.rollout.history import History
 from marserve.rollout.reconciler import DesiredStateIsAnother, Reconciler
@@ -695,3 +696,17 @@ async def test_what_was_accepted_before_a_change_is_answered_by_what_is_kept(kee
     assert told.end is None
     old.held.pop().receiver.on_answer(Answer(b"late"))
     assert isinstance(told.end, Answer)
+
+
+async def test_what_an_earlier_document_let_in_at_the_last_moment_goes(shop: Workshop) -> None:
+    """Though it was loaded after the document that does not name it; what came by no such policy is left alone."""
+    await shop.start(m=["1.0"], n=["1.0"])
+    await shop.registry.register(RegisterParameters("m-2.0.mar", synchronous=True))
+    shop.registry.set_default("m", "2.0")
+
+    await shop.reconciler.let_go([("n", NewVersions("m-", "load")), (None, NewVersions("o-", "load"))])
+    assert shop.versions() == {"m": ["2.0", "1.0"], "n": ["1.0"]}
+
+    await shop.reconciler.let_go([("m", NewVersions("m-", "load-and-default"))])
+    assert shop.versions() == {"m": ["1.0"], "n": ["1.0"]}
+    assert len(shop.reconciler.history()) == 1

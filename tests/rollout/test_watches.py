@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from marserve.registry.calls import Registered, RegisterParameters
 from marserve.registry.intake import Intake, Unpacked
 from marserve.rollout.desired_state import NewVersions
 from marserve.rollout.object_events import ObjectEvent
-from marserve.rollout.watches import FAMILIES, Policies, Watches
+from marserve.rollout.watches import FAMILIES, Declared, Policies, Watches
 from marserve.settings.watches import WatchedPlace
 from marserve.store.fetch_guard import AllowedUrls, Target
 from marserve.store.fetcher import Fetcher
@@ -121,9 +121,11 @@ def place(where: str, name: str = "w", **more: Any) -> WatchedPlace:
 
 
 @contextlib.asynccontextmanager
-async def running(watches: Watches, policies: Policies = tuple) -> AsyncIterator[None]:
+async def running(
+    watches: Watches, policies: Policies = tuple, let_go: Callable[[Declared], Awaitable[None]] | None = None
+) -> AsyncIterator[None]:
     """Run them; afterwards no thread is left."""
-    task = asyncio.create_task(watches.run(policies))
+    task = asyncio.create_task(watches.run(policies, let_go))
     try:
         yield
     finally:
@@ -269,6 +271,24 @@ async def test_a_desired_state_s_watches_come_and_go_with_it(tmp_path: Path) -> 
         await until(lambda: watches.names() == ["always"])
 
     assert models.loaded == {("digits", "2.0"): "digits-2.mar"}
+
+
+async def test_what_a_desired_state_declares_no_more_is_told_once_it_is_not_watched(tmp_path: Path) -> None:
+    """What its watch let in at the last moment can be taken away then; a change of others is nothing to tell."""
+    watches = watches_of(tmp_path, models=FakeModels())
+    goes, stays = ("digits", NewVersions("digits-", "load")), ("m", NewVersions("m-", "load"))
+    declared: list[tuple[str | None, NewVersions]] = [goes, stays]
+    told: list[tuple[list[tuple[str | None, NewVersions]], list[str]]] = []
+
+    async def let_go(gone: Declared) -> None:
+        told.append((list(gone), watches.names()))
+
+    async with running(watches, lambda: list(declared), let_go):
+        await until(lambda: len(watches.names()) == 2)
+        declared.remove(goes)
+        await until(lambda: bool(told))
+
+    assert told == [([goes], ["desired-m"])]
 
 
 async def test_declared_prefixes_that_look_alike_are_each_watched(tmp_path: Path) -> None:

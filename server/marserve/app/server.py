@@ -190,4 +190,4 @@ def _load_models(parts: Parts) -> Coroutine[Any, Any, Any]:
 async def _watch_places(parts: Parts, reading: asyncio.Task[Any]) -> None:
     """Watch once the models of the start are read: they go first."""
     await asyncio.wait([reading])
-    await parts.watches.run(parts.reconciler.policies)
+    await parts.watches.run(parts.reconciler.policies, parts.reconciler.let_go)

@@ -90,12 +90,16 @@ class RegisterParameters:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A version that is now registered. `progress` is `done`, `begun` (nobody waits for it) or `partial`."""
+    """A version that is now registered. `progress` is `done`, `begun` (nobody waits for it) or `partial`.
+
+    `wakes`: its workers are started by the first request.
+    """
 
     model: str
     version: str
     workers: int
     progress: Progress
+    wakes: bool = False
 
     @property
     def message(self) -> str:
@@ -105,6 +109,8 @@ class Registered:
         told = f'Model "{self.model}" Version: {self.version} registered with {self.workers} initial workers'
         if self.workers:
             return told
+        if self.wakes:
+            return told + ". The first request starts them."
         return told + ". Use scale workers API to add workers for the model."
 
 

@@ -87,7 +87,7 @@ class Registering:
         workers = version.min_workers
         if not workers:
             self._note_change(version)
-            return Registered(version.model, version.name, 0, "done")
+            return Registered(version.model, version.name, 0, "done", version.wakes)
         if not parameters.synchronous:
             self._changes.follow(self.settle(version))
             self._note_change(version)

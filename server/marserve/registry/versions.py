@@ -56,6 +56,11 @@ class Version:
         return self.facts.options.sequences is not None
 
     @property
+    def wakes(self) -> bool:
+        """Whether it gets workers when it is asked, and has none until then."""
+        return self.facts.options.idle_timeout_s is not None and not self.min_workers and self.max_workers > 0
+
+    @property
     def can_answer(self) -> bool:
         """Whether a worker has loaded it, or it sleeps and wakes when it is asked.
 
@@ -64,8 +69,7 @@ class Version:
         pool = self.pool
         if pool.ready_workers:
             return True
-        may_sleep = self.facts.options.idle_timeout_s is not None and not self.min_workers
-        return may_sleep and self.max_workers > 0 and all(worker.last_death is None for worker in pool.workers())
+        return self.wakes and all(worker.last_death is None for worker in pool.workers())
 
 
 class Choice(NamedTuple):

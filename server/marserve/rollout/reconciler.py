@@ -16,7 +16,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -313,6 +313,33 @@ class Reconciler:
         found = await asyncio.to_thread(self.place.read)
         state = edit(read(found.data, self.place.shown))
         return await self._bring_about(state, "adopt", state.write(), found, what=what)
+
+    async def let_go(self, gone: Sequence[tuple[str | None, NewVersions]]) -> None:
+        """Unload what policies of an earlier document let in and the one in force does not name.
+
+        Applying that document took away what there was; what was being loaded meanwhile came afterwards. To be called
+        once these policies do nothing any more.
+        """
+        try:
+            await self._alone(self._let_go(gone), wait=True)
+        except MarserveError as error:
+            log.error("What an earlier desired state let in is not unloaded: %s", error)
+
+    async def _let_go(self, gone: Sequence[tuple[str | None, NewVersions]]) -> None:
+        state, actual = self._current, self._registry.actual()
+        if state is None:
+            return
+        unwanted = [
+            (step.model, actual[step.model].versions[step.version].source)
+            for step in compare(actual, state).of("unload")
+            if step.version is not None and not step.replaced
+        ]
+        if any(
+            model in (None, name) and source.startswith(each.prefix)
+            for name, source in unwanted
+            for model, each in gone
+        ):
+            await self._bring_about(state, "watch", None, None)
 
     async def _alone(self, work: Coroutine[Any, Any, Result], *, wait: bool = False) -> Result:
         """Run a change to its end, even when the caller goes; another one meanwhile is refused, or waits."""

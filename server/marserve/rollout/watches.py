@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,7 +42,8 @@ from marserve.store.watched_folder import WatchedFolder
 log = logging.getLogger("marserve.rollout")
 
 Numbers = Callable[["Watches"], Mapping[str, float]]
-Policies = Callable[[], Sequence[tuple[str | None, NewVersions]]]
+Declared = Sequence[tuple[str | None, NewVersions]]
+Policies = Callable[[], Declared]
 
 # Between the two halves of a replacement a name is nowhere.
 REMOVAL_S = 5.0
@@ -279,17 +280,24 @@ class Watches:
 
     # ------------------------------------------------------------------------------------------- life
 
-    async def run(self, policies: Policies = tuple) -> None:
-        """Watch until cancelled; then nothing of it is left. `policies` is what a desired state declares now."""
-        last: Sequence[tuple[str | None, NewVersions]] = ()
+    async def run(
+        self, policies: Policies = tuple, let_go: Callable[[Declared], Awaitable[None]] | None = None
+    ) -> None:
+        """Watch until cancelled; then nothing of it is left. `policies` is what a desired state declares now.
+
+        `let_go` is told what it declares no more, once nothing is watched for that.
+        """
+        last: Declared = ()
         try:
             for each in self._watched.values():
                 self._begin(each)
             while True:
                 now = policies()
                 if now != last:
-                    last = now
+                    gone, last = [each for each in last if each not in now], now
                     await self._declare([(model, self._declared_place(model, each)) for model, each in now])
+                    if gone and let_go is not None:
+                        await let_go(gone)
                 await asyncio.sleep(DECLARED_LOOK_S)
         finally:
             await end_tasks(list(self._tasks.values()))
