@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import hashlib
-import mmap
-import os
 from pathlib import Path
 
 import pytest
@@ -69,30 +66,7 @@ def test_a_scratch_folder_that_is_in_use_stays(intake: Intake, store: Path) -> N
     assert intake.scratch.is_dir()
 
 
-def test_what_was_fetched_is_in_memory_no_more_once_it_is_unpacked(intake: Intake, store: Path, tmp_path: Path) -> None:
-    """Nobody reads it again; its pages serve the next download. What was not fetched here is left alone."""
-    for name in ("fetched.mar", "found.mar"):
-        write_mar(store / name, weights=os.urandom(4 << 20))
-        _write_out(store / name)
-    probe = tmp_path / "probe"
-    probe.write_bytes(bytes(1 << 20))
-    _write_out(probe)
-    with probe.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if _share_in_memory(probe) > 0.1:
-        pytest.skip("this file system holds its files in memory alone")
-    fetched = Fetched(store / "fetched.mar", "fetched.mar", None, store / "fetched.mar", contextlib.ExitStack())
-    assert _share_in_memory(fetched.path) == 1.0
-
-    unpacked = intake.take_in("http://host/fetched.mar", fetched)
-    intake.take_in("found.mar")
-
-    assert _share_in_memory(fetched.path) < 0.1
-    assert _share_in_memory(store / "found.mar") == 1.0
-    assert (unpacked.folder / "weights").stat().st_size == 4 << 20
-
-
-def test_a_fetched_folder_is_served_though_no_pages_can_be_given_back(intake: Intake, store: Path) -> None:
+def test_a_fetched_folder_is_served_in_place_too(intake: Intake, store: Path) -> None:
     """A hub's cache gives folders."""
     folder = store / "plain"
     (folder / "MAR-INF").mkdir(parents=True)
@@ -195,24 +169,3 @@ def test_a_disk_that_fails_is_told_without_a_path(
 
     assert type(raised.value) is error
     assert raised.value.message == sentence
-
-
-def _write_out(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _share_in_memory(path: Path) -> float:
-    """How much of a file the kernel holds in its page cache."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
-        pages = -(-len(mapped) // mmap.PAGESIZE)
-        states = (ctypes.c_ubyte * pages)()
-        start = ctypes.c_char.from_buffer(mapped)
-        try:
-            told = ctypes.CDLL(None, use_errno=True).mincore(
-                ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(len(mapped)), states
-            )
-        finally:
-            del start
-        assert told == 0, os.strerror(ctypes.get_errno())
-        return sum(state & 1 for state in states) / pages

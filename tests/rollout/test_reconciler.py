@@ -437,6 +437,32 @@ async def test_a_fleet_converges(shop: Workshop, tmp_path: Path) -> None:
         await server.reconciler.stop()
 
 
+async def test_a_look_that_breaks_is_not_the_last(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever went wrong is logged, and the document's next change is followed."""
+    await shop.start(m=["1.0"])
+    look, looks = shop.place.look, 0
+
+    def breaks_once() -> str:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise RuntimeError("nobody thought of this")
+        return look()
+
+    monkeypatch.setattr(shop.place, "look", breaks_once)
+    shop.write(m=["2.0"])
+    watch = asyncio.create_task(shop.reconciler.watch())
+    async with asyncio.timeout(20):
+        while shop.versions() != {"m": ["2.0"]}:
+            await asyncio.sleep(0.002)
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)
+
+    assert "A look at the desired state failed" in caplog.text
+
+
 async def test_a_change_that_was_made_from_another_state_is_refused(shop: Workshop) -> None:
     """Two operators do not overwrite each other's work unseen."""
     await shop.start(m=["1.0"])

@@ -7,10 +7,8 @@ where it is, and never deleted (contract 2.2).
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
-import os
 import shutil
 import uuid
 from collections.abc import Collection
@@ -115,7 +113,6 @@ class Intake:
                     fetched.discard()
                 raise
             if fetched is not None:
-                _give_pages_back(fetched.path)
                 fetched.release()
             return unpacked
         except OSError as error:
@@ -183,16 +180,6 @@ def compare_digest(found: Found, digest: str, url: str) -> None:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != digest:
         raise DigestMismatch(hide_query(split_digest(url)[0]), digest, actual, f"{found.path.name} in the model store")
-
-
-def _give_pages_back(archive: Path) -> None:
-    """Have the kernel drop its copy of a file that was fetched, is safely on disk, and was read for the last time.
-
-    The next download and what is unpacked next get these pages, which the processor's caches and a virtual machine's
-    host still have; new ones may cost several times what writing to them does.
-    """
-    with contextlib.suppress(OSError), archive.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _read(folder: Path, *, is_private: bool, trusted: bool, archive: str) -> Unpacked:

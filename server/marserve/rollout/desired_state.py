@@ -26,7 +26,6 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Literal, cast
 
 import yaml
@@ -56,7 +55,6 @@ DOCUMENT_KEYS = ("format", "models", "newVersions")
 _CONFIG_NAMES = tuple(key.name for key in CONFIG_KEYS)
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-fA-F]{64})")
 _FRAGMENT = re.compile(r"(.*)#sha256=([0-9a-fA-F]{64})")
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ Decision = Literal["continue", "promote", "hold", "roll back"]
 Measure = Literal["errors", "rejections", "p99", "answers"]
 Standing = Literal["worse", "not worse", "unknown"]
 
-MEASURES: tuple[Measure, ...] = ("errors", "rejections", "p99", "answers")
 # The share of requests that may lie above a p99.
 ABOVE_P99 = 0.01
 # What is slower by less than this is not called slower, however quick the baseline is; seconds.

@@ -521,7 +521,11 @@ class Reconciler:
         while True:
             # A fleet that was started together does not ask together.
             await asyncio.sleep(self._interval_s * (0.75 + 0.5 * self._chance()))
-            looked = await self.look(looked)
+            try:
+                looked = await self.look(looked)
+            except Exception:
+                # A border: whatever is wrong with one look, there must be a next one.
+                log.exception("A look at the desired state failed; what is in force stays, and the next look follows")
 
     async def look(self, looked: str | None) -> str | None:
         """Look once; `looked` is what the last look told, None at first. Gives what this one tells."""
