@@ -131,7 +131,7 @@ def slow_readers(tmp_path: Path, count: int, size: int, *, read: int, memory_byt
         for _ in poll(10, "no more than a piece of each waits in memory"):
             if process.memory_info().rss - before < count * MIB + 16 * MIB:
                 break
-        assert all(reader.read_all() for reader in readers[:read])
+        assert all(reader.read_all() for reader in readers[:read]), server.output()
 
 
 def test_slow_readers_of_long_answers_cost_no_more_than_a_piece_each(tmp_path: Path) -> None:

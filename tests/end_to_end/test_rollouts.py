@@ -339,7 +339,10 @@ def test_what_cannot_be_meant_is_refused_with_a_sentence(server: Server) -> None
         server.client.put(f"{nobody}/pause"),
     ):
         assert (answer.status_code, answer.json()["message"]) == (404, "Model not found: nobody")
-    assert "POST /models/linear/rollout begins one" in server.client.get(url).json()["message"]
+    server.register("linear-1.0.mar", model_name="alone").raise_for_status()
+    none_yet = server.client.get(f"{server.management}/models/alone/rollout")
+    server.client.delete(f"{server.management}/models/alone").raise_for_status()
+    assert "POST /models/alone/rollout begins one" in none_yet.json()["message"]
 
 
 def test_marserve_rollout_plans_begins_follows_and_shows(server: Server) -> None:

@@ -221,7 +221,7 @@ async def test_a_pool_that_serves_nobody_says_so_and_goes_on(tmp_path: Path) -> 
     """Whoever keeps the books may have it ended; its workers stay until then."""
     door = Door()
     async with RunningPool(tmp_path, workers=1, room=door) as running:
-        await running.pool.wait_until_ready()
+        await running.start()
         pids = running.pool.pids_by_worker
 
         running.pool.make_spare(lambda: None)
