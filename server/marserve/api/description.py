@@ -15,9 +15,8 @@ from starlette.responses import Response
 
 from marserve import __version__
 from marserve.api.application import PrettyJson
-from marserve.api.management import Name
 from marserve.api.request_head import MAX_TIMEOUT_MS
-from marserve.api.schemas import ErrorBody
+from marserve.api.schemas import ErrorBody, Name
 from marserve.registry.models import Registry
 
 Document = dict[str, Any]

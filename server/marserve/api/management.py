@@ -9,10 +9,9 @@ import logging
 import re
 from collections.abc import Iterable
 from typing import Annotated, Any
-from urllib.parse import unquote
 
-from fastapi import APIRouter, Path, Query
-from pydantic import AfterValidator, WithJsonSchema
+from fastapi import APIRouter, Query
+from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,12 +23,13 @@ from marserve.api.request_head import read_timeout_s
 from marserve.api.response_headers import ResponseHeaders
 from marserve.api.schemas import (
     CheckReport,
-    ErrorBody,
     KServeReady,
     ModelDescription,
     ModelList,
+    Name,
     RegisterBody,
     StatusMessage,
+    error_answers,
 )
 from marserve.api.swap import add_swap
 from marserve.api.traffic import add_traffic
@@ -88,9 +88,6 @@ _NOT_GIVEN = {
 }
 _STATUS: dict[Progress, int] = {"done": 200, "begun": 202, "partial": 206}
 
-# Names arrive with what would be ambiguous in a path still encoded (`application.split_path`).
-Name = Annotated[str, Path(), AfterValidator(lambda word: unquote(word, errors="replace"))]
-
 # Parameters of queries. They come as text and are read by `QueryParameters`; these say what they mean to be.
 Integer = Annotated[str | None, WithJsonSchema({"type": "integer"})]
 Flag = Annotated[str | None, WithJsonSchema({"type": "boolean"})]
@@ -104,11 +101,6 @@ BatchDelay = Annotated[Integer, Query(description="longest wait for a batch from
 Forced = Annotated[Flag, Query(description="also a version that has a weight or a label, and these with it")]
 Waiting = Annotated[Flag, Query(description="wait until the workers have loaded the model; true if not given")]
 NotWaiting = Annotated[Flag, Query(description="wait until the workers have loaded the model; false if not given")]
-
-
-def errors_of(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What the API description says of these statuses: an error object."""
-    return {status: {"model": ErrorBody} for status in statuses}
 
 
 def said(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -167,7 +159,7 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         "/models/{model_name}",
         operation_id="describeModel",
         summary="Describe a model's default version",
-        responses={200: {"model": list[ModelDescription]}, **errors_of(404, 500, 503, 504)},
+        responses={200: {"model": list[ModelDescription]}, **error_answers(404, 500, 503, 504)},
     )
     async def describe(
         request: Request,
@@ -181,7 +173,7 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         "/models/{model_name}/{model_version}",
         operation_id="version_describeModel",
         summary="Describe a version, or `all`",
-        responses={200: {"model": list[ModelDescription]}, **errors_of(404, 500, 503, 504)},
+        responses={200: {"model": list[ModelDescription]}, **error_answers(404, 500, 503, 504)},
     )
     async def describe_version(
         request: Request, model_name: Name, model_version: Name, customized: Customized = None
@@ -194,7 +186,7 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         "/v1/models/{model_name}",
         operation_id="kserveReady",
         summary="Whether a model can answer (KServe V1)",
-        responses={200: {"model": KServeReady}, **errors_of(404)},
+        responses={200: {"model": KServeReady}, **error_answers(404)},
     )
     async def is_ready(model_name: Name) -> Response:
         return PrettyJson({"name": model_name, "ready": registry.is_model_ready(model_name)})
@@ -253,7 +245,7 @@ def _add_scale(router: APIRouter, registry: Registry, changes: Changes) -> None:
         )
         return PrettyJson({"status": scaled.message}, status_code=_STATUS[scaled.progress])
 
-    answers = {**said(200, 202, 206), **errors_of(400, 404, 500, 503, 507)}
+    answers = {**said(200, 202, 206), **error_answers(400, 404, 500, 503, 507)}
 
     @router.put(
         "/models/{model_name}",
@@ -295,7 +287,7 @@ def _add_scale(router: APIRouter, registry: Registry, changes: Changes) -> None:
         "/models/{model_name}/{model_version}/set-default",
         operation_id="setDefault",
         summary="Let a version answer requests that name none",
-        responses={200: {"model": StatusMessage}, **errors_of(404)},
+        responses={200: {"model": StatusMessage}, **error_answers(404)},
     )
     async def set_default(model_name: Name, model_version: Name) -> Response:
         await changes.set_default(model_name, model_version)
@@ -317,7 +309,7 @@ def _add_check(router: APIRouter, registry: Registry) -> None:
             raise BadInput(f"There are {len(samples)} samples; a check takes at most {MOST_CHECK_SAMPLES}.")
         return PrettyJson(await registry.check(model, version, samples))
 
-    answers: dict[int | str, dict[str, Any]] = {200: {"model": CheckReport}, **errors_of(400, 404, 500, 503)}
+    answers: dict[int | str, dict[str, Any]] = {200: {"model": CheckReport}, **error_answers(400, 404, 500, 503)}
     body: dict[str, Any] = {
         "requestBody": {
             "description": "one sample, or several as the values of a form; none: the samples of the model",
@@ -354,7 +346,7 @@ def _add_register(router: APIRouter, changes: Changes) -> None:
         "/models",
         operation_id="registerModel",
         summary="Register an archive as a version of a model",
-        responses={**said(200, 202, 206), **errors_of(400, 404, 409, 500, 503, 507)},
+        responses={**said(200, 202, 206), **error_answers(400, 404, 409, 500, 503, 507)},
         openapi_extra={
             "requestBody": {
                 "description": "the parameters as JSON, in place of the query",
@@ -450,7 +442,7 @@ def _given(parameters: Parameters, name: str) -> int | None:
 
 
 def _add_unregister(router: APIRouter, changes: Changes) -> None:
-    answers = {**said(200), **errors_of(403, 404, 408, 409)}
+    answers = {**said(200), **error_answers(403, 404, 408, 409)}
 
     async def unregister(request: Request, model: str, version: str | None) -> Response:
         query = QueryParameters(request.query_params, UNREGISTER_PARAMETERS)

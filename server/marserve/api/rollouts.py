@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
-from marserve.api.schemas import RolloutBody, RolloutStatus, ShadowBody, ShadowStatus, body_of, error_answers
-from marserve.api.traffic import Dry, Name, is_dry, read_object
+from marserve.api.schemas import Name, RolloutBody, RolloutStatus, ShadowBody, ShadowStatus, body_of, error_answers
+from marserve.api.traffic import Dry, is_dry, read_object
 from marserve.errors import RouteNotFound
 from marserve.registry.models import Registry
 from marserve.registry.shadow import read_shadow

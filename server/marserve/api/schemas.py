@@ -7,8 +7,10 @@ Members that a shape calls optional are left out of an answer, never null.
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote
 
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import Path
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class Shape(BaseModel):
@@ -31,6 +33,10 @@ class ErrorBody(Shape):
         str, Field(description="the kind of error, in TorchServe's words", examples=["ModelNotFoundException"])
     ]
     message: str
+
+
+# A name in a path: what would be ambiguous there arrives still encoded (`application.split_path`).
+Name = Annotated[str, Path(), AfterValidator(lambda word: unquote(word, errors="replace"))]
 
 
 def error_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:

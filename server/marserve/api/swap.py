@@ -11,8 +11,7 @@ from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
 from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
-from marserve.api.schemas import ErrorBody, SwapBody, SwapStatus
-from marserve.api.traffic import Name
+from marserve.api.schemas import ErrorBody, Name, SwapBody, SwapStatus
 from marserve.errors import BadInput
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.models import Registry

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from typing import Annotated, Any
-from urllib.parse import unquote
 
-from fastapi import APIRouter, Path, Query
-from pydantic import AfterValidator, WithJsonSchema
+from fastapi import APIRouter, Query
+from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,6 +19,7 @@ from marserve.api.parameters import QueryParameters
 from marserve.api.schemas import (
     LabelBody,
     LabelStatus,
+    Name,
     StatusMessage,
     TrafficBody,
     TrafficStatus,
@@ -33,8 +33,6 @@ from marserve.rollout.changes import Changes
 
 MOST_BODY_BYTES = 1 << 20
 
-# As those of `management.py`: what would be ambiguous in a path arrives encoded.
-Name = Annotated[str, Path(), AfterValidator(lambda word: unquote(word, errors="replace"))]
 Dry = Annotated[
     Annotated[str | None, WithJsonSchema({"type": "boolean"})],
     Query(description="only say what would be, and whether it can be"),

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
-from marserve.api.management import Flag, Integer, Name, Remarks, errors_of, said, sign
+from marserve.api.management import Flag, Integer, Remarks, said, sign
 from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
-from marserve.api.schemas import RegisterWorkflowBody, WorkflowDescription, WorkflowList
+from marserve.api.schemas import Name, RegisterWorkflowBody, WorkflowDescription, WorkflowList, error_answers
 from marserve.errors import BadInput
 from marserve.workflows.workflows import WorkflowParameters, Workflows
 
@@ -54,7 +54,7 @@ def _add_list(router: APIRouter, workflows: Workflows) -> None:
         "/workflows/{workflow_name}",
         operation_id="describeWorkflow",
         summary="Describe a workflow",
-        responses={200: {"model": list[WorkflowDescription]}, **errors_of(404)},
+        responses={200: {"model": list[WorkflowDescription]}, **error_answers(404)},
     )
     async def describe(workflow_name: Name) -> Response:
         return PrettyJson([workflows.describe(workflow_name)])
@@ -65,7 +65,7 @@ def _add_changes(router: APIRouter, workflows: Workflows) -> None:
         "/workflows",
         operation_id="registerWorkflow",
         summary="Register a workflow's archive, and its nodes as models",
-        responses={**said(200), **errors_of(400, 404, 409, 500, 503, 507)},
+        responses={**said(200), **error_answers(400, 404, 409, 500, 503, 507)},
         openapi_extra={
             "requestBody": {
                 "description": "the parameters as JSON, in place of the query",
@@ -88,7 +88,7 @@ def _add_changes(router: APIRouter, workflows: Workflows) -> None:
         "/workflows/{workflow_name}",
         operation_id="unregisterWorkflow",
         summary="Unregister a workflow, and its nodes",
-        responses={**said(200), **errors_of(404, 408)},
+        responses={**said(200), **error_answers(404, 408)},
     )
     async def unregister(workflow_name: Name) -> Response:
         await workflows.unregister(workflow_name)
