@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
 from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
-from marserve.api.schemas import ErrorBody, Name, SwapBody, SwapStatus
+from marserve.api.schemas import Name, SwapBody, SwapStatus, error_answers
 from marserve.errors import BadInput
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.models import Registry
@@ -37,7 +37,7 @@ def add_swap(
         summary="Put an archive in the place of a version that serves",
         responses={
             200: {"model": SwapStatus},
-            **{status: {"model": ErrorBody} for status in (400, 404, 409, 500, 503, 507)},
+            **error_answers(400, 404, 409, 500, 503, 507),
         },
         openapi_extra={
             "requestBody": {
