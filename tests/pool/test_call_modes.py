@@ -318,7 +318,7 @@ async def test_whoever_leaves_has_the_handler_interrupted(tmp_path: Path) -> Non
         await until(lambda: running.pool.running == 0, "nothing runs")
         told = await running.ask_body(b"cancelled")
 
-    assert told == b"1"
+    assert told in (b"1", b"2")  # the second may have begun before it heard
     assert not gone.ends
     assert not at_once.ends
 
