@@ -274,7 +274,7 @@ def write(server: Declared, **models: list[str]) -> str:
 
 
 def test_undo_is_a_switch_and_nobody_notices(tmp_path: Path) -> None:
-    """Every request is answered; the model that served takes four seconds to load."""
+    """Every request is answered; the model that served takes seconds to load."""
     undo_under_load(tmp_path, bound_s=0.3)
 
 

@@ -143,7 +143,7 @@ def play(folder: Path, *, models: int, places: int, requests: int, every: int) -
 
 def test_models_take_turns_in_too_little_memory(tmp_path: Path) -> None:
     """12 models in room for 4, Zipf traffic that shifts: all are answered, none is killed, few are loaded again."""
-    play(tmp_path, models=12, places=4, requests=400, every=200)
+    play(tmp_path, models=12, places=4, requests=240, every=120)
 
 
 @pytest.mark.long
