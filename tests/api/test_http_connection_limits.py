@@ -357,6 +357,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
         await listener.wait_until_empty()
 
     assert job.is_cancelled
+    assert listener.counts.refused == {"slow_reader": 1}
 
 
 async def test_a_reader_that_takes_something_is_not() -> None:

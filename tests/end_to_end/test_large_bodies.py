@@ -7,6 +7,7 @@ import socket
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 import psutil
@@ -31,6 +32,7 @@ def answer(body):
     return (number + b"." * 1024) * (int(size) // (1024 + len(number)))
 """
 MIB = 1024 * 1024
+SIP_BYTES = 4 * MIB
 
 
 def peak_bytes(server: Server) -> int:
@@ -71,6 +73,10 @@ class SlowReader:
 
     def __init__(self, server: Server, number: int, size: int) -> None:
         self.number, self.size = b"%03d" % number, size
+        self.sipped_at = time.monotonic()
+        self._file: BinaryIO | None = None
+        self._left = self._taken = 0
+        self._digest = hashlib.sha256()
         self.sock = socket.socket()
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         self.sock.settimeout(60.0)
@@ -84,18 +90,30 @@ class SlowReader:
         """Until the answer has begun: its worker has done its part."""
         assert self.sock.recv(12, socket.MSG_PEEK | socket.MSG_WAITALL) == b"HTTP/1.1 200"
 
-    def read_all(self) -> bool:
-        """Take the whole answer; whether it is the right one."""
+    def sip(self) -> None:
+        """Take a little, as a slow client does: who takes nothing for a minute is cut off."""
+        self._take(SIP_BYTES)
+        self.sipped_at = time.monotonic()
+
+    def read_all(self) -> str:
+        """Take the rest of the answer; says what is wrong with it, nothing where it is right."""
+        self._take(self.size)
         expected = (self.number + b"." * 1024) * (self.size // (1024 + len(self.number)))
-        with self.sock.makefile("rb") as file:
-            while file.readline().strip():
-                pass
-            received = hashlib.sha256()
-            left = len(expected)
-            while left and (piece := file.read(min(left, MIB))):
-                received.update(piece)
-                left -= len(piece)
-        return received.digest() == hashlib.sha256(expected).digest()
+        if self._taken != len(expected):
+            return f"{self.number!r}: {self._taken} bytes of {len(expected)}"
+        return "" if self._digest.digest() == hashlib.sha256(expected).digest() else f"{self.number!r}: other bytes"
+
+    def _take(self, most: int) -> None:
+        if self._file is None:
+            self._file = self.sock.makefile("rb")
+            while line := self._file.readline().strip():
+                if line.lower().startswith(b"content-length:"):
+                    self._left = int(line.split(b":")[1])
+        end = max(self._left - most, 0)
+        while self._left > end and (piece := self._file.read(min(self._left - end, MIB))):
+            self._digest.update(piece)
+            self._taken += len(piece)
+            self._left -= len(piece)
 
 
 def slow_readers(tmp_path: Path, count: int, size: int, *, read: int, memory_bytes: int) -> None:
@@ -120,6 +138,9 @@ def slow_readers(tmp_path: Path, count: int, size: int, *, read: int, memory_byt
             for _ in poll(60, "the disk keeps up"):  # a disk that is far behind has answers cut, as it should
                 if process.memory_info().rss - before < 2 * memory_bytes:
                     break
+            for other in readers[:read]:
+                if time.monotonic() - other.sipped_at > 15.0:
+                    other.sip()
             reader = SlowReader(server, number, size)
             stack.callback(reader.sock.close)
             reader.wait_for_head()  # with one worker: it is free again, though nobody has read the one before
@@ -134,7 +155,8 @@ def slow_readers(tmp_path: Path, count: int, size: int, *, read: int, memory_byt
         for _ in poll(10, "no more than a piece of each waits in memory"):
             if process.memory_info().rss - before < count * MIB + 16 * MIB:
                 break
-        assert all(reader.read_all() for reader in readers[:read]), server.output()
+        wrong = [told for reader in readers[:read] if (told := reader.read_all())]
+        assert wrong == [], server.output()
 
 
 def test_slow_readers_of_long_answers_cost_no_more_than_a_piece_each(tmp_path: Path) -> None:
