@@ -1,0 +1,271 @@
+"""The wheel alone in an empty environment: what `pip install marserve` brings, and the README typed from there.
+
+Takes minutes and asks the package index: `make package-test` runs it, `make test` does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.commands import addresses, type_in
+from support.distributions import ROOT, build
+from support.pages import block
+from support.server import free_ports, poll
+
+pytestmark = pytest.mark.long
+
+PAGE = "docs/deploy/install.md"
+RUNTIMES = ("torch", "onnxruntime", "grpc", "nvidia", "triton", "ray", "obstore")
+PYTHONS = ("3.11", "3.12", "3.13")
+START_WITHIN_S = 1.0
+STARTS = 5
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def programs(wheel: Path) -> Iterator[Path]:
+    """The programs of an environment with the wheel, and what it asks for at the versions that are pinned."""
+    with environment(sys.executable, f"{wheel}") as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def environment(python: str, *what: str) -> Iterator[Path]:
+    """An environment of its own with these installed; its folder of programs. It is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="marserve-package-") as folder:
+        subprocess.run([python, "-m", "venv", folder], check=True)
+        programs = Path(folder) / "bin"
+        install(programs, *what)
+        yield programs
+
+
+def install(programs: Path, *what: str) -> None:
+    """Install with the environment's own pip."""
+    pinned = ["--constraint", str(ROOT / "constraints.txt")]
+    ran = type_in(f"pip install -q {' '.join([*pinned, *(repr(each) for each in what)])}", programs, programs)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def distributions(programs: Path) -> set[str]:
+    """What is installed."""
+    ask = "import importlib.metadata as m; print(*(each.name.lower() for each in m.distributions()))"
+    return set(type_in(f"python -c '{ask}'", programs, programs).stdout.split())
+
+
+def test_no_runtime_and_nothing_of_cuda_comes_by_itself(wheel: Path, tmp_path: Path) -> None:
+    """At the newest versions that the index has, asked without installing."""
+    report = tmp_path / "report.json"
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
+    asked = subprocess.run(
+        [*pip, "--report", str(report), str(wheel)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert asked.returncode == 0, asked.stderr
+    names = {each["metadata"]["name"].lower() for each in json.loads(report.read_text())["install"]}
+
+    assert {"marserve", "fastapi", "uvicorn"} <= names
+    assert not [name for name in names if name.startswith(RUNTIMES) or "cuda" in name]
+
+
+def test_every_module_of_the_server_can_be_imported(programs: Path, tmp_path: Path) -> None:
+    """Nothing that is not asked for is needed; of handlers and surfaces, those that have an extra say its name."""
+    ran = type_in("python -c 'import marserve.app, marserve.cli.commands, marserve.worker.loop'", tmp_path, programs)
+
+    assert ran.returncode == 0, ran.stderr
+    assert "marserve" in distributions(programs)
+    assert not distributions(programs) & set(RUNTIMES)
+
+
+def test_it_starts_in_under_a_second(programs: Path, tmp_path: Path) -> None:
+    """From the command to the first answer of `/livez`: the fastest of five, after one that fills caches.
+
+    What else the machine does at the time only adds to it.
+    """
+    (tmp_path / "model_store").mkdir()
+    taken = []
+    for _ in range(STARTS + 1):
+        ports = free_ports(5)
+        begun = time.monotonic()
+        with serving(programs, tmp_path, ports):
+            taken.append(time.monotonic() - begun)
+
+    assert min(taken[1:]) < START_WITHIN_S, taken
+
+
+def test_without_a_model_store_it_starts_and_says_so(programs: Path, tmp_path: Path) -> None:
+    """It is honest outside of a checkout: no model, a line in the log, 404; and it can be told to load one."""
+    ports = free_ports(5)
+    with serving(programs, tmp_path, ports) as console:
+        answer = httpx.post(f"http://127.0.0.1:{ports[0]}/predictions/digits", content=b"")
+        ready = httpx.get(f"http://127.0.0.1:{ports[0]}/readyz")
+
+    assert answer.status_code == 404
+    assert ready.status_code == 200
+    assert "model_store is 'model_store', and there is no such folder" in console.read_text()
+
+
+def test_the_manual_page_is_found(programs: Path, tmp_path: Path) -> None:
+    """`man marserve`, as soon as the environment's programs are on the path."""
+    if shutil.which("man") is None:
+        pytest.skip("man is not installed")
+
+    ran = type_in("unset MANPATH; man --where marserve", tmp_path, programs)
+
+    assert ran.stdout.strip() == str(programs.parent / "share" / "man" / "man1" / "marserve.1")
+
+
+def test_the_page_on_installing_works_with_the_wheel_alone(programs: Path, tmp_path: Path) -> None:
+    """The first answer and the extras, typed as they stand there."""
+    (tmp_path / "hello.py").write_text(block(PAGE, "hello.py"))
+    ports = free_ports(5)
+    variables = {**addresses(*ports), "TMPDIR": str(tmp_path)}
+
+    try:
+        ran = type_in(block(PAGE, "answer").replace(":8080", f":{ports[0]}"), tmp_path, programs, variables)
+    finally:
+        type_in("marserve stop --kill", tmp_path, programs, variables)
+
+    assert "Hello, world!" in ran.stdout, ran.stdout + ran.stderr
+
+
+def python(version: str) -> str:
+    """An interpreter of this version that runs; skipped where there is none."""
+    found = shutil.which(f"python{version}")
+    if found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
+        return found
+    pytest.skip(f"there is no python{version} here: it is not tried")
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_other_pythons_serve_a_handler_with_the_extras_beside_it(version: str, wheel: Path, tmp_path: Path) -> None:
+    """With the extras of the page: the server answers over REST with a handler; what they brought can be imported."""
+    variables = {"PIP_FIND_LINKS": f"{wheel.parent} {os.environ.get('PIP_FIND_LINKS', '')}"}
+    (tmp_path / "hello.py").write_text(block(PAGE, "hello.py"))
+    ports = free_ports(5)
+    variables |= {**addresses(*ports), "TMPDIR": str(tmp_path)}
+    typed = [block(PAGE, "extras"), "python --version", block(PAGE, "answer").replace(":8080", f":{ports[0]}")]
+
+    with environment(python(version), "pip") as programs:
+        try:
+            ran = type_in("\n".join(typed), tmp_path, programs, variables)
+        finally:
+            stopped = type_in("marserve stop --kill", tmp_path, programs, variables)
+        found = type_in("python -c 'import onnxruntime, grpc'", tmp_path, programs)
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"Python {version}." in ran.stdout
+    assert "Hello, world!" in ran.stdout
+    assert "No server runs" in stopped.stdout + stopped.stderr
+    assert found.returncode == 0, found.stderr
+
+
+# ------------------------------------------------------------------------------------------------------ the README
+
+
+def readme_blocks() -> list[str]:
+    """What stands indented in the README, in order; empty lines part blocks, but not the program in Python."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, re.MULTILINE)
+    blocks = [re.sub(r"^    ", "", each, flags=re.MULTILINE).strip("\n") for each in found]
+    return [part for each in blocks for part in ([each] if "import" in each else each.split("\n\n"))]
+
+
+def test_the_readme_can_be_followed_with_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    """All it has typed, from `make serve` (whose line `marserve start …` is typed here) to a second version.
+
+    Beside the wheel there is what the README names: the model store, the settings and the pictures of the example.
+    """
+    for name in ("model_store", "examples/digits/pictures"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "config.properties", tmp_path)
+    ports = free_ports(5)
+    serve = re.search(r"^serve:.*\n\t\$\(BIN\)/(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert serve
+    (python_program,) = (each for each in readme_blocks() if "import" in each)
+    torch = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert torch
+
+    with environment(sys.executable, f"torch=={torch[1]}") as programs:
+        install(programs, f"{wheel}[torch,grpc]")
+        with serving(programs, tmp_path, ports, serve[1]):
+            wait_until_ready(ports[0])
+            said = ""
+            # `make serve` is above, images have tests of their own, and /path/to is somebody's TorchServe.
+            others = ("make ", "docker ", "{", "from ", "torchserve ")
+            typed = [each for each in readme_blocks() if not each.startswith(others) and "/path/to/" not in each]
+            for each in typed:
+                line = each.replace(".venv/bin/", "").replace(":8080", f":{ports[0]}")
+                ran = type_in(line, tmp_path, programs, {**addresses(*ports), "TMPDIR": str(tmp_path)})
+                assert ran.returncode == 0, f"{each}\n{ran.stdout}{ran.stderr}"
+                said += ran.stdout
+            (tmp_path / "ask.py").write_text(python_program.replace(":8080", f":{ports[0]}"))
+            asked = type_in("python ask.py", tmp_path, programs)
+            unregister = type_in(
+                "marserve set-default digits 2.0; marserve unregister digits --version 1.0",
+                tmp_path,
+                programs,
+                {**addresses(*ports), "TMPDIR": str(tmp_path)},
+            )
+
+    first = next(json.loads(each) for each in readme_blocks() if each.startswith("{"))
+    answers = [json.loads(each) for each in re.findall(r"\{[^{}]*\}", said)]
+    assert answers
+    assert all(answer == pytest.approx(first, abs=1e-4) for answer in answers)
+    assert "2.0" in said
+    assert "'7'" in asked.stdout, asked.stderr
+    assert unregister.returncode == 0, unregister.stderr
+
+
+# --------------------------------------------------------------------------------------------------------- serving
+
+
+@contextlib.contextmanager
+def serving(
+    programs: Path, folder: Path, ports: list[int], command: str = "marserve start --foreground"
+) -> Iterator[Path]:
+    """A server of this environment in this folder, until the block ends; yields the file of what it prints."""
+    console = folder / f"console-{ports[0]}.log"
+    keep = {name: value for name, value in os.environ.items() if not name.startswith(("MARSERVE_", "TS_", "PYTHON"))}
+    variables = {**keep, **addresses(*ports), "TMPDIR": str(folder)}
+    program, *arguments = command.split()
+    with console.open("wb") as output:
+        process = subprocess.Popen(
+            [programs / program, *arguments], cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        for _ in poll(30, "the server answers"):
+            assert process.poll() is None, console.read_text()
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"http://127.0.0.1:{ports[0]}/livez").status_code == 200:
+                    break
+        yield console
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0, console.read_text()
+
+
+def wait_until_ready(port: int) -> None:
+    """Until the models of the start are loaded."""
+    for _ in poll(60, "the models are loaded"):
+        if httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200:
+            return
