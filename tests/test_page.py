@@ -193,3 +193,22 @@ def test_an_item_beyond_the_ranks_room_is_cancelled_for_none_of_them(pages: tupl
 
     assert other.answer_of(1, 2, last)
     assert other.answer_of(1, 2, last + 1) is False
+
+
+def test_what_a_worker_elsewhere_has_on_its_page_is_mirrored(pages: tuple[Page, Page]) -> None:
+    """The server reads it as a worker's own."""
+    mirror, server = pages
+
+    mirror.mirror(7, 12.5, 6)
+
+    assert server.running == (7, 12.5)
+    assert server.finished == 6
+
+
+def test_a_worker_reads_how_far_the_servers_clock_is_ahead(pages: tuple[Page, Page]) -> None:
+    """Nothing, on the same machine."""
+    worker, agent = pages
+
+    assert worker.clock_ahead_s == 0.0
+    agent.set_clock_ahead(-3.25)
+    assert worker.clock_ahead_s == -3.25

@@ -7,6 +7,7 @@ aligned 8-byte word, written by one side only, so no lock is needed. Knows no pr
     0     worker     number of the batch being run, 0 between batches
     1     worker     when it began, seconds on the monotonic clock (a double)
     2     worker     batches finished
+    3     agent      how far the server's monotonic clock is ahead of this machine's, seconds (a double); 0 on its own
     8…    server     16 slots of 17 words: a batch number, then one bit an item (the first 1,024)
     280   rank 0     in a group of ranks: the number of the handler's call that the next two words are about
     281   rank 0     how often the handler has asked in it whether an item is cancelled
@@ -69,6 +70,11 @@ class Page:
         """A batch has ended, while others run: of those `running` says the number that began last."""
         self._words[2] += 1
 
+    @property
+    def clock_ahead_s(self) -> float:
+        """What to add to this machine's monotonic clock for the server's, seconds: 0 where they are one machine."""
+        return self._doubles[3]
+
     def is_cancelled(self, number: int, index: int) -> bool:
         """Whether the server cancelled item `index` of batch `number`."""
         slot = FIRST_SLOT + number % SLOTS * SLOT_WORDS
@@ -128,6 +134,16 @@ class Page:
     def finished(self) -> int:
         """How many batches the worker has finished."""
         return self._words[2]
+
+    def mirror(self, running: int, began: float, finished: int) -> None:
+        """What a worker on another machine has on its own page; `began` on this machine's clock."""
+        self._doubles[1] = began
+        self._words[0] = running
+        self._words[2] = finished
+
+    def set_clock_ahead(self, seconds: float) -> None:
+        """Tell a worker on another machine than the server's how far that one's monotonic clock is ahead."""
+        self._doubles[3] = seconds
 
     def cancel(self, number: int, index: int) -> None:
         """Mark item `index` of batch `number` as cancelled; items beyond the page's room are not marked."""

@@ -10,67 +10,62 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from marserve.lineage import VARIABLE
+from marserve.machine.accelerators import Accelerator, Vendor
 from marserve.machine.describe import count_cores
-from marserve.machine.devices import Assigner, Vendor, show_only
+from marserve.machine.device_readings import DeviceReading
+from marserve.machine.devices import Assigner, View, view_of
+from marserve.machine.numa import cpus_near
 from marserve.messages import Load, Preload
 from marserve.pool.cause_of_death import Cause, Death
 from marserve.pool.cgroups import WorkerCgroups
+from marserve.pool.client import WorkerClient
+from marserve.pool.launchers.cluster import Cluster
 from marserve.pool.launchers.endpoints import WorkerEnds
 from marserve.pool.launchers.forked import StartFailed, Template
 from marserve.pool.launchers.fresh import launch_fresh
 from marserve.pool.launchers.group import GroupShape, form_group
+from marserve.pool.launchers.launched import Launched
 from marserve.pool.launchers.leftovers import Leftovers
 from marserve.pool.launchers.process import WorkerProcess
+from marserve.pool.launchers.ray import RayLauncher
 from marserve.pool.memory import watch_oom_kills
+from marserve.pool.options import PoolOptions
 from marserve.pool.output import WorkerLog, WorkerOutput
 
-__all__ = ["GroupShape", "Launched", "Launcher", "Launchers", "StartFailed", "WorkerEnds", "WorkerProcess"]
+__all__ = [
+    "AnyLauncher",
+    "GroupShape",
+    "Launched",
+    "Launcher",
+    "Launchers",
+    "StartFailed",
+    "WorkerEnds",
+    "WorkerProcess",
+    "make_launcher",
+]
 
 log = logging.getLogger("marserve.pool.launchers")
 
 LOOK_AT_KILLS_S = 1.0
+LEAST_LOADING = 8
 
 WorkerStart = Literal["auto", "fork", "fresh"]
 
 
-class Launched:
-    """A worker process on its way. `needs_load`: it waits on the wire to be told what to load.
-
-    `load_s` is how long its template took to load the model, 0 where it has none; `how` is a phrase for describe.
-    `environment` is what it is told to add to its own.
-    """
-
-    def __init__(
-        self,
-        process: WorkerProcess,
-        *,
-        needs_load: bool,
-        how: str,
-        load_s: float = 0.0,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        self.process, self.needs_load, self.how, self.load_s = process, needs_load, how, load_s
-        self._environment = dict(environment or {})
-
-    def order(self, load: Load) -> Load:
-        """The order to load that it is to be sent."""
-        told = self.process.load(load)
-        return msgspec.structs.replace(told, environment={**told.environment, **self._environment})
-
-
 class Launchers:
     """What all pools share: the environment that workers inherit, their ids (counted up from `first_worker_id`, those
-    of workers of several processes or devices from `first_group_id`), the devices of the machine's `vendor` that they
-    are given in turn, how many cores they may keep busy together, where they get control groups (None: nowhere),
-    whether the kernel killed any for memory, and templates that only import.
+    of workers of several processes or devices from `first_group_id`), the `accelerators` of the machine's `vendor` that
+    they are given in turn, how many cores they may keep busy together, where they get control groups (None: nowhere),
+    the way to a Ray cluster, whether the kernel killed any for memory, and templates that only import.
     """
 
     def __init__(
@@ -82,18 +77,26 @@ class Launchers:
         first_group_id: int = 29500,
         devices: Assigner | None = None,
         vendor: Vendor | None = None,
+        accelerators: Sequence[Accelerator] = (),
         cores: int | None = None,
         cgroups: WorkerCgroups | None = None,
+        cluster: Cluster | None = None,
+        most_loading: int = 0,
     ) -> None:
+        """`most_loading`: how many versions load for the first time at once; 0: twice the cores, at least eight."""
+        self.cluster = cluster
         self.leftovers = Leftovers()
         self.environment = {**environment, VARIABLE: self.leftovers.lineage}
         self.log = log
         self.devices = devices or Assigner(0)
         self.cores = cores or count_cores()
+        self.first_loads = asyncio.Semaphore(most_loading or max(LEAST_LOADING, 2 * self.cores))
         self.oom_kills = watch_oom_kills()
         self.cgroups = cgroups
         self._kills_look: asyncio.TimerHandle | None = None
         self._vendor = vendor
+        self._accelerators = tuple(accelerators)
+        self.read_device: Callable[[int], DeviceReading | None] = lambda device: None
         self._next_worker_id = first_worker_id
         self._next_group_id = first_group_id
         self._import_templates: dict[tuple[str, ...], asyncio.Task[Template | None]] = {}
@@ -109,9 +112,16 @@ class Launchers:
         self._next_worker_id += 1
         return str(self._next_worker_id - 1)
 
-    def show_devices(self, devices: Sequence[int]) -> dict[str, str]:
-        """The environment in which a worker sees these devices and no others."""
-        return show_only(devices, self._vendor, self.environment)
+    def view(self, gpu_id: int | None, group: Sequence[int] = ()) -> View:
+        """What a worker is told of its device, or of the group of them that it has."""
+        return view_of(gpu_id, group, self._accelerators, self._vendor)
+
+    def cpus_near(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """The processors near these devices; empty where that is nothing to keep to. Reads a few files of /sys."""
+        if not hasattr(os, "sched_getaffinity"):
+            return ()
+        bus_ids = [self._accelerators[device].bus_id for device in devices if device < len(self._accelerators)]
+        return cpus_near(bus_ids, os.sched_getaffinity(0)) if bus_ids else ()
 
     def watch_kills(self) -> None:
         """Look once a second whether the kernel has killed for memory, from now until `close`."""
@@ -156,6 +166,8 @@ class Launchers:
         if self._kills_look is not None:
             self._kills_look.cancel()
             self._kills_look = None
+        if self.cluster is not None:
+            await self.cluster.close()
         tasks, self._import_templates = list(self._import_templates.values()), {}
         for task in tasks:
             if not task.done():
@@ -167,7 +179,11 @@ class Launchers:
 
 
 class Launcher:
-    """Starts the workers of one model version."""
+    """Starts the workers of one model version on this machine."""
+
+    is_remote = False
+    threads = 0
+    """How many threads each worker may use; 0: it depends on this machine's cores."""
 
     def __init__(
         self,
@@ -179,14 +195,17 @@ class Launcher:
         group: GroupShape | None = None,
         python: str = "",
         may_share_imports: bool = True,
+        stays_near: bool = False,
     ) -> None:
         """`python` is the interpreter of the model's own environment, empty for the server's, from which alone workers
-        can be forked. Without `may_share_imports` they are never forked from a template that other models share.
+        can be forked. Without `may_share_imports` they are never forked from a template that other models share. With
+        `stays_near` workers keep to the processors near their devices.
         """
         self._launchers = launchers
         self._load = load
         self._start = start
         self._group = group
+        self._stays_near = stays_near
         self._why_not_first = ""
         if group is not None:
             self._why_not_first = "its workers are groups of processes"
@@ -205,12 +224,27 @@ class Launcher:
         self._opening: asyncio.Task[Template | None] | None = None
         self.warnings: list[str] = []
 
+    def waits_for(self, worker_id: str) -> str:
+        """What a worker's start waits for: nothing, on this machine."""
+        return ""
+
+    async def reserve(self, worker_id: str) -> None:
+        """Wait until there is a place for this worker: there always is, on this machine."""
+
     async def launch(
-        self, worker_id: str, ends: WorkerEnds, threads: int, output: WorkerOutput, devices: Sequence[int] = ()
+        self,
+        worker_id: str,
+        ends: WorkerEnds,
+        threads: int,
+        output: WorkerOutput,
+        devices: Sequence[int] = (),
+        gpu_id: int | None = None,
+        client: WorkerClient | None = None,
     ) -> Launched:
         """Start one worker on these ends. Raises StartFailed; the caller bounds the wait and closes the ends.
 
-        The further ranks of a group print into `output`; `devices` are those that it is to see, and no others.
+        The further ranks of a group print into `output`; `devices` are those that it is to see, and no others, `gpu_id`
+        the one that it is to use. Whoever starts it on another machine has `client` speak with it.
         """
         if self._start == "fork" and self._why_not_first:
             raise _fork_refused(self._why_not_first)
@@ -220,16 +254,17 @@ class Launcher:
         if template is not None:
             process = await template.fork(worker_id, ends, threads)
             return Launched(process, needs_load=False, how="forked, model loaded", load_s=template.load_s)
-        shown = self._launchers.show_devices(devices)
+        view = self._launchers.view(gpu_id, devices)
+        cpus = self._cpus_near(devices or ([] if gpu_id is None else [gpu_id]))
         if self._may_fork:
             shared = await self._launchers.import_template(self._preload)
             if shared is not None:
                 process = await shared.fork(worker_id, ends, threads)
-                return Launched(process, needs_load=True, how="forked before loading", environment=shown)
+                return Launched(process, needs_load=True, how="forked before loading", view=view, cpus=cpus)
         launchers = self._launchers
         lineage = launchers.leftovers.child("fresh")
         process = launch_fresh(ends, launchers.environment, threads, lineage=lineage, python=self._python)
-        return Launched(process, needs_load=True, how="fresh", environment=shown)
+        return Launched(process, needs_load=True, how="fresh", view=view, cpus=cpus)
 
     async def end_leftovers(self, process: WorkerProcess, page_inode: int) -> None:
         """End what a worker that has ended left behind outside of its process group."""
@@ -258,9 +293,11 @@ class Launcher:
                 return launch_fresh(own, environment, threads, more, lineage=lineage, python=self._python)
             return await shared.fork(f"{worker_id}.{rank}", own, threads, more=more, seed=seed)
 
-        order = msgspec.structs.replace(self._load, threads=threads, gpu_id=devices[0] if devices else None)
+        view = self._launchers.view(devices[0] if devices else None, devices)
+        cpus = self._cpus_near(devices)
+        order = msgspec.structs.replace(self._load, threads=threads, gpu_id=view.gpu_id, cpus=list(cpus))
         group = await form_group(
-            dataclasses.replace(shape, devices=self._launchers.show_devices(devices)),
+            dataclasses.replace(shape, devices=view.environment),
             order,
             worker_id,
             ends,
@@ -268,7 +305,10 @@ class Launcher:
             start,
         )
         how = f"{shape.size} ranks, {'fresh' if shared is None else 'forked before loading'}"
-        return Launched(group, needs_load=True, how=how)
+        return Launched(group, needs_load=True, how=how, cpus=cpus)
+
+    def _cpus_near(self, devices: Sequence[int]) -> tuple[int, ...]:
+        return self._launchers.cpus_near(devices) if self._stays_near else ()
 
     async def _model_template(self) -> Template | None:
         """The template that has loaded the model, opened once for all who wait; None where workers load themselves."""
@@ -336,6 +376,27 @@ class Launcher:
         template, self._template = self._template, None
         if template is not None:
             await template.close()
+
+
+AnyLauncher = Launcher | RayLauncher
+
+
+def make_launcher(launchers: Launchers, options: PoolOptions, load: Load) -> AnyLauncher:
+    """What starts the workers of a version: on this machine, or where its options say."""
+    if options.ray is not None:
+        return RayLauncher(
+            launchers.cluster, launchers.environment, load, options.ray, options.worker_start, options.python
+        )
+    return Launcher(
+        launchers,
+        load,
+        options.worker_start,
+        uses_devices=bool(options.gpu_ids),
+        group=GroupShape(options.ranks, options.parallel_type != "pp") if options.ranks else None,
+        python=options.python,
+        may_share_imports=options.may_share_imports,
+        stays_near=options.stays_near,
+    )
 
 
 def _fork_refused(reasons: str) -> StartFailed:

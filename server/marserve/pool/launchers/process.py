@@ -32,6 +32,10 @@ class WorkerProcess:
         self.pid = pid
         self.exited = exited
         self.lineage = lineage
+        self.node = ""
+        """The machine it is on; empty for this one."""
+        self.remote_bytes = 0
+        """What it holds of another machine's memory."""
 
     @property
     def pids(self) -> list[int]:
@@ -51,6 +55,9 @@ class WorkerProcess:
     def told(self) -> tuple[Death, str] | None:
         """Why it ended, where that was said elsewhere than on its wire, with the author's traceback."""
         return None
+
+    def item_cancelled(self, number: int, index: int) -> None:
+        """An item was marked as cancelled on the worker's page, which it sees by itself on this machine."""
 
     def rank_said(self, rank: int, death: Death, traceback: str) -> None:
         """A rank of a group says why it is about to end."""

@@ -1,0 +1,52 @@
+"""The folders that a server writes: whether it can, asked before anything is begun. Makes and writes nothing.
+
+Folders of logs, keys and sockets say so themselves, when they are opened.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from marserve.errors import BadSettings
+from marserve.settings import Settings
+
+WRITTEN = ("temporary_folder", "state_folder", "download_cache", "environment_folder")
+
+
+def refuse_unusable(settings: Settings) -> None:
+    """Raise BadSettings for the first folder that the settings name and the server cannot write."""
+    for name in WRITTEN:
+        folder: Path | None = getattr(settings, name)
+        if folder is not None and (why := why_unwritable(folder)) is not None:
+            raise _wrong(settings, name, f"where the server cannot write ({why}); name a folder that it may write to")
+    group = settings.worker_cgroup
+    if group is not None and not (group / "cgroup.subtree_control").is_file():
+        raise _wrong(
+            settings, "worker_cgroup", "which is no cgroup v2 folder; name one that the server may write, or none"
+        )
+
+
+def why_unwritable(folder: Path) -> str | None:
+    """Why nothing can be written into this folder, which need not be there yet; None where it can."""
+    for place in (folder, *folder.parents):
+        try:
+            if not place.exists():
+                continue
+        except OSError as error:
+            return str(error.strerror)
+        if not place.is_dir():
+            return f"{place} is a file" if place != folder else "it is a file"
+        if os.access(place, os.W_OK | os.X_OK):
+            return None
+        is_there = "it" if place == folder else str(place)
+        return f"{is_there} may not be written by user {os.geteuid()}, or lies in a file system that is read-only"
+    return "there is no such path"
+
+
+def _wrong(settings: Settings, name: str, what: str) -> BadSettings:
+    origins = settings.origins.get(name)
+    shown = origins[-1].text.strip() if origins else str(getattr(settings, name))
+    # A flag is called after its key, so that saying both says nothing more.
+    where = origins[-1].where if origins and not origins[-1].where.startswith("--") else None
+    return BadSettings(f"{name} is {shown!r}, {what}", key=name, source=where)

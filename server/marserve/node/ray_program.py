@@ -1,0 +1,275 @@
+"""`python -m marserve.node.ray_program DESCRIPTOR`: the only process that imports ray on the server's machine.
+
+Ray's client library ends its process when the cluster is lost, and brings threads and a hundred megabytes: none of that
+is the server's. This process connects, asks Ray for a place for each agent (a placement group of one bundle, with the
+resources that the model asks for), starts the agent there, and says what became of it. It ends with the server, and
+with it, by Ray, all that it had placed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import select
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+from marserve import __version__, wire
+from marserve.errors import BadFrame
+from marserve.link import Connect, FromCluster, GiveUp, Gone, Joined, PlaceAgent, Placed, Refused, ToCluster, Waits
+from marserve.node.placing import Needs, NodeView, Placement, choose_node, explain
+from marserve.worker.parent import die_with_parent
+
+# How often Ray is asked about what waits for a place, or for its agent's end, seconds.
+LOOK_S = 0.05
+IDLE_LOOK_S = 0.25
+# A reason is looked for anew so often, and told when it has changed.
+REASON_EVERY_S = 1.0
+# How long agents may clear up when the server ends.
+LEAVE_S = 2.0
+NO_MARSERVE = (
+    "marserve {version} is not installed there for the Python that Ray runs; install it on every node (`pip install "
+    '"marserve[ray]=={version}"`), or in the image of the nodes'
+)
+
+
+class AgentActor:
+    """What Ray starts on a node."""
+
+    def run(self, order: bytes) -> str:
+        """Be an agent until the server wants it no more; returns why it left."""
+        from marserve.node.agent import run_agent
+
+        ray: Any = importlib.import_module("ray")
+        context = ray.get_runtime_context()
+        node_id = context.get_node_id()
+        return run_agent(order, node_id, name_of(ray.util.get_node_ip_address(), node_id))
+
+
+@dataclass
+class Place:
+    """One agent and what Ray has for it."""
+
+    order: PlaceAgent
+    needs: Needs
+    group: Any = None
+    actor: Any = None
+    running: Any = None
+    node_id: str = ""
+    reason: str = ""
+    reason_at: float = 0.0
+    ends_at: float = math.inf
+
+
+class Program:
+    """The loop between the server's orders and Ray's news."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._decoder: wire.Decoder[ToCluster] = wire.Decoder(ToCluster, bytes)
+        self._places: dict[str, Place] = {}
+        self._ray: Any = None
+
+    def run(self) -> None:
+        """Until the server closes."""
+        while True:
+            waits = any(place.running is None for place in self._places.values())
+            pause = LOOK_S if waits else IDLE_LOOK_S if self._places else None
+            if select.select([self._socket], [], [], pause)[0]:
+                data = self._socket.recv(1 << 16)
+                if not data:
+                    self._leave()
+                    return
+                for message, _ in self._decoder.feed(data):
+                    self._obey(message)
+            self._look()
+
+    def _leave(self) -> None:
+        """The server has told its agents to leave, or has gone: they end by themselves, and soon by Ray."""
+        limit = time.monotonic() + LEAVE_S
+        for place in self._places.values():
+            place.ends_at = limit
+        while any(place.running is not None for place in self._places.values()) and time.monotonic() < limit:
+            time.sleep(LOOK_S)
+            self._look()
+
+    def say(self, message: FromCluster) -> None:
+        """Tell the server."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has gone, as reading will say
+            self._socket.sendall(b"".join(wire.encode(message)))
+
+    def _obey(self, message: ToCluster) -> None:
+        if isinstance(message, Connect):
+            self._connect(message)
+        elif isinstance(message, PlaceAgent):
+            amounts = {"CPU": message.cpus, "GPU": message.gpus, "memory": float(message.memory_bytes)}
+            needs = Needs({name: much for name, much in {**amounts, **message.resources}.items() if much})
+            self._places[message.id] = Place(message, needs)
+        elif isinstance(message, GiveUp):
+            place = self._places.get(message.id)
+            if place is not None:
+                place.ends_at = time.monotonic() + (message.grace_s if place.running is not None else 0.0)
+
+    def _connect(self, order: Connect) -> None:
+        try:
+            ray: Any = importlib.import_module("ray")
+        except ImportError as error:
+            self.say(Refused(f'{error}; install it with `pip install "marserve[ray]"`'))
+            return
+        try:
+            ray.init(
+                address=order.address,
+                namespace=order.namespace,
+                log_to_driver=False,
+                configure_logging=False,
+                ignore_reinit_error=False,
+            )
+        except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
+            told = str(error).strip().splitlines()
+            self.say(Refused(told[0][:500] if told else repr(error)))
+            return
+        self._ray = ray
+        living = [node for node in ray.nodes() if node["Alive"]]
+        self.say(Joined(ray.util.get_node_ip_address(), len(living), ray.__version__))
+
+    # ------------------------------------------------------------------------------------------- Ray's news
+
+    def _look(self) -> None:
+        if self._ray is None:
+            return
+        now = time.monotonic()
+        for place in list(self._places.values()):
+            if now >= place.ends_at:
+                self._gone(place, "the server wants it no more")
+                continue
+            try:
+                if place.group is None:
+                    self._ask(place)
+                if place.running is None:
+                    self._settle(place)
+            except Exception as error:  # Ray's errors have no common base
+                self._gone(place, f"Ray refused: {_first_line(error)}")
+        running = {place.running: place for place in self._places.values() if place.running is not None}
+        while running:
+            ended, _ = self._ray.wait(list(running), num_returns=1, timeout=0)
+            if not ended:
+                return
+            self._ended(running.pop(ended[0]))
+
+    def _ask(self, place: Place) -> None:
+        """Ask Ray for a place, on the node that suits best now; where none has room, on any that comes to have it."""
+        from ray.util.placement_group import placement_group
+
+        node = choose_node(self._nodes(place), place.needs, cast("Placement", place.order.placement))
+        bundle = dict(place.needs.amounts) or {"CPU": 0.001}
+        hint = {"_soft_target_node_id": node} if node is not None else {}
+        place.reason_at = time.monotonic() - (REASON_EVERY_S if node is None else 0.0)
+        place.group = placement_group([bundle], strategy="STRICT_PACK", **hint)
+
+    def _settle(self, place: Place) -> None:
+        """Start the agent once it has a place."""
+        if not place.group.wait(0.001):
+            self._tell_reason(place)
+            return
+        from ray.util.placement_group import placement_group_table
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        order = place.order
+        place.node_id = placement_group_table(place.group)["bundles_to_node_id"][0]
+        actor = self._ray.remote(AgentActor).options(
+            num_cpus=order.cpus,
+            num_gpus=order.gpus,
+            memory=order.memory_bytes or None,
+            resources=order.resources or None,
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, 0),
+        )
+        place.actor = actor.remote()
+        place.running = place.actor.run.remote(order.order)
+        names = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}
+        self.say(Placed(order.id, place.node_id, name_of(names.get(place.node_id, ""), place.node_id)))
+
+    def _tell_reason(self, place: Place) -> None:
+        now = time.monotonic()
+        if now - place.reason_at < REASON_EVERY_S:
+            return
+        place.reason_at = now
+        reason = explain(self._nodes(place), place.needs)
+        if reason != place.reason:
+            place.reason = reason
+            self.say(Waits(place.order.id, reason))
+
+    def _nodes(self, place: Place) -> list[NodeView]:
+        state: Any = importlib.import_module("ray._private.state")  # there is no public way to ask this by node
+        free = state.available_resources_per_node()
+        on = [each.node_id for each in self._places.values() if each.order.pool == place.order.pool]
+        return [
+            NodeView(
+                node["NodeID"],
+                name_of(node["NodeManagerAddress"], node["NodeID"]),
+                node["Resources"],
+                free.get(node["NodeID"], {}),
+                on.count(node["NodeID"]),
+            )
+            for node in self._ray.nodes()
+            if node["Alive"]
+        ]
+
+    def _ended(self, place: Place) -> None:
+        try:
+            reason = str(self._ray.get(place.running))
+        except Exception as error:  # the actor's, or its node's, end; Ray's errors have no common base
+            reason = _first_line(error)
+            if "ModuleNotFoundError" in str(error) and "marserve" in str(error):
+                reason = NO_MARSERVE.format(version=__version__)
+        self._gone(place, reason)
+
+    def _gone(self, place: Place, reason: str) -> None:
+        self._places.pop(place.order.id, None)
+        self._end(place)
+        self.say(Gone(place.order.id, reason))
+
+    def _end(self, place: Place) -> None:
+        """Give back what Ray has for it."""
+        from ray.util.placement_group import remove_placement_group
+
+        with contextlib.suppress(Exception):  # it is gone with its node, or never was
+            if place.actor is not None:
+                self._ray.kill(place.actor, no_restart=True)
+        with contextlib.suppress(Exception):
+            if place.group is not None:
+                remove_placement_group(place.group)
+
+
+def name_of(address: str, node_id: str) -> str:
+    """A node as people are told of it: its address, and the beginning of Ray's id, as `ray list nodes` has it."""
+    return f"{address} ({node_id[:8]})"
+
+
+def _first_line(error: BaseException) -> str:
+    """An error of Ray's in one line: its sentence, not its traceback."""
+    told = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (told[0] if told else repr(error))[:500]
+
+
+def main() -> None:
+    """Arguments: the server's process id, and the descriptor of the connection to it."""
+    if len(sys.argv) != 3:
+        sys.exit("marserve.node.ray_program is started by the server")
+    die_with_parent(int(sys.argv[1]))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    with socket.socket(fileno=int(sys.argv[2])) as sock, contextlib.suppress(BadFrame, OSError):
+        Program(sock).run()
+
+
+if __name__ == "__main__":
+    # Under its own name: what Ray sends to nodes must say from where they import it.
+    from marserve.node.ray_program import main as run
+
+    run()

@@ -1,0 +1,41 @@
+"""A worker that a launcher has started, and the order to load that it is to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from marserve.machine.devices import View
+from marserve.messages import Load
+from marserve.pool.launchers.process import WorkerProcess
+
+
+class Launched:
+    """A worker process on its way. `needs_load`: it waits on the wire to be told what to load.
+
+    `load_s` is how long its template took to load the model, 0 where it has none; `how` is a phrase for describe.
+    `view` is what it is told of its devices, None where the order says that already; `cpus` are those it is to stay on.
+    """
+
+    def __init__(
+        self,
+        process: WorkerProcess,
+        *,
+        needs_load: bool,
+        how: str,
+        load_s: float = 0.0,
+        view: View | None = None,
+        cpus: Sequence[int] = (),
+    ) -> None:
+        self.process, self.needs_load, self.how, self.load_s = process, needs_load, how, load_s
+        self._view, self._cpus = view, list(cpus)
+
+    def order(self, load: Load) -> Load:
+        """The order to load that it is to be sent."""
+        told = self.process.load(load)
+        told = msgspec.structs.replace(told, cpus=self._cpus)
+        if self._view is None:
+            return told
+        environment = {**told.environment, **self._view.environment}
+        return msgspec.structs.replace(told, environment=environment, gpu_id=self._view.gpu_id)

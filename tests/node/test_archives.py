@@ -1,0 +1,161 @@
+"""Tests for archives on a node: fetched once, by content, from the nearest place, checked as on the server."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from marserve.errors import DigestMismatch, MarserveError, UnsafeArchive
+from marserve.link import ArchiveRef
+from marserve.node.archives import NodeArchives
+from support.file_server import file_server, whole
+
+
+def make(path: Path, **members: bytes) -> ArchiveRef:
+    """An archive with these members, and a reference that names no place."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, body in members.items():
+            archive.writestr(name.replace("__", "."), body)
+    return ArchiveRef(hashlib.sha256(path.read_bytes()).hexdigest(), path.name)
+
+
+class Sender:
+    """Stands in for the server: writes this file, and counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.calls = path, 0
+
+    def __call__(self, target: Path) -> None:
+        """Write it."""
+        self.calls += 1
+        target.write_bytes(self.path.read_bytes())
+
+
+def refuse(target: Path) -> None:
+    """Stands in for a server that must not be asked."""
+    raise AssertionError(f"asked for {target}")
+
+
+def test_an_archive_is_sent_once_and_then_found_by_its_digest(tmp_path: Path) -> None:
+    """The second worker of a node asks nobody."""
+    ref, server = make(tmp_path / "m.mar", h__py=b"x = 1"), Sender(tmp_path / "m.mar")
+    archives = NodeArchives(tmp_path / "node")
+
+    first = archives.prepare(ref, server)
+    second = NodeArchives(tmp_path / "node").prepare(ref, server)
+
+    assert server.calls == 1
+    assert first.folder == second.folder
+    assert (first.folder / "h.py").read_bytes() == b"x = 1"
+    assert list((tmp_path / "node" / "incoming").iterdir()) == []
+    first.release()
+    second.release()
+
+
+def test_a_path_that_both_see_is_used_without_a_copy(tmp_path: Path) -> None:
+    """A shared volume; nothing is sent."""
+    ref = make(tmp_path / "m.mar", h__py=b"x = 1")
+    shared = ArchiveRef(ref.sha256, ref.name, path=str(tmp_path / "m.mar"))
+
+    NodeArchives(tmp_path / "node").prepare(shared, refuse).release()
+
+
+def test_a_path_that_has_something_else_here_does_not_count(tmp_path: Path) -> None:
+    """The digest decides, not the name."""
+    ref, server = make(tmp_path / "m.mar", h__py=b"x = 1"), Sender(tmp_path / "m.mar")
+    (tmp_path / "other.mar").write_bytes(b"something else")
+    other = ArchiveRef(ref.sha256, ref.name, path=str(tmp_path / "other.mar"))
+
+    NodeArchives(tmp_path / "node").prepare(other, server).release()
+
+    assert server.calls == 1
+
+
+def test_an_address_is_fetched_from_the_store_by_the_node(tmp_path: Path) -> None:
+    """The bytes do not pass the server."""
+    ref = make(tmp_path / "m.mar", h__py=b"x = 1")
+    with file_server() as store:
+        url = store.on("/m.mar", whole((tmp_path / "m.mar").read_bytes()))
+        prepared = NodeArchives(tmp_path / "node").prepare(ArchiveRef(ref.sha256, ref.name, address=url), refuse)
+
+    assert (prepared.folder / "h.py").exists()
+    prepared.release()
+
+
+def test_an_address_that_does_not_have_it_any_more_is_no_end(tmp_path: Path) -> None:
+    """The server, which has it, is asked."""
+    ref, server = make(tmp_path / "m.mar", h__py=b"x = 1"), Sender(tmp_path / "m.mar")
+    with file_server() as store:
+        url = store.on("/m.mar", whole(b"a newer one"))
+        NodeArchives(tmp_path / "node").prepare(ArchiveRef(ref.sha256, ref.name, address=url), server).release()
+
+    assert server.calls == 1
+
+
+def test_what_has_another_digest_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    """Even from the server."""
+    ref = make(tmp_path / "m.mar", h__py=b"x = 1")
+    make(tmp_path / "wrong.mar", h__py=b"x = 2")
+
+    with pytest.raises(DigestMismatch):
+        NodeArchives(tmp_path / "node").prepare(ref, Sender(tmp_path / "wrong.mar"))
+
+    assert list((tmp_path / "node" / "incoming").iterdir()) == []
+    assert not (tmp_path / "node" / "models" / ref.sha256).exists()
+
+
+def test_pickles_are_checked_and_trust_is_no_other_archives(tmp_path: Path) -> None:
+    """What the operator trusts lies apart, so that nobody is served it who does not."""
+    ref = make(tmp_path / "m.mar", weights__pt=pickle.dumps(print, protocol=0))
+    server, archives = Sender(tmp_path / "m.mar"), NodeArchives(tmp_path / "node")
+    trusted = ArchiveRef(ref.sha256, ref.name, is_trusted=True)
+
+    archives.prepare(trusted, server).release()
+    with pytest.raises(UnsafeArchive):
+        archives.prepare(ref, server)
+
+    assert [path.name for path in (tmp_path / "node" / "models").iterdir() if path.is_dir()] == [
+        f"{ref.sha256}-trusted"
+    ]
+
+
+def test_what_nobody_uses_goes_first_when_there_is_too_much(tmp_path: Path) -> None:
+    """What is in use stays, however old."""
+    archives = NodeArchives(tmp_path / "node", max_bytes=250)
+    refs = [make(tmp_path / f"{number}.mar", h__py=bytes([number]) * 100) for number in range(4)]
+    held = archives.prepare(refs[0], Sender(tmp_path / "0.mar"))
+    for number in (1, 2, 3):
+        archives.prepare(refs[number], Sender(tmp_path / f"{number}.mar")).release()
+
+    kept = {path.name for path in (tmp_path / "node" / "models").iterdir() if path.is_dir()}
+
+    assert refs[0].sha256 in kept
+    assert refs[1].sha256 not in kept
+    held.release()
+
+
+def test_two_workers_that_need_the_same_at_once_unpack_it_once(tmp_path: Path) -> None:
+    """One waits for the other; one that is told to stop waits no longer."""
+    ref = make(tmp_path / "m.mar", h__py=b"x = 1")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(target: Path) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        target.write_bytes((tmp_path / "m.mar").read_bytes())
+
+    first = threading.Thread(target=lambda: NodeArchives(tmp_path / "node").prepare(ref, slowly).release())
+    first.start()
+    assert begun.wait(10)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(MarserveError, match="server has gone"):
+        NodeArchives(tmp_path / "node").prepare(ref, refuse, stop)
+    go_on.set()
+    NodeArchives(tmp_path / "node").prepare(ref, refuse).release()
+    first.join()
