@@ -147,7 +147,7 @@ def make(folder: Path) -> None:
             self.score = nn.Linear(WIDTH, CLASSES)
 
         def forward(self, ids: torch.Tensor, is_there: torch.Tensor) -> torch.Tensor:
-            x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+            x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
             for layer in self.layers:
                 x = layer(x, is_there[:, None, None, :])
             x = self.score(x[:, 0])

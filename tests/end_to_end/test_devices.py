@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from support.server import Server, make_archive
+import pytest
+
+from support.machines import EIGHT_H100, MIG_LIST, MIG_TABLE, FakeNvidiaSmi, put_nvidia_smi
+from support.server import Server, make_archive, poll
 
 WHERE_AM_I = """
 class Where:
@@ -47,3 +50,137 @@ def test_workers_get_devices_in_turn(tmp_path: Path) -> None:
         assert server.predict("cpu").json() == {"gpu_id": None}
         assert server.predict("second").json() == {"gpu_id": 1}
         assert server.predict("any").json()["gpu_id"] in (0, 1)
+
+
+WHAT_I_SEE = """
+import os
+def handle(data, context):
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    told = {name: os.environ.get(name) for name in names}
+    return data and [{**told, "gpu_id": context.system_properties["gpu_id"]}] * len(data)
+"""
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> FakeNvidiaSmi:
+    """A machine with two H100, nothing on them."""
+    tool = put_nvidia_smi(tmp_path / "tools")
+    tool.install("".join(EIGHT_H100.splitlines(keepends=True)[:2]))
+    tool.use(0, 0)
+    return tool
+
+
+def serve(folder: Path, tool: FakeNvidiaSmi, entry: str = "marserve", **environment: str) -> Server:
+    """A server on that machine."""
+    return Server(folder, entry=entry, environment={**tool.environment, **environment})
+
+
+def test_a_model_that_no_device_has_memory_for_is_refused(tmp_path: Path, tool: FakeNvidiaSmi) -> None:
+    """507 with the numbers before anything is started; once there is room it is taken, on the device that has it."""
+    tool.use(80_000, 80_000)
+    with serve(tmp_path, tool) as server:
+        make_archive(server.store / "m.mar", WHAT_I_SEE, config="deviceMemory: 60GiB\n")
+
+        refused = server.register("m.mar")
+        assert refused.status_code == 507, refused.text
+        assert "a worker needs 61,440 MiB (declared), and device 0 has 1,559 MiB of 81,559 MiB free" in refused.text
+        assert server.client.get(f"{server.management}/models/m").status_code == 404
+
+        tool.use(80_000, 0)
+        for _ in poll(30, "the tool was asked again"):
+            if server.register("m.mar").status_code == 200:
+                break
+        (worker,) = server.describe("m")["workers"]
+        assert worker["gpuId"] == 1
+        assert server.predict("m").json() == {
+            "CUDA_VISIBLE_DEVICES": None,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "gpu_id": 1,
+        }
+        assert server.describe("m")["deviceMemory"] == {
+            "neededBytes": 60 << 30,
+            "source": "declared",
+            "promisedBytes": {"1": 60 << 30},
+        }
+        tool.use(80_000, 62_000)
+        make_archive(server.store / "never.mar", WHAT_I_SEE, config="deviceMemory: 1TiB\n")
+        for _ in poll(30, "what the worker took is seen"):
+            assert server.register("never.mar").status_code == 507
+            if f'used_bytes{{gpu_id="1"}} {62_000 << 20}' in server.client.get(f"{server.metrics}/metrics").text:
+                break
+        more = server.client.put(f"{server.management}/models/m", params={"min_worker": 2, "synchronous": "true"})
+        assert more.status_code == 507, more.text
+        assert "On them: m 1.0 with 61,440 MiB" in more.text
+        page = server.client.get(f"{server.metrics}/metrics").text
+        assert float(page.split("\nmarserve_device_loads_refused_total ")[1].split()[0]) >= 2
+        assert server.predict("m").status_code == 200
+
+
+def test_devices_are_shown_by_describe_and_by_metrics(tmp_path: Path, tool: FakeNvidiaSmi) -> None:
+    """In TorchServe's words, and in units. A model that names one that is not there is refused."""
+    tool.use(678, 40_000)
+    with serve(tmp_path, tool) as server:
+        make_archive(server.store / "m.mar", WHAT_I_SEE, config="deviceIds: [1]\n")
+        server.register("m.mar").raise_for_status()
+
+        (worker,) = server.describe("m")["workers"]
+        page = server.client.get(f"{server.metrics}/metrics").text
+
+        assert worker["gpuUsage"] == "gpuId::1 utilization.gpu::10 % utilization.memory::3 % memory.used::40000 MiB"
+        assert f'marserve_device_memory_used_bytes{{gpu_id="0"}} {678 << 20}' in page
+        assert f'marserve_device_memory_bytes{{gpu_id="1"}} {81559 << 20}' in page
+        assert 'marserve_device_busy_ratio{gpu_id="1"} 0.1' in page
+        assert 'marserve_device_temperature_celsius{gpu_id="0"} 40' in page
+        assert 'GPUMemoryUsed{Level="Host",DeviceId="1"' in page
+
+        make_archive(server.store / "n.mar", WHAT_I_SEE, config="deviceIds: [1, 7]\n")
+        missing = server.register("n.mar")
+        assert missing.status_code == 400, missing.text
+        assert missing.json()["message"] == (
+            "deviceIds is [1, 7] in the configuration of model n, and there is no device 7: the server has devices 0 "
+            "to 1. Name devices that it has, or leave deviceIds out to use all of them; deviceType: cpu uses none."
+        )
+        assert server.client.get(f"{server.management}/models/n").status_code == 404
+
+
+def test_each_worker_on_a_cut_gpu_is_shown_its_own_instance(tmp_path: Path, tool: FakeNvidiaSmi) -> None:
+    """By its UUID, under the number 0; describe counts as the server does."""
+    tool.install(MIG_TABLE, MIG_LIST)
+    with serve(tmp_path, tool, CUDA_VISIBLE_DEVICES="1") as server:
+        for name in ("a", "b"):
+            make_archive(server.store / f"{name}.mar", WHAT_I_SEE)
+            server.register(f"{name}.mar").raise_for_status()
+
+        told = [server.predict(name).json() for name in ("a", "b")]
+
+        assert [each["CUDA_VISIBLE_DEVICES"] for each in told] == [
+            "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f",
+            "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb",
+        ]
+        assert [each["gpu_id"] for each in told] == [0, 0]
+        assert [server.describe(name)["workers"][0]["gpuId"] for name in ("a", "b")] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "line"),
+    [
+        ("marserve", "0,5", "CUDA_VISIBLE_DEVICES is '0,5', and there is no device 5: there are 0 (GPU-00000000-"),
+        (
+            "torchserve",
+            "GPU-00000000",
+            "Invalid format: The env defining visible devices must be integers separated by",
+        ),
+    ],
+)
+def test_a_list_of_devices_that_cannot_be_stops_the_start(
+    tmp_path: Path, tool: FakeNvidiaSmi, entry: str, value: str, line: str
+) -> None:
+    """With the variable, its value and the next step; TorchServe takes no UUIDs (contract 10.5)."""
+    server = serve(tmp_path, tool, entry, CUDA_VISIBLE_DEVICES=value)
+
+    with pytest.raises(AssertionError, match="the server ended with 1"):
+        server.start()
+
+    assert line in server.output()
+    server.stop(check=False)
+    server.client.close()

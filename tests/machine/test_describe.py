@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from marserve.machine.describe import Machine, Meter, count_cores, describe_machine, run_tool
-from marserve.machine.devices import Vendor
+from marserve.machine.accelerators import MIB
+from marserve.machine.describe import Meter, count_cores, describe_machine, figures_of, run_tool
+from marserve.machine.device_readings import DeviceReading
 
 
 @pytest.fixture
@@ -39,16 +40,11 @@ def never(command: Sequence[str]) -> str:
     raise AssertionError(command)
 
 
-def answering(answers: dict[str, str]) -> Callable[[Sequence[str]], str]:
-    """A tool that prints what stands beside the first argument."""
-    return lambda command: answers[command[1]]
-
-
 def test_without_a_vendors_tool_no_process_is_started(root: Path) -> None:
     """Looking is cheap: this runs at each start."""
     machine = describe_machine({"PATH": str(root / "nothing")}, root, never)
 
-    assert (machine.vendor, machine.accelerators, machine.gpu_names) == (None, 0, ())
+    assert (machine.vendor, machine.accelerators, machine.devices) == (None, 0, ())
     assert machine.memory_bytes == 8 << 30
     assert machine.cores >= 1
     assert machine.disk_bytes > 0
@@ -85,7 +81,7 @@ def test_a_containers_memory_counts_and_not_the_hosts(root: Path) -> None:
     machine = describe_machine({"PATH": ""}, root, never)
 
     assert machine.memory_bytes == 2 << 30
-    assert figures(Meter(machine, root, never))["MemoryUtilization"] == 25.0
+    assert figures(Meter(root=root))["MemoryUtilization"] == 25.0
 
 
 def figures(meter: Meter) -> dict[str, float]:
@@ -93,14 +89,9 @@ def figures(meter: Meter) -> dict[str, float]:
     return {reading.name: reading.value for reading in meter.read() if reading.device is None}
 
 
-def machine_with(vendor: Vendor | None = None, accelerators: int = 0) -> Machine:
-    """A machine of which only the accelerators matter."""
-    return Machine("box", 4, 8 << 30, 1 << 40, vendor, accelerators, ())
-
-
 def test_the_meter_reads_torchserves_figures(root: Path) -> None:
     """Memory in MiB, disk in GiB, the processor since the reading before."""
-    meter = Meter(machine_with(), root, never)
+    meter = Meter(root=root)
     write(root / "proc/stat", "cpu 150 0 125 800 125 0 0 0 0 0\n")
 
     seen = figures(meter)
@@ -123,66 +114,41 @@ def test_the_meter_reads_torchserves_figures(root: Path) -> None:
 
 def test_a_machine_without_proc_has_fewer_figures(tmp_path: Path) -> None:
     """Nothing is invented, and nothing raises."""
-    seen = figures(Meter(machine_with(), tmp_path, never))
+    seen = figures(Meter(root=tmp_path))
 
     assert seen["CPUUtilization"] == 0.0
     assert "DiskUsage" in seen
 
 
-def test_nvidias_devices_are_found_and_read(root: Path) -> None:
-    """Two devices of which one is visible; one figure is not available."""
+def test_the_machines_devices_are_those_that_workers_may_see(root: Path) -> None:
+    """Two are installed, one is visible."""
     environment = put_tool(root, "nvidia-smi") | {"CUDA_VISIBLE_DEVICES": "1"}
-    run = answering(
-        {
-            "--query-gpu=name": "NVIDIA H200\nNVIDIA H200\n",
-            "--query-gpu=index,utilization.gpu,memory.used,memory.total": "0, 50, 100, 400\n1, [N/A], 200, 400\n",
-        }
+    rows = "0, GPU-a, H200, 00000000:1B:00.0, 143771, Disabled\n1, GPU-b, H200, 00000000:CB:00.0, 143771, Disabled\n"
+
+    machine = describe_machine(environment, root, lambda command: rows)
+
+    assert (machine.vendor, machine.accelerators) == ("nvidia", 1)
+    assert [device.uuid for device in machine.devices] == ["GPU-b"]
+
+
+def test_figures_of_devices_have_torchserves_names_and_units() -> None:
+    """What a device does not tell is left out."""
+    readings = figures_of(
+        [
+            DeviceReading("0", 100 * MIB, 400 * MIB, 50.0),
+            DeviceReading("1", 200 * MIB, 400 * MIB),
+            DeviceReading("2", None, None, 7.0),
+        ]
     )
 
-    machine = describe_machine(environment, root, run)
-    readings = [reading for reading in Meter(machine, root, run).read() if reading.device is not None]
-
-    assert (machine.vendor, machine.accelerators, machine.gpu_names) == ("nvidia", 1, ("NVIDIA H200",) * 2)
     assert readings == [
-        ("GPUMemoryUtilization", 25.0, 0),
-        ("GPUMemoryUsed", 100.0, 0),
-        ("GPUUtilization", 50.0, 0),
-        ("GPUMemoryUtilization", 50.0, 1),
-        ("GPUMemoryUsed", 200.0, 1),
+        ("GPUMemoryUtilization", 25.0, "0"),
+        ("GPUMemoryUsed", 100.0, "0"),
+        ("GPUUtilization", 50.0, "0"),
+        ("GPUMemoryUtilization", 50.0, "1"),
+        ("GPUMemoryUsed", 200.0, "1"),
+        ("GPUUtilization", 7.0, "2"),
     ]
-
-
-def test_amds_devices_are_found_and_read(root: Path) -> None:
-    """Its tool prints a table with a line for each card and some without."""
-    run = answering(
-        {
-            "--showproductname": "device,Card Series\ncard0,MI300X\ncard1,MI300X\n\n",
-            "--showuse": "device,GPU use (%),VRAM Total Memory (B),VRAM Total Used Memory (B)\n"
-            "card0,12,4194304,1048576\nsystem,,,\n",
-        }
-    )
-
-    machine = describe_machine(put_tool(root, "rocm-smi"), root, run)
-    readings = [reading for reading in Meter(machine, root, run).read() if reading.device is not None]
-
-    assert (machine.vendor, machine.accelerators) == ("amd", 2)
-    assert readings == [("GPUMemoryUtilization", 25.0, 0), ("GPUMemoryUsed", 1.0, 0), ("GPUUtilization", 12.0, 0)]
-
-
-def test_intels_devices_are_found(root: Path) -> None:
-    """By the lines of its discovery that name a device."""
-    run = answering({"discovery": "| 0 | Device Name: Intel Max 1100 |\n| | Vendor Name: Intel |\n"})
-
-    machine = describe_machine(put_tool(root, "xpu-smi"), root, run)
-
-    assert (machine.vendor, machine.gpu_names) == ("intel", ("Intel Max 1100",))
-
-
-def test_a_tool_that_finds_nothing_means_no_devices(root: Path) -> None:
-    """An image may carry the tool of a machine it does not run on."""
-    machine = describe_machine(put_tool(root, "nvidia-smi"), root, lambda command: "")
-
-    assert (machine.vendor, machine.accelerators) == (None, 0)
 
 
 def test_a_tool_that_fails_prints_nothing() -> None:

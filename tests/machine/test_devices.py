@@ -1,49 +1,11 @@
-"""Which worker gets which device, and which devices there are to get."""
+"""Which worker gets which device, and what it is told of it."""
 
 from __future__ import annotations
 
 import pytest
 
-from marserve.errors import BadSettings
-from marserve.machine.devices import (
-    Assigner,
-    Vendor,
-    cap,
-    choose_group,
-    count_visible,
-    most_groups,
-    show_only,
-    usable_ids,
-)
-
-
-@pytest.mark.parametrize(
-    ("value", "visible"),
-    [("0,1", 2), ("3", 1), ("0, 2", 2), ("", 0), ("-1", 0), ("0,9,1", 1), ("0,0,1", 1)],
-)
-def test_the_vendors_variable_says_which_devices_are_visible(value: str, visible: int) -> None:
-    """The list ends at the first number that is no device, as CUDA reads it."""
-    assert count_visible(4, "nvidia", {"CUDA_VISIBLE_DEVICES": value}) == visible
-
-
-def test_only_the_own_vendors_variable_counts() -> None:
-    """Each vendor has a variable; without it all devices are visible."""
-    assert count_visible(4, "amd", {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0,1"}) == 2
-    assert count_visible(4, "intel", {"XPU_VISIBLE_DEVICES": "2"}) == 1
-    assert count_visible(4, "nvidia", {}) == 4
-    assert count_visible(1, "apple", {"CUDA_VISIBLE_DEVICES": ""}) == 1
-    assert count_visible(0, None, {"CUDA_VISIBLE_DEVICES": "x"}) == 0
-
-
-@pytest.mark.parametrize("value", ["GPU-1f3a", "0;1", "a,b", "0,,1"])
-def test_visible_devices_that_are_no_numbers_stop_the_server(value: str) -> None:
-    """TorchServe's message, with the variable, its value and an example."""
-    with pytest.raises(
-        BadSettings, match=r"^Invalid format: The env defining visible devices must be integers"
-    ) as error:
-        count_visible(4, "nvidia", {"CUDA_VISIBLE_DEVICES": value})
-
-    assert f"CUDA_VISIBLE_DEVICES is '{value}'" in str(error.value)
+from marserve.machine.accelerators import Accelerator, Vendor
+from marserve.machine.devices import Assigner, View, cap, choose_group, most_groups, usable_ids, view_of
 
 
 def test_number_of_gpu_is_an_upper_bound() -> None:
@@ -103,23 +65,55 @@ def test_without_devices_there_is_no_gpu_id() -> None:
     assert Assigner(0).assign("a", "1", ()) is None
 
 
+def test_a_device_without_room_loses_its_turn() -> None:
+    """The next one with room gets the worker, and turns go on behind it; where none has any, whose turn it is."""
+    assigner = Assigner(3)
+
+    turns = [assigner.assign("a", "1", (0, 1, 2), lambda device: device != 1) for _ in range(4)]
+
+    assert turns == [0, 2, 0, 2]
+    assert assigner.assign("a", "1", (0, 1, 2), lambda device: False) == 0
+    assert [assigner.assign("b", "1", (2, 1), lambda device: device == 1) for _ in range(2)] == [1, 1]
+
+
+def gpus(count: int) -> tuple[Accelerator, ...]:
+    """Whole devices, under their numbers."""
+    return tuple(Accelerator("H100", str(number), str(number)) for number in range(count))
+
+
+INSTANCES = tuple(Accelerator("H100 MIG 3g.40gb", f"0:{place}", f"MIG-{place}", f"MIG-{place}") for place in (0, 1))
+
+
 @pytest.mark.parametrize(
-    ("devices", "vendor", "environment", "shown"),
+    ("group", "vendor", "visible", "shown"),
     [
-        ((0, 1), "nvidia", {}, {"CUDA_VISIBLE_DEVICES": "0,1"}),
-        ((2,), "amd", {}, {"HIP_VISIBLE_DEVICES": "2"}),
-        ((1, 2), "intel", {"XPU_VISIBLE_DEVICES": "4, 5,7"}, {"XPU_VISIBLE_DEVICES": "5,7"}),
-        ((0, 1), "nvidia", {"CUDA_VISIBLE_DEVICES": "3,2"}, {"CUDA_VISIBLE_DEVICES": "3,2"}),
-        ((0,), "apple", {}, {}),
-        ((0,), None, {}, {}),
-        ((), "nvidia", {}, {}),
+        ((0, 1), "nvidia", gpus(4), {"CUDA_VISIBLE_DEVICES": "0,1"}),
+        ((2,), "amd", gpus(4), {"HIP_VISIBLE_DEVICES": "2"}),
+        ((1, 2), "intel", gpus(4), {"XPU_VISIBLE_DEVICES": "1,2"}),
+        ((0, 1), "nvidia", gpus(4)[:1:-1], {"CUDA_VISIBLE_DEVICES": "3,2"}),
+        ((0,), "apple", gpus(1), {}),
+        ((0,), None, (), {}),
     ],
 )
-def test_a_worker_is_shown_its_devices_under_the_names_they_have(
-    devices: tuple[int, ...], vendor: Vendor | None, environment: dict[str, str], shown: dict[str, str]
+def test_a_worker_of_several_devices_sees_those_under_the_names_they_have(
+    group: tuple[int, ...], vendor: Vendor | None, visible: tuple[Accelerator, ...], shown: dict[str, str]
 ) -> None:
-    """A list that the server itself was given is looked up: indices are among what is visible."""
-    assert show_only(devices, vendor, environment) == shown
+    """A list that the server itself was given is looked up: numbers are indices into what is visible."""
+    assert view_of(group[0], group, visible, vendor) == View(shown, group[0])
+
+
+def test_an_ordinary_worker_sees_all_devices_and_is_told_its_own() -> None:
+    """As with TorchServe: nothing is added to its environment."""
+    assert view_of(3, (), gpus(4), "nvidia") == View({}, 3)
+    assert view_of(None, (), gpus(4), "nvidia") == View({}, None)
+    assert view_of(None, (), INSTANCES, "nvidia") == View({}, None)
+
+
+def test_a_worker_on_a_mig_instance_sees_that_alone() -> None:
+    """CUDA shows a process one instance at most: by its number the second worker would compute on the first one's."""
+    assert view_of(1, (), INSTANCES, "nvidia") == View({"CUDA_VISIBLE_DEVICES": "MIG-1"}, 0)
+    beside_a_whole_one = (*INSTANCES, Accelerator("H100", "1", "1", "GPU-1"))
+    assert view_of(2, (), beside_a_whole_one, "nvidia") == View({"CUDA_VISIBLE_DEVICES": "1"}, 0)
 
 
 def test_workers_of_several_devices_do_not_share_one_while_a_group_is_free() -> None:

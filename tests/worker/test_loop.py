@@ -810,3 +810,25 @@ def test_a_person_who_starts_a_worker_is_told_what_to_type() -> None:
 
     assert done.returncode == 1
     assert "marserve start" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------- another machine's clock
+
+
+def test_deadlines_of_a_server_on_another_machine_are_on_this_ones_clock(stage: Stage) -> None:
+    """What is in the past there is so here, and the handler is told the time that its own clock will show."""
+    ahead_s = 1e6
+    now = time.monotonic()
+    told: list[float | None] = []
+
+    def handle(rows: list[dict[str, Any]], context: Any) -> list[Any]:
+        told.append(context.deadline(0))
+        return [row["body"] for row in rows]
+
+    stage.page.set_clock_ahead(ahead_s)
+    items = [item(deadline=now + ahead_s - 1), item(deadline=now + ahead_s + 60), item()]
+    message, bodies = stage.serve(handle, items, [b"late", b"early", b"any"])
+
+    assert [result.error for result in message.results] == ["expired", None, None]
+    assert bodies == [b"", b"early", b"any"]
+    assert told == [pytest.approx(now + 60)]

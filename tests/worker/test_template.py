@@ -18,6 +18,7 @@ from types import ModuleType
 import pytest
 
 from marserve.messages import Load, Preload, Stop, Templated
+from marserve.worker import template
 from marserve.worker.template import (
     HEAVY_MODULES,
     child_processes,
@@ -240,3 +241,28 @@ def test_a_template_hears_orders_on_descriptors_of_any_number() -> None:
 
         assert type(report) is Templated
         assert template.end()[0] == 0
+
+
+@pytest.mark.parametrize(
+    "target", ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/renderD128"]
+)
+def test_an_accelerator_that_was_opened_is_a_reason(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """Whichever library did so: asking CUDA how many devices there are begins its driver, and torch need not know."""
+    known = open_descriptors()
+    monkeypatch.setattr(template, "open_descriptors", lambda: {**known, 99: target})
+
+    assert found("accelerator", known) == [f"an accelerator was opened (descriptor 99, {target})"]
+    assert found("accelerator", {**known, 99: target}) == []
+
+
+@pytest.mark.parametrize(("runtime", "reason"), [("cuda", "a CUDA context"), ("xpu", "an XPU context")])
+def test_a_context_on_a_device_is_a_reason(monkeypatch: pytest.MonkeyPatch, runtime: str, reason: str) -> None:
+    """As torch tells it; one that has only imported torch has none."""
+    torch = ModuleType("torch")
+    for name in ("cuda", "xpu"):
+        module = ModuleType(name)
+        module.is_initialized = lambda name=name: name == runtime  # type: ignore[attr-defined]
+        setattr(torch, name, module)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+    assert found("context", open_descriptors()) == [f"{reason} is initialised"]

@@ -1,26 +1,23 @@
 """Looks at the machine: cores, memory, disk, host name, accelerators. Plain data; never imports a device's library.
 
 A container's limits (cgroup v2 and v1) count, not the host's. Looking is cheap: files of /proc and /sys, and a
-vendor's tool only where it is installed. Accelerators are found by these tools, in TorchServe's order: `rocm-smi`,
-`nvidia-smi`, `xpu-smi`, and Apple's by the kind of machine.
+vendor's tool only where it is installed (`accelerators.py`, `device_readings.py`).
 """
 
 from __future__ import annotations
 
-import csv
 import os
-import platform
 import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from marserve.machine.devices import Vendor, count_visible
-
-Run = Callable[[Sequence[str]], str]
+from marserve.machine.accelerators import Accelerator, Run, Vendor, find_installed
+from marserve.machine.device_readings import DeviceReader, DeviceReading
+from marserve.machine.visible import choose_visible
 
 _ROOT = Path("/")
 _MIB = 1024 * 1024
@@ -30,7 +27,7 @@ _GIB = 1024 * _MIB
 class Machine(NamedTuple):
     """What there is. Memory and disk in bytes; `cores` is how many may be busy at once, at least 1.
 
-    `accelerators` are those that workers may see, `gpu_names` their models as the vendor calls them.
+    `devices` are those that workers may see, as they count them.
     """
 
     hostname: str
@@ -38,16 +35,20 @@ class Machine(NamedTuple):
     memory_bytes: int
     disk_bytes: int
     vendor: Vendor | None
-    accelerators: int
-    gpu_names: tuple[str, ...]
+    devices: tuple[Accelerator, ...]
+
+    @property
+    def accelerators(self) -> int:
+        """How many devices workers may see."""
+        return len(self.devices)
 
 
 class Reading(NamedTuple):
-    """One figure of the machine under TorchServe's name. `device` is set for figures of an accelerator."""
+    """One figure of the machine under TorchServe's name. `device` is the number of the accelerator that it is of."""
 
     name: str
     value: float
-    device: int | None = None
+    device: str | None = None
 
 
 def run_tool(command: Sequence[str]) -> str:
@@ -59,21 +60,23 @@ def run_tool(command: Sequence[str]) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def describe_machine(environment: Mapping[str, str], root: Path = _ROOT, run: Run = run_tool) -> Machine:
+def describe_machine(
+    environment: Mapping[str, str], root: Path = _ROOT, run: Run = run_tool, *, is_strict: bool = False
+) -> Machine:
     """Look once, at start.
 
-    `environment` says which devices are visible. `root` stands for `/` in tests. May start a vendor's tool, so do not
-    call it on the event loop. Raises BadSettings for a list of visible devices that is no list of numbers.
+    `environment` says which devices are visible, `is_strict` how that is read (`visible.py`). `root` stands for `/` in
+    tests. May start a vendor's tool, so do not call it on the event loop. Raises BadSettings for a list of visible
+    devices that cannot be.
     """
-    vendor, names = _find_accelerators(environment, run)
+    vendor, installed = find_installed(environment, run)
     return Machine(
         hostname=_hostname(),
         cores=count_cores(root),
         memory_bytes=_memory(root)[0],
         disk_bytes=shutil.disk_usage(root).total,
         vendor=vendor,
-        accelerators=count_visible(len(names), vendor, environment),
-        gpu_names=names,
+        devices=choose_visible(installed, vendor, environment, is_strict=is_strict),
     )
 
 
@@ -96,10 +99,10 @@ def available_bytes(root: Path = _ROOT) -> int | None:
 class Meter:
     """Reads TorchServe's system metrics. The processor's share is that since the reading before."""
 
-    def __init__(self, machine: Machine, root: Path = _ROOT, run: Run = run_tool) -> None:
-        self._machine = machine
+    def __init__(self, reader: DeviceReader | None = None, root: Path = _ROOT) -> None:
+        """`reader` reads the accelerators; None: there are none."""
+        self._reader = reader
         self._root = root
-        self._run = run
         self._cpu_before = _cpu_ticks(root)
 
     def read(self) -> list[Reading]:
@@ -134,92 +137,25 @@ class Meter:
         ]
 
     def _gpus(self) -> list[Reading]:
-        if self._machine.vendor == "nvidia" and self._machine.accelerators:
-            return _read_nvidia(self._run)
-        if self._machine.vendor == "amd" and self._machine.accelerators:
-            return _read_amd(self._run)
-        return []
+        return [] if self._reader is None else figures_of(self._reader.read())
+
+
+def figures_of(devices: Sequence[DeviceReading]) -> list[Reading]:
+    """TorchServe's figures of these devices; none that a device does not tell."""
+    readings = []
+    for device in devices:
+        if device.used_bytes is not None:
+            if device.total_bytes:
+                share = 100.0 * device.used_bytes / device.total_bytes
+                readings.append(Reading("GPUMemoryUtilization", round(share, 1), device.label))
+            readings.append(Reading("GPUMemoryUsed", device.used_bytes / _MIB, device.label))
+        if device.busy_percent is not None:
+            readings.append(Reading("GPUUtilization", device.busy_percent, device.label))
+    return readings
 
 
 def _hostname() -> str:
     return socket.gethostname() or "Unknown"
-
-
-def _find_accelerators(environment: Mapping[str, str], run: Run) -> tuple[Vendor | None, tuple[str, ...]]:
-    search = environment.get("PATH")
-    tools: tuple[tuple[Vendor, str, Callable[[str, Run], list[str]]], ...] = (
-        ("amd", "rocm-smi", _amd_names),
-        ("nvidia", "nvidia-smi", _nvidia_names),
-        ("intel", "xpu-smi", _intel_names),
-    )
-    for vendor, tool, names in tools:
-        path = shutil.which(tool, path=search)
-        found = names(path, run) if path else []
-        if found:
-            return vendor, tuple(found)
-    if platform.system() == "Darwin" and platform.machine() == "arm64":
-        return "apple", ("Apple GPU",)
-    return None, ()
-
-
-def _nvidia_names(tool: str, run: Run) -> list[str]:
-    return [
-        line.strip() for line in run([tool, "--query-gpu=name", "--format=csv,noheader"]).splitlines() if line.strip()
-    ]
-
-
-def _amd_names(tool: str, run: Run) -> list[str]:
-    rows = _csv_rows(run([tool, "--showproductname", "--csv"]))
-    return [row.get("Card Series") or row.get("Card series") or "AMD GPU" for row in rows]
-
-
-def _intel_names(tool: str, run: Run) -> list[str]:
-    return re.findall(r"Device Name:\s*(.+?)\s*\|?\s*$", run([tool, "discovery"]), re.MULTILINE)
-
-
-def _read_nvidia(run: Run) -> list[Reading]:
-    query = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
-    readings = []
-    for row in csv.reader(run(["nvidia-smi", query, "--format=csv,noheader,nounits"]).splitlines()):
-        index, busy, used, total = ([_float(cell) for cell in row] + [None] * 4)[:4]
-        if index is not None:
-            readings += _gpu_readings(int(index), busy, used, total)
-    return readings
-
-
-def _read_amd(run: Run) -> list[Reading]:
-    readings = []
-    for index, row in enumerate(_csv_rows(run(["rocm-smi", "--showuse", "--showmeminfo", "vram", "--csv"]))):
-        used, total = (_float(row.get(name, "")) for name in ("VRAM Total Used Memory (B)", "VRAM Total Memory (B)"))
-        readings += _gpu_readings(
-            index,
-            _float(row.get("GPU use (%)", "")),
-            None if used is None else used / _MIB,
-            None if total is None else total / _MIB,
-        )
-    return readings
-
-
-def _gpu_readings(index: int, busy: float | None, used_mib: float | None, total_mib: float | None) -> list[Reading]:
-    readings = []
-    if used_mib is not None:
-        if total_mib:
-            readings.append(Reading("GPUMemoryUtilization", round(100.0 * used_mib / total_mib, 1), index))
-        readings.append(Reading("GPUMemoryUsed", used_mib, index))
-    if busy is not None:
-        readings.append(Reading("GPUUtilization", busy, index))
-    return readings
-
-
-def _csv_rows(text: str) -> list[dict[str, str]]:
-    return [row for row in csv.DictReader(text.strip().splitlines()) if (row.get("device") or "").startswith("card")]
-
-
-def _float(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _cpu_ticks(root: Path) -> tuple[int, int]:

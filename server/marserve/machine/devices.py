@@ -7,46 +7,20 @@ at 0; None means no device.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from marserve.errors import BadSettings
+from marserve.machine.accelerators import Accelerator, Vendor
+from marserve.machine.visible import VISIBLE_DEVICES
 
-Vendor = Literal["nvidia", "amd", "intel", "apple"]
-
-VISIBLE_DEVICES: Mapping[Vendor, str] = {
-    "nvidia": "CUDA_VISIBLE_DEVICES",
-    "amd": "HIP_VISIBLE_DEVICES",
-    "intel": "XPU_VISIBLE_DEVICES",
-}
+__all__ = ["Assigner", "Vendor", "View", "cap", "choose_group", "most_groups", "usable_ids", "view_of"]
 
 
-def count_visible(installed: int, vendor: Vendor | None, environment: Mapping[str, str]) -> int:
-    """How many of the `installed` devices workers may see, after the vendor's variable.
+class View(NamedTuple):
+    """What a worker is told of its devices: what is added to its environment, and its handler's `gpu_id`."""
 
-    An unset variable shows all of them, an empty one none; a number past the installed ones, or -1, ends the list, as
-    CUDA has it. Raises BadSettings for anything but integers separated by commas, UUIDs included.
-    """
-    name = VISIBLE_DEVICES.get(vendor) if vendor else None
-    if name is None or name not in environment:
-        return installed
-    value = environment[name].strip()
-    if not value:
-        return 0
-    try:
-        numbers = [int(part) for part in value.split(",")]
-    except ValueError:
-        raise BadSettings(
-            "Invalid format: The env defining visible devices must be integers separated by commas: "
-            f"{name} is {value!r}; name devices by their numbers, for example {name}=0,1",
-            key=name,
-        ) from None
-    visible: list[int] = []
-    for number in numbers:
-        if not 0 <= number < installed or number in visible:
-            break
-        visible.append(number)
-    return len(visible)
+    environment: Mapping[str, str]
+    gpu_id: int | None
 
 
 def cap(visible: int, number_of_gpu: int | None) -> int:
@@ -68,16 +42,25 @@ def usable_ids(device_type: str | None, device_ids: Sequence[int], devices: int)
     return tuple(range(devices))
 
 
-def show_only(devices: Sequence[int], vendor: Vendor | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable that shows a process these devices and no others; nothing where there is none for the vendor.
+def view_of(gpu_id: int | None, group: Sequence[int], visible: Sequence[Accelerator], vendor: Vendor | None) -> View:
+    """How a worker sees its device, or the `group` of them that it has. Numbers are indices into `visible`.
 
-    `devices` are indices among those that are visible already; what a list in `environment` calls them is kept.
+    A worker of several devices sees these and no others; its `gpu_id` is the first of them as the server counts
+    (contract 10.5). Any other sees all and is told the number of its own, but where a GPU is cut into MIG instances:
+    CUDA gives a process one instance at most, so each worker is shown its own alone, under the number 0.
     """
     name = VISIBLE_DEVICES.get(vendor) if vendor else None
-    if name is None or not devices:
-        return {}
-    names = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
-    return {name: ",".join(names[device] if device < len(names) else str(device) for device in devices)}
+    if name is None:
+        return View({}, gpu_id)
+    if group:
+        return View({name: ",".join(_handle(device, visible) for device in group)}, gpu_id)
+    if gpu_id is not None and any(device.is_instance for device in visible):
+        return View({name: _handle(gpu_id, visible)}, 0)
+    return View({}, gpu_id)
+
+
+def _handle(device: int, visible: Sequence[Accelerator]) -> str:
+    return visible[device].handle if device < len(visible) else str(device)
 
 
 def most_groups(device_ids: Sequence[int], level: int) -> int:
@@ -109,17 +92,24 @@ class Assigner:
         self._next = 0
         self._next_of_model: dict[tuple[str, str], int] = {}
 
-    def assign(self, model: str, version: str, gpu_ids: Sequence[int]) -> int | None:
-        """The device of the next worker of this model version, out of `gpu_ids` (see `usable_ids`), or None."""
+    def assign(
+        self, model: str, version: str, gpu_ids: Sequence[int], has_room: Callable[[int], bool] = lambda device: True
+    ) -> int | None:
+        """The device of the next worker of this model version, out of `gpu_ids` (see `usable_ids`), or None.
+
+        Devices that have no room lose their turn; where none has any, the next in turn is given all the same.
+        """
         if not gpu_ids:
             return None
-        if tuple(gpu_ids) == tuple(range(self._devices)):
-            device = self._next
-            self._next = (device + 1) % self._devices
-            return device
-        turn = self._next_of_model.get((model, version), 0)
-        self._next_of_model[model, version] = turn + 1
-        return gpu_ids[turn % len(gpu_ids)]
+        is_common = tuple(gpu_ids) == tuple(range(self._devices))
+        turn = self._next if is_common else self._next_of_model.get((model, version), 0)
+        places = [(turn + step) % len(gpu_ids) for step in range(len(gpu_ids))]
+        place = next((place for place in places if has_room(gpu_ids[place])), places[0])
+        if is_common:
+            self._next = (place + 1) % len(gpu_ids)
+        else:
+            self._next_of_model[model, version] = (place + 1) % len(gpu_ids)
+        return gpu_ids[place]
 
     def forget(self, model: str, version: str) -> None:
         """The version was unregistered: if it comes back its turn begins anew."""

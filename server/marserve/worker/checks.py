@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marserve.messages import Check, Checked, Item, Result, Sample, pack_head
+from marserve.worker.device_memory import give_back
 from marserve.worker.load import LoadedModel
 from marserve.worker.loop import decode_value
 from marserve_handlers.batch_check import (
@@ -27,6 +28,7 @@ from marserve_handlers.batch_check import (
 )
 from marserve_handlers.compared_answer import ComparedAnswer
 from marserve_handlers.context import Context
+from marserve_handlers.errors import is_out_of_memory
 
 log = logging.getLogger("marserve.worker")
 
@@ -76,6 +78,11 @@ def warm_up(
         except BaseException as error:  # the author's code
             log.warning("the warm-up inputs %s were not answered", batch, exc_info=error)
             problems.append(shorten(f"warm-up with sample {', '.join(map(str, batch))} failed: {error!r}"))
+            has_run_out = is_out_of_memory(error)
+        else:
+            has_run_out = False
+        if has_run_out:  # here, where the error no longer holds what the call had
+            give_back()
     return time.monotonic() - began, problems[:10]
 
 

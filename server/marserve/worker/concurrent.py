@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from marserve.messages import Batch, Batches, Cancel, Check, Piece, Raised, Result, Results, Stop
 from marserve.page import Page
+from marserve.worker.device_memory import is_lost
 from marserve.worker.load import LoadedModel
 from marserve_handlers.context import Context
 from marserve_handlers.errors import NobodyWaits
@@ -123,7 +124,7 @@ class ConcurrentLoop:
         task.add_done_callback(self._ended)
 
     async def _serve(self, run: _Run, rows: list[dict[str, Any]]) -> None:
-        from marserve.worker.loop import WAS_CANCELLED, misfit, raised  # here: the loop imports this module
+        from marserve.worker.loop import WAS_CANCELLED, misfit, raised, recover  # here: the loop imports this module
 
         context = run.context
         if not rows or not run.begin():
@@ -143,7 +144,10 @@ class ConcurrentLoop:
         handler_s = time.monotonic() - began
         failure = failure or misfit(run.number, handler_s, answered, len(rows))
         if failure is not None:
+            recover(failure)
             self._answer(run, failure, [])
+            if is_lost():
+                raise SystemExit(1)
             return
         context.end_stream()
         results, bodies = self._worker.encode(answered, run.outcome, context)

@@ -45,6 +45,7 @@ from marserve.messages import (
     ToServer,
 )
 from marserve.page import Page
+from marserve.worker.device_memory import give_back, is_lost, taken_bytes
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.memory_limit import limit_memory
 from marserve.worker.rank import LOOK_FOR_ENDS_S, Follower, Leader, Peer, open_store
@@ -167,6 +168,7 @@ class WorkerLoop:
         try:
             limit_memory(load.memory_limit_bytes)
             enter_model_folder(load)
+            stay_on(load.cpus)
             use_threads(load.threads)
             if load.rank is not None:
                 self._join(load.rank)
@@ -211,7 +213,8 @@ class WorkerLoop:
             model = self._model if concurrent is None else concurrent.one_by_one()
             warm_up_s, problems = warm_up(model, self._model.load.warm_up, self._share_for_calls)
         self.send_metrics()
-        self._connection.send(Loaded(seconds, problems, warm_up_s, self._model.length_of is not None))
+        has_length_of = self._model.length_of is not None
+        self._connection.send(Loaded(seconds, problems, warm_up_s, has_length_of, taken_bytes()))
         if self._follower is not None:
             self._follower.follow(self._model)
         if concurrent is not None:
@@ -238,6 +241,7 @@ class WorkerLoop:
                 raise
             except BaseException as error:
                 told = raised(check.number, 0.0, error)
+                recover(told)
                 return Result(told.code, told.message, [], told.kind), b""
             if type(answered) is not list or len(answered) != 1:
                 return Result(503, "number of batch response mismatched", [], HANDLER), b""
@@ -313,9 +317,12 @@ class WorkerLoop:
         if failure is None and is_continuous:
             failure = self._end_step(number, handler_s, answered)
         if failure is not None:
+            recover(failure)
             self._page.finish()
             self.send_metrics()
             self._connection.send(failure)
+            if is_lost():
+                leave(1)
             return
         assert answered is not None
         if not is_continuous:
@@ -342,6 +349,7 @@ class WorkerLoop:
         """The items that are still wanted, their rows, and for every item of the batch None or how it ended already."""
         assert self._model is not None
         has_cancels = self._page.has_cancels(batch.number)
+        ahead_s = self._page.clock_ahead_s
         decode_input = self._model.load.decode_input
         outcome: list[Result | None] = []
         live: list[Item] = []
@@ -349,6 +357,8 @@ class WorkerLoop:
         at = 0
         for index, item in enumerate(batch.items):
             end = at + len(item.parts)
+            if ahead_s and item.deadline is not None:
+                item = msgspec.structs.replace(item, deadline=item.deadline - ahead_s)
             if item.deadline is not None and item.deadline <= now:
                 outcome.append(HAS_EXPIRED)
             elif has_cancels and self._page.is_cancelled(batch.number, index):
@@ -506,6 +516,12 @@ def raised(number: int, handler_s: float, error: BaseException) -> Raised:
         return Raised(number, handler_s, HANDLER, "Prediction failed", 503, text)
 
 
+def recover(failure: Raised) -> None:
+    """Where memory ran out, give back what the batch left: the next one finds a worker as before."""
+    if failure.kind == MEMORY:
+        give_back()
+
+
 def misfit(number: int, handler_s: float, answered: Any, rows: int) -> Raised | None:
     """What is told where a handler did not return a list with one element a row; None where it did."""
     if type(answered) is not list:
@@ -575,6 +591,19 @@ def configure_output() -> None:
     logging.captureWarnings(True)
     if sys.stderr is not None:
         faulthandler.enable()  # a crash in C code says where it was in Python, and that line is kept for describe
+
+
+def stay_on(cpus: Sequence[int]) -> None:
+    """Keep this process, and all that it starts from now on, to these processors; to any where there are none.
+
+    A processor that was taken away since the server looked at them is left out; where all were, the process stays.
+    """
+    if not cpus or not hasattr(os, "sched_setaffinity"):
+        return
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        log.warning("the worker does not stay on the processors near its device: %s", error)
 
 
 def use_threads(threads: int) -> None:

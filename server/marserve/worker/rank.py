@@ -28,7 +28,9 @@ from marserve import wire
 from marserve.errors import BadFrame
 from marserve.messages import Call, CallEnded, Item, OutOfStep, Rank, Share, ToRank, ToServer
 from marserve.page import Page
+from marserve.worker.device_memory import give_back
 from marserve.worker.load import Handle, LoadedModel
+from marserve_handlers.errors import is_out_of_memory
 
 RECEIVE_BYTES = 256 * 1024
 LOOPBACK = "127.0.0.1"
@@ -275,6 +277,10 @@ class Follower:
             report(self._server, detail, failure)
         elif failure is not None and ended is not None and not ended.has_raised:
             report(self._server, f"rank {self._rank} raised in a call that rank 0 ended without", failure)
+        has_run_out = failure is not None and is_out_of_memory(failure)
+        failure = None  # with it goes what its frames hold
+        if has_run_out:
+            give_back()
 
     def _bodies_of(self, chosen: Sequence[int]) -> list[bytearray]:
         """The bodies of these items' parts, their own for a single call, copies where more calls follow."""

@@ -1,9 +1,9 @@
 """A template: a process that has loaded a model, never serves, and forks workers that find it loaded already.
 
-Forking is refused by looking, not by guessing (`refusals`): threads, an initialised CUDA context, an ONNX Runtime
-session, and sockets, pipes, writable files or child processes that appeared while loading. A template may also only
-import modules; the workers it forks then load for themselves. It reaps the workers it forked and reports how they
-ended; when it ends, they do (`PR_SET_PDEATHSIG`).
+Forking is refused by looking, not by guessing (`refusals`): threads, a context on an accelerator, or one that some
+library has opened, an ONNX Runtime session, and sockets, pipes, writable files or child processes that appeared while
+loading. A template may also only import modules; the workers it forks then load for themselves. It reaps the workers it
+forked and reports how they ended; when it ends, they do (`PR_SET_PDEATHSIG`).
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ from marserve.worker.parent import die_with_parent, end_the_parents_family, wake
 # Modules that are dear to import; a template for models that cannot be forked after loading imports those it saw.
 # onnxruntime is none of them: it starts a thread when it is imported (1.31), and then nothing could be forked.
 HEAVY_MODULES = ("torch", "transformers", "numpy", "PIL.Image")
+
+# What runtimes of accelerators open (CUDA, ROCm, Level Zero), whichever library brought them: a driver that was begun
+# before a fork does not work behind it.
+DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel/")
 
 # Descriptors that come with a `Fork`, before those of a rank: wire, standard output, standard error, page.
 FORK_DESCRIPTORS = 4
@@ -226,6 +230,8 @@ def refusals(known_descriptors: Mapping[int, str]) -> list[str]:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         found.append("a CUDA context is initialised")
+    if torch is not None and getattr(torch, "xpu", None) is not None and torch.xpu.is_initialized():
+        found.append("an XPU context is initialised")
     if "onnxruntime" in sys.modules and any(type(thing).__name__ == "InferenceSession" for thing in gc.get_objects()):
         found.append("an ONNX Runtime session is open")
     for descriptor, target in sorted(open_descriptors().items()):
@@ -303,6 +309,8 @@ def child_processes() -> list[int]:
 
 def _unshareable(descriptor: int, target: str) -> str | None:
     """Why a descriptor that appeared while loading must not be shared by forks, or None if it may be."""
+    if target.startswith(DEVICE_FILES):
+        return f"an accelerator was opened (descriptor {descriptor}, {target})"
     if target.startswith("socket:"):
         return f"a socket was opened (descriptor {descriptor})"
     if target.startswith("pipe:"):

@@ -1,0 +1,191 @@
+"""A GPU behind a server: what is left of a handler's speed, and what overlapping copies with computing brings.
+
+    python benchmarks/gpu.py [--device cuda] [--works cnn,resnet,encoder] [--rounds 5] [--quick] [--json FILE]
+
+    96 connections   W1 to W3 (`models.py`) on the GPU, one worker, batches of up to 32 within 5 ms: requests a second
+                     beside the same code called with batches of 32 in a plain loop, in turns. Goal: 0.9 of it
+    one connection   the median time, beside a call with a batch of one in the loop
+    overlapped       the loop with copies and decoding beside the device's work, and one after the other
+
+`--device cpu` shows that it runs where there is no GPU; its figures mean nothing. The exit status says whether
+everything could be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Self
+
+from figures import Figure, Goal, document, table
+from load_generator import CannotMeasure, LoadGenerator
+from models import WORKS
+from plan import Plan
+from rich.console import Console
+from servers import HANDLERS, Marserve, Sample, make_archive
+from turns import turn
+
+from marserve import __version__
+
+BATCH, DELAY_MS, MANY = 32, 5, 96
+PIECES, OF_THE_LOOP = 4, 0.9
+
+
+class DeviceLoop:
+    """The work in a plain loop, in a process of its own."""
+
+    def __init__(self, work: str, files: Path, device: str) -> None:
+        command = [sys.executable, str(HANDLERS / "device_work.py"), work, str(files), device]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if self._read_line() != "ready\n":
+            self.stop()
+            raise CannotMeasure(f"the plain loop of {work} did not start on {device}; it said why above")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def run(self, batch: int, seconds: float, *, is_overlapped: bool = True) -> tuple[float, float]:
+        """Items a second and the median of a call in ms, with batches of this size."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{batch} {seconds} {is_overlapped}\n")
+        self._process.stdin.flush()
+        seen = json.loads(self._read_line())
+        return seen["per_second"], seen["p50_ms"]
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _read_line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+
+def measure(plan: Plan, device: str, works: list[str]) -> list[Figure]:
+    """The figures. Raises CannotMeasure."""
+    plan.say("making the networks")
+    files = plan.new_folder("networks")
+    files.mkdir()
+    program = [sys.executable, str(HANDLERS / "workload.py"), "make", str(files)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CannotMeasure(f"the networks could not be made:\n{done.stderr.strip()}")
+    return [figure for work in works for figure in _measure_one(plan, device, work, files)]
+
+
+def _measure_one(plan: Plan, device: str, work: str, files: Path) -> list[Figure]:
+    name, body_name, content_type, many_s = WORKS[work]
+    body_file = files / body_name
+    config = {
+        "minWorkers": 1,
+        "maxWorkers": 1,
+        "batchSize": BATCH,
+        "maxBatchDelay": DELAY_MS,
+        "deviceType": "cpu" if device == "cpu" else "gpu",
+        "work": work,
+    }
+    archive = make_archive(
+        plan.folder / f"gpu-{work}", work, "device_work.py", config, files / f"{work}.pt",
+        (str(body_file), str(HANDLERS / "workload.py")),
+    )  # fmt: skip
+    seconds = many_s / (8 if plan.is_quick else 2)
+    rates: dict[str, list[float]] = defaultdict(list)
+    alone: dict[str, list[float]] = defaultdict(list)
+    with ExitStack() as stack:
+        loop = stack.enter_context(DeviceLoop(work, files, device))
+        sample = Sample(body_file.read_bytes(), content_type)
+        server = stack.enter_context(Marserve("marserve", archive, plan.new_folder("gpu"), sample=sample))
+
+        def ask(connections: int, for_s: float) -> tuple[float, float]:
+            load = plan.generator.run(
+                server.port, server.path, body_file=body_file, content_type=content_type, connections=connections,
+                seconds=for_s,
+            ).must_be_clean(server.name)  # fmt: skip
+            server.settle()
+            server.forget_output()
+            return load.per_second, load.p50_ms
+
+        ask(MANY, 1.0)
+        for number in range(plan.rounds):
+            plan.say(f"{name}, round {number + 1} of {plan.rounds}")
+            seen: dict[str, list[tuple[float, float]]] = defaultdict(list)
+            for piece in range(PIECES):
+                for who in turn(["server", "loop", "in order", "server alone", "loop alone"], number + piece):
+                    if who.startswith("server"):
+                        seen[who].append(ask(MANY if who == "server" else 1, seconds))
+                    else:
+                        batch = 1 if who == "loop alone" else BATCH
+                        seen[who].append(loop.run(batch, seconds, is_overlapped=who != "in order"))
+            for who, measured in seen.items():
+                rates[who].append(median(per_second for per_second, _ in measured))
+                alone[who].append(median(p50_ms for _, p50_ms in measured))
+    beside = f"plain loop, batches of {BATCH}"
+    return [
+        Figure(f"{name} on {device}, {MANY} connections", "/s", rates["server"], beside, rates["loop"],
+               goal=Goal("at least", OF_THE_LOOP, "compared")),
+        Figure(f"{name} on {device}, 1 connection, p50", "ms", alone["server alone"], "plain loop, batch of 1",
+               alone["loop alone"], "difference", digits=3),
+        Figure(f"{name} on {device}, overlapped loop", "/s", rates["loop"], "one after the other", rates["in order"]),
+    ]  # fmt: skip
+
+
+def main() -> int:
+    """Read the command line, measure, show. Returns the exit status."""
+    parser = argparse.ArgumentParser(description="Measure marserve with a GPU beside the same handler in a plain loop.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cuda (ROCm too), or cpu to try it")
+    parser.add_argument("--works", default=",".join(WORKS), help="which, with commas (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="less of everything: shows that it runs, proves nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to this file")
+    words = parser.parse_args()
+    works = words.works.split(",")
+    if not set(works) <= set(WORKS) or words.rounds < 1:
+        parser.error(f"--works takes some of {', '.join(WORKS)}, --rounds 1 or more")
+    name = "no GPU"
+    if words.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            print(
+                f"There is no GPU here that torch {torch.__version__} can use: torch.cuda.is_available() is False. Run "
+                "this on a machine with one and torch's build for it, or with --device cpu to see that it runs.",
+                file=sys.stderr,
+            )
+            return 1
+        name = torch.cuda.get_device_name(0)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # through every `finally`
+    progress = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="marserve-gpu-") as folder:
+        try:
+            generator = LoadGenerator.compile(Path(folder))
+            rounds = 1 if words.quick else words.rounds
+            say = lambda text: progress.print(text, style="dim", soft_wrap=True)  # noqa: E731
+            figures = measure(Plan(Path(folder), rounds, words.quick, generator, say), words.device, works)
+        except CannotMeasure as error:
+            print(error, file=sys.stderr)
+            return 1
+    machine = f"marserve {__version__}, Python {platform.python_version()}, {name}; medians of {rounds} rounds"
+    out = Console(width=None if sys.stdout.isatty() else 200)
+    out.print(table(figures))
+    out.print(machine, style="dim", highlight=False)
+    if words.json is not None:
+        words.json.write_text(json.dumps({"machine": machine, "figures": document(figures)}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

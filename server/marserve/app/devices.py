@@ -1,0 +1,125 @@
+"""The accelerators' memory and figures: who reads them, who keeps the books, and which metrics show them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+
+from marserve.app.metrics import declare_families
+from marserve.app.tasks import keep
+from marserve.machine.describe import Machine, run_tool
+from marserve.machine.device_readings import DeviceReader, DeviceReading
+from marserve.machine.device_watch import DeviceWatch
+from marserve.machine.devices import Assigner, cap
+from marserve.registry.device_room import DeviceRooms
+from marserve.registry.learned_memory import LearnedMemory
+from marserve.rollout.assembly import state_folder
+from marserve.settings import Settings
+from marserve.telemetry.metrics import Metrics
+
+log = logging.getLogger("marserve.app")
+
+
+def usable_devices(settings: Settings, machine: Machine) -> int:
+    """How many accelerators the server uses. One that was asked for more than there are says so, for it may mean that a
+    container was not given them.
+    """
+    wanted = settings.number_of_gpu
+    if wanted is not None and wanted > machine.accelerators:
+        log.warning(
+            "number_of_gpu is %d, and there are %d accelerators that workers may see: these are used",
+            wanted,
+            machine.accelerators,
+        )
+    return cap(machine.accelerators, wanted)
+
+
+async def watch_devices(
+    machine: Machine, devices: int, metrics: Metrics, stack: contextlib.AsyncExitStack
+) -> DeviceWatch | None:
+    """Read the first `devices` accelerators from now on; None where there are none, or nothing reads them."""
+    if not devices:
+        return None
+    reader = await asyncio.to_thread(DeviceReader, machine.vendor, run_tool)
+    stack.callback(reader.close)
+    if not reader.reads_something:
+        return None
+    watch = DeviceWatch(reader, machine.devices[:devices])
+    await asyncio.to_thread(watch.look)
+    keep(stack, watch.run())
+    declare_families(metrics, FAMILIES, watch)
+    return watch
+
+
+async def build_device_rooms(
+    settings: Settings,
+    watch: DeviceWatch | None,
+    assigner: Assigner,
+    metrics: Metrics,
+    stack: contextlib.AsyncExitStack,
+) -> DeviceRooms | None:
+    """What has workers begin only where a device has memory for them."""
+    if watch is None:
+        return None
+    folder = state_folder(settings)
+    learned = LearnedMemory(folder / "device-memory.json" if folder is not None else None)
+    await asyncio.to_thread(learned.read)
+    stack.push_async_callback(asyncio.to_thread, learned.write)
+    rooms = DeviceRooms(watch, assigner, learned)
+    declare_families(metrics, ROOM_FAMILIES, rooms)
+    return rooms
+
+
+def _each(read: Callable[[DeviceReading], float | None]) -> Callable[[DeviceWatch], Mapping[str, float]]:
+    """A figure of each device by its number, `gpu_id` as handlers have it; none of one that does not tell."""
+
+    def figures(watch: DeviceWatch) -> Mapping[str, float]:
+        told = [(device, watch.of(device)) for device in range(len(watch.devices))]
+        values = [(device, read(reading)) for device, reading in told if reading is not None]
+        return {str(device): value for device, value in values if value is not None}
+
+    return figures
+
+
+ROOM_FAMILIES: tuple[tuple[str, str, str, str, Callable[[DeviceRooms], Mapping[str, float]]], ...] = (
+    (
+        "marserve_device_loads_refused_total",
+        "counter",
+        "Loads that no device had memory for.",
+        "",
+        lambda rooms: {"": rooms.refused},
+    ),
+)
+
+FAMILIES: tuple[tuple[str, str, str, str, Callable[[DeviceWatch], Mapping[str, float]]], ...] = (
+    (
+        "marserve_device_memory_bytes",
+        "gauge",
+        "Memory that an accelerator has.",
+        "gpu_id",
+        _each(lambda reading: reading.total_bytes),
+    ),
+    (
+        "marserve_device_memory_used_bytes",
+        "gauge",
+        "Memory of an accelerator that no process could have any more.",
+        "gpu_id",
+        _each(lambda reading: reading.used_bytes),
+    ),
+    (
+        "marserve_device_busy_ratio",
+        "gauge",
+        "Share of the time in which an accelerator computed.",
+        "gpu_id",
+        _each(lambda reading: None if reading.busy_percent is None else reading.busy_percent / 100),
+    ),
+    (
+        "marserve_device_temperature_celsius",
+        "gauge",
+        "Temperature of an accelerator.",
+        "gpu_id",
+        _each(lambda reading: reading.celsius),
+    ),
+)

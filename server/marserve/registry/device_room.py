@@ -1,0 +1,337 @@
+"""Has a worker begin on a device only where there is memory for it: keeps the books of all versions, chooses devices.
+
+A version's room (`pool/room.py`) is wrapped: host memory stays the inner one's affair. `device_admission.py` decides;
+here the latest readings are brought to it, places are kept for workers that are about to start, and what a worker took
+is remembered for the next one. Where nothing tells how much memory a device has, every answer is yes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from marserve.errors import NotEnoughDeviceMemory
+from marserve.machine.device_readings import DeviceReading
+from marserve.machine.devices import Assigner, choose_group
+from marserve.pool.options import PoolOptions
+from marserve.pool.room import Room, Unbounded
+from marserve.registry.admission import Learned
+from marserve.registry.device_admission import CONTEXT_BYTES, DeviceBooks, DeviceNeed, Promise, device_need
+from marserve.registry.learned_memory import LearnedMemory
+
+Devices = tuple[int, ...]
+
+
+class Watch(Protocol):
+    """What brings readings (`machine/device_watch.py`)."""
+
+    @property
+    def read_at(self) -> float:
+        """When the latest reading was taken, monotonic seconds."""
+
+    def of(self, device: int) -> DeviceReading | None:
+        """What is known of a device."""
+
+    def look_soon(self) -> None:
+        """Read again soon."""
+
+
+class HasDevices(Protocol):
+    """A slot."""
+
+    @property
+    def uses(self) -> Devices:
+        """The devices of its worker."""
+
+
+class HasSlots(Protocol):
+    """A pool, as its room sees it."""
+
+    @property
+    def slots(self) -> Sequence[HasDevices]:
+        """The places of its workers."""
+
+    @property
+    def leaving(self) -> Sequence[HasDevices]:
+        """Those whose workers are about to end."""
+
+
+Housed = TypeVar("Housed", bound=HasSlots)
+
+
+class DeviceRooms:
+    """The devices' memory for all versions of a server."""
+
+    def __init__(self, watch: Watch, assigner: Assigner, learned: LearnedMemory) -> None:
+        self.watch, self.assigner, self.learned = watch, assigner, learned
+        self.books = DeviceBooks()
+        self.refused = 0
+
+    def house(self, inner: Room | None, options: PoolOptions, make: Callable[[Room | None], Housed]) -> Housed:
+        """Make a version's pool with places for its least number of workers; as it was for one that uses no device.
+
+        Raises NotEnoughDeviceMemory; then none is made.
+        """
+        if not options.gpu_ids:
+            return make(inner)
+        room = DeviceRoom(self, inner or Unbounded(), options)
+        try:
+            room.reserve_or_count(options.min_workers)
+            pool = room.pool = make(room)
+        except BaseException:
+            room.give_back_all()
+            raise
+        return pool
+
+    def could_be_had(self, device: int) -> int | None:
+        """What one more worker could have on a device; None where nobody knows."""
+        reading = self.watch.of(device)
+        if reading is None or reading.free_bytes is None:
+            return None
+        return self.books.could_be_had(device, reading.free_bytes, self.watch.read_at)
+
+    def promise(self, label: str, devices: Devices, size: int) -> list[Promise]:
+        """Promise a worker its memory on all of its devices."""
+        promises = []
+        for device in devices:
+            reading = self.watch.of(device)
+            free = reading.free_bytes if reading is not None else None
+            promises.append(self.books.promise(label, device, size, free or 0, self.watch.read_at))
+        return promises
+
+    def end(self, promises: Sequence[Promise]) -> None:
+        """A worker has ended."""
+        for promise in promises:
+            self.books.end(promise)
+        self.watch.look_soon()
+
+
+class DeviceRoom:
+    """One version's memory, on devices too. See `Room`."""
+
+    def __init__(self, rooms: DeviceRooms, inner: Room, options: PoolOptions) -> None:
+        self.pool: HasSlots | None = None
+        self._rooms, self._inner, self._options = rooms, inner, options
+        self._label = f"{options.model} {options.version}"
+        self._key = (options.model, options.version, options.weight_bytes)
+        self._places: list[tuple[Devices, list[Promise]]] = []
+        self._owed: list[tuple[Devices, list[Promise]]] = []
+        self._begun: dict[str, list[Promise]] = {}
+
+    # ---------------------------------------------------------------------------------------------- what a pool asks
+
+    def ask(self, workers: int) -> None:
+        """Keep places on devices, then ask for host memory. Raises NotEnoughMemory, and nothing has changed then."""
+        kept = self.reserve_or_count(workers)
+        try:
+            self._inner.ask(workers)
+        except BaseException:
+            self._give_back(kept)
+            raise
+
+    def grow(self, workers: int) -> int:
+        """As many as there are places for, on devices and in the host's memory."""
+        allowed = self._inner.grow(workers)
+        for count in range(self._count() + 1, allowed + 1):
+            try:
+                self.reserve(count)
+            except NotEnoughDeviceMemory:
+                self._inner.shrink(count - 1)
+                return count - 1
+        return allowed
+
+    def shrink(self, workers: int) -> None:
+        """Fewer places are kept."""
+        self._give_back(max(0, self._count() - workers))
+        self._forget_gone()
+        self._inner.shrink(workers)
+
+    async def enter(self) -> None:
+        """Wait for host memory."""
+        await self._inner.enter()
+
+    def place(self) -> Devices | None:
+        """The devices of the next worker, kept since it was asked for; None where none were."""
+        if not self._places:
+            return None
+        place = self._places.pop(0)
+        self._owed.append(place)
+        return place[0]
+
+    def begin(self, key: str, devices: Sequence[int]) -> None:
+        """A worker is about to be started on these devices. Raises NotEnoughDeviceMemory where that is in vain."""
+        wanted = tuple(devices)
+        for kept in (self._owed, self._places):
+            for place in kept:
+                if place[0] == wanted:
+                    kept.remove(place)
+                    self._begun[key] = place[1]
+                    return
+        need = self._need()
+        if not self._fits(wanted, need):
+            raise self._refusal([wanted], need)
+        self._begun[key] = self._rooms.promise(self._label, wanted, need.size)
+
+    def fits_beside(self, devices: Sequence[int]) -> bool:
+        """Whether one more worker would fit on these devices, beside those that are there."""
+        wanted = tuple(devices)
+        return any(place[0] == wanted for place in self._places) or self._fits(wanted, self._need())
+
+    def loaded_on_device(self, key: str, reserved_bytes: int) -> None:
+        """A worker has its model loaded; its runtime had taken so much of a device at most, 0: it cannot say."""
+        now = time.monotonic()
+        for promise in self._begun.get(key, ()):
+            self._rooms.books.loaded(promise, now)
+        if reserved_bytes:
+            size = reserved_bytes + CONTEXT_BYTES
+            before = self._rooms.learned.get(self._key)
+            if before is None or size > before.first_bytes:
+                self._rooms.learned.put(self._key, Learned(size, size, size, 0.0))
+        self._rooms.watch.look_soon()
+
+    def ended_on_device(self, key: str) -> None:
+        """A worker's process has ended."""
+        self._rooms.end(self._begun.pop(key, []))
+        self._forget_gone()
+
+    def loaded(self) -> None:
+        """A worker has loaded the model."""
+        self._inner.loaded()
+
+    def emptied(self) -> None:
+        """Processes have ended."""
+        self._inner.emptied()
+
+    def make_spare(self, give_up: Callable[[], None] | None) -> None:
+        """See `Room`."""
+        self._inner.make_spare(give_up)
+
+    def close(self) -> None:
+        """There is no process any more."""
+        self.give_back_all()
+        self._inner.close()
+
+    @property
+    def held_bytes(self) -> int | None:
+        """What the version's processes hold of the host's memory."""
+        return self._inner.held_bytes
+
+    @property
+    def described(self) -> Mapping[str, Any]:
+        """The members `memory` and `deviceMemory` of describe."""
+        need = self._need()
+        on_devices: dict[str, int] = {}
+        for promises in self._begun.values():
+            for promise in promises:
+                on_devices[str(promise.device)] = on_devices.get(str(promise.device), 0) + promise.size
+        told = {"neededBytes": need.size, "source": need.source, "promisedBytes": on_devices}
+        return {**self._inner.described, "deviceMemory": told}
+
+    # ---------------------------------------------------------------------------------------------- places
+
+    def reserve(self, workers: int) -> int:
+        """Keep places until there are so many with those that are taken. Returns how many more that took.
+
+        Raises NotEnoughDeviceMemory, and no more are kept then than before.
+        """
+        need = self._need()
+        kept = 0
+        while self._count() < workers:
+            devices = self._choose(need)
+            if not self._fits(devices, need):
+                self._give_back(kept)
+                raise self._refusal(self._candidates(), need)
+            self._places.append((devices, self._rooms.promise(self._label, devices, need.size)))
+            kept += 1
+        return kept
+
+    def reserve_or_count(self, workers: int) -> int:
+        """As `reserve`; a refusal is counted."""
+        try:
+            return self.reserve(workers)
+        except NotEnoughDeviceMemory:
+            self._rooms.refused += 1
+            raise
+
+    def give_back_all(self) -> None:
+        """Promise nobody anything any more."""
+        for _, promises in (*self._places, *self._owed):
+            self._rooms.end(promises)
+        self._places.clear()
+        self._owed.clear()
+        for key in list(self._begun):
+            self.ended_on_device(key)
+
+    def _count(self) -> int:
+        return len(self._places) + (len(self.pool.slots) if self.pool is not None else 0)
+
+    def _give_back(self, count: int) -> None:
+        for _ in range(min(count, len(self._places))):
+            self._rooms.end(self._places.pop()[1])
+
+    def _forget_gone(self) -> None:
+        """Give back what was kept for workers whose slots went before they began."""
+        slots = self.pool.slots if self.pool is not None else ()
+        expected = Counter(slot.uses for slot in slots)
+        owed, self._owed = self._owed, []
+        for devices, promises in owed:
+            if expected[devices] > 0:
+                expected[devices] -= 1
+                self._owed.append((devices, promises))
+            else:
+                self._rooms.end(promises)
+
+    def _choose(self, need: DeviceNeed) -> Devices:
+        options = self._options
+        if options.parallel_level:
+            groups = self._candidates()
+            fitting = [group for group in groups if self._fits(group, need)] or groups
+            taken = [place[0] for place in self._places]
+            taken += [slot.uses for slot in self.pool.slots] if self.pool is not None else []
+            leaving = [slot.uses for slot in self.pool.leaving] if self.pool is not None else []
+            ids = [device for group in fitting for device in group]
+            return choose_group(ids, options.parallel_level, taken, leaving)
+        device = self._rooms.assigner.assign(
+            options.model, options.version, options.gpu_ids, lambda device: self._fits((device,), need)
+        )
+        assert device is not None
+        return (device,)
+
+    def _candidates(self) -> list[Devices]:
+        level = self._options.parallel_level or 1
+        ids = self._options.gpu_ids
+        return [tuple(ids[at : at + level]) for at in range(0, len(ids) - level + 1, level)]
+
+    def _fits(self, devices: Devices, need: DeviceNeed) -> bool:
+        had = [self._rooms.could_be_had(device) for device in devices]
+        return all(size is None or need.size <= size for size in had)
+
+    def _need(self) -> DeviceNeed:
+        options = self._options
+        learned = self._rooms.learned.get(self._key)
+        return device_need(
+            declared_bytes=options.device_memory_bytes,
+            learned_bytes=learned.first_bytes if learned is not None else None,
+            weight_bytes=options.weight_bytes,
+            devices_per_worker=options.parallel_level,
+        )
+
+    def _refusal(self, candidates: Sequence[Devices], need: DeviceNeed) -> NotEnoughDeviceMemory:
+        devices = sorted({device for chosen in candidates for device in chosen})
+        told = []
+        for device in devices:
+            reading = self._rooms.watch.of(device)
+            if reading is not None and reading.total_bytes:
+                told.append((device, self._rooms.could_be_had(device) or 0, reading.total_bytes))
+        holders = {device: self._rooms.books.holders(device) for device in devices}
+        self._rooms.watch.look_soon()  # whoever makes room and tries again is not judged by an old reading
+        return NotEnoughDeviceMemory(
+            self._options.model,
+            self._options.version,
+            needed_bytes=need.size,
+            source=need.source,
+            devices=told,
+            holders=[holder for device in devices for holder in holders[device]],
+        )

@@ -1,0 +1,138 @@
+"""What accelerators are doing: by NVIDIA's library where it answers, else by the vendors' tools."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from marserve.machine.accelerators import MIB
+from marserve.machine.device_readings import (
+    DeviceReader,
+    DeviceReading,
+    describe_usage,
+    import_nvml,
+    read_cards,
+    read_table,
+)
+from support.fake_nvml import FakeGpu, FakeNvml, NVMLError, missing
+
+TABLE = "0, 50, 100, 400, 20, 61\n1, [N/A], 200, 400, [N/A], 40\n"
+
+
+def never(command: Sequence[str]) -> str:
+    """A tool that must not be started."""
+    raise AssertionError(command)
+
+
+def test_the_library_is_asked_and_no_process_started() -> None:
+    """Memory that no process could have any more, time in use, temperature."""
+    nvml = FakeNvml([FakeGpu(used=1024, busy=40, celsius=61), FakeGpu(used=0)])
+    reader = DeviceReader("nvidia", never, lambda: nvml)
+
+    assert reader.read() == [
+        DeviceReading("0", 1024 * MIB, 81559 * MIB, 40.0, 20.0, 61.0),
+        DeviceReading("1", 0, 81559 * MIB, 0.0, 0.0, 40.0),
+    ]
+    assert reader.is_quick
+    reader.close()
+    assert (nvml.opened, nvml.closed) == (1, 1)
+
+
+def test_mig_instances_are_read_one_by_one() -> None:
+    """Each has its memory; how busy it is nobody tells, and its temperature is its GPU's."""
+    cut = FakeGpu(
+        celsius=70, instances=[FakeGpu(used=10, total=40192, busy=None, celsius=None), None, FakeGpu(busy=None)]
+    )
+    reader = DeviceReader("nvidia", never, lambda: FakeNvml([FakeGpu(), cut]))
+
+    readings = reader.read()
+
+    assert [reading.label for reading in readings] == ["0", "1:0", "1:2"]
+    assert readings[1] == DeviceReading("1:0", 10 * MIB, 40192 * MIB, celsius=70.0)
+    assert readings[1].free_bytes == 40182 * MIB
+
+
+def test_what_a_device_does_not_tell_is_none() -> None:
+    """And what is not told cannot be free."""
+    reader = DeviceReader("nvidia", never, lambda: FakeNvml([FakeGpu(used=None, busy=None, celsius=None)]))
+
+    (reading,) = reader.read()
+
+    assert reading == DeviceReading("0", None, None)
+    assert reading.free_bytes is None
+
+
+def test_without_the_package_the_tool_is_started() -> None:
+    """Cells without a figure say so in words."""
+    reader = DeviceReader("nvidia", lambda command: TABLE, missing)
+
+    assert not reader.is_quick
+    assert reader.read() == [
+        DeviceReading("0", 100 * MIB, 400 * MIB, 50.0, 20.0, 61.0),
+        DeviceReading("1", 200 * MIB, 400 * MIB, None, None, 40.0),
+    ]
+
+
+def test_a_library_that_does_not_answer_gives_way_to_the_tool() -> None:
+    """At the start (no driver), and later (the driver was exchanged)."""
+    nvml = FakeNvml([FakeGpu()], error=NVMLError("Driver Not Loaded"))
+    assert DeviceReader("nvidia", lambda command: TABLE, lambda: nvml).read() == read_table(TABLE)
+
+    nvml.error = None
+    reader = DeviceReader("nvidia", lambda command: TABLE, lambda: nvml)
+    assert len(reader.read()) == 1
+    nvml.error = NVMLError("GPU is lost")
+    assert reader.read() == read_table(TABLE)
+    assert not reader.is_quick
+    assert nvml.closed == 1
+
+
+def test_the_real_library_without_a_driver_gives_way_too() -> None:
+    """The package alone brings no driver."""
+    nvml = pytest.importorskip("pynvml", reason="needs the extra `gpu`")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        assert DeviceReader("nvidia", lambda command: TABLE, import_nvml).read() == read_table(TABLE)
+    else:
+        nvml.nvmlShutdown()
+        pytest.skip("here is a driver; tests/gpu asks it")
+
+
+def test_rocms_cards_are_read_by_its_tool() -> None:
+    """Its table has lines without a card."""
+    table = (
+        "device,Temperature (Sensor edge) (C),GPU use (%),VRAM Total Memory (B),VRAM Total Used Memory (B)\n"
+        "card0,38.0,12,4194304,1048576\nsystem,,,,\n"
+    )
+    reader = DeviceReader("amd", lambda command: table)
+
+    assert reader.read() == [DeviceReading("0", MIB, 4 * MIB, 12.0, celsius=38.0)] == read_cards(table)
+
+
+@pytest.mark.parametrize("vendor", ["intel", "apple", None])
+def test_other_vendors_devices_are_not_read(vendor: str | None) -> None:
+    """No tool is started for them."""
+    reader = DeviceReader(vendor, never)  # type: ignore[arg-type]
+
+    assert not reader.reads_something
+    assert reader.read() == []
+
+
+def test_describe_has_torchserves_words() -> None:
+    """Names, two colons, figures with their units."""
+    reading = DeviceReading("3", 678 * MIB, 81559 * MIB, 12.0, 3.0)
+
+    assert describe_usage(3, reading) == ("gpuId::3 utilization.gpu::12 % utilization.memory::3 % memory.used::678 MiB")
+    assert describe_usage(3, reading._replace(busy_percent=None)).startswith("gpuId::3 utilization.gpu::N/A % ")
+    assert describe_usage(3, None) == "failed to obtained gpu usage"
+
+
+def test_the_library_is_imported_only_where_it_is_used() -> None:
+    """A server without devices does not pay for it."""
+    program = "import sys, marserve.app, marserve.machine.device_readings; sys.exit('pynvml' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

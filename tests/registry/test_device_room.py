@@ -1,0 +1,267 @@
+"""A version's memory on devices: places that are kept, workers that begin, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from marserve.errors import NotEnoughDeviceMemory, NotEnoughMemory
+from marserve.machine.device_readings import DeviceReading
+from marserve.machine.devices import Assigner
+from marserve.pool.options import PoolOptions
+from marserve.pool.room import Room, Unbounded
+from marserve.registry.admission import MIB
+from marserve.registry.device_room import DeviceRoom, DeviceRooms
+from marserve.registry.learned_memory import LearnedMemory
+
+
+@dataclass
+class FakeWatch:
+    """Devices with so many MiB free of 80,000 each; None where nobody can say."""
+
+    free: list[int | None]
+    read_at: float = 0.0
+    looks: int = 0
+
+    def of(self, device: int) -> DeviceReading | None:
+        """What is known of one."""
+        free = self.free[device]
+        return None if free is None else DeviceReading(str(device), (80_000 - free) * MIB, 80_000 * MIB)
+
+    def look_soon(self) -> None:
+        """Something changed."""
+        self.looks += 1
+
+
+@dataclass
+class FakeSlot:
+    """A place for a worker."""
+
+    uses: tuple[int, ...]
+
+
+@dataclass
+class FakePool:
+    """A pool that takes the places that are kept for it."""
+
+    room: Room
+    slots: list[FakeSlot] = field(default_factory=list)
+    leaving: list[FakeSlot] = field(default_factory=list)
+
+    def resize(self, count: int) -> list[tuple[int, ...]]:
+        """Make slots, and begin their workers."""
+        while len(self.slots) < count:
+            devices = self.room.place()
+            assert devices is not None
+            self.slots.append(FakeSlot(devices))
+            self.room.begin(f"w{len(self.slots)}", devices)
+        return [slot.uses for slot in self.slots]
+
+
+class House:
+    """Devices and what is housed on them."""
+
+    def __init__(self, *free: int | None) -> None:
+        self.watch = FakeWatch(list(free))
+        self.rooms = DeviceRooms(self.watch, Assigner(len(free)), LearnedMemory(None))
+
+    def add(self, inner: Room | None = None, **options: object) -> FakePool:
+        """A version whose workers take 30,000 MiB each, unless `options` say otherwise."""
+        given = {"gpu_ids": tuple(range(len(self.watch.free))), "device_memory_bytes": 30_000 * MIB, **options}
+        chosen = PoolOptions(str(given.pop("model", "m")), "1.0", **{"min_workers": 1, "max_workers": 9, **given})  # type: ignore[arg-type]
+
+        def make(room: Room | None) -> FakePool:
+            assert room is not None
+            return FakePool(room)
+
+        return self.rooms.house(inner, chosen, make)
+
+
+def test_workers_of_a_new_version_have_places_before_they_are_started() -> None:
+    """Another version that comes meanwhile finds them taken."""
+    house = House(70_000, 70_000)
+    first = house.add(min_workers=2)
+
+    second = house.add(model="n", min_workers=2)
+    with pytest.raises(NotEnoughDeviceMemory):
+        house.add(model="o")
+
+    assert first.resize(2) == [(0,), (1,)]
+    assert second.resize(2) == [(0,), (1,)]
+
+
+def test_a_version_that_fits_nowhere_is_refused_with_the_numbers() -> None:
+    """Need and how it is known, what each device has, who is there, what to do. Nothing is left of it."""
+    house = House(31_000, 2_000)
+    house.add(model="n")
+
+    with pytest.raises(NotEnoughDeviceMemory) as error:
+        house.add(min_workers=1)
+
+    assert str(error.value) == (
+        "Model m version 1.0 does not fit into the memory of its devices: a worker needs 30,000 MiB (declared), and "
+        "device 0 has 1,000 MiB of 80,000 MiB free, device 1 has 2,000 MiB of 80,000 MiB free. On them: n 1.0 with "
+        "30,000 MiB. Scale down or unregister what is there, name other devices (deviceIds), or say what a worker "
+        "needs with the key deviceMemory of the model's configuration."
+    )
+    assert str(error.value.for_clients()).endswith("device 1 has 2,000 MiB of 80,000 MiB free.")
+    assert isinstance(error.value.for_clients(), NotEnoughMemory)
+    assert house.rooms.refused == 1
+    assert house.rooms.could_be_had(0) == 1_000 * MIB
+
+
+def test_of_several_workers_all_fit_or_none_is_kept() -> None:
+    """A third one would not: the two places are free again."""
+    house = House(70_000)
+
+    with pytest.raises(NotEnoughDeviceMemory):
+        house.add(min_workers=3)
+
+    assert house.rooms.could_be_had(0) == 70_000 * MIB
+
+
+def test_a_device_that_is_full_is_passed_over() -> None:
+    """TorchServe would take it in its turn."""
+    house = House(5_000, 70_000)
+
+    assert house.add(min_workers=2).resize(2) == [(1,), (1,)]
+
+
+def test_a_worker_of_several_devices_needs_memory_on_each() -> None:
+    """The first two have no room for a second worker; the next two are one group."""
+    house = House(40_000, 40_000, 40_000, 40_000)
+    options = {"parallel_level": 2, "parallel_type": "tp", "min_workers": 2}
+
+    assert house.add(**options).resize(2) == [(0, 1), (2, 3)]
+    with pytest.raises(NotEnoughDeviceMemory):
+        house.add(model="n", **options)
+
+
+def test_a_group_without_memory_is_passed_over() -> None:
+    """And of those that fit, one that is leaving comes last."""
+    house = House(5_000, 70_000, 70_000, 70_000, 70_000, 70_000)
+    pool = house.add(parallel_level=2, parallel_type="tp", min_workers=0)
+    pool.leaving.append(FakeSlot((2, 3)))
+
+    pool.room.ask(1)
+
+    assert pool.resize(1) == [(4, 5)]
+
+
+def test_devices_of_which_nothing_is_known_refuse_nobody() -> None:
+    """An old driver, or a vendor whose tool tells no memory."""
+    house = House(None, None)
+
+    assert house.add(min_workers=5, device_memory_bytes=1 << 60).resize(5)[:3] == [(0,), (1,), (0,)]
+
+
+def test_a_version_on_the_cpu_keeps_its_room() -> None:
+    """Nothing is wrapped."""
+    inner = Unbounded()
+
+    assert House(70_000).add(inner, gpu_ids=()).room is inner
+
+
+def test_growing_stops_where_devices_are_full() -> None:
+    """As many as fit, and nobody was refused."""
+    house = House(70_000, 40_000)
+    pool = house.add()
+    pool.resize(1)
+
+    assert pool.room.grow(9) == 3
+    assert pool.resize(3) == [(0,), (1,), (0,)]
+    assert pool.room.grow(4) == 3
+    assert house.rooms.refused == 0
+
+
+def test_host_memory_that_is_refused_gives_the_places_back() -> None:
+    """Nothing has changed then."""
+
+    class Full(Unbounded):
+        def ask(self, workers: int) -> None:
+            if workers > 1:
+                raise NotEnoughMemory("m", "1.0", needed_bytes=2, source="declared", could_be_had=1, budget_bytes=1)
+
+    house = House(70_000)
+    pool = house.add(Full())
+    pool.resize(1)
+
+    with pytest.raises(NotEnoughMemory):
+        pool.room.ask(2)
+
+    assert house.rooms.could_be_had(0) == 40_000 * MIB
+
+
+def test_a_worker_that_starts_again_asks_again() -> None:
+    """Somebody else has taken the memory meanwhile: it is not started in vain."""
+    house = House(70_000)
+    pool = house.add()
+    pool.resize(1)
+    pool.room.ended_on_device("w1")
+    house.watch.free[0] = 10_000
+
+    with pytest.raises(NotEnoughDeviceMemory):
+        pool.room.begin("w1", (0,))
+    house.watch.free[0] = 70_000
+    pool.room.begin("w1", (0,))
+
+    assert house.rooms.could_be_had(0) == 40_000 * MIB
+    assert house.watch.looks >= 1
+
+
+def test_whether_a_replacement_fits_beside_is_asked_of_its_own_device() -> None:
+    """Room elsewhere does not help: it takes its predecessor's device over."""
+    house = House(40_000, 70_000)
+    pool = house.add()
+    assert pool.resize(1) == [(0,)]
+
+    assert not pool.room.fits_beside((0,))
+    assert pool.room.fits_beside((1,))
+
+
+def test_what_a_worker_took_is_known_for_the_next_one() -> None:
+    """Of two the larger counts; what runtimes cannot tell leaves the estimate."""
+    house = House(70_000)
+    pool = house.add(device_memory_bytes=None, weight_bytes=0)
+    pool.resize(1)
+    assert pool.room.described["deviceMemory"] == {
+        "neededBytes": 512 * MIB,
+        "source": "estimated",
+        "promisedBytes": {"0": 512 * MIB},
+    }
+
+    for reserved in (9_488, 2_000, 0):
+        pool.room.loaded_on_device("w1", reserved * MIB)
+
+    assert pool.room.described["deviceMemory"]["neededBytes"] == 10_000 * MIB
+    assert pool.room.described["deviceMemory"]["source"] == "learned"
+
+
+def test_a_slot_that_goes_before_its_worker_began_leaves_no_promise() -> None:
+    """It waited for host memory, and was scaled down meanwhile."""
+    house = House(70_000)
+    pool = house.add()
+    devices = pool.room.place()
+    assert devices == (0,)
+    pool.slots.append(FakeSlot(devices))
+    pool.room.shrink(1)
+    assert house.rooms.could_be_had(0) == 40_000 * MIB
+
+    pool.slots.clear()
+    pool.room.shrink(0)
+
+    assert house.rooms.could_be_had(0) == 70_000 * MIB
+
+
+def test_a_version_that_goes_leaves_no_promise() -> None:
+    """Whether its workers had begun or not."""
+    house = House(70_000)
+    pool = house.add(min_workers=2)
+    pool.resize(1)
+
+    pool.room.close()
+
+    assert house.rooms.could_be_had(0) == 70_000 * MIB
+    assert isinstance(pool.room, DeviceRoom)
+    assert house.rooms.books.holders(0) == []

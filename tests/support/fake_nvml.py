@@ -1,0 +1,121 @@
+"""NVIDIA's library, as nvidia-ml-py shows it, over GPUs that a test makes up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+MIB = 1024 * 1024
+
+
+class NVMLError(Exception):
+    """What the library raises."""
+
+
+class NVMLError_NotSupported(NVMLError):
+    """The device does not tell."""
+
+
+class NVMLError_NotFound(NVMLError):
+    """There is no instance at this place."""
+
+
+class NVMLError_NoPermission(NVMLError):
+    """Not for this user."""
+
+
+class NVMLError_InvalidArgument(NVMLError):
+    """Not of such a handle."""
+
+
+@dataclass
+class FakeGpu:
+    """One GPU, or one of its MIG instances. None is what it does not tell; sizes in MiB."""
+
+    used: int | None = 0
+    total: int = 81559
+    busy: int | None = 0
+    celsius: int | None = 40
+    instances: list[FakeGpu | None] | None = None
+
+
+@dataclass
+class FakeNvml:
+    """The module. `error` is raised by whatever is asked next, and from then on."""
+
+    gpus: list[FakeGpu]
+    error: NVMLError | None = None
+    opened: int = 0
+    closed: int = 0
+    asked: int = 0
+    NVML_TEMPERATURE_GPU: int = 0
+    NVML_DEVICE_MIG_ENABLE: int = 1
+    NVMLError: type[NVMLError] = NVMLError
+    NVMLError_NotSupported: type[NVMLError] = NVMLError_NotSupported
+    NVMLError_NotFound: type[NVMLError] = NVMLError_NotFound
+    NVMLError_NoPermission: type[NVMLError] = NVMLError_NoPermission
+    NVMLError_InvalidArgument: type[NVMLError] = NVMLError_InvalidArgument
+
+    def _check(self) -> None:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+
+    def nvmlInit(self) -> None:
+        """As the library's."""
+        self._check()
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:
+        """As the library's."""
+        self.closed += 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        """As the library's."""
+        self._check()
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> FakeGpu:
+        """As the library's."""
+        self._check()
+        return self.gpus[number]
+
+    def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:
+        """As the library's."""
+        self._check()
+        return [int(gpu.instances is not None)] * 2
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu) -> int:
+        """As the library's."""
+        return len(gpu.instances or ())
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, place: int) -> FakeGpu:
+        """As the library's."""
+        instance = (gpu.instances or [])[place]
+        if instance is None:
+            raise NVMLError_NotFound
+        return instance
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> Any:
+        """As the library's."""
+        if gpu.used is None:
+            raise NVMLError_NotSupported
+        return SimpleNamespace(total=gpu.total * MIB, free=(gpu.total - gpu.used) * MIB, used=gpu.used * MIB)
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> Any:
+        """As the library's."""
+        if gpu.busy is None:
+            raise NVMLError_NotSupported
+        return SimpleNamespace(gpu=gpu.busy, memory=gpu.busy // 2)
+
+    def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:
+        """As the library's."""
+        if gpu.celsius is None:
+            raise NVMLError_InvalidArgument
+        return gpu.celsius
+
+
+def missing() -> ModuleType:
+    """A machine without the package."""
+    raise ImportError("No module named 'pynvml'")
