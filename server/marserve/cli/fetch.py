@@ -1,0 +1,143 @@
+"""`marserve fetch`: brings archives from where they are kept into a folder, without a server. For init containers.
+
+What is typed is allowed; redirects, digests, credentials and bounds are those of the settings, as in a server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from marserve.cli.downloads import step_of
+from marserve.cli.output import AsJson, CommandFailed, Interrupted, Output, Step
+from marserve.cli.remote import ConfigFile
+from marserve.cli.typed_settings import load_as_typed
+from marserve.cli.watch import while_showing
+from marserve.errors import ArchiveExists, MarserveError
+from marserve.settings import Settings
+from marserve.store.assembly import build_fetcher
+from marserve.store.digests import BESIDE, split_digest
+from marserve.store.download_list import DownloadList
+from marserve.store.fetch_guard import Target, hide_query, parse_target
+from marserve.store.fetcher import Fetcher
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One address as it was typed, and what it means."""
+
+    address: str
+    target: Target
+
+    @property
+    def shown(self) -> str:
+        """The address without what it keeps secret."""
+        return hide_query(self.address)
+
+
+def fetch(
+    addresses: Annotated[
+        list[str], typer.Argument(metavar="ADDRESS…", help="Archives: https://…, s3://…, gs://…, az://…, file:///….")
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where they are put; made where it is missing.")],
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch archives into a folder, each whole or not at all. What is there already is left as it is."""
+    with Output(as_json) as output:
+        wanted = [_read(address) for address in addresses]
+        _refuse_one_name_twice(wanted)
+        _make(to)
+        settings = load_as_typed({"model_store": str(to)} | ({} if config is None else {"ts_config": str(config)}))
+        downloads = DownloadList()
+        fetcher = build_fetcher(_allowing(settings, wanted), settings.max_archive_bytes, downloads)
+        try:
+            done = while_showing(
+                lambda: [_fetch(fetcher, one, to) for one in wanted],
+                lambda: _steps(downloads),
+                output,
+                f"Fetching {len(wanted)} archives" if len(wanted) > 1 else f"Fetching {wanted[0].shown}",
+            )
+        except KeyboardInterrupt:
+            fetcher.close()
+            raise Interrupted("The fetching was ended; archives that had come whole stay.") from None
+        output.result({"folder": str(to), "archives": done}, *(_line(one) for one in done))
+
+
+def _read(address: str) -> Wanted:
+    """What a typed address means. Raises CommandFailed."""
+    try:
+        target = parse_target(split_digest(address)[0])
+    except MarserveError as error:
+        raise CommandFailed(str(error)) from error
+    if target.scheme == "hf":
+        raise CommandFailed(
+            f"{hide_query(address)} is kept in the hub's own cache, and cannot be put into a folder.",
+            f"Let the server load it: load_models={address}, with HF_HOME where its cache may be.",
+        )
+    return Wanted(address, target)
+
+
+def _refuse_one_name_twice(wanted: Sequence[Wanted]) -> None:
+    """Of two archives of one name only the first could be put there."""
+    first: dict[str, Wanted] = {}
+    for one in wanted:
+        other = first.setdefault(one.target.file_name, one)
+        if other is not one:
+            raise CommandFailed(
+                f"{other.shown} and {one.shown} would both be called {one.target.file_name}.",
+                "Fetch them into two folders.",
+            )
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandFailed(
+            f"The folder {folder} cannot be made ({error.strerror}).", "Name another one with --to."
+        ) from error
+
+
+def _allowing(settings: Settings, wanted: Sequence[Wanted]) -> Settings:
+    """With what was typed among the allowed addresses, and the digests beside it."""
+    typed = [re.escape(one.target.url) for one in wanted]
+    typed += [re.escape(replace(one.target, path=one.target.path + BESIDE).url) for one in wanted]
+    return replace(settings, allowed_urls=(*settings.allowed_urls, *typed))
+
+
+def _fetch(fetcher: Fetcher, one: Wanted, folder: Path) -> dict[str, Any]:
+    """Fetch one archive. Raises CommandFailed with what the origin, the digest or the disk said."""
+    said = {"address": one.shown, "name": one.target.file_name}
+    try:
+        fetched = fetcher.fetch(one.address, folder)
+    except ArchiveExists:
+        return {**said, "outcome": "kept"}
+    except MarserveError as error:
+        reason = getattr(error, "reason", "")
+        raise CommandFailed(
+            str(error), **({"reason": reason} if reason and reason not in str(error) else {})
+        ) from error
+    fetched.release()
+    if fetched.in_store is None:
+        raise CommandFailed(
+            f"{one.target.file_name} cannot be put into {folder}, which may not be written.",
+            "Name another folder with --to, or let this user write there.",
+        )
+    return {**said, "outcome": "fetched" if fetched.is_new else "kept", "sha256": fetched.sha256}
+
+
+def _steps(downloads: DownloadList) -> list[Step]:
+    running = [status for status in downloads.statuses() if status.state in ("waiting", "downloading")]
+    return [step_of(status._asdict()) for status in running]
+
+
+def _line(done: dict[str, Any]) -> str:
+    if done["outcome"] == "kept":
+        return f"{done['name']} is there already"
+    return f"{done['name']} fetched from {done['address']}, sha256 {done['sha256']}"
