@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from marserve.app.draining import Stop, drain, finish_accepted
+from marserve.app.draining import MOST_NAMED, Stop, drain, finish_accepted
+from marserve.pool.queue import GivenUp
 
 pytestmark = pytest.mark.anyio
 
@@ -18,14 +20,18 @@ DRAIN_S = 30.0
 
 
 class Recorder:
-    """A part whose calls are written down: `registry.refuse_new`. Those in `waiting` return what they are given."""
+    """A part whose calls are written down: `registry.refuse_new`.
 
-    def __init__(self, name: str, calls: list[str], **waiting: Any) -> None:
-        self._name, self._calls, self._waiting = name, calls, waiting
+    Those in `waiting` are coroutines that return what they are given; those in `left` are not, and return it as well.
+    """
+
+    def __init__(self, name: str, calls: list[str], left: dict[str, Any] | None = None, **waiting: Any) -> None:
+        self._name, self._calls, self._left, self._waiting = name, calls, left or {}, waiting
 
     def __getattr__(self, call: str) -> Any:
-        def note(*_: Any) -> None:
+        def note(*_: Any) -> Any:
             self._calls.append(f"{self._name}.{call}")
+            return self._left.get(call)
 
         async def wait(*arguments: Any) -> Any:
             note()
@@ -35,14 +41,25 @@ class Recorder:
         return wait if call in self._waiting else note
 
 
-def a_server(calls: list[str], drained: Any = 0) -> tuple[Any, list[Any], list[Any]]:
-    """Parts, listeners and gRPC listeners that write down what is done with them. `drained`: what `drain` gives."""
+class Connections(list[Any]):
+    """A table of connections; `answering` as it would count."""
+
+    answering = 0
+
+
+def a_server(
+    calls: list[str], drained: Any = 0, left: Sequence[Any] = (), workflows_left: Sequence[Any] = ()
+) -> tuple[Any, list[Any], list[Any]]:
+    """Parts, listeners and gRPC listeners that write down what is done with them.
+
+    `drained`: what `drain` gives; `left`: what is then refused.
+    """
     parts = SimpleNamespace(
         settings=SimpleNamespace(drain_delay=0.0, drain_timeout=DRAIN_S),
-        registry=Recorder("registry", calls, drain=drained),
+        registry=Recorder("registry", calls, {"refuse_accepted": left}, drain=drained),
         rollouts=Recorder("rollouts", calls, stop=None),
-        workflows=Recorder("workflows", calls, drain=0),
-        connections=[],
+        workflows=Recorder("workflows", calls, {"refuse_accepted": workflows_left}, drain=0),
+        connections=Connections(),
     )
     listener: Any = Recorder("listener", calls, turn_away=None)
     listener.state = SimpleNamespace(connections={Recorder("connection", calls)})
@@ -55,8 +72,11 @@ async def test_the_end_has_an_order() -> None:
 
     await drain(*_arguments(a_server(calls), Stop()))
 
+    assert calls.index("registry.refuse_new") < calls.index("grpc.stop") < calls.index("listener.turn_away")
+    calls.remove("grpc.stop")  # beside what follows the refusal
     assert calls == [
         "registry.begin_drain",
+        "listener.send_clients_away",
         "rollouts.stop",
         "registry.refuse_new",
         "workflows.refuse_new",
@@ -65,7 +85,6 @@ async def test_the_end_has_an_order() -> None:
         "listener.turn_away",
         "listener.close",
         "connection.shutdown",
-        "grpc.stop",
     ]
 
 
@@ -83,16 +102,73 @@ async def test_a_second_signal_ends_the_wait_and_not_the_order(caplog: pytest.Lo
     with caplog.at_level(logging.INFO):
         await drain(*_arguments(a_server(calls, hang), stop))
 
+    assert "grpc.stop" in calls
+    calls.remove("grpc.stop")
     after = calls[calls.index("registry.drain") + 1 :]
-    assert after[:3] == ["listener.turn_away", "listener.close", "connection.shutdown"]
+    assert after[:2] == ["workflows.refuse_accepted", "registry.refuse_accepted"]
+    assert after[2:5] == ["listener.turn_away", "listener.close", "connection.shutdown"]
     assert [record.message for record in caplog.records] == ["SIGINT again: stopping now"]
 
 
-async def test_requests_that_were_given_up_are_counted_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """The operator reads how many clients got no answer."""
-    await drain(*_arguments(a_server([], 3), Stop()))
+async def test_what_is_refused_at_the_end_stands_in_the_log_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    """The operator reads which clients got no answer, of which version, and why."""
+    requests = [GivenUp("r1", "stream", 9.0), GivenUp("r2", "running", 3.0), GivenUp("r3", "waiting", 2.0)]
 
-    assert "3 requests were given up" in caplog.text
+    await drain(*_arguments(a_server([], 4, [("digits", "1.0", requests)], [("chain", ["w1"])]), Stop()))
+
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "Workflow chain: 1 request refused, drain_timeout is over (30 s): w1",
+        "Model digits version 1.0: 2 requests refused (1 waited, 1 ran) and 1 stream cut, "
+        "drain_timeout is over (30 s): r1, r2, r3",
+    ]
+
+
+async def test_the_log_names_only_so_many(caplog: pytest.LogCaptureFixture) -> None:
+    """A full queue makes one line, and not a long one."""
+    requests = [GivenUp(f"r{number}", "waiting", 0.0) for number in range(MOST_NAMED + 80)]
+
+    await drain(*_arguments(a_server([], 100, [("digits", "1.0", requests)]), Stop()))
+
+    assert f"{MOST_NAMED + 80} requests refused" in caplog.text
+    assert f"r{MOST_NAMED - 1} and 80 more" in caplog.text
+    assert f"r{MOST_NAMED}," not in caplog.text
+
+
+@pytest.mark.parametrize("takes_it", [True, False])
+async def test_a_client_may_take_its_answer_until_the_time_is_over(
+    takes_it: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a slow client was promised is not cut off by the few seconds that idle connections get."""
+    monkeypatch.setattr("marserve.app.draining.CLOSE_CONNECTIONS_S", 0.001)
+    server = a_server([])
+    parts = server[0]
+    parts.settings.drain_timeout = DRAIN_S if takes_it else 0.05
+    parts.connections.append("one that takes its answer")
+    parts.connections.answering = 1
+
+    async def take() -> None:
+        await asyncio.sleep(0.05)
+        parts.connections.clear()
+        parts.connections.answering = 0
+
+    taking = asyncio.create_task(take()) if takes_it else None
+    await asyncio.wait_for(drain(*_arguments(server, Stop())), 10)
+
+    assert ("1 connection cut off: the client had not taken its answer" in caplog.text) is not takes_it
+    assert taking is None or taking.done()
+
+
+async def test_a_notice_asks_for_the_end_and_the_signal_after_it_is_the_first(caplog: pytest.LogCaptureFixture) -> None:
+    """Who takes a machine away announces it, and later sends SIGTERM: that must not cut anybody off."""
+    stop = Stop()
+
+    stop.on_notice("This machine is to go")
+    assert stop.asked.is_set()
+    stop.on_signal(signal.SIGTERM)
+
+    assert await stop.unless_hurried(asyncio.sleep(0, "waited")) == "waited"
+    assert "This machine is to go: draining" in caplog.text
+    assert not stop.has_failed
 
 
 async def test_models_get_what_workflows_left_of_the_time() -> None:

@@ -7,13 +7,19 @@ import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import httpx
 import psutil
 import pytest
 
+from marserve.api.grpc_schema import INFERENCE, Schema
 from support.server import Server, make_archive, poll
+
+SCHEMA = Schema()
 
 QUICK = """
 class Quick:
@@ -30,6 +36,19 @@ class Slow:
         time.sleep(60)
     def handle(self, data, context):
         return data
+"""
+
+STREAM = """
+import time
+from ts.handler_utils.utils import send_intermediate_predict_response
+class Stream:
+    def initialize(self, context):
+        pass
+    def handle(self, data, context):
+        while True:
+            context.set_response_content_type(0, "%s")
+            send_intermediate_predict_response(["data: x\\n\\n"], context.request_ids, "", 200, context)
+            time.sleep(0.05)
 """
 
 SLOW_TO_ANSWER = """
@@ -118,10 +137,120 @@ def test_readiness_falls_before_requests_are_refused(tmp_path: Path) -> None:
                 break
 
         assert "shutting down" in ready.text
-        assert server.predict("quick", b"late").content == b"late"
+        late = server.predict("quick", b"late")  # by who has not noticed yet
+        assert late.content == b"late"
+        assert late.headers["connection"] == "close"  # its next request is somebody else's
         assert server.client.get(f"{server.inference}/livez").status_code == 200
         server.stop()
         assert "Model server stopped." in server.output()
+
+
+def test_what_outlasts_the_deadline_is_refused_by_name(tmp_path: Path) -> None:
+    """RELIABILITY F2: what ends in time is answered; the rest hears that the server goes, a stream in its own words."""
+    store = make_store(tmp_path, slow=SLOW_TO_ANSWER, events=STREAM % "text/event-stream", bytes=STREAM % "text/plain")
+    with Server(tmp_path, store=store, settings={"drain_timeout": "1.5"}) as server, ThreadPoolExecutor(4) as clients:
+        for model in ("slow", "events", "bytes"):
+            server.register(f"{model}.mar").raise_for_status()
+        begun = clients.submit(server.predict, "slow", b"1")
+        for _ in poll(5, "the request runs"):
+            if server.describe("slow")["runningRequests"]:
+                break
+        runs = clients.submit(server.predict, "slow", b"30")
+        streams = [clients.submit(read_stream, server, model) for model in ("events", "bytes")]
+        for _ in poll(5, "all are under way"):
+            waiting = server.describe("slow")["jobQueueStatus"]["pendingRequests"]
+            if waiting == 1 and all(server.describe(model)["runningRequests"] for model in ("events", "bytes")):
+                break
+
+        server.stop()
+
+        assert begun.result().text == "answered"
+        refused = runs.result()
+        events, text = (stream.result() for stream in streams)
+        lines = [line for line in server.output().splitlines() if "drain_timeout is over" in line]
+    assert refused.status_code == 503
+    assert refused.headers["connection"] == "close"
+    assert refused.headers["x-marserve-cause"] == "draining"
+    assert events.endswith("}\n\n")
+    assert 'event: error\ndata: {\ndata:   "code": 503,' in events
+    assert text
+    assert "error" not in text
+    assert len(lines) == 3
+    assert any(
+        "Model slow version 1.0: 1 request refused" in line and refused.headers["x-request-id"] in line
+        for line in lines
+    )
+    assert sum("0 requests refused (0 waited, 0 ran) and 1 stream cut" in line for line in lines) == 2
+
+
+def read_stream(server: Server, model: str) -> str:
+    """All that comes of a stream that breaks off."""
+    came = ""
+    try:
+        with httpx.stream("POST", f"{server.inference}/predictions/{model}", timeout=30) as answer:
+            for piece in answer.iter_text():
+                came += piece
+    except httpx.RemoteProtocolError:
+        return came
+    raise AssertionError(f"the stream ended as a whole one: {came}")
+
+
+def test_grpc_clients_are_sent_away_while_their_calls_are_answered(tmp_path: Path) -> None:
+    """After the delay a GOAWAY: the connection takes nothing new, what runs is answered, the rest UNAVAILABLE."""
+    store = make_store(tmp_path, slow=SLOW_TO_ANSWER)
+    states: list[grpc.ChannelConnectivity] = []
+    with Server(tmp_path, store=store) as server, grpc.insecure_channel(server.grpc_inference) as channel:
+        server.register("slow.mar").raise_for_status()
+        accepted = ask_by_grpc(channel, b"2")
+        for _ in poll(10, "the call runs"):
+            if server.describe("slow")["runningRequests"]:
+                break
+        assert server.process is not None
+        channel.subscribe(states.append)
+        server.process.send_signal(signal.SIGTERM)
+        for _ in poll(10, "the connection is given up"):
+            if grpc.ChannelConnectivity.IDLE in states:
+                break
+
+        was_running = not accepted.done()
+        refused = ask_by_grpc(channel, b"0").exception()
+
+        assert was_running
+        assert accepted.result().prediction == b"answered"
+        assert refused.code() is grpc.StatusCode.UNAVAILABLE
+        server.process.wait(20)
+
+
+def test_a_grpc_call_that_outlasts_the_deadline_is_unavailable(tmp_path: Path) -> None:
+    """Not cancelled: it is the server that goes, and another may be asked."""
+    store = make_store(tmp_path, slow=SLOW_TO_ANSWER)
+    with (
+        Server(tmp_path, store=store, settings={"drain_timeout": "0.5"}) as server,
+        grpc.insecure_channel(server.grpc_inference) as channel,
+    ):
+        server.register("slow.mar").raise_for_status()
+        accepted = ask_by_grpc(channel, b"30")
+        for _ in poll(10, "the call runs"):
+            if server.describe("slow")["runningRequests"]:
+                break
+
+        server.stop()
+
+        refused = accepted.exception()
+        assert refused.code() is grpc.StatusCode.UNAVAILABLE
+        assert "was not answered in the time" in refused.details()
+        assert "Model slow version 1.0: 1 request refused (0 waited, 1 ran)" in server.output()
+
+
+def ask_by_grpc(channel: grpc.Channel, body: bytes) -> Any:
+    """A prediction of `slow` on its way."""
+    predict = channel.unary_unary(
+        f"/{INFERENCE}.InferenceAPIsService/Predictions",
+        request_serializer=lambda message: message.SerializeToString(),
+        response_deserializer=SCHEMA.message(f"{INFERENCE}.PredictionResponse").FromString,
+    )
+    request = SCHEMA.message(f"{INFERENCE}.PredictionsRequest")(model_name="slow", input={"body": body})
+    return predict.future(request, timeout=60)
 
 
 def test_a_second_signal_hurries(tmp_path: Path) -> None:
@@ -160,6 +289,38 @@ def test_sigterm_while_a_model_loads_ends_cleanly(tmp_path: Path) -> None:
         server.stop()
 
         assert time.monotonic() - began < 15
+
+
+def test_sigterm_during_a_registration_answers_it_and_leaves_nothing(tmp_path: Path) -> None:
+    """RELIABILITY F3: who waits for a model to load hears at once that the server goes."""
+    store = make_store(tmp_path, slow=SLOW_TO_LOAD)
+    with Server(tmp_path, store=store) as server, ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(server.register, "slow.mar")
+        for _ in poll(5, "it loads"):
+            if len(server.family()) > 1:
+                break
+        began = time.monotonic()
+
+        server.stop()
+
+        assert time.monotonic() - began < 10
+        assert asked.result().status_code == 503
+        assert "Traceback" not in server.output()
+
+
+def test_signals_without_end_make_no_other_end(tmp_path: Path) -> None:
+    """RELIABILITY F3: at whatever moment of the end a further signal comes, the exit status is 0 and nothing stays."""
+    store = make_store(tmp_path, quick=QUICK)
+    with Server(tmp_path, store=store) as server:
+        server.register("quick.mar").raise_for_status()
+        process = server.process
+        assert process is not None
+        for _ in poll(20, "the server ends"):
+            process.send_signal(signal.SIGTERM)
+            if process.poll() is not None:
+                break
+
+        assert process.returncode == 0, server.output()
 
 
 def test_kill_9_on_the_server_takes_its_workers_along(tmp_path: Path) -> None:

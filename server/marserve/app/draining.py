@@ -1,8 +1,8 @@
 """How the server ends: who asked for it, how much time is left, and in which order.
 
 Readiness falls, requests are answered for `drain_delay` more, new ones are refused, accepted ones are answered for at
-most `drain_timeout`, listeners close, connections end. A second signal ends every wait. What runs below (pools,
-workers, templates) is ended by who made it.
+most `drain_timeout`, what is left is refused by name, listeners close, connections end. A second signal ends every
+wait. What runs below (pools, workers, templates) is ended by who made it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("marserve.app")
 
-# After the drain, how long connections may take to send their last answers out.
+# After the drain, how long connections may take to end that have no answer under way.
 CLOSE_CONNECTIONS_S = 5.0
+# How many requests that are given up the log names, for each version.
+MOST_NAMED = 20
 
 
 class Stop:
@@ -47,6 +49,15 @@ class Stop:
         else:
             log.info("%s again: stopping now", signal.Signals(number).name)
             self._hurry.set()
+
+    def on_notice(self, sentence: str) -> None:
+        """The machine is to go: ask for the end. A signal that follows is the first one, and hurries nobody."""
+        log.warning("%s: draining", sentence)
+        self.asked.set()
+
+    def on_notice_signal(self, number: int) -> None:
+        """As `on_notice`, by the signal that a setting names."""
+        self.on_notice(f"{signal.Signals(number).name}: this machine is to go")
 
     def on_crash(self, why: str) -> None:
         """A worker of a model with `onCrash: fail` crashed: end as on SIGTERM, with another exit status."""
@@ -70,23 +81,36 @@ class Stop:
 async def drain(
     parts: Parts, stop: Stop, listeners: Sequence[Listener], grpc_listeners: Sequence[GrpcListener]
 ) -> None:
-    """Answer what was accepted, refuse what comes; a second signal ends the wait."""
-    settings, registry = parts.settings, parts.registry
+    """Answer what was accepted, refuse what comes; a second signal ends every wait."""
+    settings, registry, loop = parts.settings, parts.registry, asyncio.get_running_loop()
     registry.begin_drain()
+    for listener in listeners:
+        listener.send_clients_away()
     await parts.rollouts.stop()  # before anything ends: that would be no verdict on a version
     await stop.unless_hurried(asyncio.sleep(settings.drain_delay))
     registry.refuse_new()
-    given_up = await stop.unless_hurried(finish_accepted(registry, parts.workflows, settings.drain_timeout))
-    if given_up:
-        log.warning("%d requests were given up: they were not answered within drain_timeout", given_up)
-    await asyncio.gather(*(listener.turn_away() for listener in listeners))
-    for listener in listeners:
-        listener.close()
-        for connection in list(listener.state.connections):
-            connection.shutdown()
-    closing = [listener.stop(CLOSE_CONNECTIONS_S) for listener in grpc_listeners]
-    closing.append(_wait_for_connections(parts.connections))
-    await stop.unless_hurried(wait_for_all(closing), CLOSE_CONNECTIONS_S)
+    until = loop.time() + settings.drain_timeout
+    # From here on gRPC's clients are told to go: their connections would bring them back here for ever.
+    # They get what is refused at the end as well, so a little more time than that takes.
+    grace_s = settings.drain_timeout + CLOSE_CONNECTIONS_S
+    leaving = asyncio.ensure_future(wait_for_all([listener.stop(grace_s) for listener in grpc_listeners]))
+    try:
+        left = await stop.unless_hurried(finish_accepted(registry, parts.workflows, settings.drain_timeout))
+        if left != 0:
+            why = "a second signal came" if left is None else f"drain_timeout is over ({settings.drain_timeout:g} s)"
+            give_up_accepted(registry, parts.workflows, why)
+        await asyncio.gather(*(listener.turn_away() for listener in listeners))
+        for listener in listeners:
+            listener.close()
+            for connection in list(listener.state.connections):
+                connection.shutdown()
+        closing = [_wait_for_connections(parts.connections, until), _wait(leaving)]
+        await stop.unless_hurried(wait_for_all(closing), max(CLOSE_CONNECTIONS_S, until - loop.time()))
+        if cut := parts.connections.answering:
+            log.warning("%s cut off: the client had not taken its answer", _count(cut, "connection"))
+    finally:
+        leaving.cancel()
+        await asyncio.wait([leaving])
 
 
 async def finish_accepted(registry: Registry, workflows: Workflows, timeout_s: float) -> int:
@@ -98,6 +122,41 @@ async def finish_accepted(registry: Registry, workflows: Workflows, timeout_s: f
     return left + await registry.drain(max(0.0, end - loop.time()))
 
 
-async def _wait_for_connections(connections: ConnectionTable) -> None:
-    while len(connections):
+def give_up_accepted(registry: Registry, workflows: Workflows, why: str) -> None:
+    """Refuse what was accepted and is not answered, and say by name in the log what that was."""
+    for workflow, ids in workflows.refuse_accepted():
+        log.warning("Workflow %s: %s refused, %s: %s", workflow, _count(len(ids), "request"), why, _name(ids))
+    for model, version, requests in registry.refuse_accepted():
+        streams = sum(request.where == "stream" for request in requests)
+        log.warning(
+            "Model %s version %s: %s refused (%d waited, %d ran) and %s cut, %s: %s",
+            model,
+            version,
+            _count(len(requests) - streams, "request"),
+            sum(request.where == "waiting" for request in requests),
+            sum(request.where == "running" for request in requests),
+            _count(streams, "stream"),
+            why,
+            _name([request.request_id for request in requests]),
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _name(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return ", ".join(ids[:MOST_NAMED]) + more
+
+
+async def _wait(task: asyncio.Future[Any]) -> None:
+    await asyncio.wait([task])
+
+
+async def _wait_for_connections(connections: ConnectionTable, until: float) -> None:
+    """Wait until all are gone; after a while only for those whose clients still take an answer, `until` a time."""
+    loop = asyncio.get_running_loop()
+    patient_until = loop.time() + CLOSE_CONNECTIONS_S
+    while len(connections) and (loop.time() < patient_until or (connections.answering and loop.time() < until)):
         await asyncio.sleep(0.01)
