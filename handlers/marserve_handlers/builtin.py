@@ -14,6 +14,7 @@ BUILT_IN = {
     "dali_image_classifier": ("marserve_handlers.dali", "DALIImageClassifier"),
     "vllm_handler": ("marserve_handlers.vllm", "VLLMHandler"),
     "trt_llm_handler": ("marserve_handlers.trt_llm", "TRTLLMHandler"),
+    "sagemaker_script": ("marserve_handlers.sagemaker_script", "SageMakerScript"),
     "vision_handler": ("marserve_handlers.vision", "VisionHandler"),
     "text_handler": ("marserve_handlers.text", "TextHandler"),
     "dali_handler": ("marserve_handlers.dali", "DALIHandler"),

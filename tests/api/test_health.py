@@ -8,6 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from marserve.api.application import build_app
+from marserve.api.health import health_router
 from marserve.api.schemas import Health, Probe
 from marserve.registry.calls import RegisterParameters
 from marserve.settings import ModelToLoad
@@ -94,3 +96,26 @@ async def test_the_management_listener_has_the_probes_and_no_ping(house: House) 
         assert (await client.get("/livez")).status_code == 200
         assert (await client.head("/readyz")).status_code == 503
         assert (await client.get("/ping")).status_code == 404
+
+
+async def test_a_platforms_own_check_says_yes_once_every_model_of_the_start_answers(house: House) -> None:
+    """Where `/ping` said it before there was one; a model that could not be registered keeps it from saying so."""
+    house.pools.behaviours["m"] = Behaviour(load="wait")
+    app = build_app([health_router(house.registry, platform_route="/v1/check")], title="test")
+    async with client_of(app) as client:
+
+        async def ask() -> list[int]:
+            return [(await client.get(path)).status_code for path in ("/ping", "/v1/check")]
+
+        assert await ask() == [200, 503]
+        await house.registry.load_at_start((ModelToLoad(house.put()),))
+        assert await ask() == [200, 503]
+        house.pools.of("m").finish_load()
+        while not house.registry.readiness().is_ready:
+            await client.get("/livez")
+        assert await ask() == [200, 200]
+        answer = await client.head("/v1/check")
+        assert answer.status_code == 200
+
+        await house.registry.load_at_start((ModelToLoad("gone.mar"),))
+        assert await ask() == [200, 503]

@@ -19,16 +19,18 @@ PROBES = ("/livez", "/readyz", "/startupz")
 """The paths that need no credential, whatever else does."""
 
 
-def health_router(registry: Registry, *, has_ping: bool = True, ping_route: str | None = None) -> APIRouter:
-    """The probes, and with `has_ping` (the inference listener) `/ping` too, also under the path of `ping_route`."""
+def health_router(registry: Registry, *, has_ping: bool = True, platform_route: str | None = None) -> APIRouter:
+    """The probes, and with `has_ping` (the inference listener) `/ping` and a platform's own path for its check."""
     router = APIRouter(default_response_class=PrettyJson)
     if has_ping:
-        _add_ping(router, registry, ping_route)
+        _add_ping(router, registry)
+        if platform_route is not None and platform_route != "/ping":
+            _add_platforms_check(router, registry, platform_route)
     _add_probes(router, registry)
     return router
 
 
-def _add_ping(router: APIRouter, registry: Registry, further_route: str | None) -> None:
+def _add_ping(router: APIRouter, registry: Registry) -> None:
     """Contract 1.6: any method, and anything behind the word."""
 
     @router.get(
@@ -42,9 +44,18 @@ def _add_ping(router: APIRouter, registry: Registry, further_route: str | None) 
         return PrettyJson({"status": "Healthy" if is_healthy else "Unhealthy"}, status_code=200 if is_healthy else 500)
 
     # An empty list of methods is every method.
-    for path in {"/ping", further_route or "/ping"}:
+    for path in ("/ping", "/ping/{rest:path}"):
         router.add_route(path, ping, methods=[], include_in_schema=False)
-    router.add_route("/ping/{rest:path}", ping, methods=[], include_in_schema=False)
+
+
+def _add_platforms_check(router: APIRouter, registry: Registry, path: str) -> None:
+    """Platforms send requests to whoever says yes here, so it says it once every model of the start answers."""
+
+    async def check(request: Request) -> Response:
+        is_ready = registry.readiness().is_ready and not registry.startup_failures
+        return PrettyJson({"status": "Healthy" if is_ready else "Unhealthy"}, status_code=200 if is_ready else 503)
+
+    router.add_route(path, check, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 def _add_probes(router: APIRouter, registry: Registry) -> None:

@@ -23,8 +23,8 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What a SageMaker endpoint is told. `service_file` is set where it serves many models (`SAGEMAKER_MULTI_MODE`):
-    models come and go then, and what must be there is the handler that all of them share.
+    """What a SageMaker endpoint is told. Where it serves many models they come and go, and what must be there is the
+    handler that all of them share: `service_file`, None where that is no file.
     """
 
     concurrent_transforms: int
@@ -42,7 +42,7 @@ def sagemaker_router(registry: Registry, endpoint: Endpoint) -> APIRouter:
     async def ping(request: Request) -> Response:
         nonlocal has_been_well
         if endpoint.is_multi_model:
-            if endpoint.service_file is None or not endpoint.service_file.is_file():
+            if endpoint.service_file is not None and not endpoint.service_file.is_file():
                 raise Unavailable("Service file unavailable")
         else:
             # Once well, always well: what a worker's death does to an endpoint is not the platform's to mend.

@@ -24,6 +24,8 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
     warnings += _check_open_management(settings)
     warnings += _warnings_of_log4j(settings)
     _check_desired_state(settings)
+    _check_preemption(settings)
+    _check_ray(settings)
     more, notes = _check_snapshot(settings)
     return [*warnings, *more], [*_notes_of_accepted(settings), *_notes_of_modes(settings), *notes]
 
@@ -41,18 +43,42 @@ def _check_folders(settings: Settings) -> Iterator[str]:
             # A default is nobody's wish: commands that only want to know an address run in any folder.
             yield f"{name} is {_given(settings, name)!r}, and there is no such folder: there is nothing to load"
             continue
-        raise BadSettings(
-            f"{name} is {_given(settings, name)!r}, and there is no such folder; create it, or name another "
-            f"with --{name.replace('_', '-')}",
-            key=name,
-            source=_where(settings, name),
-        )
+        step = f"name {'a folder' if folder.exists() else 'another'} with --{name.replace('_', '-')}"
+        what = f"which is a file; {step}" if folder.exists() else f"and there is no such folder; create it, or {step}"
+        raise BadSettings(f"{name} is {_given(settings, name)!r}, {what}", key=name, source=_where(settings, name))
+    for root in settings.model_roots:
+        if not root.is_dir():
+            # It may be mounted, or made, later.
+            yield f"model_roots has {str(root)!r}, and there is no such folder: nothing is found below it"
     folder = settings.temporary_folder
     if folder is not None and not folder.is_dir():
         raise BadSettings(
             f"Invalid temp directory: {_given(settings, 'temporary_folder')}, please check TEMP environment variable.",
             key="temporary_folder",
         )
+
+
+def _check_preemption(settings: Settings) -> None:
+    file = settings.preemption_file
+    if file is not None and not file.parent.is_dir():
+        raise BadSettings(
+            f"preemption_file is {_given(settings, 'preemption_file')!r}, and its folder is not there, so nobody could "
+            "put it there; create the folder (in a container, mount it), or name another file",
+            key="preemption_file",
+            source=_where(settings, "preemption_file"),
+        )
+
+
+def _check_ray(settings: Settings) -> None:
+    for name in ("ray_listen", "ray_advertise"):
+        text: str = getattr(settings, name)
+        host, colon, port = text.rpartition(":")
+        if text and not (colon and host and port.isdecimal() and int(port) < 1 << 16):
+            raise BadSettings(
+                f"{name} is {_given(settings, name)!r}, and must be HOST:PORT, as 10.0.0.5:7443 or [::]:7443",
+                key=name,
+                source=_where(settings, name),
+            )
 
 
 def _refuse_what_is_not_there(settings: Settings) -> None:
@@ -123,7 +149,7 @@ def _check_envelope(settings: Settings) -> None:
 
 def _check_open_management(settings: Settings) -> Iterator[str]:
     """Nobody who is not on this machine may manage models unasked."""
-    if settings.allow_open_management or not settings.disable_token_authorization:
+    if settings.management_is_kept_here or settings.allow_open_management or not settings.disable_token_authorization:
         return
     grpc = Address("http", settings.grpc_management_address, settings.grpc_management_port)
     for name, address in (("management_address", settings.management_address), ("grpc_management_address", grpc)):

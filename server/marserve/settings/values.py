@@ -26,7 +26,10 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Reading:
-    """What a kind may need to read: the key's bounds and words, where relative paths begin, who hears warnings."""
+    """What a kind may need to read: the key's bounds and words, where relative paths begin, who hears warnings.
+
+    With `is_strict` what TorchServe lets pass is refused.
+    """
 
     name: str
     working_directory: Path
@@ -34,6 +37,13 @@ class Reading:
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
+    is_strict: bool = False
+
+    def let_pass(self, wrong: str, right: str, instead: str) -> None:
+        """Warn that a value is wrong and what is taken instead, or raise Wrong."""
+        if self.is_strict:
+            raise Wrong(f"Invalid configuration: {self.name} is {wrong}; it must be {right}")
+        self.warn(f"{self.name} is {wrong}, which {instead}")
 
 
 @dataclass(frozen=True)
@@ -208,7 +218,7 @@ def _read_route(text: str, reading: Reading) -> str | None:
 def _read_bool(text: str, reading: Reading) -> bool:
     word = text.strip().lower()
     if word not in ("true", "false", ""):
-        reading.warn(f"{reading.name} is {text.strip()!r}, which counts as false; write true or false")
+        reading.let_pass(repr(text.strip()), "true or false", "counts as false; write true or false")
     return word == "true"
 
 
@@ -241,7 +251,7 @@ def _read_minutes(text: str, reading: Reading) -> float:
     try:
         return _read_float(text, reading)
     except Wrong:
-        reading.warn(f"{reading.name} is {text.strip()!r}, which is no number of minutes; 60 is taken")
+        reading.let_pass(repr(text.strip()), "a number of 0 or more", "is no number of minutes; 60 is taken")
         return 60.0
 
 
@@ -287,8 +297,9 @@ def _read_model_memory(text: str, reading: Reading) -> int | Literal["auto"]:
 
 def _read_choice(text: str, reading: Reading) -> str:
     word = text.strip().lower()
-    if word in reading.choices:
-        return word
+    for choice in reading.choices:
+        if choice.lower() == word:
+            return choice
     choices = ", ".join(reading.choices)
     raise Wrong(f"Invalid configuration: {reading.name} is {text!r}; it must be one of {choices}")
 
@@ -297,7 +308,8 @@ def _read_lenient_choice(text: str, reading: Reading) -> str:
     word = text.strip().lower()
     if word in reading.choices:
         return word
-    reading.warn(f"{reading.name} is {text.strip()!r}, which is none of {', '.join(reading.choices)}; log is taken")
+    choices = ", ".join(reading.choices)
+    reading.let_pass(repr(text.strip()), f"one of {choices}", f"is none of {choices}; log is taken")
     return "log"
 
 
