@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from pydantic import TypeAdapter
 
 from marserve.api.application import build_app
 from marserve.api.downloads import downloads_router
-from marserve.api.schemas import DownloadsList
+from marserve.api.schemas import DownloadsList, ModelDescription, NotThere
 from marserve.store.download_list import FAMILIES, DownloadList
+from marserve.store.fetch_guard import AllowedUrls
+from marserve.store.fetcher import Fetcher
 from marserve.store.source import Failed
 from marserve.telemetry.metrics import Metrics
-from support.management_house import client_of
+from support.echo_archives import manifest, write_mar
+from support.fault_proxy import Fault, FaultProxy, fault_proxy
+from support.management_house import House, client_of
+from support.range_origin import range_origin
 
 pytestmark = pytest.mark.anyio
 
@@ -111,3 +122,69 @@ def test_in_the_mode_of_lines_there_is_no_page(downloads: DownloadList) -> None:
     metrics.declare(name, kind, text, label, functools.partial(read, downloads))
 
     assert b"marserve_downloads" not in metrics.render()
+
+
+@contextlib.contextmanager
+def stalled(folder: Path) -> Iterator[tuple[FaultProxy, str]]:
+    """An origin that says half of an archive and no more until it is cleared; and the archive's address."""
+    data = write_mar(folder / "made.mar", manifest("m", "2.0"), weights__dat=b"w" * 50_000).read_bytes()
+    with range_origin() as origin, fault_proxy(origin.url) as proxy:
+        origin.put("/m.mar", data)
+        proxy.on(Fault(stall_at=len(data) // 2), times=50)
+        yield proxy, f"{proxy.url}/m.mar"
+
+
+async def arriving(client: httpx.AsyncClient, path: str) -> tuple[int, dict[str, Any]]:
+    """Status of a describe, and what it says of an archive, once that has begun to come."""
+    async with asyncio.timeout(20):
+        while True:
+            answer = await client.get(path)
+            document = answer.json() if answer.status_code != 200 else answer.json()[0]
+            told = document.get("arriving", [{}])[0]
+            if told.get("bytes"):
+                return answer.status_code, told
+            await asyncio.sleep(0.01)
+
+
+async def test_describe_shows_a_download_before_there_is_a_model(tmp_path: Path) -> None:
+    """Still 404, in TorchServe's words, with what is on its way; ended by its number, the 404 is as ever."""
+    with stalled(tmp_path) as (proxy, url):
+        house = House(tmp_path / "house", fetcher=Fetcher(AllowedUrls([proxy.pattern])))
+        async with client_of(house.application()) as client:
+            call = asyncio.create_task(client.post("/models", params={"url": url}))
+            status, told = await arriving(client, "/models/m")
+            of_all, _ = await arriving(client, "/models/m/all")
+            of_version, _ = await arriving(client, "/models/m/2.0")
+            missing = NotThere.model_validate((await client.get("/models/m")).json())
+            house.registry.refuse_new()
+            ended = await call
+            after = await client.get("/models/m")
+        await house.registry.stop()
+
+    assert (status, of_all, of_version) == (404, 404, 404)
+    assert (missing.type, missing.message) == ("ModelNotFoundException", "Model not found: m")
+    assert (told["state"], told["url"], told["size"] > told["bytes"]) == ("downloading", url, True)
+    assert ended.status_code == 400
+    assert after.json() == {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: m"}
+
+
+async def test_describe_shows_the_next_version_on_its_way(tmp_path: Path) -> None:
+    """In the description of the version that serves; not any more when it is there."""
+    with stalled(tmp_path) as (proxy, url):
+        house = House(tmp_path / "house", fetcher=Fetcher(AllowedUrls([proxy.pattern])))
+        house.put("first")
+        async with client_of(house.application()) as client:
+            first = {"url": "first-1.0.mar", "model_name": "m"}
+            assert (await client.post("/models", params=first)).status_code == 200
+            call = asyncio.create_task(client.post("/models", params={"url": url, "model_name": "m"}))
+            status, told = await arriving(client, "/models/m")
+            document = (await client.get("/models/m")).json()
+            TypeAdapter(list[ModelDescription]).validate_python(document)
+            house.registry.refuse_new()
+            await call
+            after = (await client.get("/models/m")).json()[0]
+        await house.registry.stop()
+
+    assert status == 200
+    assert told["state"] == "downloading"
+    assert "arriving" not in after

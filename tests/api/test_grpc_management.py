@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from marserve.api.grpc_management import SERVICE
+from marserve.settings.values import MemoryWish
 from support.fake_pool import Behaviour
 from support.grpc_house import Client, client_of, management_port, refusal
 from support.management_house import House
@@ -160,6 +161,16 @@ async def test_models_are_listed_in_pages(house: House, client: Client) -> None:
     assert [model["modelName"] for model in everything["models"]] == ["a", "b", "c"]
     assert (first["nextPageToken"], len(first["models"]), "nextPageToken" in second) == ("2", 2, False)
     assert second["models"] == [{"modelName": "c", "modelUrl": "c-1.0.mar"}]
+
+
+async def test_memory_is_declared_as_over_http(house: House, client: Client) -> None:
+    """In fields of ours, whose numbers TorchServe has not got."""
+    await told(client, "RegisterModel", url=house.put(), memory="2GiB", load="on_demand", pinned=True)
+
+    [version] = house.registry.snapshot()
+    assert version.memory == MemoryWish(2 << 30, "on_demand", True)
+    code, sentence = await refused(client, "RegisterModel", url="m-1.0.mar", memory="much")
+    assert (code, "memory" in sentence, "much" in sentence) == ("INVALID_ARGUMENT", True, True)
 
 
 async def test_a_handler_may_describe_itself(house: House, client: Client) -> None:

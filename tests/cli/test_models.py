@@ -85,3 +85,20 @@ def test_a_version_without_a_model_is_a_usage_error(apis: FakeApis) -> None:
     assert ran.status == 2
     assert "needs a model" in ran.err
     assert apis.asked == []
+
+
+def test_a_model_that_is_being_fetched_is_shown_with_its_progress() -> None:
+    """Beside the versions that are there, and where none is there yet."""
+    arriving = {"url": "http://a/digits.mar", "state": "downloading", "seconds": 1.0, "bytes": 5_000_000}
+    missing = {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: new"}
+    with fake_apis() as apis:
+        apis.answer("GET /models/digits/all", [description(arriving=[{**arriving, "size": 50_000_000}])])
+        apis.answer("GET /models/new/all", {**missing, "arriving": [arriving]}, status=404)
+
+        there = marserve("models", "digits", "--management", apis.url)
+        new = marserve("models", "new", "--management", apis.url)
+
+    assert "http://a/digits.mar is downloading: 5.0 of 50.0 MB" in there.out
+    assert new.status == 1
+    assert "Model not found: new" in new.err
+    assert "on its way: http://a/digits.mar is downloading: 5.0 MB" in " ".join(new.err.split())

@@ -214,3 +214,15 @@ def test_a_worker_that_waits_says_for_what(status: str, next_start: str | None, 
 
     assert " ".join(row).startswith(f"m/2.0 9000 {shown} -")
     assert worker_deaths([waiting])[1].endswith(f"no weights{told}")
+
+
+def test_workers_elsewhere_have_their_node_or_what_they_wait_for() -> None:
+    """A column that is there where any worker has something for it."""
+    waits = "it needs 1 GPU"
+    workers = [worker(node="10.0.0.7 (c07f0bab)"), worker("LOADING", id="9001", pid=-1, waitsFor=waits)]
+
+    rows = drawn(workers_table([description(workers=workers)]))
+
+    assert rows[0][3] == "node"
+    assert rows[1][3:5] == ["10.0.0.7", "(c07f0bab)"]
+    assert rows[2][3:7] == waits.split()

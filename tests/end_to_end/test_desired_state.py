@@ -403,12 +403,28 @@ def test_calls_that_are_adopted_are_written_into_the_document(tmp_path: Path) ->
         assert client.put(f"{management}/models/m/labels/old", json={"version": "1.0"}).status_code == 200
         weights = {"weights": {"1.0": 1, "2.0": 3}}
         assert client.put(f"{management}/models/m/traffic", json=weights).status_code == 200
-        assert server.register("n-1.0.mar").status_code == 200
+        assert server.register("n-1.0.mar", memory="300MiB", pinned="true").status_code == 200
+        declared = read(server.document.read_bytes()).models["n"].versions["1.0"].config
+        assert (declared["memory"], declared["pinned"]) == (300 << 20, True)
 
         model = read(server.document.read_bytes()).models["m"]
         assert (model.default, model.labels, model.traffic) == ("2.0", {"old": "1.0"}, weights)
         assert model.versions["2.0"].config == {"minWorkers": 2, "maxWorkers": 2, "batchSize": 4}
         assert server.models() == {"m": ["2.0", "1.0"], "n": ["1.0"]}
+
+        shadowed = client.put(f"{management}/models/m/shadow", json={"version": "1.0", "share": 0.5})
+        assert (shadowed.status_code, shadowed.json()["version"]) == (200, "1.0")
+        shadow = read(server.document.read_bytes()).models["m"].shadow
+        assert shadow is not None
+        assert (shadow["version"], shadow["share"]) == ("1.0", 0.5)
+        assert client.delete(f"{management}/models/m/shadow").status_code == 200
+        assert client.delete(f"{management}/models/m/shadow").status_code == 404
+        assert read(server.document.read_bytes()).models["m"].shadow is None
+        for path, call in (("swap", {"params": {"url": "m-3.0.mar"}}), ("rollout", {"json": {"version": "1.0"}})):
+            told = client.post(f"{management}/models/m/{path}", **call)
+            assert (told.status_code, "Register the new version and" in told.json()["message"]) == (409, True), (
+                told.text
+            )
 
         refused = client.delete(f"{management}/models/m/1.0")
         assert (refused.status_code, refused.json()["message"][:40]) == (

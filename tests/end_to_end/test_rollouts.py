@@ -313,7 +313,7 @@ def test_too_little_traffic_holds_and_says_so_until_its_bound(server: Server) ->
     told = wait_for(server, "rolled back")
 
     assert "holds" in [event["event"] for event in told["events"]]
-    assert told["reason"].startswith("too little to judge by: 0 of 60 requests to the candidate")
+    assert told["reason"].startswith("too few: 0 of 60 requests to the candidate")
     wait_until_gone(server, "2.0")
 
 
@@ -467,7 +467,7 @@ def test_a_slow_or_dying_shadow_fails_no_request(server: Server, version: str) -
 
     assert set(load.statuses()) == {200}
     assert not load.failures
-    assert told["inFlight"] <= 8
+    assert told["copiesUnderWay"] <= 8
     server.client.delete(f"{server.management}/models/linear/{version}").raise_for_status()
 
 

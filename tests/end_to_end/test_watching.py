@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import threading
 import time
 from pathlib import Path
@@ -598,6 +599,8 @@ def test_a_restart_has_what_watches_loaded_under_the_same_names(s3: S3Server, bu
             if state(server, "remote/7/any.mar", "s3")[0] == "loaded":
                 break
         assert server.predict("digits").text == "d2"
+        # What a restart is to have is this very content, whatever the bucket has by then.
+        assert re.search(r"/remote/7/any\.mar#sha256=[0-9a-f]{64}$", server.describe("remote")["resolvedUrl"])
         assert server.client.put(f"{server.management}/models/digits/1/set-default").status_code == 200
         server.stop()
         server.is_second = True

@@ -105,6 +105,15 @@ def test_a_model_that_the_bucket_lacks_is_found_in_its_settings(tmp_path: Path) 
     }
 
 
+def test_a_model_that_is_fetched_by_its_address_is_not_missing(tmp_path: Path) -> None:
+    """A snapshot of ours has the address of what got no name in the store."""
+    make_kserve(tmp_path, "digits", f"https://models.example.org/far.mar#sha256={'a' * 64}")
+    text = (tmp_path / "config" / "config.properties").read_text()
+    assert "far.mar" in text
+
+    assert needing_action(tmp_path) == {}
+
+
 # ---------------------------------------------------------------------------------------------------- SageMaker
 
 SAGEMAKER = """\

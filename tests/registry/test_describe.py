@@ -71,7 +71,7 @@ async def test_torchserve_s_members_come_first_in_its_order() -> None:
 
 async def test_a_worker_is_described_in_utc() -> None:
     """TorchServe writes local time and calls it UTC (contract, Q16)."""
-    workers = [FakeWorker("9000", gpu_id=1, restarts=2, last_death=FakeDeath())]
+    workers = [FakeWorker("9000", gpu_id=1, gpu_usage="gpuId::1", restarts=2, last_death=FakeDeath())]
 
     described = describe(PoolOptions("m", "1.0", 1, 1, gpu_ids=(0, 1)), _workers=workers)
 
@@ -83,7 +83,7 @@ async def test_a_worker_is_described_in_utc() -> None:
             "memoryUsage": 50_000_000,
             "pid": 4711,
             "gpu": True,
-            "gpuUsage": "failed to obtained gpu usage",
+            "gpuUsage": "gpuId::1",
             "restarts": 2,
             "gpuId": 1,
             "lastDeath": {"cause": "killed", "at": "2023-11-14T22:13:20.000Z", "detail": "killed by SIGKILL"},

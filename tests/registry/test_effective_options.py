@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from marserve.archive.model_config import ModelConfig
-from marserve.errors import NotEnoughDevices
+from marserve.errors import BadInput, NotEnoughDevices
 from marserve.messages import Sample
-from marserve.pool.options import PoolOptions
+from marserve.pool.options import PoolOptions, RayOptions
 from marserve.registry.effective_options import (
     OptionDefaults,
     RequestedOptions,
@@ -400,3 +400,33 @@ def test_a_snapshot_of_a_model_on_demand_is_restored_asleep() -> None:
 
     assert (options.min_workers, options.max_workers, options.idle_timeout_s) == (0, 3, math.inf)
     assert (options.memory_bytes, options.is_pinned) == (5, True)
+
+
+def test_a_model_for_a_cluster_has_no_devices_of_this_machine() -> None:
+    """Its resources are in the configuration's words, one CPU where they say nothing."""
+    config = ModelConfig(
+        launcher="ray",
+        worker_resources={"cpus": 2.0, "gpus": 0.5, "memory": 1 << 30, "tpu": 4.0},
+        worker_placement="pack",
+    )
+
+    options, warnings = choose(archive=config, gpu_count=8)
+
+    assert options.gpu_ids == ()
+    assert options.ray == RayOptions(2.0, 0.5, 1 << 30, {"tpu": 4.0}, "pack")
+    assert choose(archive=ModelConfig(launcher="ray"))[0].ray == RayOptions(1.0)
+    assert warnings == []
+
+
+def test_resources_without_a_cluster_are_not_used_and_that_is_said() -> None:
+    """A forgotten `launcher: ray`."""
+    options, warnings = choose(archive=ModelConfig(worker_resources={"cpus": 2.0}))
+
+    assert options.ray is None
+    assert warnings == ["workerResources of the model's configuration are not used: they need launcher ray"]
+
+
+def test_a_worker_of_several_processes_does_not_go_to_a_cluster() -> None:
+    """Both keys are named."""
+    with pytest.raises(BadInput, match="launcher is ray and parallelType tp"):
+        choose(archive=ModelConfig(launcher="ray", parallel_type="tp", parallel_level=2))

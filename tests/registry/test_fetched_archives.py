@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import random
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from marserve.registry.intake import Intake
 from marserve.registry.registering import PARALLEL_FETCHES, PARALLEL_INTAKES
 from marserve.registry.snapshot import read_models, write_models
 from marserve.registry.swapping import SwapParameters
+from marserve.settings.values import ModelToLoad
 from marserve.store.cache import Cache
 from marserve.store.download import DownloadOptions
 from marserve.store.fetch_guard import AllowedUrls
@@ -263,6 +266,58 @@ async def test_what_the_store_has_does_not_wait_for_downloads(tmp_path: Path) ->
     await house.registry.stop()
 
 
+# ------------------------------------------------------------------------------------------- on their way
+
+
+async def begin(house: ManagementHouse, how: str, url: str) -> None:
+    """Ask for version 2.0 of `m` in one of the ways there are."""
+    registry = house.registry
+    if how == "registration":
+        await registry.register(RegisterParameters(url, model_name="m"))
+    elif how == "start":
+        await registry.load_at_start((ModelToLoad(url, "m"),))
+    elif how == "snapshot":
+        [known] = registry.snapshot()
+        await registry.restore([replace(known, version="2.0", archive=url)])
+    elif how == "desired state":
+        await registry.begin_change().prepare(RegisterParameters(url, model_name="m", version="2.0"))
+    else:
+        await registry.swap(SwapParameters("m", RegisterParameters(url)))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("how", ["registration", "start", "snapshot", "desired state", "swap"])
+async def test_whoever_asked_for_it_describe_tells_how_far_it_is(
+    origin: RangeOrigin, proxy: FaultProxy, tmp_path: Path, how: str
+) -> None:
+    """And it is served by nobody before it is whole; meanwhile another archive is fetched, unpacked and loaded."""
+    house = ManagementHouse(tmp_path / "house", fetcher=Fetcher(AllowedUrls([proxy.pattern])))
+    await house.registry.register(RegisterParameters(house.put("m", "1.0"), initial_workers=1))
+    other = write_mar(tmp_path / "other.mar", manifest("other", "1.0"))
+    origin.put("/other.mar", other.read_bytes())
+    proxy.on(Fault(stall_at=100_000), path="/m.mar", times=50)
+    asking = asyncio.create_task(begin(house, how, f"{proxy.url}/m.mar"))
+    async with asyncio.timeout(20):
+        while not (told := house.registry.arriving("m")) or not told[0].get("bytes"):
+            await asyncio.sleep(0.01)
+
+    registered = await house.registry.register(RegisterParameters(f"{proxy.url}/other.mar", initial_workers=1))
+    described = house.registry.describe("m")
+
+    assert registered.workers == 1
+    assert described["modelVersion"] == "1.0"
+    [told] = described["arriving"]
+    assert (told["state"], told["size"]) == ("downloading", len(ARCHIVE))
+    assert told.get("modelVersion") == ("2.0" if how in ("snapshot", "desired state") else None)
+    assert "arriving" not in house.registry.describe("other")
+    house.registry.refuse_new()
+    with contextlib.suppress(DownloadFailed, Draining):
+        await asking
+    assert "arriving" not in house.registry.describe("m")
+    await house.registry.stop()
+    assert house.folders() == []
+
+
 # ------------------------------------------------------------------------------------------- written over in place
 
 
@@ -378,3 +433,23 @@ async def test_a_restart_has_the_build_that_served_or_says_that_it_cannot(
         assert build_of(second) == "description: two"
     await second.registry.stop()
     assert second.folders() == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("has_cache", [False, True])
+async def test_a_dry_run_of_a_swap_leaves_the_store_as_it_is(tmp_path: Path, has_cache: bool) -> None:
+    """It looks at what the address has, and gives it no name; the swap itself does."""
+    address = Overwritten(tmp_path, has_cache=has_cache)
+    house = address.server()
+    house.put("m", "1.0")
+    await house.registry.register(RegisterParameters("m-1.0.mar", initial_workers=1))
+    address.put("two", "2.0")
+
+    assert await address.swap(house, dry_run=True) == "2.0"
+    assert [path.name for path in house.store.iterdir()] == ["m-1.0.mar"]
+    assert await house.registry.look_into(RegisterParameters(address.url)) == ("m", "2.0")
+    assert [path.name for path in house.store.iterdir()] == ["m-1.0.mar"]
+    await address.swap(house)
+    assert sorted(path.name for path in house.store.iterdir()) == ["m-1.0.mar", "m.mar"]
+    await house.registry.stop()
+    assert house.folders() == []

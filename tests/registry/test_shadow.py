@@ -87,7 +87,7 @@ async def test_equal_answers_are_counted_and_differing_ones_kept_for_reading() -
     assert house.pool is not None
     metrics = house.pool.metrics
     assert (metrics.shadow_mirrored, metrics.shadow_compared, metrics.shadow_differing) == (2, 2, 1)
-    assert (told["inFlight"], told["bytes"]) == (0, 0)
+    assert (told["copiesUnderWay"], told["bytes"]) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,12 @@ async def test_copies_are_bounded_in_number_and_those_beyond_are_dropped_and_cou
 
     told = await house.settle()
 
-    assert (told["mirrored"], told["dropped"], told["inFlight"]) == (3, {"busy": 7}, 3)
+    assert (told["mirrored"], told["dropped"], told["copiesUnderWay"]) == (3, {"busy": 7}, 3)
     assert house.pool is not None
     for job in list(house.pool.held):
         job.answer(Answer(b"m 2.0"))
     told = await house.settle()
-    assert (told["compared"], told["inFlight"], told["bytes"]) == (3, 0, 0)
+    assert (told["compared"], told["copiesUnderWay"], told["bytes"]) == (3, 0, 0)
 
 
 async def test_copies_are_bounded_in_bytes() -> None:
@@ -185,7 +185,7 @@ async def test_a_copy_without_an_answer_is_counted_by_its_cause(error: Any, expe
 
     assert told.body == b"m 2.0"
     assert {key: described[key] for key in expected} == expected
-    assert (described["inFlight"], described["compared"]) == (0, 0)
+    assert (described["copiesUnderWay"], described["compared"]) == (0, 0)
 
 
 async def test_a_shadow_without_workers_and_one_that_is_gone() -> None:
@@ -232,7 +232,7 @@ async def test_a_shadow_that_streams_is_cancelled_and_skipped() -> None:
 
     told = await house.settle()
 
-    assert (told["skipped"], told["inFlight"], job.is_cancelled) == ({"streamed": 1}, 0, True)
+    assert (told["skipped"], told["copiesUnderWay"], job.is_cancelled) == ({"streamed": 1}, 0, True)
 
 
 async def test_numbers_are_compared_in_a_worker_some_pairs_at_a_time() -> None:
@@ -283,7 +283,7 @@ async def test_after_its_end_nothing_of_it_is_left() -> None:
     told = await house.settle()
     assert job.is_cancelled
     assert house.pool.held == []
-    assert (told["inFlight"], told["bytes"]) == (0, 0)
+    assert (told["copiesUnderWay"], told["bytes"]) == (0, 0)
     assert late.body == b"x"
 
 

@@ -233,6 +233,27 @@ async def test_unloading_first_answers_honestly_in_between(house: House) -> None
     assert house.ask() == b"new"
 
 
+async def test_the_name_of_a_version_that_may_come_back_is_not_given_away(house: House) -> None:
+    """Unloaded first, it is off the list while the new one loads; that fails, and it is there again as it was."""
+    await house.add("v1")
+    behaviour = Behaviour(load="wait")
+    swap = asyncio.create_task(house.swap(house.archive("v2"), behaviour, order="unload_first"))
+    await until(lambda: len(house.pools.made) == 2 and house.pools.made[1].is_started)
+
+    with pytest.raises(VersionConflict, match="v1 is already registered"):
+        await house.registry.register(RegisterParameters("m-v1.mar"))
+    with pytest.raises(LabelTaken):
+        house.registry.traffic.put_label("m", "v1", "v2")
+    house.pools.behaviours["m"] = Behaviour(body=b"old")
+    house.pools.made[1].finish_load("fail")
+    with pytest.raises(SwapFailed):
+        await swap
+
+    assert house.versions() == {"v1": True}
+    assert house.ask() == b"old"
+    assert house.registry.traffic.put_label("m", "v2", "v1") == {"version": "v1"}
+
+
 async def test_the_setting_says_the_order_where_the_call_does_not(tmp_path: Path) -> None:
     """And the answer says which it was."""
     house = House(tmp_path, swap_order="unload_first")

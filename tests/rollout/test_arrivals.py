@@ -27,7 +27,7 @@ from marserve.errors import (
 from marserve.registry.calls import Registered, RegisterParameters
 from marserve.registry.intake import Unpacked
 from marserve.rollout import arrivals as arrivals_module
-from marserve.rollout.arrivals import MOST_TRIES, ArrivalPolicy, Arrivals
+from marserve.rollout.arrivals import MOST_GONE, MOST_TRIES, ArrivalPolicy, Arrivals
 from marserve.store.sightings import Change, ChangeKind
 from marserve.store.source import Entry
 
@@ -428,6 +428,48 @@ async def test_a_removed_archive_takes_its_version_with_it_where_asked_for(tmp_p
     assert stage.state("m-1.0.mar") == ("gone", "the archive has gone; its version is in use and goes on")
     assert stage.state("m-2.0.mar") == ("gone", "the archive has gone, and its version with it")
     assert stage.state("n.mar") == ("gone", "the archive has gone; its version goes on")
+
+
+async def test_a_version_that_others_unloaded_is_not_shown_as_loaded(tmp_path: Path) -> None:
+    """A call did, or a desired state; loaded again from there it is shown as that."""
+    async with running(Stage(tmp_path, ArrivalPolicy("load"))) as stage:
+        stage.put("m-1.0.mar", "m", "1.0")
+        stage.put("m-2.0.mar", "m", "2.0")
+        await stage.rest()
+        del stage.models.versions["m"]["2.0"]
+        described = stage.arrivals.describe()
+        stage.tell("removed", "m-2.0.mar")
+        await stage.rest()
+
+    shown = {each["key"]: each["state"] for each in described["archiveList"]}
+    assert shown == {"m-1.0.mar": "loaded", "m-2.0.mar": "unloaded"}
+    assert described["states"] == {"loaded": 1, "unloaded": 1}
+    assert list(stage.arrivals.records) == ["m-1.0.mar"]
+
+
+async def test_archives_that_have_gone_are_not_remembered_for_ever(tmp_path: Path) -> None:
+    """The last of them are: a thousand builds a year leave no thousand records."""
+    async with running(Stage(tmp_path, ArrivalPolicy("load"))) as stage:
+        for number in range(MOST_GONE + 20):
+            stage.put(f"m-{number}.0.mar", "m", f"{number}.0")
+            await stage.rest()
+            stage.tell("removed", f"m-{number}.0.mar")
+            await stage.rest()
+
+    assert list(stage.arrivals.records) == [f"m-{number}.0.mar" for number in range(20, MOST_GONE + 20)]
+
+
+async def test_a_version_that_came_back_by_its_digest_is_still_its_archive_s(tmp_path: Path) -> None:
+    """A snapshot restored exactly what served; the watch takes it for what it loaded before."""
+    async with running(Stage(tmp_path, ArrivalPolicy("load"))) as stage:
+        stage.models.put("m", "1.0", f"store/m.mar#sha256={'a' * 64}")
+        stage.put("m.mar", was_there=True)
+        await stage.rest()
+        assert stage.state("m.mar") == ("loaded", "it was registered before this watch saw it")
+        stage.put("m.mar")
+        await stage.rest()
+
+    assert stage.models.calls == ["swap m 1.0"]
 
 
 async def test_a_renamed_archive_is_the_same_version(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from marserve.errors import BadInput
 from marserve.messages import Tolerance
 from marserve.registry.arms import Seen
 from marserve.rollout.course import Course, RolloutSpec, forecast, read_rollout
-from marserve.rollout.judge import Answers, Limits, counts_of
+from marserve.rollout.judge import Answers, Limits
+from support.judged_versions import counts_of
 
 NOTHING = Answers()
 
@@ -96,7 +97,7 @@ def test_too_few_requests_hold_for_as_long_as_they_may() -> None:
     made.look(100.0, seen(3000), seen(20), NOTHING)
 
     assert made.state == "rolled back"
-    assert made.reason == "too little to judge by: 20 of 200 requests to the candidate, after 100 s (max_hold)"
+    assert made.reason == "too few: 20 of 200 requests to the candidate, after 100 s (max_hold)"
 
 
 def test_a_pause_has_no_bound_on_its_hold() -> None:

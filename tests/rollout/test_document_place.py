@@ -12,7 +12,14 @@ import pytest
 
 from marserve.errors import DesiredStateMoved
 from marserve.rollout import document_place
-from marserve.rollout.document_place import DocumentUnreadable, FilePlace, ObjectPlace
+from marserve.rollout.document_place import (
+    ABSENT,
+    DocumentMissing,
+    DocumentUnreadable,
+    FilePlace,
+    Found,
+    ObjectPlace,
+)
 from marserve.store.fetch_guard import parse_target
 from marserve.store.object_store import ObjectStores
 from marserve.store.source import Broken, Entry, Replaced, Source
@@ -194,3 +201,38 @@ def test_an_object_of_a_real_store_is_swapped_by_its_etag() -> None:
         with pytest.raises(DesiredStateMoved):
             place.write(b"three", first.tag)
         assert place.read().data == b"two"
+
+
+def test_a_file_that_is_not_there_is_made_by_one_writer(tmp_path: Path) -> None:
+    """Whoever found none writes the first; who is too late, or found one that has gone, is told so."""
+    place = FilePlace(tmp_path / "models.yaml")
+    with pytest.raises(DocumentMissing):
+        place.read()
+
+    tag = place.write(b"one", ABSENT)
+
+    assert place.read() == Found(b"one", tag)
+    with pytest.raises(DesiredStateMoved):
+        place.write(b"two", ABSENT)
+    (tmp_path / "models.yaml").unlink()
+    with pytest.raises(DesiredStateMoved):
+        place.write(b"two", tag)
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_object_that_is_not_there_is_made_by_one_writer() -> None:
+    """By a create that the store refuses where there is one."""
+    pytest.importorskip("obstore")
+    with s3_server() as server:
+        stores = ObjectStores(environment=server.environment)
+        target = parse_target(f"s3://{server.bucket().name}/models.yaml")
+        place = ObjectPlace(lambda: stores.open(target), target.url)
+        with pytest.raises(DocumentMissing):
+            place.read()
+
+        tag = place.write(b"one", ABSENT)
+
+        assert place.read() == Found(b"one", tag)
+        with pytest.raises(DesiredStateMoved):
+            place.write(b"two", ABSENT)
+        assert place.read().data == b"one"

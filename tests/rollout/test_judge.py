@@ -15,13 +15,12 @@ from marserve.rollout.judge import (
     Limits,
     allowed_above,
     budget_of,
-    counts_of,
     known_p99,
     needed_for_p99,
     smallest_found,
 )
 from marserve.rollout.statistics import highest_rate, lowest_rate
-from support.judged_versions import Behaviour, play_step
+from support.judged_versions import Behaviour, counts_of, play_step
 
 RUNS = 100
 NOTHING = Answers()
@@ -157,8 +156,7 @@ def test_too_little_traffic_holds_and_says_how_much_is_missing() -> None:
 
     assert verdict.decision == "hold"
     assert verdict.reason == (
-        "too little to judge by: 30 of 200 requests to the candidate, 150 of 200 requests to the baseline, "
-        "12 of 200 answers compared"
+        "too few: 30 of 200 requests to the candidate, 150 requests to the baseline, 12 answers compared"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from marserve.api.errors import error_status
 from marserve.errors import (
     ApplyFailed,
     ApplyUnderWay,
@@ -269,6 +271,9 @@ async def test_undo_goes_back_and_back_again(shop: Workshop) -> None:
     with pytest.raises(NothingToUndo):
         await shop.reconciler.undo()
     assert [entry["by"] for entry in shop.reconciler.history()] == ["undo", "undo", "apply", "apply", "start"]
+    said = [entry["what"] for entry in shop.reconciler.history()[:2]]
+    assert [words.partition(": ")[0] for words in said] == ["back to entry 1", "back to entry 2"]
+    assert all(words.count("back to") == 1 for words in said)
 
 
 async def test_undo_says_what_is_not_there_any_more(shop: Workshop) -> None:
@@ -359,8 +364,8 @@ async def test_what_changes_in_the_place_comes_into_force(shop: Workshop) -> Non
     assert shop.reconciler.history()[0]["by"] == "watch"
 
 
-async def test_a_document_that_fails_is_not_tried_again_until_it_changes(shop: Workshop) -> None:
-    """It is shown, and nothing is loaded in a loop."""
+async def test_a_document_that_fails_is_not_loaded_in_a_loop(shop: Workshop) -> None:
+    """It is shown, and not tried again at the next look."""
     await shop.start(m=["1.0"])
     shop.pools.behaviours["n"] = Behaviour(load="fail")
     shop.write(m=["1.0"], n=["1.0"])
@@ -381,6 +386,72 @@ async def test_a_document_that_fails_is_not_tried_again_until_it_changes(shop: W
     await shop.reconciler.look(looked)
     assert shop.versions() == {"m": ["3.0"]}
     assert shop.reconciler.remarks() == []
+
+
+async def test_a_document_that_failed_is_tried_again_a_few_times(shop: Workshop) -> None:
+    """At growing pauses, and then not before it changes: what it lacked may come without it, and may never come."""
+    await shop.start(m=["1.0"])
+    archive = shop.store / "n-1.0.mar"
+    archive.rename(shop.store / "away")
+    shop.write(m=["2.0"], n=["1.0"])
+    looked = await shop.reconciler.look(None)
+    first = shop.reconciler.describe()["failure"]
+
+    pauses = []
+    for _ in range(5):
+        before = next(shop.times)
+        failed = shop.reconciler.counts.failed
+        while shop.reconciler.counts.failed == failed:
+            looked = await shop.reconciler.look(looked)
+        pauses.append(next(shop.times) - before)
+    given_up = shop.reconciler.describe()["failure"]
+    for _ in range(1000):
+        looked = await shop.reconciler.look(looked)
+
+    assert (first["tries"], first["retryAt"] - first["at"]) == (1, 30.0)
+    assert [later / earlier > 1.5 for earlier, later in itertools.pairwise(pauses)] == [True] * 4
+    assert given_up["tries"] == 6
+    assert "retryAt" not in given_up
+    assert shop.reconciler.counts.failed == 6
+    assert shop.versions() == {"m": ["1.0"]}
+
+
+async def test_a_document_comes_into_force_when_what_it_lacked_is_there(shop: Workshop) -> None:
+    """Nobody has to touch it."""
+    await shop.start(m=["1.0"])
+    archive = shop.store / "n-1.0.mar"
+    archive.rename(shop.store / "away")
+    shop.write(m=["2.0"], n=["1.0"])
+    looked = await shop.reconciler.look(None)
+    assert shop.versions() == {"m": ["1.0"]}
+
+    (shop.store / "away").rename(archive)
+    for _ in range(100):
+        looked = await shop.reconciler.look(looked)
+
+    assert shop.versions() == {"m": ["2.0"], "n": ["1.0"]}
+    assert shop.reconciler.remarks() == []
+
+
+async def test_a_document_that_came_with_a_call_is_written_where_there_is_none(shop: Workshop) -> None:
+    """Somebody took the file away: applying and undoing bring it back; a call that edits it says what is missing."""
+    await shop.start(m=["1.0"])
+    await shop.reconciler.apply(document(m=["2.0"]))
+    shop.path.unlink()
+    looked = await shop.reconciler.look(None)
+    with pytest.raises(DocumentUnreadable) as raised:
+        await shop.reconciler.change(lambda state: state, "nothing")
+
+    await shop.reconciler.apply(document(m=["3.0"]))
+
+    assert error_status(raised.value) == 503
+    assert read(shop.path.read_bytes()).models["m"].default == "3.0"
+    assert shop.reconciler.remarks() == []
+    await shop.reconciler.look(looked)
+    assert shop.versions() == {"m": ["3.0"]}
+    shop.path.unlink()
+    await shop.reconciler.undo()
+    assert read(shop.path.read_bytes()).models["m"].default == "2.0"
 
 
 async def test_a_document_that_is_edited_wrongly_is_refused_as_a_whole(shop: Workshop) -> None:

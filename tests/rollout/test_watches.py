@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -14,16 +15,20 @@ import pytest
 from marserve.archive.reader import Limits
 from marserve.errors import BadInput, BadSettings, WatchNotFound
 from marserve.registry.calls import Registered, RegisterParameters
+from marserve.registry.coming import Coming
 from marserve.registry.intake import Intake, Unpacked
 from marserve.rollout.desired_state import NewVersions
 from marserve.rollout.object_events import ObjectEvent
 from marserve.rollout.watches import FAMILIES, Declared, Policies, Watches
 from marserve.settings.watches import WatchedPlace
-from marserve.store.fetch_guard import AllowedUrls, Target
+from marserve.store.fetch_guard import AllowedUrls, Target, parse_target
 from marserve.store.fetcher import Fetcher
+from marserve.store.http import HttpOrigins
 from marserve.store.local import LocalStore
 from marserve.store.source import Entry, Source
 from support.echo_archives import manifest, write_mar
+from support.fault_proxy import Fault, fault_proxy
+from support.range_origin import range_origin
 
 pytestmark = pytest.mark.anyio
 LIMIT_S = 20.0
@@ -105,7 +110,7 @@ def watches_of(tmp_path: Path, *allowed: str, models: FakeModels | None = None, 
     return Watches(
         models=models or FakeModels(),
         intake=Intake(LocalStore(store, roots=[tmp_path]), tmp_path / "scratch", Limits()),
-        fetcher=Fetcher(patterns),
+        fetcher=more.pop("fetcher", None) or Fetcher(patterns),
         lister=FakeLister(),
         allowed=patterns,
         model_store=store,
@@ -305,6 +310,30 @@ async def test_declared_prefixes_that_look_alike_are_each_watched(tmp_path: Path
         await until(lambda: len(models.loaded) == 3)
 
     assert models.loaded == {("m", "1"): "a@1.mar", ("m", "2"): "a+2.mar", ("m", "3"): "a~3.mar"}
+
+
+async def test_what_a_watch_fetches_is_told_as_on_its_way(tmp_path: Path) -> None:
+    """For the model and version that its key says; and it is found again by its digest."""
+    data = write_mar(tmp_path / "made.mar", manifest("any", "0.1"), weights__dat=b"w" * 50_000).read_bytes()
+    coming = Coming()
+    with range_origin() as origin, fault_proxy(origin.url) as proxy:
+        origin.put("/m.mar", data)
+        proxy.on(Fault(stall_at=10_000), times=1)
+        web = HttpOrigins(AllowedUrls([proxy.pattern]), silence_s=0.5)
+        opener = {"s3": lambda target: web(parse_target(f"{proxy.url}/m.mar"))}
+        fetcher = Fetcher(AllowedUrls([".*"]), openers=opener)
+        watches = watches_of(tmp_path, coming=coming, fetcher=fetcher)
+        watches.add(place("s3://bucket/models/"))
+        [watched] = watches.each()
+        taking = asyncio.create_task(asyncio.to_thread(watched.arrivals._take_in, "digits/7/any.mar"))
+        await until(lambda: any(told.get("bytes") for told in coming.of("digits")))
+        [told] = coming.of("digits")
+        unpacked = await taking
+
+    assert (told["url"], told["modelVersion"]) == ("s3://bucket/models/digits/7/any.mar", "7")
+    assert coming.of("digits") == []
+    assert unpacked.archive == f"s3://bucket/models/digits/7/any.mar#sha256={hashlib.sha256(data).hexdigest()}"
+    unpacked.discard()
 
 
 async def test_each_watch_has_its_metrics(tmp_path: Path) -> None:

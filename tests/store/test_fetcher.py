@@ -20,6 +20,7 @@ from marserve.store.fetch_guard import AllowedUrls, Target
 from marserve.store.fetcher import DigestRule, Fetcher, FetchOptions
 from marserve.store.parts import MIB
 from marserve.store.source import Gathered
+from support.caches import used_bytes
 from support.fault_proxy import Fault, fault_proxy
 from support.range_origin import RangeOrigin, range_origin
 
@@ -230,7 +231,7 @@ def test_what_is_not_its_digest_is_not_kept(origin: RangeOrigin, store: Path, ca
     assert wrong in str(mismatch.value)
     assert "secret" not in str(mismatch.value)
     assert list(store.iterdir()) == []
-    assert cache.used_bytes == 0
+    assert used_bytes(cache) == 0
 
 
 def test_a_corrupt_download_is_found_by_its_digest(origin: RangeOrigin, store: Path) -> None:

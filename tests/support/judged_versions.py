@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -10,6 +12,14 @@ from marserve.registry.arms import LATENCY_BOUNDS, Seen
 from marserve.rollout.judge import Answers, Judge, Verdict
 
 TICK_S = 0.5
+
+
+def counts_of(latencies: Sequence[float]) -> tuple[int, ...]:
+    """Latencies in seconds as `Seen` has them."""
+    counts = [0] * (len(LATENCY_BOUNDS) + 1)
+    for latency in latencies:
+        counts[bisect_left(LATENCY_BOUNDS, latency)] += 1
+    return tuple(counts)
 
 
 @dataclass(frozen=True)

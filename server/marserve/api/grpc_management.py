@@ -113,7 +113,7 @@ def _given(message: Any, names: Iterable[str]) -> dict[str, str]:
     """The fields that say something, as a query would."""
     given = {}
     for name in names:
-        value = getattr(message, name, None)  # the message has no fields for what is ours
+        value = getattr(message, name, None)
         if isinstance(value, bool):
             if value:
                 given[name] = "true"

@@ -1,6 +1,6 @@
 """The messages and services that gRPC clients know, as tables, and the classes made of them (contract §5.1 to §5.3).
 
-Names, numbers and types are what clients have compiled in; nothing else is here, and no file is read. The descriptors
+Names, numbers and types are what clients have compiled in, ours from 1001 on; no file is read. The descriptors
 lie in a pool of their own, so that whatever else is imported cannot clash with them; reflection shows that pool.
 
 A field is written `number name type`. Types are protobuf's words and names of messages; behind them stand `*` for
@@ -77,6 +77,10 @@ _MANAGEMENT_MESSAGES: Messages = {
         "9 url string",
         "10 s3_sse_kms bool",
         "11 startup_timeout int32",
+        # Ours, far behind what TorchServe may add.
+        "1001 memory string",
+        "1002 load string",
+        "1003 pinned bool",
     ),
     "ScaleWorkerRequest": (
         "1 model_name string",

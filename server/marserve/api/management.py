@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
+from marserve.api.errors import error_message, error_status, error_type
 from marserve.api.hang_up import while_connected
 from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
 from marserve.api.request_body import read_parts
@@ -27,13 +28,14 @@ from marserve.api.schemas import (
     ModelDescription,
     ModelList,
     Name,
+    NotThere,
     RegisterBody,
     StatusMessage,
     error_answers,
 )
 from marserve.api.swap import add_swap
 from marserve.api.traffic import add_traffic
-from marserve.errors import BadInput
+from marserve.errors import BadInput, ModelNotFound, VersionNotFound
 from marserve.messages import Answer, Part
 from marserve.registry.calls import Progress, RegisterParameters, default_set_message, unregistered_message
 from marserve.registry.models import Registry
@@ -86,6 +88,7 @@ _NOT_GIVEN = {
     "response_timeout": (-1,),
     "startup_timeout": (-1,),
 }
+_NOT_THERE: dict[int | str, dict[str, Any]] = {404: {"model": NotThere}}
 _STATUS: dict[Progress, int] = {"done": 200, "begun": 202, "partial": 206}
 
 # Parameters of queries. They come as text and are read by `QueryParameters`; these say what they mean to be.
@@ -159,7 +162,7 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         "/models/{model_name}",
         operation_id="describeModel",
         summary="Describe a model's default version",
-        responses={200: {"model": list[ModelDescription]}, **error_answers(404, 500, 503, 504)},
+        responses={200: {"model": list[ModelDescription]}, **error_answers(500, 503, 504), **_NOT_THERE},
     )
     async def describe(
         request: Request,
@@ -173,13 +176,16 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         "/models/{model_name}/{model_version}",
         operation_id="version_describeModel",
         summary="Describe a version, or `all`",
-        responses={200: {"model": list[ModelDescription]}, **error_answers(404, 500, 503, 504)},
+        responses={200: {"model": list[ModelDescription]}, **error_answers(500, 503, 504), **_NOT_THERE},
     )
     async def describe_version(
         request: Request, model_name: Name, model_version: Name, customized: Customized = None
     ) -> Response:
         if model_version == "all":
-            return PrettyJson(registry.describe_all(model_name))
+            try:
+                return PrettyJson(registry.describe_all(model_name))
+            except ModelNotFound as error:
+                return _not_there_yet(error, registry.arriving(model_name))
         return await _describe(registry, request, model_name, model_version, customized)
 
     @router.get(
@@ -195,12 +201,24 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
 async def _describe(
     registry: Registry, request: Request, model: str, version: str | None, customized: str | None
 ) -> Response:
+    try:
+        registry.check_exists(model, version)
+    except (ModelNotFound, VersionNotFound) as error:
+        return _not_there_yet(error, registry.arriving(model, version))
     if (customized or "").lower() != "true":
         return PrettyJson([registry.describe(model, version)])
     told = request.headers.get("x-marserve-timeout-ms")
     within_s = None if told is None else read_timeout_s(told.encode("latin-1"))
     described, answer = await while_connected(request, registry.describe_customized(model, version, within_s))
     return _dress(PrettyJson([described]), answer)
+
+
+def _not_there_yet(error: ModelNotFound | VersionNotFound, arriving: list[dict[str, Any]]) -> Response:
+    """The error, and how far what is fetched for such a model is; nothing is there to be described before."""
+    if not arriving:
+        raise error
+    document = {"code": error_status(error), "type": error_type(error), "message": error_message(error)}
+    return PrettyJson({**document, "arriving": arriving}, status_code=error_status(error))
 
 
 _FRAMING = frozenset(("content-length", "transfer-encoding", "connection", "keep-alive", "trailer", "upgrade"))

@@ -18,21 +18,28 @@ from marserve.api.traffic import Dry, is_dry, read_object
 from marserve.errors import RouteNotFound
 from marserve.registry.models import Registry
 from marserve.registry.shadow import read_shadow
+from marserve.rollout.changes import Changes, DirectChanges
 from marserve.rollout.course import read_rollout
 from marserve.rollout.rollouts import ORDERS, Rollouts
 
 
 def rollout_router(
-    registry: Registry, rollouts: Rollouts, guard: Callable[[str], None] = lambda call: None
+    registry: Registry,
+    rollouts: Rollouts,
+    guard: Callable[[str], None] = lambda call: None,
+    changes: Changes | None = None,
 ) -> APIRouter:
-    """The routes, which must come before those of versions. `guard` may refuse a call that changes something."""
+    """The routes, which must come before those of versions. `guard` may refuse a call that begins something.
+
+    `changes` is what calls that change models go to; the registry itself if not given.
+    """
     router = APIRouter(default_response_class=PrettyJson)
-    _add_shadow(router, registry, guard)
+    _add_shadow(router, registry, changes or DirectChanges(registry))
     _add_rollout(router, rollouts, guard)
     return router
 
 
-def _add_shadow(router: APIRouter, registry: Registry, guard: Callable[[str], None]) -> None:
+def _add_shadow(router: APIRouter, registry: Registry, changes: Changes) -> None:
     path = "/models/{model_name}/shadow"
 
     @router.get(
@@ -53,9 +60,9 @@ def _add_shadow(router: APIRouter, registry: Registry, guard: Callable[[str], No
     )
     async def put(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         spec = read_shadow(await read_object(request))
-        if not (dry := is_dry(request)):
-            guard(f"the shadow of {model_name}")
-        return PrettyJson(registry.mirrors.put(model_name, spec, dry_run=dry))
+        if is_dry(request):
+            return PrettyJson(registry.mirrors.put(model_name, spec, dry_run=True))
+        return PrettyJson(await changes.put_shadow(model_name, spec))
 
     @router.delete(
         path,
@@ -64,9 +71,9 @@ def _add_shadow(router: APIRouter, registry: Registry, guard: Callable[[str], No
         responses={200: {"model": ShadowStatus}, **error_answers(404, 409)},
     )
     async def remove(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
-        if not (dry := is_dry(request)):
-            guard(f"the shadow of {model_name}")
-        return PrettyJson(registry.mirrors.remove(model_name, dry_run=dry))
+        if is_dry(request):
+            return PrettyJson(registry.mirrors.remove(model_name, dry_run=True))
+        return PrettyJson(await changes.put_shadow(model_name, None))
 
 
 def _add_rollout(router: APIRouter, rollouts: Rollouts, guard: Callable[[str], None]) -> None:

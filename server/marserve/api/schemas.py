@@ -94,6 +94,8 @@ class Worker(Shape):
     restarts: int
     gpuId: int | None = None
     gpuIds: list[int] | None = None
+    node: str | None = None
+    waitsFor: str | None = None
     ranks: list[WorkerRank] | None = None
     lastDeath: Death | None = None
     nextStart: Annotated[
@@ -178,6 +180,24 @@ class Requirements(Shape):
     wasInstalledBefore: Annotated[bool | None, Field(description="for another model, version or server")] = None
 
 
+class Arriving(Shape):
+    """An archive that is fetched for a model, and is no version yet."""
+
+    modelVersion: Annotated[str | None, Field(description="where it is known which it will be")] = None
+    url: Annotated[str, Field(description="its address, without the query")]
+    state: Literal["waiting", "downloading", "unpacking"]
+    seconds: Annotated[float, Field(description="since it was asked for")]
+    download: Annotated[int | None, Field(description="its `id` in the list of downloads")] = None
+    bytes: Annotated[int | None, Field(description="how many are there")] = None
+    size: Annotated[int | None, Field(description="how many there will be, where that is known")] = None
+
+
+class NotThere(ErrorBody):
+    """There is no such model or version; what is being fetched for it."""
+
+    arriving: list[Arriving] | None = None
+
+
 class ModelDescription(Shape):
     """One version of a model: the values it runs with, and its workers."""
 
@@ -230,6 +250,9 @@ class ModelDescription(Shape):
     readinessRule: Literal["min", "all"] | None = None
     resolvedUrl: Annotated[
         str | None, Field(description="what was fetched: with a commit or a digest where modelUrl names what changes")
+    ] = None
+    arriving: Annotated[
+        list[Arriving] | None, Field(description="what is fetched for the model, or the version, now")
     ] = None
     requirements: Requirements | None = None
     warnings: Annotated[list[str] | None, Field(description="what was asked for and is not used, and why")] = None

@@ -9,6 +9,7 @@ import typer
 from marserve.cli.output import AsJson, Output
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
 from marserve.cli.versions import (
+    arrivals,
     deaths,
     failed_certificates,
     last_words,
@@ -36,6 +37,7 @@ def models(
             output.result(
                 described,
                 versions_table(described) if described else "No model is registered.",
+                *arrivals(described),
                 *deaths(described),
                 *failed_certificates(described),
             )
@@ -46,6 +48,7 @@ def models(
                 versions_table(described),
                 "",
                 workers_table(described),
+                *arrivals(described),
                 *failed_certificates(described),
                 *worker_deaths(described),
                 *last_words(described),

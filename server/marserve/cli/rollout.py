@@ -170,7 +170,9 @@ def _event_row(event: dict[str, Any]) -> list[str]:
 
 
 def _event(event: dict[str, Any]) -> str:
-    return "  ".join(_event_row(event))
+    """As in the table, without the day: whoever follows knows it."""
+    at, what = _event_row(event)
+    return f"{at.rpartition(' ')[2]}  {what}"
 
 
 def _plan(told: dict[str, Any]) -> list[Any]:

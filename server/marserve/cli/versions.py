@@ -49,6 +49,20 @@ def progress_of(version: Description) -> Step:
     return Step(text, min(ready, wanted), wanted)
 
 
+def arrivals(described: Iterable[Description]) -> list[str]:
+    """A line for each archive that is fetched for these versions."""
+    return [arriving_line(each) for version in described for each in version.get("arriving", ())]
+
+
+def arriving_line(arriving: dict[str, Any]) -> str:
+    """`http://host/m.mar is downloading: 12.5 of 50.0 MB`, as far as it is known."""
+    words = f"{arriving['url']} is {arriving['state']}"
+    if arriving["state"] == "downloading":
+        size = arriving.get("size")
+        words += f": {arriving.get('bytes', 0) / 1e6:.1f} {'' if size is None else f'of {size / 1e6:.1f} '}MB"
+    return words
+
+
 def last_death(version: Description) -> str:
     """Why a worker of the version last died, in one line; empty when none did."""
     death = version.get("lastDeath")
@@ -137,20 +151,24 @@ def failed_certificates(versions: Iterable[Description]) -> list[str]:
 
 def workers_table(versions: Iterable[Description]) -> Table:
     """One row a worker of these versions."""
+    shown = list(versions)
+    has_nodes = any(worker.get("node") or worker.get("waitsFor") for version in shown for worker in version["workers"])
     rows = [
         (
             label(version),
             str(worker["id"]),
             _status(worker),
+            *((str(worker.get("node") or worker.get("waitsFor") or "-"),) if has_nodes else ()),
             str(worker["pid"]) if worker["pid"] > 0 else "-",
             f"{worker['memoryUsage'] / 2**20:.0f} MiB" if worker["memoryUsage"] else "-",
             str(worker["gpuId"]) if worker.get("gpu") and "gpuId" in worker else "-",
             str(worker.get("restarts", 0)),
         )
-        for version in versions
+        for version in shown
         for worker in version["workers"]
     ]
-    return table(("version", "worker", "status", "pid", "memory", "gpu", "restarts"), rows)
+    nodes = ("node",) if has_nodes else ()
+    return table(("version", "worker", "status", *nodes, "pid", "memory", "gpu", "restarts"), rows)
 
 
 def worker_deaths(versions: Iterable[Description]) -> list[str]:

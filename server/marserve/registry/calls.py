@@ -46,7 +46,9 @@ class RegistryOptions:
     threads: int = 0
     autoscale: bool = False
     load: Literal["start", "on_demand"] = "start"
+    cpu_pinning: Literal["off", "near"] = "off"
     gpu_count: int = 0
+    refuses_missing_devices: bool = False
     models: Models = field(default_factory=dict)
     sequence_headers: SequenceHeaderNames = PLAIN_NAMES
     swap_order: Literal["load_first", "unload_first"] = "load_first"

@@ -154,9 +154,13 @@ def _describe_worker(worker: WorkerLike) -> dict[str, Any]:
         "memoryUsage": worker.memory_bytes,
         "pid": worker.pid,
         "gpu": worker.gpu_id is not None,
-        "gpuUsage": "N/A" if worker.gpu_id is None else "failed to obtained gpu usage",
+        "gpuUsage": worker.gpu_usage,
         "restarts": worker.restarts,
     }
+    if worker.node:
+        described["node"] = worker.node
+    if worker.waits_for:
+        described["waitsFor"] = worker.waits_for
     if worker.gpu_id is not None:
         described["gpuId"] = worker.gpu_id
     if worker.devices:

@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from marserve.archive.model_config import ModelConfig
-from marserve.pool.options import PoolOptions
+from marserve.errors import BadArchive, BadInput
+from marserve.pool.options import PoolOptions, RayOptions
 from marserve.registry.call_modes import PLAIN_NAMES, SequenceHeaderNames, read_call_mode
 from marserve.registry.parallel import read_parallel
 from marserve.registry.snapshot import SnapshotVersion
@@ -58,7 +59,11 @@ class RequestedOptions:
 
 @dataclass(frozen=True, slots=True)
 class OptionDefaults:
-    """The server's own values, in seconds. `workers` is how many a version gets that nobody named a number for."""
+    """The server's own values, in seconds. `workers` is how many a version gets that nobody named a number for.
+
+    With `refuses_missing_devices` a version whose `deviceIds` names a device that is not there is refused; else the
+    list counts as not given, as in TorchServe.
+    """
 
     workers: int = 0
     response_timeout_s: float = 120.0
@@ -68,6 +73,8 @@ class OptionDefaults:
     readiness_rule: Literal["any", "min", "all"] = "any"
     autoscale: bool = False
     load: Literal["start", "on_demand"] = "start"
+    cpu_pinning: Literal["off", "near"] = "off"
+    refuses_missing_devices: bool = False
     sequence_headers: SequenceHeaderNames = PLAIN_NAMES
 
 
@@ -87,7 +94,7 @@ def effective_options(
 
     `configured` is the version's entry of the `models` setting; its workers count only at start-up. `gpu_count` is
     how many accelerators the server may use. `restored` goes before all of it. Raises NotEnoughDevices where one
-    worker of the model needs more.
+    worker of the model needs more, BadArchive where it names one that is not there.
     """
     warnings: list[str] = []
     asked = requested.memory if restored is None else restored.memory
@@ -113,7 +120,10 @@ def effective_options(
     if policy == "goal" and archive.latency_goal_s is None:
         warnings.append("batchPolicy goal of the model's configuration is not used: it needs latencyGoalMs")
         policy = "idle"
-    gpu_ids = _gpu_ids(archive, gpu_count, warnings)
+    ray = _ray(model, archive, warnings)
+    gpu_ids: tuple[int, ...] = ()  # of a cluster's devices Ray keeps account
+    if ray is None:
+        gpu_ids = _gpu_ids(model, archive, gpu_count, defaults.refuses_missing_devices, warnings)
     parallel = read_parallel(model, archive, gpu_ids, warnings)
     if parallel.most_workers and max(minimum, maximum) > parallel.most_workers:
         minimum, maximum = min(minimum, parallel.most_workers), min(maximum, parallel.most_workers)
@@ -174,6 +184,7 @@ def effective_options(
         max_worker_age_s=archive.max_worker_age_s,
         max_worker_growth_bytes=archive.max_worker_growth_bytes,
         batch_isolation=archive.batch_isolation and not mode.has_state,
+        halves_without_memory=not mode.has_state,
         samples=archive.samples if not mode.has_state else (),
         batch_check="off" if not mode.is_plain else archive.batch_check or ("refuse" if archive.samples else "off"),
         batch_check_sample=archive.batch_check_sample if mode.is_plain else 0.0,
@@ -189,10 +200,13 @@ def effective_options(
         least_awake=least_awake,
         memory_bytes=wish.needed_bytes,
         is_pinned=bool(wish.is_pinned),
+        device_memory_bytes=archive.device_memory_bytes,
+        stays_near=bool(gpu_ids) and (archive.cpu_pinning or defaults.cpu_pinning) == "near",
         sequences=mode.sequences,
         continuous_batching=mode.is_continuous,
         is_concurrent=mode.is_concurrent,
         most_concurrent=archive.max_concurrent_requests,
+        ray=ray,
     )
     if not archive.samples and (archive.warm_up or archive.batch_check in ("warn", "refuse")):
         warnings.append("warmUp and batchCheck of the model's configuration are not used: it has no samples")
@@ -245,7 +259,17 @@ def _workers(
     return minimum, max(minimum, maximum)
 
 
-def _gpu_ids(archive: ModelConfig, gpu_count: int, warnings: list[str]) -> tuple[int, ...]:
+def _gpu_ids(
+    model: str, archive: ModelConfig, gpu_count: int, refuses_missing: bool, warnings: list[str]
+) -> tuple[int, ...]:
+    missing = [device for device in archive.device_ids or () if not 0 <= device < gpu_count]
+    if missing and refuses_missing and archive.device_type != "cpu":
+        there = f"devices 0 to {gpu_count - 1}" if gpu_count else "no accelerator"
+        raise BadArchive(
+            f"deviceIds is {list(archive.device_ids or ())} in the configuration of model {model}, and there is no "
+            f"device {missing[0]}: the server has {there}. Name devices that it has, or leave deviceIds out to use all "
+            "of them; deviceType: cpu uses none."
+        )
     if archive.device_type == "gpu" and not gpu_count:
         warnings.append("deviceType gpu of the model's configuration is not used: the server has no accelerator")
     if not gpu_count or archive.device_type == "cpu":
@@ -258,6 +282,27 @@ def _gpu_ids(archive: ModelConfig, gpu_count: int, warnings: list[str]) -> tuple
             f"0 to {gpu_count - 1}"
         )
     return tuple(range(gpu_count))
+
+
+def _ray(model: str, archive: ModelConfig, warnings: list[str]) -> RayOptions | None:
+    """What each worker has on a Ray cluster; None where the model's workers run on this machine."""
+    if archive.launcher != "ray":
+        if archive.worker_resources is not None:
+            warnings.append("workerResources of the model's configuration are not used: they need launcher ray")
+        return None
+    if archive.parallel_type not in (None, "custom") and archive.parallel_level:
+        raise BadInput(
+            f"Model {model} cannot be loaded: launcher is ray and parallelType {archive.parallel_type}, which makes a "
+            "worker of several processes; leave out one of the two."
+        )
+    amounts = dict(archive.worker_resources or {})
+    return RayOptions(
+        cpus=amounts.pop("cpus", 1.0),
+        gpus=amounts.pop("gpus", 0.0),
+        memory_bytes=int(amounts.pop("memory", 0)),
+        resources=amounts,
+        placement=archive.worker_placement,
+    )
 
 
 def _first(*values: Value | None) -> Value:

@@ -19,6 +19,7 @@ BUILT_IN_HANDLERS = (
     "dali_image_classifier",
     "vllm_handler",
     "trt_llm_handler",
+    "sagemaker_script",
     "vision_handler",
     "text_handler",
     "dali_handler",

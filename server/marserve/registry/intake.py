@@ -12,7 +12,7 @@ import hashlib
 import shutil
 import uuid
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marserve.archive.manifest import Manifest, read_manifest
@@ -20,9 +20,10 @@ from marserve.archive.model_config import ModelConfig, read_model_config
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits, unpack
 from marserve.errors import ArchiveNotFound, BadInput, DigestMismatch, MarserveError, OutOfMemory
+from marserve.link import ArchiveRef
 from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import hide_query, is_store_address
-from marserve.store.fetcher import Fetched, Fetcher
+from marserve.store.fetch_guard import hide_query, is_address, is_store_address
+from marserve.store.fetcher import Fetched, Fetcher, OnBegin
 from marserve.store.local import Found, LocalStore, look_at
 
 
@@ -31,7 +32,8 @@ class Unpacked:
     """An archive that was taken in. With `is_private` its folder belongs to whoever holds this.
 
     `warnings` tell what was found in pickles of an archive that the operator trusts. `archive` is the word by which a
-    later start finds it again.
+    later start finds it again. `origin` is what other machines fetch, None for a folder; its digest is left
+    out where the archive's own configuration sends no worker elsewhere.
     """
 
     folder: Path
@@ -40,6 +42,7 @@ class Unpacked:
     is_private: bool = True
     warnings: tuple[str, ...] = ()
     archive: str = ""
+    origin: ArchiveRef | None = None
 
     def discard(self) -> None:
         """Delete the folder if it is private. Blocks; may be called twice."""
@@ -73,25 +76,22 @@ class Intake:
         """Whether `fetch` would fetch, or refuse: it is an address."""
         return self._fetcher is not None and self._fetcher.is_for(url)
 
-    def fetch(self, url: str) -> Fetched | None:
+    def fetch(self, url: str, on_begin: OnBegin | None = None) -> Fetched | None:
         """Fetch an archive that is named by its address; None for what is no address. `take_in` releases it.
 
-        Raises ArchiveNotFound when it is not allowed, ArchiveExists, DownloadFailed, DigestMismatch, OutOfMemory.
+        `on_begin` is told of the download. Raises ArchiveNotFound when it is not allowed, ArchiveExists,
+        DownloadFailed, DigestMismatch, OutOfMemory.
         """
-        return None if self._fetcher is None else self._fetcher.fetch_address(url, self.store.root)
+        return None if self._fetcher is None else self._fetcher.fetch_address(url, self.store.root, on_begin=on_begin)
 
-    def fetch_aside(self, url: str) -> Fetched:
+    def fetch_aside(self, url: str, on_begin: OnBegin | None = None) -> Fetched:
         """As `fetch` of what is an address, without a name in the store: what the store has under it does not matter.
 
         A later start gets this very content (the download cache may have it) or refuses: its address has the digest.
         Raises as `fetch`, but for ArchiveExists.
         """
         assert self._fetcher is not None
-        fetched = self._fetcher.fetch(url, None)
-        if fetched.sha256 is not None:
-            plain = fetched.address or hide_query(split_digest(url)[0]).removesuffix("?…")
-            fetched.address = f"{plain}#sha256={fetched.sha256}"
-        return fetched
+        return pinned(self._fetcher.fetch(url, None, on_begin=on_begin), url)
 
     def stop_fetching(self) -> None:
         """End downloads that are under way."""
@@ -131,10 +131,24 @@ class Intake:
         folder = self.scratch / uuid.uuid4().hex
         try:
             unpack(found.path, folder, self._limits)
-            return _read(folder, is_private=True, trusted=trusted, archive=archive)
+            unpacked = _read(folder, is_private=True, trusted=trusted, archive=archive)
+            return self._with_origin(unpacked, found, url, is_trusted=trusted)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+
+    def _with_origin(self, unpacked: Unpacked, found: Found, url: str, *, is_trusted: bool) -> Unpacked:
+        plain = split_digest(url)[0]
+        ref = ArchiveRef(
+            digest_of(found.path) if unpacked.config.launcher == "ray" else "",
+            found.path.name,
+            path=str(found.path.resolve()),
+            address=plain if is_address(plain) or is_store_address(plain) else "",
+            is_trusted=is_trusted,
+            max_entries=self._limits.max_entries,
+            max_total_bytes=self._limits.max_total_bytes,
+        )
+        return replace(unpacked, origin=ref)
 
     def _find(self, url: str, fetched: Fetched | None) -> tuple[Found, str | None, str]:
         """The archive, the digest that is still to be compared, and the word by which it is found again."""
@@ -160,6 +174,20 @@ class Intake:
             self.scratch.rmdir()
         except OSError:
             return
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 digest of a file. Blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def pinned(fetched: Fetched, url: str) -> Fetched:
+    """What was fetched from `url` without a name in the store, to be found again as exactly this: by its digest."""
+    if fetched.sha256 is not None:
+        plain = fetched.address or hide_query(split_digest(url)[0]).removesuffix("?…")
+        fetched.address = f"{plain}#sha256={fetched.sha256}"
+    return fetched
 
 
 def is_trusted(found: Found, trusted: Collection[str]) -> bool:

@@ -19,6 +19,7 @@ from marserve.errors import (
     BadInput,
     CleanUpTimedOut,
     DefaultVersionInUse,
+    DrainedAway,
     Draining,
     LoadFailed,
     MarserveError,
@@ -30,6 +31,7 @@ from marserve.errors import (
     VersionNotFound,
 )
 from marserve.messages import Answer, Part, Receiver, Request
+from marserve.pool.queue import GivenUp
 from marserve.registry.actual import ActualModel, ActualState, ActualVersion, look_at
 from marserve.registry.calls import (
     LARGEST_BATCH,
@@ -108,6 +110,7 @@ class Registry:
             self.hooks,
             self._note_change,
         )
+        self.coming = self._registering.coming
         self._starting = Starting(intake, self._registering, self._versions, self._changes)
         self.remarks_of_readiness: list[Callable[[], Iterable[str]]] = []
         self.traffic = TrafficControl(self._versions, self._note_change)
@@ -261,7 +264,7 @@ class Registry:
             self._changes.follow(self._registering.settle(chosen))
             return Scaled(model, version, min_workers, "begun")
         try:
-            is_ready = await self._changes.carry_through(self._registering.wait_until_ready(chosen))
+            is_ready = await self._changes.carry_through(self._registering.wait_for_caller(chosen))
         except LoadFailed as error:
             log_failure(chosen, error)
             raise LoadFailed(
@@ -354,7 +357,18 @@ class Registry:
             is_default=self._versions.is_default(version),
             remarks=version.remarks,
         )
-        return {**described, **self._versions.describe_role(version)}
+        described |= self._versions.describe_role(version)
+        # What nobody knows yet which version it is will be, the default one tells of.
+        arriving = [
+            each
+            for each in self.coming.of(version.model)
+            if described["isDefault"] or each.get("modelVersion") == version.name
+        ]
+        return {**described, "arriving": arriving} if arriving else described
+
+    def arriving(self, model: str, version: str | None = None) -> list[dict[str, Any]]:
+        """How far archives are that are fetched for a model, and may become this version of it; it need not exist."""
+        return self.coming.of(model, version)
 
     def list_models(self, limit: int | None = None, offset: int | None = None) -> ModelPage:
         """One page of the models in order of their names."""
@@ -406,11 +420,11 @@ class Registry:
         return self._versions.find(model, version).name
 
     async def look_into(self, parameters: RegisterParameters) -> tuple[str, str]:
-        """The names of the model and the version that a registration would make; nothing is registered.
+        """The names of the model and the version that a registration would make; nothing is registered, nor kept.
 
         Raises as `register` does before it starts workers.
         """
-        unpacked = await self._registering.take_in(parameters.url, as_it_is_now=True)
+        unpacked = await self._registering.take_in(parameters, is_only_a_look=True)
         plan = await self._registering.plan(parameters, unpacked)
         await asyncio.to_thread(plan.discard)
         return plan.facts.options.model, plan.facts.options.version
@@ -601,6 +615,17 @@ class Registry:
         while (outstanding := self._outstanding()) and loop.time() < end:
             await asyncio.sleep(min(DRAIN_LOOK_S, max(0.0, end - loop.time())))
         return outstanding
+
+    def refuse_accepted(self) -> list[tuple[str, str, Sequence[GivenUp]]]:
+        """Refuse all requests that were accepted and are not answered yet.
+
+        Returns model, version and requests of each version that had any.
+        """
+        return [
+            (version.model, version.name, requests)
+            for version in (*self._versions.all(), *self._versions.leaving)
+            if (requests := version.pool.refuse_accepted(DrainedAway()))
+        ]
 
     def _outstanding(self) -> int:
         pools = [version.pool for version in (*self._versions.all(), *self._versions.leaving)]

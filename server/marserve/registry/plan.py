@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from marserve.archive.model_config import declare
 from marserve.archive.requirements import Requirements, read_requirements
 from marserve.archive.weight_size import weigh
 from marserve.errors import BadArchive, BadInput, DependencyFailed, LoadFailed
+from marserve.link import ArchiveRef
 from marserve.messages import Load
 from marserve.pool.options import PoolOptions
 from marserve.registry.calls import MOST_WORKERS, RegisterParameters, RegistryOptions
@@ -28,7 +30,7 @@ from marserve.registry.effective_options import (
     effective_runtime,
 )
 from marserve.registry.handler_check import find_defect, folder_of
-from marserve.registry.intake import Unpacked
+from marserve.registry.intake import Unpacked, digest_of
 from marserve.registry.ports import EnvironmentLike
 from marserve.registry.snapshot import lies_as
 from marserve.registry.startup import name_from_file
@@ -245,6 +247,8 @@ def _facts(
             readiness_rule=server.readiness_rule,
             autoscale=server.autoscale,
             load=server.load,
+            cpu_pinning=server.cpu_pinning,
+            refuses_missing_devices=server.refuses_missing_devices,
             sequence_headers=server.sequence_headers,
         ),
         at_startup=gets_workers,
@@ -252,6 +256,8 @@ def _facts(
         restored=parameters.restored,
     )
     options = replace(options, weight_bytes=_weight_bytes(unpacked))
+    if options.ray is not None:
+        options = replace(options, ray=replace(options.ray, archive=_origin(unpacked)))
     runtime = effective_runtime(parameters.runtime, configured, unpacked.manifest.runtime)
     if parameters.restored is not None:
         runtime = parameters.restored.runtime
@@ -285,6 +291,17 @@ def _resolved_url(url: str, archive: str) -> str | None:
     return archive if is_exact and archive not in (url, split_digest(url)[0]) else None
 
 
+def _origin(unpacked: Unpacked) -> ArchiveRef | None:
+    """What other machines fetch, with its digest; None for a folder, or a file that is not there any more."""
+    origin = unpacked.origin
+    if origin is None or origin.sha256:
+        return origin
+    try:
+        return msgspec.structs.replace(origin, sha256=digest_of(Path(origin.path)))
+    except OSError:
+        return None
+
+
 def _weight_bytes(unpacked: Unpacked) -> int:
     try:
         return weigh(unpacked.folder).weights
@@ -309,7 +326,7 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         manifest=unpacked.manifest.document,
         model_config=unpacked.config.document,
         batch_size=options.batch_size,
-        device_type="gpu" if options.gpu_ids else "cpu",
+        device_type="gpu" if options.gpu_ids or (options.ray is not None and options.ray.gpus) else "cpu",
         envelope=server.envelope,
         decode_input=server.decode_input,
         limit_max_image_pixels=server.limit_max_image_pixels,

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from marserve.archive.requirements import Requirements
+from marserve.errors import MarserveError
 from marserve.messages import Answer, Checked, Load, Part, Receiver, Request, Tolerance
 from marserve.pool.options import PoolOptions
+from marserve.pool.queue import GivenUp
 from marserve.telemetry.metrics import VersionMetrics
 
 
@@ -76,8 +78,20 @@ class WorkerLike(Protocol):
         """Its accelerator, None on the CPU."""
 
     @property
+    def gpu_usage(self) -> str:
+        """What its accelerator is doing, in TorchServe's words."""
+
+    @property
     def ranks(self) -> Sequence[int]:
         """The processes of its ranks, if it is a group of them."""
+
+    @property
+    def node(self) -> str:
+        """The machine that it is on; empty for the server's own."""
+
+    @property
+    def waits_for(self) -> str:
+        """What it is not started yet for; empty for nothing."""
 
     @property
     def devices(self) -> Sequence[int]:
@@ -181,6 +195,9 @@ class PoolLike(Protocol):
 
     def make_spare(self, give_up: Callable[[], None] | None) -> None:
         """It serves nobody for now: `give_up` may be called where its memory is wanted. None: it serves again."""
+
+    def refuse_accepted(self, error: MarserveError) -> Sequence[GivenUp]:
+        """Refuse all that was accepted and is not answered yet, with `error`; what that was, the oldest first."""
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Answer what was accepted, for at most `drain_s`; then end the workers and free everything."""

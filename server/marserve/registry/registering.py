@@ -14,6 +14,7 @@ from marserve.allocator import give_back_free_memory
 from marserve.errors import ArchiveExists, CleanUpTimedOut, DependencyFailed, DigestMismatch, Draining, LoadFailed
 from marserve.registry.calls import Registered, RegisterParameters, RegistryOptions
 from marserve.registry.changes import Changes
+from marserve.registry.coming import Coming
 from marserve.registry.hooks import Hooks
 from marserve.registry.installing import Installations
 from marserve.registry.intake import Intake, Unpacked
@@ -21,7 +22,7 @@ from marserve.registry.plan import Plan, check_parameters, make_plan
 from marserve.registry.ports import EnvironmentsLike, MetricsBook, PoolFactory
 from marserve.registry.versions import Version, Versions
 from marserve.store.fetch_guard import hide_query
-from marserve.store.fetcher import Fetched
+from marserve.store.fetcher import Fetched, OnBegin
 
 log = logging.getLogger("marserve.registry")
 
@@ -62,8 +63,10 @@ class Registering:
         self._intakes = asyncio.Semaphore(PARALLEL_INTAKES)
         self._fetches = asyncio.Semaphore(PARALLEL_FETCHES)
         self._is_draining = False
+        self._drain_begun = asyncio.Event()
         self._tidy_at = 0.0
         self.installations = Installations()
+        self.coming = Coming()
 
     @property
     def is_draining(self) -> bool:
@@ -73,6 +76,7 @@ class Registering:
     def refuse_new(self) -> None:
         """Register nothing more; give up downloads and installations that are under way."""
         self._is_draining = True
+        self._drain_begun.set()
         self._intake.stop_fetching()
         self.installations.give_up_all()
 
@@ -82,7 +86,7 @@ class Registering:
         """Take an archive in, unless the caller has unpacked it, and make it a version. See `Registry.register`."""
         check_parameters(parameters)
         if unpacked is None:
-            unpacked = await self.take_in(parameters.url)
+            unpacked = await self.take_in(parameters)
         version = await self.establish(parameters, await self.plan(parameters, unpacked))
         workers = version.min_workers
         if not workers:
@@ -93,9 +97,10 @@ class Registering:
             self._note_change(version)
             return Registered(version.model, version.name, workers, "begun")
         try:
-            is_ready = await self.wait_until_ready(version)
-        except LoadFailed as error:
-            log_failure(version, error)
+            is_ready = await self.wait_for_caller(version)
+        except (LoadFailed, Draining) as error:
+            if isinstance(error, LoadFailed):
+                log_failure(version, error)
             if self._versions.is_listed(version):
                 self.remove(version)
                 await self.retire(version, drain_s=0.0)
@@ -103,24 +108,43 @@ class Registering:
         self._note_change(version)
         return Registered(version.model, version.name, workers, "done" if is_ready else "partial")
 
-    async def take_in(self, url: str, *, is_at_startup: bool = False, as_it_is_now: bool = False) -> Unpacked:
+    async def take_in(
+        self,
+        parameters: RegisterParameters,
+        *,
+        is_at_startup: bool = False,
+        as_it_is_now: bool = False,
+        is_only_a_look: bool = False,
+    ) -> Unpacked:
         """Fetch, unpack and check an archive. Raises as `Intake` does, and Draining.
 
         Documents and swaps mean what lies at an address now (`as_it_is_now`), and not what the store has kept under
-        that name; the file in the store stays as it is.
+        that name; the file in the store stays as it is. `is_only_a_look`: the same, and the store gets none either.
         """
-        # What is fetched from nowhere does not wait until others have been.
-        async with self._fetches if self._intake.fetches(url) else contextlib.nullcontext():
-            if self._is_draining:
-                raise Draining
-            try:
-                fetched = await asyncio.to_thread(self._fetch_as_it_is_now if as_it_is_now else self._intake.fetch, url)
-            except ArchiveExists as error:
-                if not is_at_startup:
-                    raise
-                # An earlier start of this server fetched it; that must not keep a later one from having it.
-                log.info("%s is not fetched again: %s is in the store", hide_query(url), error.name)
-                url, fetched = error.name, None
+        url = parameters.url
+        if not self._intake.fetches(url):  # does not wait until others have been fetched
+            return await self._unpack(url, None)
+        fetch: Callable[[str, OnBegin], Fetched | None] = self._intake.fetch
+        if as_it_is_now or is_only_a_look:
+            fetch = self._intake.fetch_aside if is_only_a_look else self._fetch_as_it_is_now
+        version = parameters.version or (parameters.restored.version if parameters.restored is not None else None)
+        with self.coming.awaiting(url, parameters.model_name, version) as awaited:
+            async with self._fetches:
+                if self._is_draining:
+                    raise Draining
+                fetched: Fetched | None
+                try:
+                    fetched = await asyncio.to_thread(fetch, url, awaited.begin)
+                except ArchiveExists as error:
+                    if not is_at_startup:
+                        raise
+                    # An earlier start of this server fetched it; that must not keep a later one from having it.
+                    log.info("%s is not fetched again: %s is in the store", hide_query(url), error.name)
+                    url, fetched = error.name, None
+            awaited.unpack()
+            return await self._unpack(url, fetched)
+
+    async def _unpack(self, url: str, fetched: Fetched | None) -> Unpacked:
         async with self._intakes:
             if self._is_draining:
                 if fetched is not None:
@@ -128,11 +152,11 @@ class Registering:
                 raise Draining
             return await asyncio.to_thread(self._intake.take_in, url, fetched)
 
-    def _fetch_as_it_is_now(self, url: str) -> Fetched | None:
+    def _fetch_as_it_is_now(self, url: str, on_begin: OnBegin) -> Fetched | None:
         try:
-            return self._intake.fetch(url)
+            return self._intake.fetch(url, on_begin)
         except (ArchiveExists, DigestMismatch):
-            return self._intake.fetch_aside(url)
+            return self._intake.fetch_aside(url, on_begin)
 
     async def plan(self, parameters: RegisterParameters, unpacked: Unpacked, *, is_at_startup: bool = False) -> Plan:
         """Plan a version of the unpacked archive, or delete it and raise."""
@@ -149,7 +173,7 @@ class Registering:
         Raises as `register`, but for VersionConflict; nothing of it is left then.
         """
         check_parameters(parameters)
-        unpacked = await self.take_in(parameters.url, as_it_is_now=True)
+        unpacked = await self.take_in(parameters, as_it_is_now=True)
         return await self.establish(parameters, await self.plan(parameters, unpacked), is_beside=True)
 
     def publish(self, version: Version) -> Version | None:
@@ -285,6 +309,20 @@ class Registering:
             for tell in self._hooks.after_ready:
                 tell(version)
         return is_ready
+
+    async def wait_for_caller(self, version: Version) -> bool:
+        """As `wait_until_ready`, for somebody who wants an answer: raises Draining as soon as the server is to end."""
+        ready = asyncio.ensure_future(self.wait_until_ready(version))
+        drain = asyncio.ensure_future(self._drain_begun.wait())
+        try:
+            await asyncio.wait((ready, drain), return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                return ready.result()
+            raise Draining
+        finally:
+            for waiting in (ready, drain):
+                waiting.cancel()
+            await asyncio.wait((ready, drain))
 
     async def settle(self, version: Version) -> LoadFailed | None:
         """Wait for a load that nobody else waits for, and log how it failed; returns that, too."""

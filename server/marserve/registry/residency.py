@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from marserve.errors import NoMemoryNow, NotEnoughMemory
 from marserve.pool.memory import own_bytes, past_peak_bytes, proportional_bytes
 from marserve.pool.options import PoolOptions
-from marserve.pool.room import Room
+from marserve.pool.room import Room, WithoutDevices
 from marserve.registry.admission import Account, DoesNotFit, Learned, Ledger, budget_of, need_of
 from marserve.registry.eviction import Demand, Resident, choose_victims
 from marserve.registry.learned_memory import LearnedMemory
@@ -129,8 +129,8 @@ class Sizes(NamedTuple):
     past_peak: int
 
 
-class Tenancy:
-    """One version's place in memory: what its pool asks. Made by `Residency.admit`."""
+class Tenancy(WithoutDevices):
+    """One version's place in the host's memory: what its pool asks. Made by `Residency.admit`."""
 
     def __init__(self, residency: Residency, options: PoolOptions, account: Account, key: tuple[str, str, int]) -> None:
         self.options = options

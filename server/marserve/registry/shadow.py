@@ -211,7 +211,7 @@ class Shadow:
             "dropped": dict(counts.dropped),
             "skipped": dict(counts.skipped),
             "errors": dict(counts.errors),
-            "inFlight": len(self._copies),
+            "copiesUnderWay": len(self._copies),
             "bytes": self._bytes,
             "differences": [*self._first, *self._latest],
         }

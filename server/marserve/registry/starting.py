@@ -99,7 +99,7 @@ class Starting:
     async def _take_in(self, parameters: RegisterParameters) -> Unpacked:
         # Where a snapshot has an address with a digest, that content served, whatever the store had under its name.
         is_exact = parameters.restored is not None and split_digest(parameters.url)[1] is not None
-        return await self._registering.take_in(parameters.url, is_at_startup=True, as_it_is_now=is_exact)
+        return await self._registering.take_in(parameters, is_at_startup=True, as_it_is_now=is_exact)
 
     async def _load_one(
         self, parameters: RegisterParameters, take: asyncio.Task[Unpacked], latest: dict[str, asyncio.Task[None]]

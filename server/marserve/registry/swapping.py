@@ -113,7 +113,8 @@ class Swapping:
         self._under_way.add(model)
         try:
             if unpacked is None:
-                unpacked = await self._registering.take_in(wish.registration.url, as_it_is_now=True)
+                named = replace(wish.registration, model_name=model)
+                unpacked = await self._registering.take_in(named, as_it_is_now=True, is_only_a_look=wish.dry_run)
             swapped = await self._swap(wish, unpacked)
         finally:
             self._under_way.discard(model)
@@ -226,9 +227,12 @@ class Swapping:
         except BaseException as error:
             await self._end(new, drain_s=0.0)
             raise self._explain(error, new, old) from error
-        # What the old version was unpacked to stays until it is known that nobody wants it back.
+        # What the old version was unpacked to stays until it is known that nobody wants it back, and so does its name.
         kept = old.plan
         old.plan = kept.borrowed()
+        name = old.model, old.name
+        if old.name != new.name:
+            self._versions.held.add(name)
         try:
             await self._end(old, drain_s=self._drain_s)
             await self._registering.ask_hooks(plan)
@@ -241,6 +245,8 @@ class Swapping:
         except BaseException as error:
             await self._bring_back(kept, old, new)
             raise self._explain(error, new, old) from error
+        finally:
+            self._versions.held.discard(name)
         await asyncio.to_thread(kept.discard)
         self._follow_size(wish, new, old)
         return new

@@ -106,7 +106,7 @@ class TrafficControl:
         """
         entry = self._versions.model(model)
         check_label(label)
-        if label in entry.versions:
+        if label in entry.versions or self._versions.is_held(model, label):
             raise LabelTaken(model, label)
         if version not in entry.versions:
             raise VersionNotFound(model, version)

@@ -178,7 +178,8 @@ class Transaction:
     def _check(self, commit: Commit) -> None:
         names = [(version.model, version.name) for version in commit.publish if not self._versions.is_listed(version)]
         for model, name in names:
-            if self._listed(model, name) is not self._before.get((model, name)):
+            is_another = self._listed(model, name) is not self._before.get((model, name))
+            if is_another or self._versions.is_held(model, name):
                 raise VersionConflict(model, name)
         for model, name in (*commit.remove, *commit.tune, *commit.narrow):
             self._expected(model, name)

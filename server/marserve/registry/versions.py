@@ -173,13 +173,15 @@ class Model:
 class Versions:
     """Every model of a registry. `models` is read by whoever likes and changed here alone.
 
-    `leaving` are versions that are off the list, or never were on it, and whose workers have not ended yet.
+    `leaving` are versions that are off the list, or never were on it, and whose workers have not ended yet. `held` are
+    names, (model, version), that are on it no more and may have to come back: nobody else gets them meanwhile.
     """
 
     def __init__(self, sequence_header: str | None = None) -> None:
         """`sequence_header` is the header that names a request's sequence."""
         self.models: dict[str, Model] = {}
         self.leaving: set[Version] = set()
+        self.held: set[tuple[str, str]] = set()
         self._sequence_header = sequence_header
 
     # ---------------------------------------------------------------------------------------------- looking
@@ -215,12 +217,16 @@ class Versions:
         return model is not None and model.versions[model.default] is version
 
     def refuse_conflict(self, model: str, name: str) -> None:
-        """Raise VersionConflict where the version is registered, LabelTaken where its name is a label."""
+        """Raise VersionConflict where the version is registered or may come back, LabelTaken where it is a label."""
         entry = self.models.get(model)
-        if entry is not None and name in entry.versions:
+        if self.is_held(model, name) or (entry is not None and name in entry.versions):
             raise VersionConflict(model, name)
         if entry is not None and name in entry.labels:
             raise LabelTaken(model, name)
+
+    def is_held(self, model: str, name: str) -> bool:
+        """Whether the name is kept free for a version that may come back."""
+        return (model, name) in self.held
 
     # ---------------------------------------------------------------------------------------------- changing
 

@@ -48,6 +48,7 @@ from marserve.rollout.arrival_names import (
     version_order,
 )
 from marserve.settings.watches import NameRule, NewVersionPolicy, RemovedPolicy
+from marserve.store.digests import split_digest
 from marserve.store.sightings import Change
 from marserve.store.source import Entry
 
@@ -65,6 +66,8 @@ KEPT_VERSIONS = 2
 CANARY_LOOK_S = 2.0
 # How many archives a description lists.
 MOST_SHOWN = 1000
+# How many archives are remembered that are not there any more.
+MOST_GONE = 100
 
 TakeIn = Callable[[str], Unpacked]
 """Brings the archive of a key: fetched, unpacked, checked. Blocks; raises MarserveError."""
@@ -205,7 +208,8 @@ class Arrivals:
 
     def describe(self) -> dict[str, Any]:
         """What became of everything, newest first."""
-        records = sorted(self.records.values(), key=lambda record: record.at, reverse=True)
+        newest_first = sorted(self.records.values(), key=lambda record: record.at, reverse=True)
+        records = [self._as_it_is_now(record) for record in newest_first]
         return {
             "policy": self.policy.on_new,
             "removedPolicy": self.policy.on_removed,
@@ -216,6 +220,14 @@ class Arrivals:
             "archivesShown": min(len(records), MOST_SHOWN),
             "archiveList": [record.describe() for record in records[:MOST_SHOWN]],
         }
+
+    def _as_it_is_now(self, record: Record) -> Record:
+        """The record, and of a version that others have unloaded that it is."""
+        if record.state != "loaded" or record.model is None or record.version is None:
+            return record
+        if self._models.source_of(record.model, record.version) is not None:
+            return record
+        return replace(record, state="unloaded", reason="it was unregistered since, or a desired state left it out")
 
     # ------------------------------------------------------------------------------------------- life
 
@@ -322,10 +334,10 @@ class Arrivals:
                 if change.was_there and self._was_taken_back(model, version):
                     self._note(key, change.entry, "left out", "its roll-out was taken back, before this start")
                     return
-            elif registered != source and not self._is_renamed(registered, model, version):
+            elif _plain(registered) != source and not self._is_renamed(registered, model, version):
                 words = f"version {version} of model {model} is registered already, from {registered}"
                 raise VersionTaken(f"{words}; give this one another version, or unregister that one")
-            elif change.kind == "added" and registered == source:
+            elif change.kind == "added" and _plain(registered) == source:
                 self._note(key, change.entry, "loaded", "it was registered before this watch saw it")
                 return
             named = replace(unpacked, manifest=replace(manifest, model_name=model, model_version=version))
@@ -467,19 +479,28 @@ class Arrivals:
         if record.state != "loaded" or record.model is None or record.version is None:
             del self.records[key]
             return
-        if self.policy.on_removed == "ignore" or not record.is_ours:
+        if self._as_it_is_now(record).state == "unloaded":
+            del self.records[key]
+        elif self.policy.on_removed == "ignore" or not record.is_ours:
             self._note(key, record.entry, "gone", "the archive has gone; its version goes on")
         elif await self._unload(record.model, record.version):
             self._note(key, record.entry, "gone", "the archive has gone, and its version with it")
         else:
             self._note(key, record.entry, "gone", "the archive has gone; its version is in use and goes on")
+        self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """Of archives that are not there any more the last are remembered."""
+        gone = sorted((record.at, key) for key, record in self.records.items() if record.state == "gone")
+        for _, key in gone[:-MOST_GONE]:
+            del self.records[key]
 
     def _is_renamed(self, registered: str, model: str, version: str) -> bool:
         """Whether a version came from an archive of this watch that has another name by now."""
         return any(
             record.is_ours
             and (record.model, record.version) == (model, version)
-            and self._source_of_key(key) == registered
+            and self._source_of_key(key) == _plain(registered)
             and record.state == "gone"
             for key, record in self.records.items()
         )
@@ -521,6 +542,11 @@ class VersionTaken(VersionConflict):
 
     def __init__(self, sentence: str) -> None:
         self.args = (sentence,)
+
+
+def _plain(url: str) -> str:
+    """What a version was registered with, without a digest: one that comes back from a snapshot has one."""
+    return split_digest(url)[0]
 
 
 def _discard(taking: asyncio.Future[Unpacked]) -> None:

@@ -128,7 +128,7 @@ class DesiredStates:
     def guard(self, registry: Registry) -> Callable[[str], None]:
         """What refuses calls that begin something beside the document, by what they would begin."""
         changes = self.changes(registry)
-        return lambda call: changes.check(f"begin {call}")
+        return lambda call: changes.check(f"run `{call}`")
 
     async def start(self, registry: Registry) -> None:
         """Load what the document says, in place of `Registry.load_at_start`."""

@@ -21,6 +21,7 @@ from marserve.errors import (
 )
 from marserve.registry.calls import Registered, RegisterParameters, Scaled
 from marserve.registry.models import Registry
+from marserve.registry.shadow import ShadowSpec
 from marserve.registry.traffic import Traffic, check_label
 from marserve.rollout.desired_state import DesiredModel, DesiredState, DesiredVersion
 from marserve.rollout.reconciler import Reconciler
@@ -60,6 +61,9 @@ class Changes(Protocol):
 
     async def remove_label(self, model: str, label: str) -> None:
         """See `TrafficControl.remove_label`."""
+
+    async def put_shadow(self, model: str, shadow: ShadowSpec | None) -> dict[str, Any]:
+        """See `Mirrors.put`, and `remove` for None."""
 
 
 class DirectChanges:
@@ -109,6 +113,11 @@ class DirectChanges:
     async def remove_label(self, model: str, label: str) -> None:
         """See `TrafficControl.remove_label`."""
         self._registry.traffic.remove_label(model, label)
+
+    async def put_shadow(self, model: str, shadow: ShadowSpec | None) -> dict[str, Any]:
+        """See `Mirrors.put`, and `remove` for None."""
+        mirrors = self._registry.mirrors
+        return mirrors.remove(model) if shadow is None else mirrors.put(model, shadow)
 
 
 class RefusedChanges:
@@ -165,6 +174,10 @@ class RefusedChanges:
         """Refuse."""
         raise self._refuse("remove a label")
 
+    async def put_shadow(self, model: str, shadow: ShadowSpec | None) -> dict[str, Any]:
+        """Refuse."""
+        raise self._refuse("change a shadow")
+
 
 class AdoptedChanges:
     """A desired state decides, and what calls change is written into it by compare-and-swap, and applied from there."""
@@ -178,7 +191,8 @@ class AdoptedChanges:
         place = self._reconciler.place
         raise DesiredStateDecides(
             place.shown if place is not None else "the desired state",
-            f"To {call}, register the new version and make it the default, or run `marserve apply FILE`.",
+            f"To {call} is more than a document can say: it has versions, and not how they are tried first. Register "
+            "the new version and make it the default, both of which is written into it, or run `marserve apply FILE`.",
         )
 
     async def register(self, parameters: RegisterParameters) -> Registered:
@@ -191,6 +205,7 @@ class AdoptedChanges:
             "startupTimeout": _whole(parameters.startup_timeout_s),
             "minWorkers": parameters.initial_workers,
             "maxWorkers": parameters.initial_workers,
+            **parameters.memory.document(),
         }
         url, sha256 = split_digest(parameters.url)
         version = DesiredVersion(
@@ -305,6 +320,18 @@ class AdoptedChanges:
             lambda found: replace(found, labels={each: to for each, to in found.labels.items() if each != label}),
             f"label {label}",
         )
+
+    async def put_shadow(self, model: str, shadow: ShadowSpec | None) -> dict[str, Any]:
+        """See `Mirrors.put`, and `remove` for None."""
+        mirrors = self._registry.mirrors
+        if shadow is None:
+            told = mirrors.remove(model, dry_run=True)
+            await self._edit(model, None, lambda found: replace(found, shadow=None), "shadow")
+            return told
+        mirrors.put(model, shadow, dry_run=True)
+        document = shadow.document()
+        await self._edit(model, shadow.version, lambda found: replace(found, shadow=document), "shadow")
+        return mirrors.describe(model)
 
     async def _edit(
         self, model: str, version: str | None, change: Callable[[DesiredModel], DesiredModel], what: str

@@ -16,15 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from marserve.errors import DesiredStateMoved, MarserveError
+from marserve.errors import DesiredStateMoved, Unavailable
 from marserve.rollout.desired_state import LARGEST_DOCUMENT
-from marserve.store.source import Entry, Replaced, Source, SourceError
+from marserve.store.source import Entry, Missing, Replaced, Source, SourceError
 
 MOST_READS = 3
 
 
-class DocumentUnreadable(MarserveError):
+# The tag of a document that is not there: what is written with it is made new.
+ABSENT = ""
+
+
+class DocumentUnreadable(Unavailable):
     """The document cannot be read, or not be written. The sentence says why."""
+
+
+class DocumentMissing(DocumentUnreadable):
+    """There is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +58,10 @@ class DocumentPlace(Protocol):
         """Something that changes when the document does, got cheaply. Raises DocumentUnreadable."""
 
     def read(self) -> Found:
-        """The document. Raises DocumentUnreadable."""
+        """The document. Raises DocumentUnreadable, DocumentMissing where there is none."""
 
     def write(self, data: bytes, tag: str) -> str:
-        """Put a document in the place of the one with this tag; gives the new one's.
+        """Put a document in the place of the one with this tag, or (ABSENT) where there is none; gives the new one's.
 
         Raises DesiredStateMoved, DocumentUnreadable.
         """
@@ -90,15 +98,22 @@ class FilePlace:
         path = self._path.resolve()
         try:
             with _locked(path.parent):
-                if self.read().tag != tag:
+                if self._tag_now() != tag:
                     raise DesiredStateMoved(self.shown)
                 replace_file(path, data)
         except OSError as error:
             raise DocumentUnreadable(f"{self.shown} cannot be written ({error.strerror or error})") from error
         return _digest(data)
 
+    def _tag_now(self) -> str:
+        try:
+            return self.read().tag
+        except DocumentMissing:
+            return ABSENT
+
     def _unreadable(self, error: OSError) -> DocumentUnreadable:
-        return DocumentUnreadable(f"{self.shown} cannot be read ({error.strerror or error})")
+        kind = DocumentMissing if isinstance(error, FileNotFoundError) else DocumentUnreadable
+        return kind(f"{self.shown} cannot be read ({error.strerror or error})")
 
 
 class ObjectPlace:
@@ -133,11 +148,12 @@ class ObjectPlace:
             return Found(bytes(data), _tag(reading.entry))
 
     def write(self, data: bytes, tag: str) -> str:
-        """Put the object, if it is still the one with this ETag."""
+        """Put the object, if it is still the one with this ETag, or still none."""
         with self._source("written") as source:
             writer: Any = source
+            of = Entry(source.file_name, None, tag) if tag != ABSENT else None
             try:
-                return _tag(writer.write(data, Entry(source.file_name, None, tag)))
+                return _tag(writer.write(data, of, is_new=tag == ABSENT))
             except Replaced:
                 raise DesiredStateMoved(self.shown) from None
 
@@ -147,7 +163,8 @@ class ObjectPlace:
             with contextlib.closing(self._open()) as source:
                 yield source
         except SourceError as error:
-            raise DocumentUnreadable(f"{self.shown} cannot be {what}: {error}") from error
+            kind = DocumentMissing if isinstance(error, Missing) else DocumentUnreadable
+            raise kind(f"{self.shown} cannot be {what}: {error}") from error
 
 
 def _tag(entry: Entry) -> str:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -171,11 +170,12 @@ class Judge:
                 return Verdict("roll back", reason, looked, self._findings)
         if not is_over:
             return Verdict("continue", "the step is not over", looked, self._findings)
-        lacking = self._too_few(baseline, candidate, answers, only_mirrored)
-        if not lacking and self._has_looked_at_the_end:
-            lacking = [finding.reason for finding in self._findings if finding.standing == "unknown"]
-        if lacking:
-            return Verdict("hold", f"too little to judge by: {', '.join(lacking)}", looked, self._findings)
+        missing = self._too_few(baseline, candidate, answers, only_mirrored)
+        if missing:
+            return Verdict("hold", f"too few: {', '.join(missing)}", looked, self._findings)
+        unknown = [finding.reason for finding in self._findings if finding.standing == "unknown"]
+        if unknown and self._has_looked_at_the_end:
+            return Verdict("hold", f"too little to judge by: {', '.join(unknown)}", looked, self._findings)
         return Verdict("promote", "nothing shows that it is worse than it may be", looked, self._findings)
 
     def _too_few(self, baseline: Seen, candidate: Seen, answers: Answers, only_mirrored: bool) -> list[str]:
@@ -185,9 +185,11 @@ class Judge:
         if not only_mirrored:
             for name, seen in (("candidate", candidate), ("baseline", baseline)):
                 if seen.requests < least:
-                    missing.append(f"{seen.requests} of {least} requests to the {name}")
+                    missing.append(f"{seen.requests} requests to the {name}")
         if self._compares_now and answers.compared < least:
-            missing.append(f"{answers.compared} of {least} answers compared")
+            missing.append(f"{answers.compared} answers compared")
+        if missing:  # one line on a terminal, however many of them there are
+            missing[0] = missing[0].replace(" ", f" of {least} ", 1)
         return missing
 
     # ------------------------------------------------------------------------------------------- measures
@@ -370,11 +372,3 @@ def _seconds(seconds: float) -> str:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
-
-
-def counts_of(latencies: Sequence[float]) -> tuple[int, ...]:
-    """Latencies in seconds as `Seen` has them."""
-    counts = [0] * (len(LATENCY_BOUNDS) + 1)
-    for latency in latencies:
-        counts[bisect_left(LATENCY_BOUNDS, latency)] += 1
-    return tuple(counts)

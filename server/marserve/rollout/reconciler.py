@@ -37,7 +37,7 @@ from marserve.registry.transaction import Commit, Transaction
 from marserve.registry.versions import Version
 from marserve.rollout.desired_state import DesiredState, DesiredVersion, NewVersions, read
 from marserve.rollout.diff import Diff, Step, compare, is_as_wanted
-from marserve.rollout.document_place import DocumentPlace, DocumentUnreadable, Found
+from marserve.rollout.document_place import ABSENT, DocumentMissing, DocumentPlace, DocumentUnreadable, Found
 from marserve.rollout.history import Applied, History
 
 log = logging.getLogger("marserve.rollout")
@@ -46,6 +46,9 @@ By = Literal["start", "apply", "undo", "watch", "adopt"]
 Result = TypeVar("Result")
 # Changes that wait for one another; one more is refused.
 MOST_WAITING = 64
+# How often a document of the place that failed is tried again, and how long after its first failure; then twice that.
+MOST_RETRIES = 5
+FIRST_RETRY_S = 30.0
 # What a document is called that came with a call.
 SENT = "the document"
 
@@ -68,14 +71,22 @@ class Registry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A document that could not be applied. It is not tried again before it changes, or somebody asks for it.
+    """A document of the place that could not be applied, as the last of `tries` in a row ended.
 
-    `at` is in seconds since the epoch; `tag` is the document's.
+    `at`, and when it is tried again by itself, are in seconds since the epoch; None: not before it changes, or somebody
+    asks for it. `tag` is the document's.
     """
 
     message: str
     at: float
     tag: str
+    tries: int = 1
+    retry_at: float | None = None
+
+    def document(self) -> dict[str, Any]:
+        """As clients get it."""
+        told = {"message": self.message, "at": self.at, "tries": self.tries}
+        return told if self.retry_at is None else {**told, "retryAt": self.retry_at}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +132,7 @@ class Reconciler:
         *,
         interval_s: float = 10.0,
         undo_window_s: float = 0.0,
+        first_retry_s: float = FIRST_RETRY_S,
         weigh: Callable[[DesiredVersion], int | None] = lambda version: None,
         now: Callable[[], float] = time.time,
         chance: Callable[[], float] = random.random,
@@ -128,13 +140,14 @@ class Reconciler:
         """`weigh` estimates what a version will take in memory, in bytes; it blocks, and may not know.
 
         `interval_s` is the pause between looks at the place; `chance` jitters it. What a change replaces the registry
-        keeps loaded for `undo_window_s`.
+        keeps loaded for `undo_window_s`. What failed is tried again after `first_retry_s` at the earliest.
         """
         self._registry = registry
         self._history = history
         self.place = place
         self._interval_s = interval_s
         self._undo_window_s = undo_window_s
+        self._first_retry_s = first_retry_s
         self._weigh = weigh
         self._now = now
         self._chance = chance
@@ -181,7 +194,7 @@ class Reconciler:
         if self.under_way is not None:
             told["underWay"] = self.under_way
         if self.failure is not None:
-            told["failure"] = {"message": self.failure.message, "at": self.failure.at}
+            told["failure"] = self.failure.document()
         if self.unreadable is not None:
             told["unreadable"] = self.unreadable
         return told
@@ -230,12 +243,26 @@ class Reconciler:
 
     async def _wanted(self, data: bytes | None) -> tuple[DesiredState, Found | None]:
         """The state that is asked for, and the document as it lies in the place now."""
-        found = None if self.place is None else await asyncio.to_thread(self.place.read)
+        found = await self._in_place(may_be_absent=data is not None)
         if data is not None:
             return read(data, SENT), found
         if found is None or self.place is None:
             raise BadDesiredState(SENT, ["there is none: send one, or start the server with --desired-state"])
         return read(found.data, self.place.shown), found
+
+    async def _in_place(self, *, may_be_absent: bool) -> Found | None:
+        """The document as it lies in the place now; None without a place.
+
+        Who brings one may do so where there is none: then the place has nothing, under the tag ABSENT.
+        """
+        if self.place is None:
+            return None
+        try:
+            return await asyncio.to_thread(self.place.read)
+        except DocumentMissing:
+            if not may_be_absent:
+                raise
+            return Found(b"", ABSENT)
 
     async def _weighed(self, diff: Diff, state: DesiredState) -> Diff:
         """The steps with what they take in memory."""
@@ -296,9 +323,9 @@ class Reconciler:
 
     async def _undo(self) -> Outcome:
         target = self._before()
-        found = None if self.place is None else await asyncio.to_thread(self.place.read)
+        found = await self._in_place(may_be_absent=True)
         data = target.document.encode()
-        said = f"back to entry {target.number}: {target.what}"
+        said = f"back to entry {target.number}"
         return await self._bring_about(target.state(), "undo", data, found, what=said, before=target.before)
 
     async def change(self, edit: Callable[[DesiredState], DesiredState], what: str) -> Outcome:
@@ -397,13 +424,14 @@ class Reconciler:
                 commit = change.commit_of(state)
                 tag = found.tag if found is not None else None
                 if is_new:
-                    said = what or _in_words(diff)
+                    said = f"{what}: {_in_words(diff)}" if by == "undo" else what or _in_words(diff)
                     entry = await asyncio.to_thread(
                         lambda: self._history.add(state, at=self._now(), by=by, what=said, before=before)
                     )
                 try:
                     if writes is not None and found is not None and self.place is not None:
                         tag = await asyncio.to_thread(self.place.write, writes, found.tag)
+                        self.unreadable = None
                     left = change.transaction.commit(commit)
                 except BaseException:
                     if is_new and entry is not None:
@@ -438,11 +466,24 @@ class Reconciler:
             self._seen = tag
 
     def _note_failure(self, error: MarserveError, found: Found | None, by: By) -> None:
-        """A document of the place stays failed until it changes; one that came with a call is its sender's affair."""
+        """A document of the place is tried again a few times, for what failed may be mended without it: an archive that
+        was not there yet, memory that was taken. One that came with a call is its sender's affair.
+        """
         self.counts.failed += 1
         log.error("The desired state was not applied (%s), what served goes on: %s", by, error)
-        if found is not None:
-            self.failure = Failure(str(error), self._now(), found.tag)
+        if found is None:
+            return
+        now, last = self._now(), self.failure
+        tries = last.tries + 1 if last is not None and last.tag == found.tag else 1
+        retry_at = None
+        if tries <= MOST_RETRIES and not isinstance(error, BadDesiredState):
+            pause_s = self._first_retry_s * 2.0 ** (tries - 1)
+            retry_at = now + pause_s
+            log.info("The desired state is tried again in %g s, unless it changes before", pause_s)
+        self.failure = Failure(str(error), now, found.tag, tries, retry_at)
+
+    def _is_retry_due(self) -> bool:
+        return self.failure is not None and self.failure.retry_at is not None and self._now() >= self.failure.retry_at
 
     def _tell(self, phase: str, done: int, total: int) -> None:
         self.under_way = {"phase": phase, "done": done, "of": total}
@@ -534,7 +575,8 @@ class Reconciler:
             return looked
         try:
             told = await asyncio.to_thread(self.place.look)
-            if told == looked and self.unreadable is None:
+            is_due = self._is_retry_due()
+            if told == looked and self.unreadable is None and not is_due:
                 return told
             found = await asyncio.to_thread(self.place.read)
         except DocumentUnreadable as error:
@@ -544,14 +586,15 @@ class Reconciler:
             self.counts.unreadable += 1
             return None
         self.unreadable = None
-        if found.tag == self._seen:
+        is_retry = is_due and self.failure is not None and self.failure.tag == found.tag
+        if found.tag == self._seen and not is_retry:
             return told
         try:
             await self._alone(self._take(found))
         except ApplyUnderWay:
             return looked
         except MarserveError:
-            pass  # it is logged, told by `describe`, and not tried again before the document changes
+            pass  # it is logged, told by `describe`, and tried again where that may help
         return told
 
     async def _take(self, found: Found) -> None:
@@ -579,7 +622,7 @@ class DesiredStateIsAnother(ClientError):
 def _says(found: Found, state: DesiredState) -> bool:
     """Whether the document in the place means this already."""
     try:
-        return read(found.data).digest == state.digest
+        return found.tag != ABSENT and read(found.data).digest == state.digest
     except BadDesiredState:
         return False
 

@@ -25,7 +25,7 @@ from marserve.errors import (
     VersionNotFound,
 )
 from marserve.registry.arms import Arm, Seen
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.calls import Registered, RegisterParameters
 from marserve.registry.models import Registry
 from marserve.registry.ports import PoolLike
 from marserve.registry.shadow import Shadow
@@ -202,6 +202,23 @@ class Rollouts:
             await asyncio.wait(tasks)
         if self._writing:
             await asyncio.wait(self._writing.values())
+
+    def undo_registration(self, model: str, registering: asyncio.Future[Registered]) -> None:
+        """Unregister what a registration under way will have registered. A server that stops leaves it as it is."""
+        if self._is_stopped:
+            return
+
+        async def undo() -> None:
+            try:
+                registered = await asyncio.shield(registering)
+                await self.registry.unregister(model, registered.version)
+                log.info("Model %s version %s is unregistered: its roll-out had ended", model, registered.version)
+            except MarserveError as error:
+                log.info("The registration for an ended roll-out of model %s left nothing: %s", model, error)
+
+        task = asyncio.create_task(undo())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def ended(self, rollout: _Rollout) -> None:
         """A roll-out has come to its end; what it leaves may still be cleared away."""
@@ -391,8 +408,9 @@ class _Rollout:
     async def _prepare(self) -> bool:
         """Have the versions loaded, warmed and certified. False where it ended meanwhile."""
         registry, spec = self._rollouts.registry, self.spec
-        async with asyncio.timeout(READY_LIMIT_S) as limit:
-            try:
+        limit = asyncio.timeout(READY_LIMIT_S)
+        try:
+            async with limit:
                 if self._is_restarted:
                     await self._wait_until(lambda: registry.has_tried_startup)
                 await self._wait_until(lambda: self._is_ready(self.baseline))
@@ -401,11 +419,11 @@ class _Rollout:
                     self.note("registered")
                 await self._wait_until(lambda: self._is_ready(spec.version))
                 await self._wait_until(self._is_certified)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                self._end("rolled back", f"its versions were not ready within {READY_LIMIT_S:g} s")
-                return False
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._end("rolled back", f"its versions were not ready within {READY_LIMIT_S:g} s")
+            return False
         if self.course.has_ended:
             return False
         pool = registry.mirrors.pool_of(self.model, spec.version)
@@ -419,9 +437,16 @@ class _Rollout:
     async def _register(self, spec: RolloutSpec) -> None:
         assert spec.url is not None
         registry = self._rollouts.registry
-        registered = await registry.register(
-            RegisterParameters(spec.url, model_name=self.model, initial_workers=spec.workers or 1)
+        registering = asyncio.ensure_future(
+            registry.register(RegisterParameters(spec.url, model_name=self.model, initial_workers=spec.workers or 1))
         )
+        registering.add_done_callback(_note_end)
+        try:
+            registered = await asyncio.shield(registering)
+        except asyncio.CancelledError:
+            # It goes on behind our back; what comes of it is wanted by nobody any more.
+            self._rollouts.undo_registration(self.model, registering)
+            raise
         self._has_registered = True
         if registered.version != spec.version:
             await registry.unregister(self.model, registered.version)
@@ -634,6 +659,12 @@ class _Rollout:
             log.info("Roll-out of %s: version %s stays, it is the default", self.model, self.spec.version)
         except MarserveError as error:
             log.error("Roll-out of %s: version %s cannot be unregistered: %s", self.model, self.spec.version, error)
+
+
+def _note_end(registering: asyncio.Future[Registered]) -> None:
+    """Take its error, which nobody else may want any more; asyncio complains of those that nobody takes."""
+    if not registering.cancelled():
+        registering.exception()
 
 
 def _deaths(pool: PoolLike) -> int:

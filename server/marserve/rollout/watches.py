@@ -20,9 +20,11 @@ from marserve.archive.completeness import why_incomplete
 from marserve.archive.reader import Limits
 from marserve.errors import ArchiveNotFound, BadInput, BadSettings, ModelNotFound, RolloutNotFound, WatchNotFound
 from marserve.registry.calls import Registered, RegisterParameters
-from marserve.registry.intake import Intake, Unpacked
+from marserve.registry.coming import Coming
+from marserve.registry.intake import Intake, Unpacked, pinned
 from marserve.registry.models import Registry
 from marserve.registry.swapping import SwapParameters
+from marserve.rollout.arrival_names import name_from_place
 from marserve.rollout.arrivals import ArrivalPolicy, Arrivals, Canaries, Models
 from marserve.rollout.course import read_rollout
 from marserve.rollout.desired_state import NewVersions
@@ -153,8 +155,12 @@ class Watches:
         late_s: float = 60.0,
         rollouts: Rollouts | None = None,
         is_expected: Callable[[str], bool] = lambda key: False,
+        coming: Coming | None = None,
     ) -> None:
-        """`intake` finds by absolute path what lies in watched folders. Times in seconds."""
+        """`intake` finds by absolute path what lies in watched folders; `coming` tells describe what is on its way.
+
+        Times in seconds.
+        """
         self._models = models
         self._intake = intake
         self._fetcher = fetcher
@@ -166,6 +172,7 @@ class Watches:
         self._late_s = late_s
         self._rollouts = rollouts
         self._is_expected = is_expected
+        self._coming = coming or Coming()
         self._sequencers = Sequencers()
         self._watched: dict[str, Watched] = {}
         self._declared: set[str] = set()
@@ -237,9 +244,12 @@ class Watches:
             return f"{address}/{quote(folder + key)}"
 
         def take_in(key: str) -> Unpacked:
-            source = source_of(key)
-            # Without a name in the model store: versions of one model often have one name in their folders.
-            return self._intake.take_in(source, fetcher.fetch(source, None, late_s=self._late_s))
+            source, named = source_of(key), name_from_place(key)
+            with self._coming.awaiting(source, policy.model or named.model, named.version) as awaited:
+                # Without a name in the model store: versions of one model often have one name in their folders.
+                fetched = fetcher.fetch(source, None, late_s=self._late_s, on_begin=awaited.begin)
+                awaited.unpack()
+                return self._intake.take_in(source, pinned(fetched, source))
 
         arrivals = self._arrivals(spec, policy, take_in, source_of, lambda key: False)
         watch = self._watch(spec, place, Sightings(removal_s=REMOVAL_S), arrivals)
@@ -456,6 +466,7 @@ def build_watches(
         late_s=settings.late_event_timeout,
         rollouts=rollouts,
         is_expected=lambda key: store is not None and fetcher.has_placed(store / key),
+        coming=registry.coming,
     )
     for spec in watched_places(settings):
         watches.add(spec)

@@ -139,11 +139,6 @@ class Cache:
                 return held
         return None
 
-    @property
-    def used_bytes(self) -> int:
-        """How much of the limit is used now."""
-        return sum(blob.size for blob in self._list())
-
     # ------------------------------------------------------------------------------------------- adding
 
     @contextmanager

@@ -52,6 +52,8 @@ STOPPING = "the server stops"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 DigestRule = Literal["given", "beside", "required"]
+OnBegin = Callable[[Download], None]
+"""Told of the download, as soon as it is on the list, by the thread that fetches."""
 Gather = Callable[[Target, Cancel, OnProgress], Gathered]
 """Fetches what is a folder of files, or one of them, into a cache of its own. Raises SourceError."""
 
@@ -130,7 +132,7 @@ class Fetcher:
         self._closing.set()
         self.downloads.cancel_all(STOPPING)
 
-    def fetch_address(self, url: str, store: Path | None) -> Fetched | None:
+    def fetch_address(self, url: str, store: Path | None, *, on_begin: OnBegin | None = None) -> Fetched | None:
         """Fetch what a registration's `url` names; None where that is a name in the store and no address.
 
         An address of an object store is one where a pattern allows it. Raises as `fetch`; ArchiveNotFound, in
@@ -142,7 +144,7 @@ class Fetcher:
             raise ArchiveNotFound(f"Relative path is not allowed in url: {hide_query(url)}")
         if store is None:
             raise ArchiveNotFound("Model store has not been configured.")
-        return self.fetch(url, store)
+        return self.fetch(url, store, on_begin=on_begin)
 
     def is_for(self, url: str) -> bool:
         """Whether a registration's `url` is an address, not a name in the store."""
@@ -156,7 +158,9 @@ class Fetcher:
             return False
         return True
 
-    def fetch(self, url: str, store: Path | None, *, late_s: float | None = None) -> Fetched:
+    def fetch(
+        self, url: str, store: Path | None, *, late_s: float | None = None, on_begin: OnBegin | None = None
+    ) -> Fetched:
         """Fetch an archive, and give it the last part of its path as its name in `store` (None: no name).
 
         A store that is read-only gets none. What is in the store is never replaced; it is taken in the archive's place
@@ -173,6 +177,8 @@ class Fetcher:
         if store is not None and target.scheme not in self._gathers and (store / name).exists():
             return self._existing(store / name, url, digest)
         with self.downloads.under_way(hide_query(plain), name) as listed:
+            if on_begin is not None:
+                on_begin(listed)
             if self._closing.is_set():
                 listed.cancel.set(STOPPING)
             with self._as_typed(url):

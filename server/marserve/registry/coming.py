@@ -1,0 +1,91 @@
+"""Archives that are fetched for models and are no versions yet: how far each is, for describe.
+
+Threads tell how far they are, the event loop reads; each member is written by one of them at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from marserve.store.digests import split_digest
+from marserve.store.download_list import Download
+from marserve.store.fetch_guard import hide_query
+
+State = Literal["waiting", "downloading", "unpacking"]
+
+_ENDINGS = re.compile(r"\.(mar|model|tar\.gz|tgz|zip)$", re.IGNORECASE)
+
+
+class Awaited:
+    """One archive. `version` is None while nobody knows which it will be."""
+
+    def __init__(self, url: str, model: str | None, version: str | None) -> None:
+        """Without a `model` it is taken for the one that the archive's file is called after."""
+        self.url = hide_query(split_digest(url)[0])
+        self.model = model or model_of(self.url)
+        self.version = version
+        self._download: Download | None = None
+        self._is_unpacking = False
+        self._began = time.monotonic()
+
+    def begin(self, download: Download) -> None:
+        """It is fetched from now on."""
+        self._download = download
+
+    def unpack(self) -> None:
+        """It is there, and waits for being unpacked, or is."""
+        self._is_unpacking = True
+
+    def describe(self) -> dict[str, Any]:
+        """How far it is; `download` is its number in the list of downloads. Sizes in bytes, times in seconds."""
+        now = time.monotonic()
+        told: dict[str, Any] = {} if self.version is None else {"modelVersion": self.version}
+        told |= {"url": self.url, "state": "waiting", "seconds": round(now - self._began, 3)}
+        if self._download is not None:
+            status = self._download.status(now)
+            told |= {"state": "downloading", "download": status.id, "bytes": status.bytes}
+            if status.size is not None:
+                told["size"] = status.size
+            if status.state == "waiting":
+                told["state"] = "waiting"
+        if self._is_unpacking:
+            told["state"] = "unpacking"
+        return told
+
+
+class Coming:
+    """All of them, the oldest first."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._awaited: dict[int, Awaited] = {}
+
+    @contextmanager
+    def awaiting(self, url: str, model: str | None, version: str | None) -> Iterator[Awaited]:
+        """An archive is on its way while the block runs. May be called in any thread."""
+        number, awaited = next(self._numbers), Awaited(url, model, version)
+        self._awaited[number] = awaited
+        try:
+            yield awaited
+        finally:
+            del self._awaited[number]
+
+    def of(self, model: str, version: str | None = None) -> list[dict[str, Any]]:
+        """What is on its way for a model; with a `version` only what is, or may be, that one."""
+        return [
+            awaited.describe()
+            for awaited in list(self._awaited.values())
+            if awaited.model == model and (version is None or awaited.version in (None, version))
+        ]
+
+
+def model_of(url: str) -> str:
+    """The model that an archive's file is called after."""
+    name = PurePosixPath(re.split(r"[?#]", url, maxsplit=1)[0].rstrip("/")).name
+    return _ENDINGS.sub("", name.partition("@")[0] if url.startswith("hf://") else name)

@@ -1,0 +1,72 @@
+"""Roll-outs over pools without processes: what is left where one ends before its version is ready."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from marserve.registry.calls import RegisterParameters
+from marserve.rollout import rollouts as rollouts_module
+from marserve.rollout.course import read_rollout
+from marserve.rollout.rollouts import Rollouts
+from support.fake_pool import Behaviour
+from support.management_house import House
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    """A registry with one version that serves, and the archive of another."""
+    house = House(tmp_path, unregister_timeout_s=0.2)
+    house.put("m", "2.0")
+    await house.registry.register(RegisterParameters(house.put("m", "1.0"), initial_workers=1))
+    yield house
+    await house.registry.stop()
+    assert house.folders() == []
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait for what other tasks do."""
+    async with asyncio.timeout(5):
+        while not is_so():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_version_that_loads_too_late_for_its_roll_out_does_not_stay(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The registration goes on when the roll-out has ended; what comes of it is taken away again."""
+    monkeypatch.setattr(rollouts_module, "READY_LIMIT_S", 0.05)
+    house.pools.behaviours["m"] = Behaviour(load="wait")
+    rollouts = Rollouts(house.registry, None)
+    rollouts.begin("m", read_rollout({"version": "2.0", "url": "m-2.0.mar"}))
+    await until(lambda: rollouts.describe("m")["state"] == "rolled back")
+    assert "not ready within" in rollouts.describe("m")["reason"]
+
+    house.pools.of("m", "2.0").finish_load()
+    await until(lambda: house.pools.of("m", "2.0").is_stopped)
+
+    assert [each["modelVersion"] for each in house.registry.describe_all("m")] == ["1.0"]
+    await rollouts.stop()
+
+
+async def test_a_version_that_never_loads_for_its_roll_out_leaves_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its registration takes it away by itself."""
+    monkeypatch.setattr(rollouts_module, "READY_LIMIT_S", 0.05)
+    house.pools.behaviours["m"] = Behaviour(load="wait")
+    rollouts = Rollouts(house.registry, None)
+    rollouts.begin("m", read_rollout({"version": "2.0", "url": "m-2.0.mar"}))
+    await until(lambda: rollouts.describe("m")["state"] == "rolled back")
+
+    house.pools.of("m", "2.0").finish_load("fail")
+    await until(lambda: house.pools.of("m", "2.0").is_stopped)
+
+    assert [each["modelVersion"] for each in house.registry.describe_all("m")] == ["1.0"]
+    await rollouts.stop()
+    assert not rollouts._tasks
