@@ -11,6 +11,11 @@ SEEDS     ?= 10000
 PYTEST    ?= $(BIN)/python -m pytest
 STAMPS    := $(VENV)/.made
 PIP       := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+LOCK      := $(BIN)/uv pip compile --constraint constraints.txt --python-version 3.11 --generate-hashes --no-header \
+             --no-annotate --quiet
+# What the server's lock has too is left out, and setuptools, which torch wants for compiling extensions alone.
+LOCK_TORCH = $(LOCK) --python-platform x86_64-manylinux_2_28 \
+             $(foreach name,filelock fsspec setuptools typing-extensions,--no-emit-package $(name))
 PARALLEL  := --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
@@ -35,6 +40,29 @@ test-contract: $(STAMPS)/test  ## play what a real TorchServe answered against t
 .PHONY: test-long
 test-long: $(STAMPS)/test  ## run the long suites: exact time bounds, soak, big models
 	$(PYTEST) -m long --timeout 1800
+
+.PHONY: package-test
+package-test: $(STAMPS)/test  ## install the wheel alone into empty environments and follow the README (minutes)
+	$(PYTEST) tests/packaging --timeout 1800
+
+.PHONY: image-test
+image-test: $(STAMPS)/images  ## build the cpu image, look into it and run it, without a Docker engine (minutes, as root)
+	$(PYTEST) tests/images -m "long or not long" --timeout 1800 -rP
+
+.PHONY: image-locks
+image-locks: $(STAMPS)/images  ## write docker/locks anew; TORCH_INDEX is the index of torch's CPU builds
+	$(LOCK) --universal $(foreach extra,grpc cloud hf security gpu,--extra $(extra)) -o docker/locks/server.txt pyproject.toml
+	$(LOCK) --universal $(foreach name,numpy packaging protobuf,--no-emit-package $(name)) \
+	    -o docker/locks/onnx.txt docker/locks/onnx.in
+	$(LOCK) --universal -o docker/locks/build.txt docker/locks/build.in
+	$(LOCK) --universal -o docker/locks/sbom.txt docker/locks/sbom.in
+	$(LOCK) --universal --group test --group lint -o docker/locks/dev.txt docker/locks/dev.in pyproject.toml
+	$(LOCK_TORCH) -o docker/locks/torch-gpu.txt docker/locks/torch.in
+	$(LOCK_TORCH) $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) -o docker/locks/torch-cpu.txt docker/locks/torch.in
+
+.PHONY: test-gpu
+test-gpu: $(STAMPS)/test  ## run the tests that need an accelerator; without one they say so and are skipped
+	$(PYTEST) tests/gpu -m "gpu and (long or not long)" -rs
 
 .PHONY: azurite
 azurite: $(STAMPS)/venv  ## install the stand-in for Azure with npm; without it its tests are skipped
@@ -105,7 +133,12 @@ $(STAMPS)/serve: $(STAMPS)/venv pyproject.toml
 
 $(STAMPS)/test: $(STAMPS)/serve
 	@echo "Installing what the tests need ..."
-	@$(PIP) --no-build-isolation --editable ".[torch,onnx,grpc,cloud,hf,export,examples]" --group test
+	@$(PIP) --no-build-isolation --editable ".[torch,onnx,grpc,cloud,hf,export,examples,gpu,ray]" --group test
+	@touch $@
+
+$(STAMPS)/images: $(STAMPS)/test
+	@echo "Installing what locks and checks images ..."
+	@$(PIP) --group images
 	@touch $@
 
 $(STAMPS)/lint: $(STAMPS)/serve

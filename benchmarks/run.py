@@ -24,6 +24,7 @@ import downloads
 import echo
 import eviction
 import goal
+import growing
 import grpc_calls
 import kill
 import large_body
@@ -33,6 +34,8 @@ import models
 import neighbour
 import object_stores
 import peers
+import ray_pool
+import rolling_restart
 import rollouts
 import start
 import steps
@@ -59,10 +62,13 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "steps": steps.measure,
     "goal": goal.measure,
     "eviction": eviction.measure,
+    "growing": growing.measure,
     "downloads": downloads.measure,
     "download_start": downloads.measure_start,
     "object_stores": object_stores.measure,
     "rollouts": rollouts.measure,
+    "rolling_restart": rolling_restart.measure,
+    "ray_pool": ray_pool.measure,
 }
 # What takes many minutes is measured only when it is asked for by name.
 DEFAULT = [name for name in BENCHMARKS if name != "goal"]

@@ -191,15 +191,20 @@ class Marserve(Server):
         settings: Mapping[str, str] | None = None,
         sample: Sample | None = None,
         program: Sequence[str] = ("-m", "marserve.cli"),
+        port: int | None = None,
     ) -> None:
-        """`settings` are further lines of its config.properties; `program` is what Python runs in place of the CLI."""
+        """`settings` are further lines of its config.properties; `program` is what Python runs in place of the CLI.
+
+        `port` is for inference, any free one where it is not given.
+        """
         folder.mkdir(parents=True)
-        port, self.management_port, metrics_port, self.grpc_port, grpc_management_port = free_ports(5)
+        free_port, self.management_port, self.metrics_port, self.grpc_port, grpc_management_port = free_ports(5)
+        port = port or free_port
         config = folder / "config.properties"
         lines = {
             "inference_address": f"http://127.0.0.1:{port}",
             "management_address": f"http://127.0.0.1:{self.management_port}",
-            "metrics_address": f"http://127.0.0.1:{metrics_port}",
+            "metrics_address": f"http://127.0.0.1:{self.metrics_port}",
             "grpc_inference_port": str(self.grpc_port),
             "grpc_management_port": str(grpc_management_port),
             "load_models": archive.name,

@@ -7,6 +7,7 @@ MarserveError
       BadDesiredState                    a desired state says what cannot be; names each line
     RouteNotFound, MethodNotAllowed
     InvalidToken                         no key, a wrong one, or one that has expired
+    ManagementClosed                     asked from another machine where management asks for no key
     ModelNotFound, VersionNotFound, ArchiveNotFound
       WorkflowArchiveNotFound
     DownloadNotFound
@@ -23,6 +24,7 @@ MarserveError
     NoWorker                             no worker; and with it, for TorchServe's clients
       QueueFull, NoTicket, SequencesFull, SequenceGone
     WaitTooLong, Draining, FingerprintRefused
+      DrainedAway                        accepted, and not answered before the server ended
     NoMemoryNow                          the model is not loaded, and those that are loaded are in use
     WorkflowBusy                         a workflow, or one of its nodes, takes no more now
   DeadlinePassed                         nobody waits any more
@@ -36,6 +38,7 @@ MarserveError
   WorkflowFailed                         nodes of a workflow could not be registered
   NotEnoughDevices                       the server has too few for a worker of the model
   NotEnoughMemory                        the model would not fit beside those that stay; refused before it is loaded
+    NotEnoughDeviceMemory                the same of its accelerators
   CleanUpTimedOut                        a worker did not end in time
   ArchiveExists                          a download would take the place of a file in the store
   DownloadFailed                         an archive that may be fetched could not be
@@ -156,6 +159,18 @@ class InvalidToken(ClientError):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"Token {what} failed. Token either incorrect, expired, or not provided correctly")
+
+
+class ManagementClosed(ClientError):
+    """Management is for callers on this machine alone, and this one is elsewhere."""
+
+    cause = "management_closed"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server is managed from its own machine alone, because it asks nobody for a key. Whoever runs it can "
+            "open management with keys (disable_token_authorization=false) or with allow_open_management=true."
+        )
 
 
 class ModelNotFound(ClientError):
@@ -412,6 +427,13 @@ class Draining(Unavailable):
         super().__init__("The server is shutting down and takes no more requests.")
 
 
+class DrainedAway(Draining):
+    """The server is stopping, and had accepted this request, and has no more time for it."""
+
+    def __init__(self) -> None:
+        Unavailable.__init__(self, "The server is shutting down; the request was not answered in the time it had left.")
+
+
 class FingerprintRefused(Unavailable):
     """A request with this body killed two workers lately."""
 
@@ -594,6 +616,61 @@ class NotEnoughMemory(MarserveError):
             source=self.source,
             could_be_had=self.could_be_had,
             budget_bytes=self.budget_bytes,
+            holders=None,
+        )
+
+
+class NotEnoughDeviceMemory(NotEnoughMemory):
+    """A worker more of a version fits on none of its devices; nothing was started. Sizes in bytes.
+
+    `devices` are those that it may use: number, what could be had of it, and how much it has. `holders` are workers of
+    this server on them, by version; None where that is nothing for who asks.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        version: str,
+        *,
+        needed_bytes: int,
+        source: str,
+        devices: Sequence[tuple[int, int, int]],
+        holders: Sequence[tuple[str, int]] | None = (),
+    ) -> None:
+        self.devices = devices
+        super().__init__(
+            model,
+            version,
+            needed_bytes=needed_bytes,
+            source=source,
+            could_be_had=max((free for _, free, _ in devices), default=0),
+            budget_bytes=max((total for _, _, total in devices), default=0),
+            holders=holders,
+        )
+        free = ", ".join(
+            f"device {device} has {_mib(free)} MiB of {_mib(total)} MiB free" for device, free, total in devices
+        )
+        text = (
+            f"Model {model} version {version} does not fit into the memory of its devices: a worker needs "
+            f"{_mib(needed_bytes)} MiB ({source}), and {free or 'none of them is known'}."
+        )
+        if holders is not None:
+            promised = ", ".join(f"{label} with {_mib(size)} MiB" for label, size in holders[:5])
+            text += f" On them: {promised}." if promised else ""
+            text += (
+                " Scale down or unregister what is there, name other devices (deviceIds), or say what a worker needs "
+                "with the key deviceMemory of the model's configuration."
+            )
+        self.args = (text,)
+
+    def for_clients(self) -> NotEnoughDeviceMemory:
+        """The same for who asks for predictions."""
+        return NotEnoughDeviceMemory(
+            self.model,
+            self.version,
+            needed_bytes=self.needed_bytes,
+            source=self.source,
+            devices=self.devices,
             holders=None,
         )
 

@@ -136,7 +136,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     requirements, behind the archive and before everything installed, empty where there is none.
     `metrics_file` lists the metrics that a handler may ask for by name; None: the two ready-made ones.
     `is_continuous`: the handler says of each answer whether more follows. `is_concurrent`: it is called again while it
-    still runs.
+    still runs. `cpus` are the processors that the worker is to stay on, none for those that it was started on.
     """
 
     model: str
@@ -162,6 +162,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     packages: str = ""
     is_continuous: bool = False
     is_concurrent: bool = False
+    cpus: list[int] = []
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -295,13 +296,15 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     """The model is loaded and the worker waits for batches. `warnings` are sentences for describe.
 
     `warm_up_s` is how long the warm-up inputs took, 0 where there are none. `has_length_of`: the handler can be asked
-    how long an item is (`AskLengths`).
+    how long an item is (`AskLengths`). `device_bytes` is the most that the runtime had taken of a device by then, 0
+    where it used none, or cannot say.
     """
 
     seconds: float
     warnings: list[str] = []
     warm_up_s: float = 0.0
     has_length_of: bool = False
+    device_bytes: int = 0
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):

@@ -1,9 +1,10 @@
-"""What Python packages may add to a server, and how they are found: endpoints, and a place for snapshots.
+"""What Python packages may add to a server, and how they are found: endpoints, a place for snapshots, and notices.
 
-A package names what it brings as entry points (`pyproject.toml`, `[project.entry-points]`) of two groups:
+A package names what it brings as entry points (`pyproject.toml`, `[project.entry-points]`) of three groups:
 
     marserve.endpoints    a callable without parameters, often a class, that gives an `Endpoint`
     marserve.snapshots    the same for a `SnapshotStore`
+    marserve.preemption   the same for a `PreemptionNotice`
 
 Whoever installs such a package beside the server has its code run in the server. Knows no server: `app` builds what
 uses these.
@@ -21,19 +22,23 @@ from marserve.errors import BadSettings
 
 __all__ = [
     "ENDPOINTS",
+    "PREEMPTION",
     "SNAPSHOTS",
     "Endpoint",
     "EndpointAnswer",
     "EndpointCall",
     "InstalledEndpoint",
     "Models",
+    "PreemptionNotice",
     "SnapshotStore",
     "find_endpoints",
+    "find_preemption_notices",
     "find_snapshot_store",
 ]
 
 ENDPOINTS = "marserve.endpoints"
 SNAPSHOTS = "marserve.snapshots"
+PREEMPTION = "marserve.preemption"
 
 Listener = Literal["inference", "management"]
 EndpointAccess = Literal["open", "inference", "management"]
@@ -108,6 +113,17 @@ class SnapshotStore(Protocol):
         """The snapshot with the latest name, and that name; None where there is none."""
 
 
+class PreemptionNotice(Protocol):
+    """Whether this machine is to be taken away, as a cloud's metadata address tells. `where` names it in the log."""
+
+    where: str
+
+    def notice(self) -> str | None:
+        """What was announced, in a few words; None while nothing was. Asked every `preemption_interval` seconds, in a
+        thread of its own; it may block, and what it raises is logged, and it is asked again.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class InstalledEndpoint:
     """An endpoint, and what brought it: the entry point's name and its distribution."""
@@ -151,6 +167,20 @@ def find_snapshot_store() -> SnapshotStore | None:
         raise BadSettings(f"{_origin(points[0])} is no place for snapshots: it needs where, save and newest")
     store: SnapshotStore = made
     return store
+
+
+def find_preemption_notices() -> list[PreemptionNotice]:
+    """Who may know that this machine goes, of all installed packages, in order of their entry points' names.
+
+    Raises BadSettings for one that cannot be loaded or is none.
+    """
+    found: list[PreemptionNotice] = []
+    for point in _points(PREEMPTION):
+        made = _make(point)
+        if not isinstance(getattr(made, "where", None), str) or not _can(made, ("notice",)):
+            raise BadSettings(f"{_origin(point)} gives no notice that the machine goes: it needs where and notice")
+        found.append(made)
+    return found
 
 
 def _points(group: str) -> list[EntryPoint]:

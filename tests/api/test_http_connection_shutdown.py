@@ -53,6 +53,20 @@ async def test_a_stream_under_way_runs_to_its_end() -> None:
     assert rest == b"3\r\ntwo\r\n0\r\n\r\n"
 
 
+async def test_before_the_end_answers_say_that_the_next_one_is_somebody_elses() -> None:
+    """On the connections that are there, and on those that come; nothing else changes."""
+    async with listening(HttpLimits(linger_s=0.1)) as listener, listener.connect() as here:
+        await here.ask(ECHO)
+        for connection in list(listener.server.server_state.connections):
+            connection.part_after_next_answer()
+            type(connection).listener.is_leaving = True
+        async with listener.connect() as comes:
+            for client in (here, comes):
+                await client.send(ECHO)
+                (answer,) = await client.read_all()
+                assert (answer.status, answer.body, answer.header("connection")) == (200, b"hi", "close")
+
+
 async def test_an_idle_connection_may_ask_once_more_and_is_told_to_go() -> None:
     """The request that a client is just sending is not lost."""
     async with listening(HttpLimits(linger_s=0.1)) as listener, listener.connect() as client:

@@ -44,20 +44,27 @@ def test_browsers_are_told_what_was_set_and_nothing_else(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize("variable", ["SAGEMAKER_MULTI_MODE", "SAGEMAKER_MULTI_MODEL"])
 @pytest.mark.parametrize(
     ("mode", "is_multi_model"), [(None, False), ("", False), ("false", False), ("true", True), ("1", True)]
 )
 def test_sagemaker_serves_many_models_where_its_variable_says_so(
-    tmp_path: Path, mode: str | None, is_multi_model: bool
+    tmp_path: Path, variable: str, mode: str | None, is_multi_model: bool
 ) -> None:
-    """Anything but `false`."""
+    """Anything but `false`, under the plug-in's name or SageMaker's own."""
     settings = load(tmp_path, "NUM_WORKERS=0\ndefault_service_handler=service.py:handle\n")
 
-    endpoint = sagemaker_endpoint(settings, {} if mode is None else {"SAGEMAKER_MULTI_MODE": mode})
+    endpoint = sagemaker_endpoint(settings, {} if mode is None else {variable: mode})
 
     assert endpoint.is_multi_model == is_multi_model
     assert endpoint.service_file == tmp_path / "service.py"
     assert endpoint.concurrent_transforms == 1
+
+
+@pytest.mark.parametrize("lines", ["", "default_service_handler=sagemaker_script\n"])
+def test_a_shared_handler_that_is_no_file_is_not_looked_for(tmp_path: Path, lines: str) -> None:
+    """There is none, or it is installed: nothing can be missing."""
+    assert sagemaker_endpoint(load(tmp_path, lines), {"SAGEMAKER_MULTI_MODEL": "true"}).service_file is None
 
 
 def test_models_of_the_start_get_a_worker_for_each_device_or_core(tmp_path: Path) -> None:

@@ -190,6 +190,12 @@ def test_small_numbers_are_raised_as_the_contract_says(line: str, attribute: str
         'useJobTicket: "true"',
         "batchPolicy: eager",
         "workerStart: forked",
+        "launcher: slurm",
+        "workerResources: 2",
+        "workerResources: {cpus: -1}",
+        "workerResources: {cpus: true}",
+        "workerResources: {memory: much}",
+        "workerPlacement: anywhere",
         "defaultPriority: 10",
         "defaultPriority: -1",
         "defaultPriority: high",
@@ -405,3 +411,15 @@ def test_samples_and_checks_that_cannot_be_used_are_left_out_with_a_sentence(lin
     assert config == ModelConfig(document=config.document, warnings=config.warnings)
     assert len(config.warnings) == 1
     assert "which is not used: it must be" in config.warnings[0]
+
+
+def test_what_a_worker_on_a_cluster_has_is_read_by_name() -> None:
+    """Memory is a size, everything else a number."""
+    text = b"launcher: Ray\nworkerResources: {cpus: 2, gpus: 0.5, memory: 4GiB, tpu: 1}\nworkerPlacement: pack\n"
+
+    config = parse_model_config(text)
+
+    assert config.launcher == "ray"
+    assert config.worker_resources == {"cpus": 2.0, "gpus": 0.5, "memory": 4 << 30, "tpu": 1.0}
+    assert config.worker_placement == "pack"
+    assert config.warnings == []

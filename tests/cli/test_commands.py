@@ -11,7 +11,7 @@ import pytest
 
 from support.command_line import marserve
 
-COMMANDS = ("start", "stop", "status", "archive", "register", "models", "set-default")
+COMMANDS = ("start", "stop", "status", "archive", "fetch", "register", "models", "set-default")
 COMMANDS += ("traffic", "label", "swap", "shadow", "rollout", "unregister", "scale", "tune", "check")
 COMMANDS += ("plan", "apply", "undo", "history", "watches", "infer", "migrate", "version")
 

@@ -23,6 +23,15 @@ def settings(tmp_path: Path) -> Settings:
     return load_settings("marserve", {}, {}, tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def own_handlers() -> Iterator[None]:
+    """A server that has ended leaves its signals ignored; this process goes on, and wants its own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def titles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The titles that the process would have been given."""
@@ -55,6 +64,7 @@ def test_the_servers_status_is_returned_and_its_file_is_there_while_it_runs(
 
     assert serve(settings, pid_file) == status
     assert seen == [(os.getpid(), [WORD])]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN  # what comes now changes the status no more
     assert not pid_file.path.exists()
 
 

@@ -28,7 +28,7 @@ from marserve.messages import Answer, Part, Raised, Request, Result
 from marserve.pool.batcher import Flight
 from marserve.pool.dispatcher import MAX_REFUSED_FINGERPRINTS, Dispatcher, fingerprint_of
 from marserve.pool.options import PoolOptions
-from marserve.pool.queue import Job, JobState
+from marserve.pool.queue import GivenUp, Job, JobState
 from marserve.telemetry.measurements import Answered, Event, Queued, Ran, Tap
 from marserve.telemetry.metrics import VersionMetrics
 from support.receivers import Told
@@ -691,6 +691,39 @@ def test_a_receiver_may_cancel_others_while_it_is_told() -> None:
     assert [client.ends for client in clients[1:]] == [[], []]
     assert len(stage.dispatcher.queue) == 0
     assert stage.dispatcher.is_empty
+
+
+def test_all_that_was_accepted_can_be_refused_and_is_told_apart() -> None:
+    """A server that ends names what it gives up: what waits, what runs, and streams that are cut; the oldest first."""
+    stage = Stage()
+    stage.open("a", "b")
+    stream = stage.submit(b"stream", now=1.0)
+    stage.dispatcher.piece("b", 1, [OK], [b"x"], 1.5)
+    runs = stage.submit(b"runs", now=2.0)
+    waits = stage.submit(b"waits", now=3.0)
+
+    given_up = stage.dispatcher.refuse_accepted(Draining(), 5.0)
+
+    assert given_up == [GivenUp("r0", "stream", 4.0), GivenUp("r1", "running", 3.0), GivenUp("r2", "waiting", 2.0)]
+    assert all(isinstance(client.end, Draining) for client in (stream, runs, waits))
+    assert sorted(stage.cancelled) == [("a", 1, 0), ("b", 1, 0)]
+    assert stage.metrics.errors["draining"] == 3
+    stage.answer("a", 6.0)  # too late: nobody hears of it
+    assert isinstance(runs.end, Draining)
+    assert stage.dispatcher.refuse_accepted(Draining(), 7.0) == []
+
+
+def test_who_is_refused_may_cancel_others_that_are_to_be_refused() -> None:
+    """They were given up by their client, not by the server."""
+    stage = Stage()
+    stage.open("a", "b")
+    clients = stage.submit_all([b"1", b"2", b"3"])
+    clients[2].on_error = lambda error: [client.job.cancel() for client in clients[:2]]  # type: ignore[method-assign,assignment]
+
+    given_up = stage.dispatcher.refuse_accepted(Draining(), 0.0)
+
+    assert [one.request_id for one in given_up] == ["r2"]
+    assert [client.ends for client in clients[:2]] == [[], []]
 
 
 def test_a_receiver_may_cancel_others_of_a_dead_worker_while_it_is_told() -> None:

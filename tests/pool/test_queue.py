@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from marserve.messages import Part, Request
-from marserve.pool.queue import Job, JobQueue, JobState
+from marserve.pool.queue import MAX_LOSSES, Job, JobQueue, JobState
 from support.receivers import Told
 
 
@@ -283,3 +283,16 @@ def test_clearing_takes_all_lines() -> None:
     assert sorted(names(cleared)) == ["0.1/0", "0.2/9"]
     assert len(owner.queue) == 0
     assert owner.queue.take(3) == []
+
+
+def test_lost_machines_count_against_a_request_only_after_many() -> None:
+    """A worker's death does at once."""
+    job = Owner().put()
+
+    for _ in range(MAX_LOSSES):
+        job.lost_worker(is_suspect=False)
+    assert (job.deaths, job.losses) == (0, MAX_LOSSES)
+    job.lost_worker(is_suspect=False)
+    assert job.deaths == 1
+    job.lost_worker(is_suspect=True)
+    assert job.deaths == 2

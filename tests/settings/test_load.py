@@ -517,3 +517,20 @@ def test_snapshots_that_cannot_be_read_stop_the_start(here: Path) -> None:
     """A server that silently has none of its models would be worse."""
     with pytest.raises(BadSettings, match=r"the moon cannot be read .down.; mend that, or start with --ncs"):
         load_settings("torchserve", {}, {}, here, lambda: Elsewhere(None, OSError("down")))
+
+
+def test_variables_of_a_service_in_kubernetes_are_nobodys_mistake(here: Path) -> None:
+    """A service called marserve puts them into every container beside it."""
+    told = {
+        "MARSERVE_SERVICE_HOST": "10.0.0.1",
+        "MARSERVE_SERVICE_PORT_PREDS": "8080",
+        "MARSERVE_PORT": "tcp://10.0.0.1:8080",
+        "MARSERVE_PORT_8080_TCP_ADDR": "10.0.0.1",
+        "MARSERVE_METRICS_SERVICE_PORT": "8082",
+        "MARSERVE_JOB_QUEUE_SIZ": "3",
+    }
+
+    notes = " ".join(load(here, environment=told, entry="marserve").notes)
+
+    assert "MARSERVE_JOB_QUEUE_SIZ is set, and is no setting; did you mean MARSERVE_JOB_QUEUE_SIZE?" in notes
+    assert notes.count("MARSERVE_") == 2

@@ -277,3 +277,12 @@ def test_former_words_for_envelopes_name_those_of_today(here: Path, former: str,
         load(here, service_envelope=former)
 
     assert load(here, service_envelope="our_envelope").service_envelope == "our_envelope"
+
+
+@pytest.mark.parametrize("name", ["ray_listen", "ray_advertise"])
+@pytest.mark.parametrize("value", ["7443", "host", "host:", ":7443", "host:port", "host:70000"])
+def test_where_agents_connect_to_is_a_host_and_a_port(here: Path, name: str, value: str) -> None:
+    """Key, value, and what it must be."""
+    with pytest.raises(BadSettings, match=f"{name} is '{value}', and must be HOST:PORT"):
+        load(here, **{name: value})
+    assert getattr(load(here, **{name: "[::]:7443"}), name) == "[::]:7443"

@@ -202,13 +202,22 @@ def test_what_platforms_say_by_variables_is_left_to_them(tmp_path: Path) -> None
     """A port or a temporary folder of yesterday would be wrong tomorrow."""
     settings = load(
         tmp_path,
-        "",
-        {"TEMP": str(tmp_path), "AIP_HTTP_PORT": "9999", "LOG_LOCATION": str(tmp_path), "MARSERVE_LOG_LEVEL": "debug"},
+        "allowed_urls=gs://mine/.*\n",
+        {
+            "TEMP": str(tmp_path),
+            "AIP_HTTP_PORT": "9999",
+            "AIP_STORAGE_URI": "gs://vertex/7",
+            "LOG_LOCATION": str(tmp_path),
+            "MARSERVE_LOG_LEVEL": "debug",
+        },
     )
 
     lines = effective_properties(settings, {}, "1")
 
-    assert not {"temporary_folder", "inference_address", "log_location", "log_level"} & lines.keys()
+    given = {"temporary_folder", "inference_address", "load_models", "log_location", "log_level"}
+    assert not given & lines.keys()
+    assert len(settings.allowed_urls) == 2
+    assert lines["allowed_urls"] == "gs://mine/.*"
 
 
 def test_lines_are_read_as_they_were_written() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from marserve.errors import Draining, LoadFailed, MarserveError, NoWorker, QueueFull
 from marserve.messages import Answer, Checked, Load, Part, Receiver, Request, Tolerance
 from marserve.pool.options import PoolOptions
+from marserve.pool.queue import GivenUp
 from marserve.telemetry.metrics import VersionMetrics
 
 
@@ -40,6 +41,9 @@ class FakeWorker:
     restarts: int = 0
     last_death: FakeDeath | None = None
     next_start_at: float | None = None
+    gpu_usage: str = "N/A"
+    node: str = ""
+    waits_for: str = ""
 
 
 @dataclass
@@ -260,6 +264,13 @@ class FakePool:
     def make_spare(self, give_up: Callable[[], None] | None) -> None:
         """Remember whom to call where its memory is wanted."""
         self.give_up = give_up
+
+    def refuse_accepted(self, error: MarserveError) -> list[GivenUp]:
+        """Fail what is held."""
+        held = list(self.held)
+        for job in held:
+            job.fail(error)
+        return [GivenUp(job.request.id, "waiting", 0.0) for job in held]
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Wait for what is held, at most `drain_s`, then be gone."""

@@ -16,6 +16,7 @@ import marserve_handlers
 from marserve.errors import MarserveError
 from marserve.messages import Answer, Load, Part, Request
 from marserve.pool.launchers import Launchers
+from marserve.pool.launchers.cluster import Cluster
 from marserve.pool.options import PoolOptions
 from marserve.pool.output import WorkerOutput
 from marserve.pool.queue import Job
@@ -58,6 +59,7 @@ class RunningPool:
         load: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
         room: Room | None = None,
+        cluster: Cluster | None = None,
         **options: Any,
     ) -> None:
         self.folder = folder / "model"
@@ -70,15 +72,16 @@ class RunningPool:
         self.load: Load = order
         self.metrics = VersionMetrics("m", "1.0")
         self._room = room
+        self._cluster = cluster
         self._environment = environment or worker_environment()
         self._ids = itertools.count()
         self._seen: set[int] = set()
 
     async def __aenter__(self) -> RunningPool:
-        self._children_before = descendants()
+        self._children_before = self.children()
         await self._make_a_pipe()
         self._descriptors_before = open_descriptors()
-        self.launchers = Launchers(self._environment, self.log)
+        self.launchers = Launchers(self._environment, self.log, cluster=self._cluster)
         self.pool = Pool(self.options, self.load, self.launchers, self.metrics, self.log, room=self._room)
         return self
 
@@ -91,7 +94,7 @@ class RunningPool:
         if error is not None:
             return
         assert self.pool.dispatcher.is_empty
-        await until(lambda: descendants() <= self._children_before, f"no processes left, but {descendants()}")
+        await until(lambda: self.children() <= self._children_before, f"no processes left, but {self.children()}")
         await until(lambda: not living(self._seen), f"no workers left, but {living(self._seen)}")
         await until(lambda: not self.left_open(), f"no descriptors left, but {self.left_open()}")
 
@@ -102,6 +105,10 @@ class RunningPool:
             os.close(descriptor)
         await output.drained(5.0)
 
+    def children(self) -> set[int]:
+        """The processes below us, of which none may be left that was not there before."""
+        return descendants()
+
     def left_open(self) -> dict[int, str]:
         """Descriptors that are open and were not before."""
         before = self._descriptors_before
@@ -109,7 +116,7 @@ class RunningPool:
 
     def look(self) -> set[int]:
         """Take down who is there below us; they must all be gone at the end."""
-        self._seen |= descendants() - self._children_before
+        self._seen |= {*self.pids, *self.children()} - self._children_before
         return set(self._seen)
 
     async def start(self) -> RunningPool:

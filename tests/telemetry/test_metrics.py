@@ -309,7 +309,7 @@ def test_system_figures_carry_the_host_and_the_device() -> None:
     metrics = Metrics("box")
     metrics.set_system([("CPUUtilization", 99.0, None)])
 
-    metrics.set_system([("CPUUtilization", 12.5, None), ("GPUUtilization", 40.0, 0), ("GPUUtilization", 50.0, 1)])
+    metrics.set_system([("CPUUtilization", 12.5, None), ("GPUUtilization", 40.0, "0"), ("GPUUtilization", 50.0, "1")])
 
     samples = read_page(metrics)
     assert value_of(samples, "CPUUtilization", Level="Host", Hostname="box") == 12.5

@@ -98,7 +98,7 @@ def test_the_machines_figures_have_lines() -> None:
     """With the device where they belong to one."""
     house = House()
 
-    house.metrics.set_system([("CPUUtilization", 12.5, None), ("GPUUtilization", 40.0, 1)])
+    house.metrics.set_system([("CPUUtilization", 12.5, None), ("GPUUtilization", 40.0, "1")])
 
     assert house.lines(FRONT) == [
         "CPUUtilization.Percent:12.5|#Level:Host|#hostname:box,timestamp:1717105307",

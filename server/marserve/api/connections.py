@@ -23,6 +23,10 @@ class Connection(Protocol):
     def is_busy(self) -> bool:
         """Whether a request is being read, waits, or is being answered."""
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether an answer is being made, or its client has not taken all of it."""
+
     def check(self, now: float) -> None:
         """Close, or refuse what is being sent, if a limit of time is passed at `now` (monotonic seconds)."""
 
@@ -73,6 +77,11 @@ class ConnectionTable:
     def open_exchanges(self) -> int:
         """How many connections have a request under way, from its first byte to its answer's last."""
         return sum(connection.is_busy for connection in self._connections)
+
+    @property
+    def answering(self) -> int:
+        """How many connections have an answer under way, made or being made."""
+        return sum(connection.is_answering for connection in self._connections)
 
     def close_idle(self) -> None:
         """Close every connection that has no request under way."""

@@ -14,6 +14,7 @@ from marserve.api.inference import Job
 from marserve.api.large_answers import LARGE_ABOVE_BYTES, Feed
 from marserve.api.request_head import Head
 from marserve.api.response_headers import phrase_of
+from marserve.api.stream_errors import error_frame
 from marserve.errors import Draining, HandlerFailed, MarserveError
 from marserve.messages import Answer
 
@@ -43,6 +44,7 @@ class Exchange:
         "job",
         "keep",
         "refusal",
+        "stream_type",
     )
 
     def __init__(self, connection: HttpConnection, head: Head, body: bytes | bytearray) -> None:
@@ -54,6 +56,7 @@ class Exchange:
         self.began = monotonic()
         self.job: Job | None = None
         self.feed: Feed | None = None
+        self.stream_type = ""  # of the stream that has begun
         self.refusal: BaseException | None = None
         self.is_streaming = False
         self.is_bodiless = False
@@ -188,12 +191,21 @@ class Exchange:
             if self.head.is_http10:
                 connection.transport.abort()
             else:
+                if isinstance(error, Draining) and not self.is_bodiless:
+                    self._tell_in_stream(connection, error)
                 connection.transport.close()
             return
         if isinstance(error, Draining):  # the client should look elsewhere for its next request too
             connection.keep_open = False
         status, body, headers = error_answer(error, overload_status=connection.listener.overload_status)
         self._answer(connection, status, phrase_of(status), headers, body)
+
+    def _tell_in_stream(self, connection: HttpConnection, error: MarserveError) -> None:
+        """Say why the stream breaks off, where what it carries has a place for it."""
+        _, body, _ = error_answer(error, overload_status=connection.listener.overload_status)
+        frame = error_frame(self.stream_type, body)
+        if frame:
+            connection.stream(b"%x\r\n%b\r\n" % (len(frame), frame))
 
     def _answer(
         self,
@@ -225,6 +237,7 @@ class Exchange:
         framing = b"" if head.is_http10 or piece.status in BODILESS else b"transfer-encoding: chunked\r\n"
         connection.stream(start + b"x-request-id: %b\r\n%b\r\n" % (self.id.encode(), framing))
         self.is_streaming = True
+        self.stream_type = next((value for name, value in piece.headers if name.lower() == "content-type"), "")
         # Counted and logged at its first piece, as TorchServe does.
         connection.listener.record(connection.peer, head.line, piece.status, self.began, monotonic(), self.id)
 

@@ -152,6 +152,7 @@ class Calls:
         self._next_id = RequestIds().next
         # Those in the middle of an answer: a dialogue that waits for its client is none.
         self._busy = 0
+        self.has_been_called = False
         self._is_silent = asyncio.Event()
         self._is_silent.set()
 
@@ -181,6 +182,7 @@ class Calls:
     def begin_work(self) -> None:
         """An answer is being made from now on."""
         self._busy += 1
+        self.has_been_called = True
         self._is_silent.clear()
 
     def end_work(self) -> None:

@@ -34,6 +34,9 @@ from marserve.rollout.changes import Changes
 UNLIMITED: Final = -1
 # What grpcio may take to end calls that it was told to cut, and its port.
 CUT_LIMIT_S: Final = 5.0
+# A call that has come, and was not looked at when grpcio is told to stop, ends as CANCELLED, which clients do not send
+# anywhere else. So they are refused for a moment first: who hears UNAVAILABLE does not come again at once.
+REFUSE_FIRST_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,14 @@ class GrpcListener:
         await self._server.start()
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Take no more calls, let those that are being answered end within `grace_s`, and cut the rest."""
+        """Take no more calls, send clients away (GOAWAY), and let what is being answered end within `grace_s`.
+
+        The rest is cut.
+        """
         if not self._has_begun:
             await self.accept()  # grpcio gives back the port only of a server that was started
+        if grace_s and self.calls.has_been_called:
+            await asyncio.sleep(REFUSE_FIRST_S)
         ending = asyncio.ensure_future(self._server.stop(grace_s))
         if grace_s:
             silence = asyncio.ensure_future(self.calls.wait_until_silent())

@@ -146,6 +146,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection in, or say that there are too many."""
         super().connection_made(transport)
+        self.keep_open = not self.listener.is_leaving
         if self.client is not None:
             self.peer = f"/{self.client[0]}:{self.client[1]}"
         try:
@@ -202,22 +203,30 @@ class HttpConnection(HttpToolsProtocol):
     def eof_received(self) -> None:
         """A client that closes its half has gone, as for TorchServe: the transport closes, and what runs is dropped."""
 
+    def part_after_next_answer(self) -> None:
+        """The server is about to go: say `connection: close` with the next answer. Until then all is as before."""
+        self.keep_open = False
+        if isinstance(self.active, RequestResponseCycle):
+            self.active.keep_alive = False
+
     def shutdown(self) -> None:
         """The server is going: answer what is under way, say `connection: close`, and close.
 
         An idle connection is listened to a little longer, for the request that the client may just be sending.
         """
-        self.keep_open = False
-        if self.is_busy:
-            if isinstance(self.active, RequestResponseCycle):
-                self.active.keep_alive = False
-        else:
+        self.part_after_next_answer()
+        if not self.is_busy:
             self.loop.call_later(self.listener.limits.drain_idle_s, self.close_if_idle)
 
     @property
     def is_busy(self) -> bool:
         """Whether a request is being read, waits, or is being answered."""
         return self.active is not None or bool(self.waiting) or self.phase in (HEAD, BODY)
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether an answer is being made, or its client has not taken all of it."""
+        return self.active is not None or self.unsent > 0
 
     def close_if_idle(self) -> None:
         """Close unless a request is under way."""
@@ -246,6 +255,7 @@ class HttpConnection(HttpToolsProtocol):
         """Look at every limit of time. Called about once a second."""
         transport = self.transport
         if self._is_stalled(now):
+            self.listener.metrics.count_refused("slow_reader")
             transport.abort()
             return
         if isinstance(self.active, Exchange):

@@ -51,6 +51,7 @@ class Listener:
         "connections",
         "has_ids",
         "heads",
+        "is_leaving",
         "large_answers",
         "limits",
         "match",
@@ -85,6 +86,8 @@ class Listener:
         self.response_headers = response_headers
         self.overload_status = overload_status
         self.large_answers = large_answers
+        # The server is about to stop: every answer asks its client to connect anew, elsewhere.
+        self.is_leaving = False
         self.heads: dict[bytes, Head] = {} if tokens is None else KnownHeads(tokens)
         self.next_id = RequestIds().next
 

@@ -15,12 +15,17 @@ from starlette.types import ASGIApp
 
 from marserve.api.auth import Access, CannotKeepTokens, Guard, Kind, Tokens
 from marserve.api.health import PROBES
+from marserve.api.only_here import OnlyHere
 from marserve.api.tls import Identity, make_up_identity, read_keystore, read_pem_files, server_context
 from marserve.app.cannot_start import CannotStart
 from marserve.errors import BadSettings
 from marserve.settings import Settings
+from marserve.settings.open_management import shares_its_port
 
 log = logging.getLogger("marserve.app")
+
+# What routes need where inference is open: what takes either key is no secret then.
+_OPEN_INFERENCE: dict[Access, Access] = {"inference": "open", "either": "open"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +39,33 @@ class AccessControl:
     def guard(
         self, routers: Sequence[tuple[APIRouter, Access]], otherwise: Access
     ) -> Callable[[ASGIApp], ASGIApp] | None:
-        """What asks a listener's requests for keys; None where tokens are off."""
+        """What asks a listener's requests for keys, or whence they come; None where everybody may ask."""
         settings, tokens = self.settings, self.tokens
         if tokens is None:
-            return None
+            return self._only_here(routers)
+        if settings.allow_open_inference:
+            routers = [(router, _OPEN_INFERENCE.get(access, access)) for router, access in routers]
+            otherwise = _OPEN_INFERENCE.get(otherwise, otherwise)
         pings = ("/ping", settings.health_route or "/ping") if settings.allow_open_ping else ()
         open_paths = (*PROBES, *pings)
         answers_preflight = bool(settings.cors_allowed_origin)
         return lambda app: Guard(app, tokens, routers, otherwise, open_paths, answers_preflight=answers_preflight)
 
+    @property
+    def inference_tokens(self) -> Tokens | None:
+        """The keys that predictions need, None where they need none."""
+        return None if self.settings.allow_open_inference else self.tokens
+
+    def _only_here(self, routers: Sequence[tuple[APIRouter, Access]]) -> Callable[[ASGIApp], ASGIApp] | None:
+        """What keeps management here on a listener that others share; None where it is not to be kept."""
+        if not self.settings.management_is_kept_here or not shares_its_port(self.settings):
+            return None
+        closed = [router for router, access in routers if access == "management"]
+        return (lambda app: OnlyHere(app, closed)) if closed else None
+
     def authorize(self, kind: Kind) -> Callable[[str | bytes | None], None] | None:
         """What lets a call pass that has the key of this kind; None where none is needed."""
-        tokens = self.tokens
+        tokens = self.inference_tokens if kind == "inference" else self.tokens
         return None if tokens is None else lambda value: tokens.check(kind, value)
 
     async def write_tokens(self, stack: contextlib.AsyncExitStack) -> None:

@@ -11,6 +11,7 @@ from marserve.api.request_head import HttpLimits
 from marserve.api.sagemaker import Endpoint
 from marserve.archive.reader import Limits
 from marserve.machine.describe import Machine
+from marserve.pool.launchers.cluster import ClusterOptions
 from marserve.registry.call_modes import SequenceHeaderNames
 from marserve.registry.calls import RegistryOptions
 from marserve.settings import KEYS, Settings
@@ -52,6 +53,19 @@ def environment_folder(settings: Settings) -> Path | None:
     except RuntimeError:
         return None
     return cache / "marserve" / "environments"
+
+
+def cluster_options(settings: Settings) -> ClusterOptions:
+    """How a Ray cluster is reached, and how its nodes reach this server."""
+    return ClusterOptions(
+        settings.ray_address,
+        settings.ray_connect_timeout,
+        settings.ray_listen,
+        settings.ray_advertise,
+        settings.ray_tls,
+        settings.ray_cache,
+        settings.ray_cache_size,
+    )
 
 
 def http_limits(settings: Settings) -> HttpLimits:
@@ -99,12 +113,16 @@ def cors_headers(settings: Settings) -> list[tuple[str, str]]:
 
 def sagemaker_endpoint(settings: Settings, environment: Mapping[str, str]) -> Endpoint:
     """What a SageMaker endpoint is told, and whether it serves many models."""
-    handler = settings.default_service_handler
+    file = (settings.default_service_handler or "").partition(":")[0]
     return Endpoint(
         concurrent_transforms=settings.NUM_WORKERS or 1,
         max_request_bytes=settings.max_request_size,
-        is_multi_model=environment.get("SAGEMAKER_MULTI_MODE", "false").lower() not in ("", "false"),
-        service_file=settings.working_directory / handler.partition(":")[0] if handler else None,
+        # The plug-in's variable, and SageMaker's own.
+        is_multi_model=any(
+            environment.get(name, "").lower() not in ("", "false")
+            for name in ("SAGEMAKER_MULTI_MODE", "SAGEMAKER_MULTI_MODEL")
+        ),
+        service_file=settings.working_directory / file if file.endswith(".py") or "/" in file else None,
     )
 
 
@@ -144,7 +162,9 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
         threads=settings.worker_threads,
         autoscale=settings.autoscale,
         load=settings.model_load,
+        cpu_pinning=settings.cpu_pinning,
         gpu_count=devices,
+        refuses_missing_devices=settings.entry == "marserve",
         models=settings.models,
         sequence_headers=sequence_headers(settings),
         installs_requirements=settings.install_py_dep_per_model,

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from marserve.app.access import grpc_identity
-from marserve.app.cannot_start import CannotStart
+from marserve.app.cannot_start import CannotStart, cannot_bind
 from marserve.app.from_settings import grpc_limits, sequence_headers
 from marserve.app.parts import Parts
 from marserve.errors import BadSettings
@@ -76,8 +76,5 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
     except BadSettings as error:
         raise CannotStart(str(error)) from error
     except OSError as error:
-        raise CannotStart(
-            f"Failed to bind to address: {address} ({error.strerror or error}). Is another server running there? "
-            f"Set {name}_port or {name}_address to a free one."
-        ) from error
+        raise cannot_bind(address, error, f"{name}_port", f"{name}_address") from error
     return listeners

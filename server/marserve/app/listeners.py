@@ -8,21 +8,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
+import os
 import socket
 import ssl
+import stat
 import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 from uvicorn.server import ServerState
 
 from marserve.api.application import build_app
-from marserve.api.http_connection import bind_connection
+from marserve.api.http_connection import HttpConnection, bind_connection
 from marserve.api.inference import InferenceSurface
 from marserve.api.response_headers import ResponseHeaders
-from marserve.app.cannot_start import CannotStart
+from marserve.app.cannot_start import cannot_bind
 from marserve.app.from_settings import cors_headers, http_limits
 from marserve.app.parts import Parts
 from marserve.app.routes import build_routes, own_access
@@ -31,9 +35,12 @@ from marserve.settings import Address, Settings
 BACKLOG = 2048
 # Linux: a socket filter of one instruction, "return 0 bytes", drops what arrives (linux/filter.h, asm/socket.h).
 SO_ATTACH_FILTER, BPF_RET = 26, 0x06
-ACCEPT_REST_S = 0.02
+# Long enough for the loop to look at the sockets once more; a client that knocks meanwhile waits a second.
+ACCEPT_REST_S = 0.005
 # How long a client may take to agree on TLS.
 HANDSHAKE_S = 10.0
+# How long whoever listens on a socket's file may take to show that it does.
+STALE_SOCKET_S = 1.0
 
 
 @dataclass(slots=True)
@@ -68,6 +75,15 @@ class Listener:
                 ssl_handshake_timeout=HANDSHAKE_S if tls is not None else None,
                 backlog=BACKLOG,
             )
+
+    def send_clients_away(self) -> None:
+        """Answer as before, and ask each client to connect anew: what spreads requests will find it another server.
+
+        So nobody holds a connection here when requests are refused.
+        """
+        cast("type[HttpConnection]", self.config.http_protocol_class).listener.is_leaving = True
+        for connection in list(self.state.connections):
+            cast("HttpConnection", connection).part_after_next_answer()
 
     async def turn_away(self) -> None:
         """Let no new connection in, and take in those that the system has accepted on our behalf.
@@ -133,7 +149,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         overload_status=settings.unavailable_status,
         large_answers=parts.large_answers,
         response_headers=ResponseHeaders(cors_headers(settings)),
-        tokens=parts.access.tokens,
+        tokens=parts.access.inference_tokens,
     )
     config = uvicorn.Config(
         build_app(
@@ -156,10 +172,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         config.ssl = parts.access.tls if address.is_tls else None
         sock = bind(address)
     except OSError as error:
-        raise CannotStart(
-            f"Failed to bind to address: {address} ({error.strerror or error}). Is another server running there? "
-            f"Set {'_address, '.join(name.lower() for name in names)}_address to a free one."
-        ) from error
+        raise cannot_bind(address, error, *(f"{name.lower()}_address" for name in names)) from error
     return Listener(address, names, sock, config, ServerState())
 
 
@@ -167,9 +180,9 @@ def bind(address: Address) -> socket.socket:
     """A socket that is bound to `address` and does not listen yet. Raises OSError."""
     if address.scheme == "unix":
         assert address.path is not None
-        Path(address.path).unlink(missing_ok=True)  # a stale one: the contract's §6.3
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            _remove_stale(Path(address.path))
             sock.bind(address.path)
         except BaseException:
             sock.close()
@@ -185,3 +198,19 @@ def bind(address: Address) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket that nobody listens on (contract §6.3). Raises OSError for a server's, and for what is none."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise OSError(errno.EEXIST, "there is a file that is no socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(STALE_SOCKET_S)
+            client.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        path.unlink(missing_ok=True)
+        return
+    except (TimeoutError, BlockingIOError):  # who listens has more callers than it takes
+        pass
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

@@ -11,18 +11,28 @@ from pathlib import Path
 import msgspec
 
 from marserve.app.cannot_start import CannotStart
-from marserve.app.from_settings import archive_limits, environment_folder, registry_options, worker_environment
+from marserve.app.from_settings import (
+    archive_limits,
+    cluster_options,
+    environment_folder,
+    registry_options,
+    worker_environment,
+)
 from marserve.app.metrics import declare_families
 from marserve.app.tasks import keep
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
 from marserve.machine.devices import Assigner
+from marserve.machine.visible import order_of_devices
 from marserve.messages import Load
 from marserve.pool.cgroups import WorkerCgroups
 from marserve.pool.environments import Environments
 from marserve.pool.launchers import Launchers
+from marserve.pool.launchers.cluster import Cluster
 from marserve.pool.options import PoolOptions
+from marserve.pool.room import Room
 from marserve.pool.supervisor import Pool
+from marserve.registry.device_room import DeviceRooms
 from marserve.registry.intake import Intake
 from marserve.registry.models import Registry
 from marserve.registry.residency import Residency, house, residency_of
@@ -57,14 +67,17 @@ async def read_desired_state(settings: Settings) -> DesiredStates:
 def build_launchers(settings: Settings, machine: Machine, devices: int, worker_log: PrintedMetrics) -> Launchers:
     """What starts workers, on `devices` accelerators."""
     return Launchers(
-        worker_environment(settings),
+        worker_environment(settings) | order_of_devices(machine.vendor, os.environ),
         worker_log,
         first_worker_id=settings.initial_worker_port,
         first_group_id=settings.initial_distribution_port,
         devices=Assigner(devices),
         vendor=machine.vendor,
+        accelerators=machine.devices[:devices],
         cores=machine.cores,
         cgroups=WorkerCgroups(settings.worker_cgroup) if settings.worker_cgroup is not None else None,
+        cluster=Cluster(cluster_options(settings), os.environ),
+        most_loading=settings.max_parallel_loads,
     )
 
 
@@ -109,18 +122,21 @@ def pool_maker(
     worker_log: PrintedMetrics,
     metrics: Metrics,
     residency: Residency | None,
+    device_rooms: DeviceRooms | None,
     on_failed: Callable[[str], None],
 ) -> PoolMaker:
     """What makes the pool of a version, with memory for it. `on_failed`: see `onCrash: fail`."""
+
+    def house_on_devices(room: Room | None, options: PoolOptions, make: Callable[[Room | None], Pool]) -> Pool:
+        return make(room) if device_rooms is None else device_rooms.house(room, options, make)
 
     def make_pool(options: PoolOptions, load: Load) -> Pool:
         version = VersionMetrics(options.model, options.version)
         if settings.metrics_config is not None:
             load = msgspec.structs.replace(load, metrics_file=str(settings.metrics_config))
-        return house(
-            residency,
-            options,
-            lambda room: Pool(
+
+        def make(room: Room | None) -> Pool:
+            return Pool(
                 options,
                 load,
                 launchers,
@@ -129,8 +145,11 @@ def pool_maker(
                 on_measured=lambda values: metrics.update_custom(options.model, values),
                 on_failed=on_failed,
                 room=room,
-            ),
-        )
+            )
+
+        if options.ray is not None:  # its memory is other machines'
+            return make(None)
+        return house(residency, options, lambda room: house_on_devices(room, options, make))
 
     return make_pool
 

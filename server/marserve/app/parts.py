@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from marserve.api.connections import ConnectionTable
 from marserve.api.large_answers import LargeAnswers
 from marserve.app.access import AccessControl, prepare_access
 from marserve.app.cannot_start import CannotStart
+from marserve.app.devices import build_device_rooms, usable_devices, watch_devices
 from marserve.app.from_settings import http_limits
 from marserve.app.metrics import build_metrics, declare_families
 from marserve.app.models import (
@@ -31,7 +33,7 @@ from marserve.app.snapshots import build_snapshots, read_snapshot
 from marserve.app.tasks import keep
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
-from marserve.machine.devices import cap
+from marserve.machine.device_readings import DeviceReader
 from marserve.plugins import InstalledEndpoint, find_endpoints
 from marserve.registry.models import Registry
 from marserve.registry.scratch import Scratch, remove_orphans
@@ -70,6 +72,7 @@ class Parts:
     connections: ConnectionTable
     large_answers: LargeAnswers
     access: AccessControl
+    device_reader: DeviceReader | None
 
 
 async def build_parts(
@@ -83,12 +86,18 @@ async def build_parts(
 
     Raises CannotStart; what was made until then is on the stack.
     """
-    scratch = Scratch(settings.temporary_folder)
+    try:
+        scratch = Scratch(settings.temporary_folder)
+    except OSError as error:
+        raise CannotStart(
+            f"No folder can be made in the temporary folder {settings.temporary_folder or tempfile.gettempdir()} "
+            f"({error.strerror}), and archives are unpacked there; name another with temporary_folder, or TEMP"
+        ) from error
     stack.callback(scratch.remove)
     keep(stack, asyncio.to_thread(remove_orphans, settings.temporary_folder))
     metrics = build_metrics(settings, logs, machine, stack)
     worker_log = PrintedMetrics(logs.workers, metrics.update_custom)
-    devices = cap(machine.accelerators, settings.number_of_gpu)
+    devices = usable_devices(settings, machine)
     restored = await asyncio.to_thread(read_snapshot, settings)
     desired = await read_desired_state(settings)
     endpoints = _find_endpoints()
@@ -99,12 +108,16 @@ async def build_parts(
     downloads = DownloadList()
     fetcher = await prepare_fetcher(settings, downloads, metrics)
     residency = build_residency(settings, machine, launchers, metrics, stack)
+    device_watch = await watch_devices(machine, devices, metrics, stack)
+    device_rooms = await build_device_rooms(settings, device_watch, launchers.devices, metrics, stack)
+    if device_watch is not None:
+        launchers.read_device = device_watch.of
     registry = build_registry(
         settings,
         machine,
         devices,
         scratch.path,
-        pool_maker(settings, launchers, worker_log, metrics, residency, on_crash),
+        pool_maker(settings, launchers, worker_log, metrics, residency, device_rooms, on_crash),
         metrics,
         environments,
         fetcher,
@@ -140,6 +153,7 @@ async def build_parts(
         connections=ConnectionTable(http_limits(settings)),
         large_answers=large_answers,
         access=await prepare_access(settings),
+        device_reader=device_watch.reader if device_watch is not None else None,
     )
 
 

@@ -14,6 +14,7 @@ from marserve.api.desired_state import desired_state_router
 from marserve.api.downloads import downloads_router
 from marserve.api.events import EventSecrets, events_router, watches_router
 from marserve.api.health import health_router
+from marserve.api.kserve import kserve_router
 from marserve.api.management import management_router
 from marserve.api.metrics import metrics_router
 from marserve.api.open_inference import open_inference_router
@@ -50,10 +51,13 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     if has_inference and settings.sagemaker_endpoints:
         routers.append((sagemaker_router(registry, sagemaker_endpoint(settings, os.environ)), own))
     if has_inference or has_management:
-        health = health_router(registry, has_ping=has_inference, ping_route=settings.health_route)
+        health = health_router(registry, has_ping=has_inference, platform_route=settings.health_route)
         routers.append((health, own))
     if has_inference and settings.ts_open_inference_protocol:
         routers.append((open_inference_router(), "inference"))
+    speaks_kserve = settings.entry == "marserve" and settings.service_envelope in ("kserve", "kservev2")
+    if speaks_kserve and has_inference and not has_management:
+        routers.append((kserve_router(registry), "inference"))
     if has_management:
         _add_management(routers, parts)
     for installed in parts.endpoints:
@@ -83,6 +87,7 @@ def _add_management(routers: Routers, parts: Parts) -> None:
     routers.append((watches_router(parts.watches), "management"))
     # It asks for the management key itself, or for the source's own secret.
     secrets = EventSecrets(settings.event_secrets, parts.access.authorize("management"), os.environ)
-    routers.append((events_router(parts.watches, secrets, parts.watches.count_events), "open"))
-    routers.insert(0, (rollout_router(registry, parts.rollouts, desired.guard(registry)), "management"))
+    events = events_router(parts.watches, secrets, parts.watches.count_events)
+    routers.append((events, "management" if settings.management_is_kept_here else "open"))
+    routers.insert(0, (rollout_router(registry, parts.rollouts, desired.guard(registry), changes), "management"))
     routers.append((workflow_router(parts.workflows, enable_model_api=allows), "management"))

@@ -14,8 +14,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import uvloop
@@ -23,11 +24,14 @@ import uvloop
 from marserve import __version__
 from marserve.allocator import BY_SERVER, keep_large_blocks
 from marserve.app.cannot_start import CannotStart
-from marserve.app.draining import Stop, drain
+from marserve.app.draining import CLOSE_CONNECTIONS_S, Stop, drain
 from marserve.app.grpc_ports import bind_grpc
 from marserve.app.listeners import bind_listeners
 from marserve.app.metrics import watch_machine
 from marserve.app.parts import Parts, build_parts
+from marserve.app.places import refuse_unusable
+from marserve.app.preemption import Preemption, find_notices, notice_signal
+from marserve.app.service_manager import ServiceManager
 from marserve.app.snapshots import write_snapshots
 from marserve.app.tasks import has_succeeded, keep
 from marserve.errors import BadSettings
@@ -42,6 +46,8 @@ log = logging.getLogger("marserve.app")
 READ_MODELS_FIRST_S = 1.0
 # How long the last snapshot may take.
 LAST_SNAPSHOT_S = 10.0
+# How long workers may take to end and be reaped, with all that a process of a handler's may still do.
+LAST_WORKERS_S = 15.0
 # Threads for what blocks. Python's own number, on two cores six, is less than downloads and archives being unpacked may
 # have at a time, and then whatever else needs one would wait for them: the end of a worker that died, for one.
 BLOCKING_THREADS = 32
@@ -51,9 +57,10 @@ def run(settings: Settings) -> int:
     """Serve until a signal says stop. Returns the exit status: 0 after an orderly stop, 1 when the start failed, or a
     worker crashed whose model's `onCrash` is `fail`.
 
-    What kept it from starting is said in one sentence on standard error. Raises BadSettings for logs that cannot be
-    written; nothing was started then.
+    What kept it from starting is said in one sentence on standard error. Raises BadSettings for folders that
+    cannot be written; nothing was started then.
     """
+    refuse_unusable(settings)
     logs = configure_logs(
         folder=settings.log_location,
         format=settings.log_format,
@@ -75,6 +82,11 @@ def run(settings: Settings) -> int:
     return 1 if server.has_failed else 0
 
 
+def longest_stop_s(settings: Settings) -> float:
+    """How long the end may take, from the signal to the last process, in seconds."""
+    return settings.drain_delay + settings.drain_timeout + CLOSE_CONNECTIONS_S + LAST_SNAPSHOT_S + LAST_WORKERS_S
+
+
 class Server:
     """One server process, from start to end."""
 
@@ -93,10 +105,13 @@ class Server:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="blocking"))
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop.on_signal, number)
+            _listen(number, loop, self._stop.on_signal)
         settings = self._settings
+        notice = notice_signal(settings)
+        if notice is not None:
+            _listen(notice, loop, self._stop.on_notice_signal)
         try:
-            machine = await asyncio.to_thread(describe_machine, os.environ)
+            machine = await asyncio.to_thread(describe_machine, os.environ, is_strict=settings.entry == "marserve")
         except BadSettings as error:
             raise CannotStart(str(error)) from error
         report = startup_report(settings, version=__version__, cores=machine.cores, accelerators=machine.accelerators)
@@ -112,6 +127,8 @@ class Server:
 
     async def _serve(self, machine: Machine, stack: contextlib.AsyncExitStack) -> None:
         settings, stop = self._settings, self._stop
+        preemption = Preemption(find_notices(settings), settings.preemption_interval, stop.on_notice)
+        stack.callback(preemption.stop)
         parts = await build_parts(settings, self._logs, machine, stack, stop.on_crash)
         listeners = bind_listeners(parts)
         for listener in listeners:
@@ -120,8 +137,9 @@ class Server:
         for grpc_listener in grpc_listeners:
             stack.push_async_callback(grpc_listener.stop)
         await parts.access.write_tokens(stack)
+        preemption.start()
         if not settings.disable_system_metrics:
-            keep(stack, watch_machine(settings, machine, parts.metrics))
+            keep(stack, watch_machine(settings, parts.device_reader, parts.metrics))
         reading = keep(stack, _load_models(parts))
         keep(stack, parts.desired.watch(reading))
         await asyncio.wait(
@@ -146,7 +164,10 @@ class Server:
         gc.collect()
         gc.freeze()  # what the start made stays: collections on the hot path need not look at it again
         self._logs.announce("Model server started.")
+        manager = ServiceManager(os.environ)
+        manager.is_serving(" and ".join(str(listener.address) for listener in listeners))
         await stop.asked.wait()
+        manager.is_stopping(longest_stop_s(settings))
         await drain(parts, stop, listeners, grpc_listeners)
         if parts.snapshots is not None and has_succeeded(reading):
             # What was not read would be missing from it; the snapshot before has it.
@@ -176,6 +197,20 @@ class Server:
                 stop.asked.set()
 
         keep(stack, insist_on_loads())
+
+
+def _listen(number: int, loop: asyncio.AbstractEventLoop, heard: Callable[[int], None]) -> None:
+    """Call `heard` on the loop when the signal comes.
+
+    The loop's own way would give the signal back to the system when it is closed, and one that comes then would kill
+    what is ending well.
+    """
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(heard, number)
+
+    signal.signal(number, hear)
 
 
 def _load_models(parts: Parts) -> Coroutine[Any, Any, Any]:

@@ -73,8 +73,13 @@ class ModelConfig:
     load: Literal["start", "on_demand"] | None = None
     is_pinned: bool | None = None
     worker_start: Literal["auto", "fork", "fresh"] = "auto"
+    launcher: Literal["local", "ray"] = "local"
+    worker_resources: Mapping[str, float] | None = None
+    worker_placement: Literal["spread", "pack"] = "spread"
     device_type: Literal["cpu", "gpu"] | None = None
     device_ids: tuple[int, ...] | None = None
+    device_memory_bytes: int | None = None
+    cpu_pinning: Literal["off", "near"] | None = None
     parallel_type: Literal["pp", "tp", "pptp", "custom"] | None = None
     parallel_level: int = 0
     torchrun: dict[str, Any] | None = None
@@ -92,6 +97,9 @@ class ModelConfig:
     use_venv: bool = False
     document: dict[str, Any] | None = None
     warnings: list[str] = field(default_factory=list)
+
+
+_AMOUNTS = "a map of resources to numbers of 0 or more, as {cpus: 2, gpus: 1, memory: 4GiB}"
 
 
 class _Unusable(Exception):
@@ -199,6 +207,21 @@ def _positive_size(value: object) -> int:
     if not size:
         raise _Unusable("a number of bytes above 0, as 500MB or 2GiB")
     return size
+
+
+def _amounts(value: object) -> dict[str, float]:
+    """Resources of a cluster by name: `memory` is a size, the others are numbers of 0 or more."""
+    if not isinstance(value, dict) or not all(isinstance(name, str) and name for name in value):
+        raise _Unusable(_AMOUNTS)
+    amounts: dict[str, float] = {}
+    for name, much in value.items():
+        if name == "memory":
+            amounts[name] = _size(much)
+        elif isinstance(much, bool) or not isinstance(much, int | float) or not 0 <= much < 1e6:
+            raise _Unusable(_AMOUNTS)
+        else:
+            amounts[name] = float(much)
+    return amounts
 
 
 def _integer_of_any_size(value: object) -> int | None:
@@ -343,8 +366,18 @@ KEYS: tuple[Key, ...] = (
     Key("load", "load", _word("start", "on_demand"), "Whether it is loaded at once or at its first request."),
     Key("pinned", "is_pinned", _flag, "Whether it never makes room for another model."),
     Key("workerStart", "worker_start", _word("auto", "fork", "fresh"), "How workers start."),
+    Key("launcher", "launcher", _word("local", "ray"), "Whether workers run on this machine or on a Ray cluster."),
+    Key("workerResources", "worker_resources", _amounts, "What each worker on a cluster has for itself: cpus, gpus, …"),
+    Key("workerPlacement", "worker_placement", _word("spread", "pack"), "On many nodes of a cluster, or on few."),
     Key("deviceType", "device_type", _word("cpu", "gpu"), "Where workers compute."),
     Key("deviceIds", "device_ids", _device_ids, "Which accelerators are used."),
+    Key(
+        "deviceMemory",
+        "device_memory_bytes",
+        _positive_size,
+        "Memory that a worker takes on each of its accelerators; else it is learned.",
+    ),
+    Key("cpuPinning", "cpu_pinning", _word("off", "near"), "Whether workers keep to the processors near their device."),
     Key("parallelType", "parallel_type", _word("pp", "tp", "pptp", "custom"), "How one model spans several devices."),
     Key("parallelLevel", "parallel_level", _at_least(0), "How many processes, or devices, make up one worker."),
     Key("torchrun", "torchrun", _map, "Of torchrun's words those that count: nproc-per-node, OMP_NUMBER_THREADS."),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Run `marserve` with this process's arguments and exit with its status."""
+    if sys.platform == "win32":
+        sys.stderr.write("marserve does not run on Windows (win32): start it in WSL 2, or in a Linux container.\n")
+        sys.exit(2)
     # Inside, so that the other two command lines do not load what this one draws tables with.
     from marserve.cli.commands import commands
 

@@ -11,6 +11,7 @@ import marserve
 from marserve.cli.apply import apply
 from marserve.cli.archive import archive
 from marserve.cli.check import check
+from marserve.cli.fetch import fetch
 from marserve.cli.infer import infer
 from marserve.cli.label import label
 from marserve.cli.migrate import migrate
@@ -61,6 +62,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     stop,
     status,
     archive,
+    fetch,
     register,
     models,
     set_default,

@@ -19,11 +19,13 @@ from marserve.settings import Settings
 def serve(settings: Settings, pid_file: PidFile) -> int:
     """Serve until stopped; returns the exit status.
 
-    Raises AlreadyRunning when the PID file belongs to another running server, OSError when it cannot be written.
+    After that its signals are ignored: the process is to end. Raises AlreadyRunning when the PID file belongs to
+    another running server, BadSettings when it, or a folder, cannot be written.
     """
     pid = os.getpid()
     # Until the server has handlers of its own: told to stop now, it ends with nothing left behind.
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    told_by = {"SIGINT", "SIGTERM", settings.preemption_signal} & set(signal.Signals.__members__)
+    before = {signal.Signals[name]: signal.signal(signal.Signals[name], _leave) for name in told_by}
     # Before the file: whoever reads the id from it must find the word in the command line. The word alone, because
     # SageMaker's toolkit looks for an argument that is exactly TorchServe's, and a title counts as one argument.
     setproctitle.setproctitle(pid_file.word)
@@ -32,7 +34,10 @@ def serve(settings: Settings, pid_file: PidFile) -> int:
         # Late, because this brings in the web framework: a refusal above costs no second.
         from marserve.app import run
 
-        return run(settings)
+        status = run(settings)
+        # The server has ended, and this process ends with its status: a further signal changes neither.
+        before = dict.fromkeys(before, signal.SIG_IGN)
+        return status
     finally:
         pid_file.release(pid)
         for number, handler in before.items():

@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
+from marserve.errors import BadSettings
+
 TORCHSERVE_WORD = "org.pytorch.serve.ModelServer"
 MARSERVE_WORD = "marserve.server"
 
@@ -56,11 +58,17 @@ class PidFile:
     def claim(self, pid: int) -> bool:
         """Put `pid` into the file; returns True when a dead server's file had to be removed first.
 
-        Raises AlreadyRunning when another server holds the file, OSError when it cannot be written. The file appears
-        with its content or not at all, so that a reader never sees half of it.
+        Raises AlreadyRunning when another server holds the file, BadSettings when it cannot be written. The file
+        appears with its content or not at all, so that a reader never sees half of it.
         """
         removed_orphan = False
-        descriptor, finished = tempfile.mkstemp(prefix=self.path.name, dir=self.path.parent)
+        try:
+            descriptor, finished = tempfile.mkstemp(prefix=self.path.name, dir=self.path.parent)
+        except OSError as error:
+            raise BadSettings(
+                f"{self.path}, where the server's process id is kept, cannot be written ({error.strerror}); set TMPDIR "
+                "to a folder that can be"
+            ) from error
         try:
             os.write(descriptor, f"{pid}\n".encode("ascii"))
             os.fchmod(descriptor, 0o644)
@@ -112,13 +120,24 @@ class PidFile:
 
 def torchserve_pid_file() -> PidFile:
     """TorchServe's file: one server per temporary folder."""
-    return PidFile(Path(tempfile.gettempdir()) / ".model_server.pid", TORCHSERVE_WORD)
+    return PidFile(_temporary_folder() / ".model_server.pid", TORCHSERVE_WORD)
 
 
 def marserve_pid_file(management_address: str) -> PidFile:
     """The file of the marserve server with this management address, so that several can run side by side."""
     place = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in management_address)
-    return PidFile(Path(tempfile.gettempdir()) / f".marserve-{place}.pid", MARSERVE_WORD)
+    return PidFile(_temporary_folder() / f".marserve-{place}.pid", MARSERVE_WORD)
+
+
+def _temporary_folder() -> Path:
+    """The system's. Raises BadSettings where there is none that can be written: a read-only root, say."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise BadSettings(
+            f"{error.strerror}: the server's process id is kept in one; set TMPDIR to a folder that can be written",
+            source="TMPDIR",
+        ) from None
 
 
 def _command_line(pid: int) -> str:

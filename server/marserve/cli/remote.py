@@ -20,6 +20,7 @@ import typer
 from marserve.cli.credentials import TOKEN_VARIABLE, Credentials, local_trust
 from marserve.cli.output import CommandFailed
 from marserve.cli.typed_settings import load_as_typed
+from marserve.cli.versions import arriving_line
 from marserve.errors import BadSettings
 from marserve.settings.table import Settings
 
@@ -216,6 +217,7 @@ def refused(answer: httpx.Response, next_step: str | None = None) -> CommandFail
     request_id = answer.headers.get("x-request-id")
     reason = answer.headers.get("x-marserve-reason")
     facts = {"code": answer.status_code, "type": said.get("type"), "reason": reason, "request_id": request_id}
+    facts["arriving"] = said.get("arriving")
     return CommandFailed(
         str(said.get("message") or f"{answer.request.method} {answer.request.url.path} got {answer.status_code}."),
         next_step or _next_step(said, reason, answer.status_code, request_id),
@@ -226,6 +228,8 @@ def refused(answer: httpx.Response, next_step: str | None = None) -> CommandFail
 def _next_step(said: Mapping[str, Any], reason: str | None, status: int, request_id: str | None) -> str | None:
     """What may help after a refusal; None where its own words say it. TorchServe's sentences do not."""
     kind, message = said.get("type"), str(said.get("message") or "")
+    if arriving := said.get("arriving"):
+        return f"It is on its way: {'; '.join(arriving_line(each) for each in arriving)}."
     if reason:
         return "The server's model log has the whole traceback."
     if kind == "InvalidKeyException":

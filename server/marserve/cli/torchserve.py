@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from marserve.cli.pid_file import TORCHSERVE_WORD, AlreadyRunning, PidFile, torchserve_pid_file
+from marserve.errors import BadSettings
 
 TORCHSERVE_VERSION = "0.12.0"
 """The TorchServe whose contract this keeps: what its tools compare is this and not marserve's own version."""
@@ -33,8 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if flags.version:
         _say(f"TorchServe Version is {TORCHSERVE_VERSION}")
         sys.exit(0)
-    pid_file = torchserve_pid_file()
-    sys.exit(_stop(pid_file, wait=flags.foreground) if flags.stop else _start(flags, words, pid_file))
+    try:
+        pid_file = torchserve_pid_file()
+        sys.exit(_stop(pid_file, wait=flags.foreground) if flags.stop else _start(flags, words, pid_file))
+    except BadSettings as error:
+        _say(error.message)
+        sys.exit(1)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -86,7 +91,6 @@ def _start_checked(flags: argparse.Namespace, words: Sequence[str], pid_file: Pi
     # Late: `--version` and `--stop` need none of these, and they are asked more often than a server is started.
     from marserve.cli.background import start_server
     from marserve.cli.foreground import serve
-    from marserve.errors import BadSettings
     from marserve.plugins import find_snapshot_store
     from marserve.settings import load_settings
 

@@ -33,6 +33,7 @@ class Cause(StrEnum):
     FORK_REFUSED = "fork_refused"
     BAD_FRAME = "bad_frame"
     OUT_OF_STEP = "out_of_step"
+    NODE_LOST = "node_lost"
     STOPPED = "stopped"
 
 

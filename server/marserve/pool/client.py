@@ -119,6 +119,8 @@ class WorkerClient(asyncio.Protocol):
         self._heads = PackedHeads()
         self._gathered: list[Flight] = []
         self._is_receiving = False  # who told us of it will flush
+        self.last_sent = 0
+        """The number of the last flight that was written."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ready to send."""
@@ -150,6 +152,7 @@ class WorkerClient(asyncio.Protocol):
         if not flights:
             return
         self._gathered = []
+        self.last_sent = flights[-1].number
         together: list[Batch] = []
         bodies: list[wire.Body] = []
         size = 0

@@ -123,7 +123,16 @@ class ConcurrentDispatcher(DirectDispatcher):
 
     # ------------------------------------------------------------------------------------------- deaths
 
-    def died(self, key: str, begun: int, error: MarserveError, *, may_retry: bool, now: float) -> None:
+    def died(
+        self,
+        key: str,
+        begun: int,
+        error: MarserveError,
+        *,
+        may_retry: bool,
+        now: float,
+        is_suspect: bool = True,
+    ) -> None:
         """Worker `key` is gone; it had begun batches up to number `begun`.
 
         Without `may_retry` it was ended for those that were past the response limit: these fail.
@@ -144,7 +153,7 @@ class ConcurrentDispatcher(DirectDispatcher):
                 self._put_back(live, flight.is_group)
                 continue
             for job in live:
-                job.deaths += 1
+                job.lost_worker(is_suspect=is_suspect)
                 if (
                     not is_overdue
                     and self.options.retry_on_worker_death

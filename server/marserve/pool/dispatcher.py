@@ -17,7 +17,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from marserve.errors import (
     BadFrame,
@@ -49,7 +49,7 @@ from marserve.pool.expected_wait import RunTimes, expected_wait_s
 from marserve.pool.goal import GoalPolicy
 from marserve.pool.lengths import FROM_HANDLER, read_rule
 from marserve.pool.options import PoolOptions
-from marserve.pool.queue import Job, JobQueue, JobState
+from marserve.pool.queue import GivenUp, Job, JobQueue, JobState
 from marserve.telemetry.metrics import VersionMetrics
 
 # How long the body of a request that killed two workers is refused (RELIABILITY C3).
@@ -583,6 +583,8 @@ class Dispatcher:
     def raised(self, key: str, raised: Raised, now: float) -> list[Job]:
         """Batch `raised.number` of worker `key` raised as a whole. It is split in halves while it has mates to save.
 
+        One that ran out of memory is halved once even where batches are not isolated: half of it may fit.
+
         Returns the jobs that failed with it for good.
         """
         flight = self._flight(key, raised.number)
@@ -590,7 +592,12 @@ class Dispatcher:
         live = [job for job in flight.jobs if job.state is not JobState.DONE]
         # Counted by who was in the batch, not by who still waits: one who has left may have been the guilty one.
         has_mates = len(flight.jobs) > 1
-        if has_mates and self.options.batch_isolation and not any(job.has_sent_pieces for job in live):
+        is_memory = raised.kind == "memory"
+        self.metrics.out_of_memory += is_memory
+        may_split = self.options.batch_isolation or (
+            is_memory and self.options.halves_without_memory and not flight.is_group
+        )
+        if has_mates and may_split and not any(job.has_sent_pieces for job in live):
             middle = len(live) // 2
             self.metrics.isolated += 1
             for half in (live[middle:], live[:middle]):
@@ -603,12 +610,22 @@ class Dispatcher:
             self._fail(job, _error_of(raised.kind, raised.message, raised.code, raised.traceback), now)
         return live
 
-    def died(self, key: str, begun: int, error: MarserveError, *, may_retry: bool, now: float) -> None:
+    def died(
+        self,
+        key: str,
+        begun: int,
+        error: MarserveError,
+        *,
+        may_retry: bool,
+        now: float,
+        is_suspect: bool = True,
+    ) -> None:
         """Worker `key` is gone; it had begun batches up to number `begun`.
 
         What it had not begun goes back to the head of the queue. What it had is run once more, each item by itself,
         where `may_retry`, the model's options and the item's history allow; else it fails with `error`. Without
-        `may_retry` the batch that was its turn counts as begun: it is what the worker was ended for.
+        `may_retry` the batch that was its turn counts as begun: it is what the worker was ended for. Without
+        `is_suspect` its machine was lost, which counts against no request.
         """
         lane = self._lanes.pop(key, None)
         if lane is None:
@@ -628,7 +645,7 @@ class Dispatcher:
                 self._put_back(live, flight.is_group)
                 continue
             for job in live:
-                job.deaths += 1
+                job.lost_worker(is_suspect=is_suspect)
                 if (
                     may_retry
                     and self.options.retry_on_worker_death
@@ -797,6 +814,9 @@ class Dispatcher:
 
     def fail_waiting(self, error: MarserveError, now: float) -> int:
         """End everything that waits with `error`; returns how many. What runs goes on."""
+        return len(self._fail_waiting(error, now))
+
+    def _fail_waiting(self, error: MarserveError, now: float) -> list[Job]:
         jobs = self.queue.clear()
         for group in self._batcher.groups:
             jobs.extend(job for job in group if job.state is JobState.GROUPED)
@@ -806,7 +826,22 @@ class Dispatcher:
             job.state = JobState.GROUPED  # in no queue any more: whoever is told may cancel others of them
         for job in jobs:
             self._fail(job, error, now)
-        return len(jobs)
+        return jobs
+
+    def refuse_accepted(self, error: MarserveError, now: float) -> list[GivenUp]:
+        """End everything that waits and everything that runs with `error`; returns what that was, the oldest first.
+
+        Workers are told that nobody wants what they run.
+        """
+        with_workers = [job for lane in self._lanes.values() for flight in lane.flights for job in flight.jobs]
+        waiting = self._fail_waiting(error, now)  # first: nothing more is to leave for a worker
+        given_up = [GivenUp(job.request.id, "waiting", now - job.arrived) for job in waiting]
+        for job in with_workers:
+            if self._take_out(job):  # whoever was told before may have cancelled it
+                where: Literal["running", "stream"] = "stream" if job.has_sent_pieces else "running"
+                given_up.append(GivenUp(job.request.id, where, now - job.arrived))
+                self._tell_error(job, error, now)
+        return sorted(given_up, key=lambda one: -one.age_s)
 
     def _expire(self, now: float) -> None:
         deadlines = self._deadlines

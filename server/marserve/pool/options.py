@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
+from marserve.link import ArchiveRef
 from marserve.messages import Sample, Tolerance
 
 DEFAULT_TOLERANCE = Tolerance()
@@ -31,11 +33,27 @@ class SequenceOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class RayOptions:
+    """What each worker on a Ray cluster is to have for itself, and where: on many nodes (`spread`) or few (`pack`).
+
+    `archive` is what nodes fetch, by its digest; None for a model that has none, a folder of the store.
+    """
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory_bytes: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    placement: Literal["spread", "pack"] = "spread"
+    archive: ArchiveRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PoolOptions:
     """Effective values of one model version; times in seconds.
 
     `max_batch_delay_s` is how long the oldest request waits at most for its batch to fill (with `batch_policy`
     `idle` only while no worker is idle). `response_timeout_s` runs from the moment the worker begins a batch.
+    With `halves_without_memory` a batch that ran out of memory is run once more in halves, whatever `batch_isolation`.
     `client_timeout_s` is the longest a request may take from its arrival, None for no limit. `gpu_ids` are given to
     workers in turn; empty means CPU. `default_priority` (0 most urgent, 9 least) is that of requests which name none.
     With `autoscale` the number of workers follows the need. With `min_workers` 0 an `idle_timeout_s` lets the version
@@ -62,6 +80,10 @@ class PoolOptions:
 
     Of memory, in bytes: `memory_bytes` is what the version needs with one worker, as it is declared, None where nobody
     said; `weight_bytes` what its weights take as files. What `is_pinned` never makes room for another model.
+    `device_memory_bytes` is what a worker takes on each of its devices, as it is declared. With `stays_near` workers
+    keep to the processors near their devices.
+
+    With `ray` workers run on the nodes of a Ray cluster.
 
     `samples` are inputs that `batch_check` compares batches with (`pool/certificate.py`); `batch_check_sample` is the
     share of served batches that is run again item by item, 0 for none.
@@ -83,6 +105,7 @@ class PoolOptions:
     retry_failed_every_s: float = 300.0
     retry_on_worker_death: bool = True
     batch_isolation: bool = True
+    halves_without_memory: bool = True
     worker_start: Literal["auto", "fork", "fresh"] = "auto"
     gpu_ids: tuple[int, ...] = ()
     parallel_type: Literal["pp", "tp", "pptp", "custom"] | None = None
@@ -98,6 +121,8 @@ class PoolOptions:
     memory_bytes: int | None = None
     weight_bytes: int = 0
     is_pinned: bool = False
+    device_memory_bytes: int | None = None
+    stays_near: bool = False
     default_priority: int = 5
     max_worker_memory_bytes: int = 0
     max_requests_per_worker: int = 0
@@ -117,6 +142,7 @@ class PoolOptions:
     continuous_batching: bool = False
     is_concurrent: bool = False
     most_concurrent: int = 1000
+    ray: RayOptions | None = None
 
     @property
     def ranks(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from marserve.messages import Receiver, Request
 
@@ -48,12 +48,17 @@ class JobOwner(Protocol):
         """The client of `job` has caught up."""
 
 
+# So often the loss of a machine speaks against no request that ran on it.
+MAX_LOSSES = 4
+
+
 class Job:
     """One accepted request on its way through the pool. `cancel()` is for the surface; the rest is the pool's.
 
     `arrived` and `deadline` are seconds on the monotonic clock. `deaths` counts workers that died with it,
-    `has_sent_pieces` tells that bytes of an answer have gone out, so that it must not be run again. `held_by` is the
-    worker from which nothing is read until this job's client has taken what was streamed to it.
+    `losses` machines that were lost under it, `has_sent_pieces` tells that bytes of an answer have gone out, so that it
+    must not be run again. `held_by` is the worker from which nothing is read until this job's client has taken what was
+    streamed to it.
     """
 
     __slots__ = (
@@ -65,6 +70,7 @@ class Job:
         "held_by",
         "length",
         "length_digest",
+        "losses",
         "owner",
         "priority",
         "receiver",
@@ -88,12 +94,20 @@ class Job:
         self.owner = owner
         self.priority = priority
         self.deaths = 0
+        self.losses = 0
         self.length = 0  # of its input, where batches are formed by length
         self.length_digest = b""  # of its input, while that length is a guess that may be asked for
         self.has_sent_pieces = False
         self.state = JobState.WAITING
         self.flight: Flight | None = None
         self.held_by: str | None = None
+
+    def lost_worker(self, *, is_suspect: bool) -> None:
+        """Its worker died with it; without `is_suspect` because the machine was lost, which is no request's doing."""
+        if is_suspect or self.losses >= MAX_LOSSES:
+            self.deaths += 1
+        else:
+            self.losses += 1
 
     def hold(self) -> None:
         """The client takes its stream more slowly than it is made: no more pieces than are under way, please."""
@@ -109,6 +123,17 @@ class Job:
         """The client has gone: the receiver is never called again. May be called at any time, any number of times."""
         if self.state is not JobState.DONE:
             self.owner.cancel(self)
+
+
+class GivenUp(NamedTuple):
+    """A request that was refused though it had been accepted: its id, where it was, and how old it was in seconds.
+
+    A `stream` had sent pieces of its answer.
+    """
+
+    request_id: str
+    where: Literal["waiting", "running", "stream"]
+    age_s: float
 
 
 class JobQueue:

@@ -1,11 +1,13 @@
 """The memory that a pool may use, as the pool sees it: it asks before it starts workers, and says when they are gone.
 
+Memory of devices too: places on them are kept from the moment a worker is asked for until it is begun.
+
 Who keeps the books lies above (`registry/residency.py`); without a budget there are none, and every answer is yes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -26,6 +28,21 @@ class Room(Protocol):
 
     async def enter(self) -> None:
         """Wait until there is memory for what was asked for. Raises NoMemoryNow when that takes too long."""
+
+    def place(self) -> tuple[int, ...] | None:
+        """The devices that are kept for the next worker; None where nobody keeps any."""
+
+    def begin(self, key: str, devices: Sequence[int]) -> None:
+        """The worker `key` is about to be started on these devices. Raises NotEnoughMemory where that is in vain."""
+
+    def fits_beside(self, devices: Sequence[int]) -> bool:
+        """Whether one more worker would fit on these devices, beside those that are there."""
+
+    def loaded_on_device(self, key: str, reserved_bytes: int) -> None:
+        """The worker `key` has its model loaded, and had taken at most so much of each of its devices; 0: unknown."""
+
+    def ended_on_device(self, key: str) -> None:
+        """The process of the worker `key` has ended, if it was begun at all."""
 
     def loaded(self) -> None:
         """A worker has loaded the model."""
@@ -48,7 +65,28 @@ class Room(Protocol):
         """What describe says of it."""
 
 
-class Unbounded:
+class WithoutDevices:
+    """Nobody counts the memory of devices."""
+
+    def place(self) -> tuple[int, ...] | None:
+        """Nobody keeps any."""
+        return None
+
+    def begin(self, key: str, devices: Sequence[int]) -> None:
+        """Nobody counts."""
+
+    def fits_beside(self, devices: Sequence[int]) -> bool:
+        """Nobody counts."""
+        return True
+
+    def loaded_on_device(self, key: str, reserved_bytes: int) -> None:
+        """Nobody counts."""
+
+    def ended_on_device(self, key: str) -> None:
+        """Nobody counts."""
+
+
+class Unbounded(WithoutDevices):
     """Nobody counts."""
 
     held_bytes: int | None = None

@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from marserve.errors import BadFrame, NoMemoryNow
+from marserve.errors import BadFrame, NoMemoryNow, NotEnoughMemory
 from marserve.messages import (
     Check,
     Checked,
@@ -43,8 +43,9 @@ from marserve.pool.certifier import Certifier
 from marserve.pool.cgroups import WorkerCgroup, WorkerCgroups
 from marserve.pool.client import WorkerClient
 from marserve.pool.dispatcher import Dispatcher, Landed
+from marserve.pool.first_load import FirstLoad
 from marserve.pool.hang import LOOK_BEFORE_S, Sample, describe_hangs, read_sample
-from marserve.pool.launchers import Launcher, StartFailed, WorkerEnds, WorkerProcess
+from marserve.pool.launchers import AnyLauncher, StartFailed, WorkerEnds, WorkerProcess
 from marserve.pool.lengths import FROM_HANDLER
 from marserve.pool.memory import OomKills, resident_bytes
 from marserve.pool.options import PoolOptions
@@ -81,7 +82,9 @@ class WorkerView:
     """What describe says of one worker slot. `pid` is -1 while there is no process; times are UTC seconds.
 
     `ranks` are the process ids of a group of ranks, `devices` what a worker of several devices has. `next_start_at` is
-    infinite where the slot is tried again when it is scaled, None where it waits for nothing.
+    infinite where the slot is tried again when it is scaled, None where it waits for nothing. `gpu_usage` is what its
+    device is doing, in words. `node` is the machine that it is on, where that is another than the server's; `waits_for`
+    why it is not started yet.
     """
 
     id: str
@@ -97,6 +100,9 @@ class WorkerView:
     ranks: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
     next_start_at: float | None = None
+    gpu_usage: str = "N/A"
+    node: str = ""
+    waits_for: str = ""
 
 
 class SlotOwner(Protocol):
@@ -104,7 +110,7 @@ class SlotOwner(Protocol):
 
     options: PoolOptions
     load: Load
-    launcher: Launcher
+    launcher: AnyLauncher
     dispatcher: Dispatcher
     metrics: VersionMetrics
     log: WorkerLog
@@ -114,6 +120,10 @@ class SlotOwner(Protocol):
     certifier: Certifier
     cgroups: WorkerCgroups | None
     room: Room
+    first_load: FirstLoad
+
+    def usage_of(self, gpu_id: int | None) -> str:
+        """What a device is doing, in words."""
 
     def no_memory(self, error: NoMemoryNow) -> None:
         """There is no memory for a worker."""
@@ -211,6 +221,11 @@ class Slot:
             self._owner.metrics.worker_restarts += 1
 
     @property
+    def uses(self) -> tuple[int, ...]:
+        """The devices that its worker uses; none on the CPU."""
+        return self.devices or (() if self.gpu_id is None else (self.gpu_id,))
+
+    @property
     def cannot_load(self) -> bool:
         """Whether the model failed to load twice and more since a worker of this slot last had it loaded."""
         return self._failed_loads >= 2
@@ -245,7 +260,10 @@ class Slot:
     def view(self) -> WorkerView:
         """What describe says."""
         life = self._life
-        pids = self.pids
+        process = life.process if life is not None else None
+        node = process.node if process is not None else ""
+        pids = self.pids if process is None or not node else [process.pid]
+        memory_bytes = process.remote_bytes if process is not None and node else sum(map(resident_bytes, pids))
         status: Status = (
             "READY" if self.is_ready else "UNLOADING" if self.is_retired or self.has_given_up else "LOADING"
         )
@@ -255,7 +273,7 @@ class Slot:
             status=status,
             pid=pids[0] if pids else -1,
             gpu_id=self.gpu_id,
-            memory_bytes=sum(map(resident_bytes, pids)),
+            memory_bytes=memory_bytes,
             restarts=self.restarts,
             load_s=life.load_s if life is not None else 0.0,
             how_started=life.how if life is not None else "",
@@ -263,6 +281,9 @@ class Slot:
             next_start_at=self.next_start_at,
             ranks=tuple(pids) if self._owner.options.ranks else (),
             devices=self.devices,
+            gpu_usage=self._owner.usage_of(self.gpu_id),
+            node=node,
+            waits_for=self._owner.launcher.waits_for(self.id),
         )
 
     @property
@@ -285,6 +306,7 @@ class Slot:
             self.has_given_up = False
             self._failed_loads = 0
             log.info("%s State change WORKER_STARTED -> WORKER_MODEL_LOADED", self.name)
+            owner.room.loaded_on_device(life.key, life.device_bytes)
             owner.room.loaded()
             owner.slot_changed()
             await life.ended.wait()
@@ -294,6 +316,9 @@ class Slot:
         except NoMemoryNow as error:
             life.known = life.known or Death(Cause.OUT_OF_MEMORY, "the memory for it did not come free in time")
             owner.no_memory(error)
+        except NotEnoughMemory as error:
+            life.known = life.known or Death(Cause.OUT_OF_MEMORY, str(error))
+            owner.no_memory(NoMemoryNow(owner.options.model, retry_after_s=1.0))
         except asyncio.CancelledError:
             if not self.is_retired:
                 raise
@@ -314,6 +339,7 @@ class Slot:
         finally:
             del owner.lives[life.key]
             self._life = None
+            owner.room.ended_on_device(life.key)
             owner.room.emptied()
         owner.batch_ended()
         owner.slot_changed()
@@ -321,7 +347,10 @@ class Slot:
 
     async def _start_when_there_is_room(self, life: Life) -> None:
         await self._owner.room.enter()
-        await life.start(self.gpu_id)
+        await self._owner.launcher.reserve(self.id)
+        async with self._owner.first_load.turn():
+            self._owner.room.begin(life.key, self.uses)
+            await life.start(self.gpu_id)
 
     def _record(self, death: Death, traceback: str) -> None:
         self._owner.metrics.worker_deaths[death.cause.value] += 1
@@ -345,6 +374,7 @@ class Life:
         self.how = ""
         self.load_s = 0.0
         self.warm_up_s = 0.0
+        self.device_bytes = 0
         self.warnings: list[str] = []
         self.ready_at = 0.0
         self.requests = 0
@@ -414,23 +444,28 @@ class Life:
             ends.callback(os.close, page_descriptor)
             self._page = Page(page_descriptor)
             self._page_inode = os.fstat(page_descriptor).st_ino
-            ours, theirs = socket.socketpair()
-            ends.enter_context(theirs)
-            try:
-                await loop.create_connection(lambda: self._client, sock=ours)
-            except BaseException:
-                ours.close()
-                raise
+            wire_end = -1
+            if not owner.launcher.is_remote:
+                ours, theirs = socket.socketpair()
+                ends.enter_context(theirs)
+                try:
+                    await loop.create_connection(lambda: self._client, sock=ours)
+                except BaseException:
+                    ours.close()
+                    raise
+                wire_end = theirs.fileno()
             launched = await owner.launcher.launch(
                 self._slot.id,
-                WorkerEnds(theirs.fileno(), out, err, page_descriptor),
+                WorkerEnds(wire_end, out, err, page_descriptor),
                 owner.threads,
                 self.output,
                 self._slot.devices,
+                gpu_id,
+                self._client,
             )
         self.process, self.how = launched.process, launched.how
         self.process.exited.add_done_callback(self._process_ended)
-        if owner.cgroups is not None and owner.options.max_worker_memory_bytes:
+        if owner.cgroups is not None and owner.options.max_worker_memory_bytes and self.pids:
             self._cgroup = owner.cgroups.make(
                 f"{owner.options.model}-{owner.options.version}-{self.key}", owner.options.max_worker_memory_bytes
             )
@@ -446,6 +481,7 @@ class Life:
         if isinstance(loaded, Loaded) and await self.process.is_whole():
             self.load_s = launched.load_s if loaded.seconds == 0.0 else loaded.seconds
             self.warm_up_s, self.warnings = loaded.warm_up_s, loaded.warnings
+            self.device_bytes = loaded.device_bytes
             if owner.metrics.tap is not None:
                 owner.metrics.tap.loaded(self._slot.name, self.load_s)
             if loaded.has_length_of:
@@ -455,13 +491,14 @@ class Life:
                     *self.warnings,
                     "lengthFrom: handler is not used: it has no length_of(row)",
                 ]
+            log.info("%s loaded the model in %.3f s (%s)", self._slot.name, self.load_s, self.how)
             if loaded.warm_up_s:
                 log.info("%s warmed up in %.3f s", self._slot.name, loaded.warm_up_s)
             for warning in self.warnings:
                 log.warning("%s %s", self._slot.name, warning)
             return
         if isinstance(loaded, NotLoaded):
-            if len(self.pids) == 1:
+            if len(self.pids) <= 1:
                 raise StartFailed(death_of_load(loaded), loaded.traceback)
             self.process.rank_said(0, death_of_load(loaded), loaded.traceback)
         raise StartFailed(self.known or await self._how_it_ended(), self.traceback)
@@ -513,6 +550,8 @@ class Life:
             self._client.cancel(number, index)
         elif self._page is not None:
             self._page.cancel(number, index)
+            if self.process is not None:
+                self.process.item_cancelled(number, index)
 
     def hold(self) -> None:
         """Read nothing more from the worker: it waits at its next piece, once the socket between us is full."""
@@ -765,7 +804,8 @@ class Life:
     def _evidence(self, status: int | None) -> Evidence:
         was_killed = self.known is None and (status is None or status == signal.SIGKILL)
         in_own_group = was_killed and self._cgroup is not None and self._cgroup.was_killed
-        was_counted = was_killed and self._owner.oom_kills.claim(time.monotonic())
+        was_here = self.process is None or not self.process.node  # of others' kernels the process itself tells
+        was_counted = was_killed and was_here and self._owner.oom_kills.claim(time.monotonic())
         return Evidence(
             last_lines=self.output.last_lines,
             was_killed_for_memory=in_own_group or was_counted,
@@ -780,5 +820,8 @@ class Life:
             self._page.close()
             self._page = None
         error = error_of(death)
-        self._owner.dispatcher.died(self.key, begun, error, may_retry=self._may_retry, now=time.monotonic())
+        is_suspect = death.cause is not Cause.NODE_LOST
+        self._owner.dispatcher.died(
+            self.key, begun, error, may_retry=self._may_retry, is_suspect=is_suspect, now=time.monotonic()
+        )
         self._owner.certifier.lost(self.key, death.cause.value)

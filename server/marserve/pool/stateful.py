@@ -38,7 +38,8 @@ class StatefulDispatcher(DirectDispatcher):
     keeps_time = True
 
     def __init__(self, options: PoolOptions, metrics: VersionMetrics, actions: Actions) -> None:
-        super().__init__(dataclasses.replace(options, batch_isolation=False), metrics, actions)
+        options = dataclasses.replace(options, batch_isolation=False, halves_without_memory=False)
+        super().__init__(options, metrics, actions)
         self._goes_on = options.continuous_batching
         self.sequences: SequenceQueue | None = None
         if options.sequences is not None:
@@ -260,7 +261,16 @@ class StatefulDispatcher(DirectDispatcher):
 
     # ------------------------------------------------------------------------------------------- deaths
 
-    def died(self, key: str, begun: int, error: MarserveError, *, may_retry: bool, now: float) -> None:
+    def died(
+        self,
+        key: str,
+        begun: int,
+        error: MarserveError,
+        *,
+        may_retry: bool,
+        now: float,
+        is_suspect: bool = True,
+    ) -> None:
         """Worker `key` is gone; it had begun batches up to number `begun`.
 
         Who has been told or has told it something fails with `error`; the others are run again as `Dispatcher.died`
@@ -281,7 +291,8 @@ class StatefulDispatcher(DirectDispatcher):
             for job in flight.jobs:
                 if job.state is JobState.DONE or job in failed:
                     continue
-                job.deaths += has_begun
+                if has_begun:
+                    job.lost_worker(is_suspect=is_suspect)
                 if not self._may_move(job) or (has_begun and not self._may_run_again(job, may_retry)):
                     failed.append(job)
                     if job.deaths >= MAX_DEATHS:
@@ -321,14 +332,13 @@ class StatefulDispatcher(DirectDispatcher):
         if not self._goes_on:
             super().hold(job)
 
-    def fail_waiting(self, error: MarserveError, now: float) -> int:
-        """End everything that waits with `error`; returns how many. What runs goes on, in steps where there are any."""
+    def _fail_waiting(self, error: MarserveError, now: float) -> list[Job]:
         grouped = [job for group in self._batcher.groups for job in group]
-        count = super().fail_waiting(error, now)
+        jobs = super()._fail_waiting(error, now)
         if self.sequences is not None:
             for job in grouped:
                 self.sequences.ended(job, now, has_run=False)
-        return count
+        return jobs
 
     def _take_out(self, job: Job) -> bool:
         was_grouped = job.state is JobState.GROUPED

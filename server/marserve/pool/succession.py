@@ -77,7 +77,11 @@ class Succession:
     async def _replace(self, slot: Slot, reason: str) -> None:
         household = self._household
         workers = len(household.slots)
-        if household.room.grow(workers + 1) <= workers:
+        has_room = household.room.grow(workers + 1) > workers
+        if has_room and not household.room.fits_beside(slot.uses):
+            household.room.shrink(workers)
+            has_room = False
+        if not has_room:
             await self._replace_in_place(slot, reason)
             return
         try:

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from marserve.errors import Draining, LoadFailed, NoMemoryNow, NotEnoughMemory
+from marserve.errors import Draining, LoadFailed, MarserveError, NoMemoryNow, NotEnoughMemory
+from marserve.machine.device_readings import describe_usage
 from marserve.machine.devices import choose_group
 from marserve.messages import Answer, Checked, Load, Metric, Metrics, Part, Receiver, Request, Tolerance
 from marserve.pool.asked_lengths import Question
@@ -24,11 +25,12 @@ from marserve.pool.batcher import Flight
 from marserve.pool.cause_of_death import Cause, Death
 from marserve.pool.certifier import Certifier
 from marserve.pool.dispatchers import make_dispatcher
+from marserve.pool.first_load import FirstLoad
 from marserve.pool.hang import LOOK_BEFORE_S
-from marserve.pool.launchers import GroupShape, Launcher, Launchers
+from marserve.pool.launchers import Launchers, make_launcher
 from marserve.pool.options import PoolOptions
 from marserve.pool.output import WorkerLog
-from marserve.pool.queue import Job
+from marserve.pool.queue import GivenUp, Job
 from marserve.pool.room import Room, Unbounded
 from marserve.pool.scaling import Scaling
 from marserve.pool.slot import DeathView, Life, Slot, WorkerView
@@ -72,17 +74,8 @@ class Pool:
         self.metrics = metrics
         self.log = worker_log
         self.dispatcher = make_dispatcher(options, metrics, self)
-        shape = GroupShape(options.ranks, options.parallel_type != "pp") if options.ranks else None
-        self.launcher = Launcher(
-            launchers,
-            load,
-            options.worker_start,
-            uses_devices=bool(options.gpu_ids),
-            group=shape,
-            python=options.python,
-            may_share_imports=options.may_share_imports,
-        )
-        self.threads = (options.rank_threads if shape is not None else 0) or load.threads
+        self.launcher = make_launcher(launchers, options, load)
+        self.threads = (options.rank_threads if options.ranks else 0) or load.threads or self.launcher.threads
         if not self.threads:
             wish = launchers.environment.get("OMP_NUM_THREADS")
             self.threads = threads_for(options.max_workers * max(1, options.ranks), launchers.cores, wish)
@@ -98,6 +91,7 @@ class Pool:
         self._is_stopped = False
         self._dropping: set[asyncio.Task[None]] = set()
         self.scaling = Scaling(self)
+        self.first_load = FirstLoad(None if self.launcher.is_remote else launchers.first_loads)
         self.oom_kills = launchers.oom_kills
         self.cgroups = launchers.cgroups
         self._upkeep = Upkeep(options, lambda: list(self.lives.values()))
@@ -191,6 +185,11 @@ class Pool:
         """The places of workers, oldest first, without those that are leaving."""
         return self._slots
 
+    @property
+    def leaving(self) -> list[Slot]:
+        """The places of workers that were told to end and have not yet."""
+        return list(self._leaving.values())
+
     def resize(self, count: int) -> None:
         """Begin to have `count` workers: start what is missing, retire the last ones when their work is done."""
         while len(self._slots) < count:
@@ -205,9 +204,13 @@ class Pool:
     def _make_slot(self) -> Slot:
         """A place for one more worker, with its device, or with its group of them."""
         options, level = self.options, self.options.parallel_level
+        place = self.room.place()
         if not level or not options.gpu_ids:
-            gpu_id = self._launchers.devices.assign(options.model, options.version, options.gpu_ids)
+            assign = self._launchers.devices.assign
+            gpu_id = place[0] if place else assign(options.model, options.version, options.gpu_ids)
             return Slot(self._launchers.next_worker_id(level), self, gpu_id)
+        if place:
+            return Slot(self._launchers.next_worker_id(level), self, place[0], devices=place)
         living = [slot.devices for slot in self._slots]
         leaving = [slot.devices for slot in self._leaving.values()]
         devices = choose_group(options.gpu_ids, level, living, leaving)
@@ -409,6 +412,10 @@ class Pool:
         """Have a worker compare pairs of answers; as `Certifier.compare`."""
         return await self.certifier.compare(pairs, tolerance)
 
+    def usage_of(self, gpu_id: int | None) -> str:
+        """What a device is doing, in TorchServe's words."""
+        return "N/A" if gpu_id is None else describe_usage(gpu_id, self._launchers.read_device(gpu_id))
+
     def life_of(self, key: str) -> Life | None:
         """The worker behind a lane."""
         return self.lives.get(key)
@@ -429,6 +436,13 @@ class Pool:
         except TimeoutError:
             pass
         return self.queued + self.running
+
+    def refuse_accepted(self, error: MarserveError) -> list[GivenUp]:
+        """Refuse all that was accepted and is not answered, with `error`; returns what that was, the oldest first."""
+        self.refuse_new()
+        given_up = self.dispatcher.refuse_accepted(error, time.monotonic())
+        self._notify()
+        return given_up
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Drain, then end every worker and the template, and reap them. What is left is refused as Draining.

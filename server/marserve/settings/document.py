@@ -48,6 +48,9 @@ def write_page() -> str:
         "`MARSERVE_CONFIG_FILE`, else `TS_CONFIG_FILE`, else `config.properties`). Every key has such a variable, and "
         "`marserve start --set KEY=VALUE` sets any key.",
         "- Keys without a mark in the column *TorchServe* are marserve's own; `MARSERVE_<KEY>` sets them under both.",
+        "- `MARSERVE_DEFAULTS_FILE` names a file in the same format that counts where nobody says anything; "
+        "[images](deploy/docker.md) have one. With it `MARSERVE_<KEY>` sets TorchServe's keys under `torchserve` too, "
+        "where neither file nor flag does.",
         "- `LOG_LOCATION`, `TEMP`, `TS_OPEN_INFERENCE_PROTOCOL` and `TS_MODEL_SERVER_HOME` are always read.",
         "",
         "`$$NAME$$` in a file's value stands for the environment variable NAME. A key that is not known is reported "

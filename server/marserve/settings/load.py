@@ -5,8 +5,10 @@ newest snapshot (with `config_snapshots`), else `config.properties` in the worki
 before the file; where the file itself says `enable_envvars_config=true`, `TS_…` variables go before both. `marserve
 …` puts a flag before `MARSERVE_…` before the file (a file's `enable_envvars_config=true` lets `TS_…` variables in
 between). Four variables are always read, as by TorchServe: `LOG_LOCATION`, `TEMP`, `TS_OPEN_INFERENCE_PROTOCOL`,
-`TS_MODEL_SERVER_HOME`. So are Vertex AI's `AIP_HEALTH_ROUTE` and `AIP_PREDICT_ROUTE`, and `AIP_HTTP_PORT` where
-nothing else names the inference address. Keys that TorchServe does not have are set by `MARSERVE_…` under both.
+`TS_MODEL_SERVER_HOME`. So are Vertex AI's `AIP_HEALTH_ROUTE` and `AIP_PREDICT_ROUTE`, and `AIP_HTTP_PORT` and
+`AIP_STORAGE_URI` where nothing else names the inference address and the models. Keys that TorchServe does not have are
+set by `MARSERVE_…` under both. Last comes the file that `MARSERVE_DEFAULTS_FILE` names, with which an image says what
+counts otherwise; where there is one, `MARSERVE_…` counts before it for TorchServe's keys under `torchserve`, too.
 
 `$$NAME$$` in a file's value is replaced by that variable in any case.
 """
@@ -25,6 +27,7 @@ import javaproperties
 
 from marserve.errors import BadSettings
 from marserve.plugins import SnapshotStore
+from marserve.settings.open_management import keep_management_here
 from marserve.settings.rules import check
 from marserve.settings.snapshot_files import (
     CONFIG_FILE_BEFORE,
@@ -35,11 +38,17 @@ from marserve.settings.snapshot_files import (
 )
 from marserve.settings.table import KEYS, Entry, Key, Origin, Settings
 from marserve.settings.values import Reading, Wrong
+from marserve.settings.vertex import vertex_settings
 
 CONFIG_FILE = "config.properties"
 
 # Variables of ours that are no settings: which file, and the key that the commands send.
-_OTHER_VARIABLES = frozenset({"MARSERVE_CONFIG_FILE", "MARSERVE_TOKEN"})
+_DEFAULTS_FILE = "MARSERVE_DEFAULTS_FILE"
+_OTHER_VARIABLES = frozenset({"MARSERVE_CONFIG_FILE", "MARSERVE_TOKEN", _DEFAULTS_FILE})
+
+_OF_A_SERVICE = re.compile(
+    r"MARSERVE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
 
 # Flags that are not called after their key; the rest are `--` and the key with dashes.
 _FLAGS = {"load_models": "--models", "disable_token_authorization": "--disable-token-auth"}
@@ -72,6 +81,7 @@ def load_settings(
         _read_file(file.path, sources)
     original = _read_secrets_again(sources, snapshot) or (None if snapshot is not None else file.path)
     _read_flags_and_environment(flags, sources)
+    _read_defaults(sources)
     values = {name: _effective(key, sources) for name, key in KEYS.items()}
     settings = Settings(
         entry=entry,
@@ -82,12 +92,13 @@ def load_settings(
         origins={name: tuple(origins) for name, origins in sources.origins.items()},
         **values,
     )
+    settings, closed = keep_management_here(settings)
     warnings, notes = check(settings)
     return replace(
         settings,
         workflow_store=settings.workflow_store or settings.model_store,
         warnings=(*sources.warnings, *warnings),
-        notes=(*sources.notes, *notes),
+        notes=(*sources.notes, *notes, *closed),
     )
 
 
@@ -159,6 +170,7 @@ def _find_snapshot(
                 text = _replace_variables(value, name, where, sources.environment)
                 before.origins[name] = [Origin(where, text)]
     _read_flags_and_environment(flags, before)
+    _read_defaults(before)
     if not _effective(KEYS["config_snapshots"], before):
         return None
     if _effective(KEYS["desired_state"], before):
@@ -295,6 +307,15 @@ def _read_flags_and_environment(flags: Mapping[str, object], sources: _Sources) 
         _read_torchserves(sources, reads_ts, takes_env_urls)
         _read_ours(sources, KEYS.values())
         _read_flags(flags, sources)
+    _read_platforms(sources)
+
+
+def _read_platforms(sources: _Sources) -> None:
+    """What Vertex AI says. Whatever the operator says goes before it; what may be fetched is added to his words."""
+    given = {name for name, origins in sources.origins.items() if origins}
+    for name, (text, variable) in vertex_settings(sources.environment, given).items():
+        before = f"{sources.origins[name][-1].text}," if sources.origins[name] else ""
+        sources.origins[name].append(Origin(variable, before + text))
 
 
 def _read_flags(flags: Mapping[str, object], sources: _Sources) -> None:
@@ -325,17 +346,21 @@ def _read_ours(sources: _Sources, keys: Iterable[Key]) -> None:
         known = {key.env: key for key in KEYS.values()}
         for name in sources.environment:
             if name.startswith("MARSERVE_") and name not in known and name not in _OTHER_VARIABLES:
+                if _is_of_a_service(name, sources.environment[name]):
+                    continue
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 sources.notes.append(f"{name} is set, and is no setting{hint}")
 
 
+def _is_of_a_service(name: str, value: str) -> bool:
+    """Whether Kubernetes says it to every container, of a service that is called marserve or marserve-something."""
+    is_address = name.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", value) is not None
+    return is_address or _OF_A_SERVICE.fullmatch(name) is not None
+
+
 def _read_torchserves(sources: _Sources, reads_ts: bool, takes_env_urls: bool) -> None:
     not_read = []
-    port = sources.environment.get("AIP_HTTP_PORT")
-    if port and not sources.origins["inference_address"]:
-        # The platform's word for where it will call; whatever the operator says goes before it.
-        sources.origins["inference_address"].append(Origin("AIP_HTTP_PORT", f"http://0.0.0.0:{port}"))
     for key in KEYS.values():
         if key.always_env and sources.environment.get(key.always_env):
             text = sources.environment[key.always_env]
@@ -355,6 +380,29 @@ def _read_torchserves(sources: _Sources, reads_ts: bool, takes_env_urls: bool) -
         )
 
 
+def _read_defaults(sources: _Sources) -> None:
+    """What counts where nobody said anything."""
+    defaults: dict[str, Origin] = {}
+    named = sources.environment.get(_DEFAULTS_FILE)
+    if not named:
+        return
+    path = sources.working_directory / named
+    shown = _show(path, sources)
+    for name, raw, line in read_properties(_read_bytes(path, shown), shown):
+        where = f"{shown}, line {line}"
+        if name not in KEYS:
+            raise BadSettings(f"{name} is no key that is known{_nearest(name)}", key=name, source=where)
+        text = _replace_variables(raw, name, where, sources.environment)
+        defaults[name] = Origin(where, text, raw if raw != text else None)
+    if sources.entry == "torchserve":
+        for key in KEYS.values():
+            if key.is_torchserves and key.env in sources.environment:
+                defaults[key.name] = Origin(key.env, sources.environment[key.env])
+    for name, origin in defaults.items():
+        if not sources.origins[name]:
+            sources.origins[name].append(origin)
+
+
 # --------------------------------------------------------------------------------------------------- what counts
 
 
@@ -372,6 +420,7 @@ def _effective(key: Key, sources: _Sources) -> Any:
         minimum=key.minimum,
         maximum=key.maximum,
         choices=key.choices,
+        is_strict=sources.entry == "marserve" or not key.is_torchserves,
     )
     try:
         return key.kind.read(origin.text, reading)

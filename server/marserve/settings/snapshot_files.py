@@ -20,6 +20,7 @@ from typing import Literal
 import javaproperties
 
 from marserve.settings.table import KEYS, Settings
+from marserve.settings.vertex import VARIABLES as VERTEX_VARIABLES
 
 SnapshotKind = Literal["startup", "snapshot", "shutdown"]
 
@@ -147,13 +148,11 @@ def effective_properties(settings: Settings, facts: Mapping[str, str], version: 
     """
     lines = {VERSION: version, CONFIG_FILE_BEFORE: str(settings.original_file or "")}
     for name, key in KEYS.items():
-        origins = settings.origins.get(name)
+        origins = [origin for origin in settings.origins.get(name, ()) if origin.where not in VERTEX_VARIABLES]
         if not origins or key.is_secret or name == "model_snapshot":
             continue
         origin = origins[-1]
-        is_told_again = origin.where in (key.always_env, "AIP_HTTP_PORT") or (
-            origin.where == key.env and not key.is_torchserves
-        )
+        is_told_again = origin.where == key.always_env or (origin.where == key.env and not key.is_torchserves)
         if is_told_again or (name == "load_models" and _names_addresses(settings)):
             continue
         lines[name] = origin.text if origin.raw is None else origin.raw

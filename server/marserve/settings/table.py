@@ -165,6 +165,12 @@ class Settings:
     notes: tuple[str, ...] = ()
     origins: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict)
 
+    @property
+    def management_is_kept_here(self) -> bool:
+        """Whether management is for callers on this machine alone, because nothing authenticates them."""
+        is_protected = self.allow_open_management or not self.disable_token_authorization
+        return self.unprotected_management == "loopback" and not is_protected
+
     # ------------------------------------------------------------------------------- addresses and transport
 
     inference_address: Address = _key(
@@ -352,7 +358,7 @@ class Settings:
     health_route: str | None = _own(
         ROUTE,
         None,
-        "A further path that answers as /ping, for platforms that choose it (Vertex AI).",
+        "A further path for a platform that chooses it (Vertex AI) to ask whether the server is ready: 200, else 503.",
         ADDRESSES,
         always_env="AIP_HEALTH_ROUTE",
     )
@@ -512,6 +518,14 @@ class Settings:
         MODELS_AND_WORKERS,
         minimum=0,
         ts_env="TS_NUMBER_OF_GPU",
+    )
+    cpu_pinning: Literal["off", "near"] = _own(
+        CHOICE,
+        "off",
+        "Whether workers with an accelerator keep to the processors near it (its NUMA node). A model's own "
+        "`cpuPinning` comes first.",
+        MODELS_AND_WORKERS,
+        choices=("off", "near"),
     )
     default_service_handler: str | None = _key(
         OPTIONAL_TEXT,
@@ -709,6 +723,53 @@ class Settings:
         "An empty cgroup v2 folder that the server may write: workers with a memory limit get a group each in it.",
         MODELS_AND_WORKERS,
     )
+    ray_address: str = _own(
+        TEXT,
+        "auto",
+        "The Ray cluster for models with `launcher: ray`: HOST:PORT of its head, or auto for the one that a node on "
+        "this machine belongs to. Nothing connects before such a model is loaded.",
+        MODELS_AND_WORKERS,
+    )
+    ray_connect_timeout: float = _own(
+        FLOAT,
+        20.0,
+        "How long joining that cluster may take.",
+        MODELS_AND_WORKERS,
+        unit="s",
+        minimum=1,
+    )
+    ray_listen: str = _own(
+        TEXT,
+        "",
+        "HOST:PORT where the server awaits its agents on the cluster's nodes; if not given, this machine's address in "
+        "the cluster and a free port.",
+        MODELS_AND_WORKERS,
+    )
+    ray_advertise: str = _own(
+        TEXT,
+        "",
+        "HOST:PORT that agents connect to, where that is another than the server listens on.",
+        MODELS_AND_WORKERS,
+    )
+    ray_tls: bool = _own(
+        BOOL,
+        True,
+        "Encrypt what goes between server and agents, and have each show a certificate that the server made.",
+        MODELS_AND_WORKERS,
+    )
+    ray_cache: str = _own(
+        TEXT,
+        "",
+        "The folder on the cluster's nodes for unpacked archives; if not given, marserve/node in the user's cache.",
+        MODELS_AND_WORKERS,
+    )
+    ray_cache_size: int = _own(
+        SIZE,
+        64 << 30,
+        "What that folder may hold; what no worker uses goes first.",
+        MODELS_AND_WORKERS,
+        minimum=0,
+    )
     swap_order: Literal["load_first", "unload_first"] = _own(
         CHOICE,
         "load_first",
@@ -786,6 +847,12 @@ class Settings:
         "Answer /ping without a token, as the other health probes; with false it needs one while tokens are on.",
         SECURITY,
     )
+    allow_open_inference: bool = _own(
+        BOOL,
+        False,
+        "Answer inference without a token, while management needs one where tokens are on.",
+        SECURITY,
+    )
     enable_model_api: bool = _key(
         BOOL,
         False,
@@ -800,6 +867,14 @@ class Settings:
         False,
         "Let the management API listen beyond this machine although nothing authenticates its callers.",
         SECURITY,
+    )
+    unprotected_management: Literal["refuse", "loopback"] = _own(
+        CHOICE,
+        "refuse",
+        "What becomes of management addresses beyond this machine that nothing protects: the server does not start, or "
+        "management is for callers on this machine alone.",
+        SECURITY,
+        choices=("refuse", "loopback"),
     )
     allowed_urls: tuple[str, ...] = _key(
         REGEXES,
@@ -1002,10 +1077,41 @@ class Settings:
     drain_delay: float = _own(
         FLOAT,
         0.0,
-        "How long to go on accepting, with /readyz already saying no, before the server begins to stop.",
+        "How long to go on accepting, with /readyz already saying no, before the server begins to stop. Containers "
+        "want 5, the time until what spreads requests has noticed.",
         LIFE,
         unit="s",
         minimum=0,
+    )
+    max_parallel_loads: int = _own(
+        INT,
+        0,
+        "How many model versions load for the first time at once; the others wait their turn. 0: twice the cores, at "
+        "least 8.",
+        LIFE,
+        minimum=0,
+    )
+    preemption_file: Path | None = _own(
+        PATH,
+        None,
+        "A file whose appearing says that this machine is to be taken away: the server then stops as on SIGTERM. Its "
+        "folder must be there, the file must not.",
+        LIFE,
+    )
+    preemption_signal: Literal["none", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGPWR", "SIGQUIT"] = _own(
+        CHOICE,
+        "none",
+        "A signal that says the same.",
+        LIFE,
+        choices=("none", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGPWR", "SIGQUIT"),
+    )
+    preemption_interval: float = _own(
+        FLOAT,
+        1.0,
+        "How often the file is looked for, and plug-ins are asked whether the machine is to go.",
+        LIFE,
+        unit="s",
+        minimum=0.05,
     )
     unavailable_status: Literal[503, 429] = _own(
         INT_CHOICE, 503, "Status of a request that comes while a queue is full.", LIFE, choices=("503", "429")

@@ -95,6 +95,7 @@ class VersionMetrics:
     loads_on_demand     times that a request found the model asleep and had it loaded
     evictions           times that it was put to sleep to make room for another model
     retried             re-run because their worker died; `isolated`: re-run because their batch raised
+    out_of_memory       batches that ran out of memory, of the host or of a device
     expired, cancelled  deadline passed; client gone
     batch_checks        certificates won or lost, by `passed` or `failed`
     batch_rechecks      served batches that were run again item by item; `batch_differences`: answered otherwise;
@@ -136,6 +137,7 @@ class VersionMetrics:
         "named_queue_s",
         "named_requests",
         "named_total_s",
+        "out_of_memory",
         "queue_seconds",
         "read_gauges",
         "read_share",
@@ -180,6 +182,7 @@ class VersionMetrics:
         self.evictions = 0
         self.retried = 0
         self.isolated = 0
+        self.out_of_memory = 0
         self.expired = 0
         self.expired_run = 0
         self.cancelled = 0
@@ -328,13 +331,13 @@ class Metrics:
         """Count what was refused before it reached a version. `cause` is one of few fixed words, never a client's."""
         self._refused[cause] += 1
 
-    def set_system(self, readings: Iterable[tuple[str, float, int | None]]) -> None:
+    def set_system(self, readings: Iterable[tuple[str, float, str | None]]) -> None:
         """Replace the machine's figures: TorchServe's name, value, and the device for figures of an accelerator."""
         for name in SYSTEM_METRICS:
             if (series := self._fed.get(name)) is not None and series.definition.kind == "gauge":
                 series.clear()
         for name, value, device in readings:
-            self._take(Measurement(name, HOST if device is None else (*HOST, str(device)), [float(value)]))
+            self._take(Measurement(name, HOST if device is None else (*HOST, device), [float(value)]))
 
     def update_front(self, metric: Metric) -> bool:
         """Take a figure that the operator's own program measured. False: no metric of that name and shape is listed."""
@@ -711,6 +714,7 @@ _VERSION_COUNTERS: tuple[tuple[str, str, Callable[[VersionMetrics], float]], ...
     ("marserve_evictions_total", "Times a model was put to sleep to make room for another.", lambda v: v.evictions),
     ("marserve_retried_total", "Requests re-run because their worker died.", lambda v: v.retried),
     ("marserve_isolated_total", "Requests re-run because their batch raised.", lambda v: v.isolated),
+    ("marserve_out_of_memory_total", "Batches that ran out of memory, host or device.", lambda v: v.out_of_memory),
     ("marserve_expired_total", "Requests whose deadline passed.", lambda v: v.expired),
     ("marserve_expired_run_total", "Requests run though their deadline had passed: none.", lambda v: v.expired_run),
     ("marserve_cancelled_total", "Requests whose client went away.", lambda v: v.cancelled),

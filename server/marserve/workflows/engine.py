@@ -23,7 +23,7 @@ import msgspec
 
 from marserve.errors import (
     DeadlinePassed,
-    Draining,
+    DrainedAway,
     FingerprintRefused,
     MarserveError,
     ModelNotFound,
@@ -119,10 +119,12 @@ class Engine:
             pass
         return self.running
 
-    def give_up(self) -> None:
-        """End every request that is on its way: its client is told that the server is going."""
-        for execution in list(self._running):
-            execution.end_with(Draining())
+    def give_up(self) -> list[str]:
+        """End every request that is on its way: its client is told that the server is going. Returns their ids."""
+        executions = list(self._running)
+        for execution in executions:
+            execution.end_with(DrainedAway())
+        return [execution.request.id for execution in executions]
 
     def forget(self, execution: Execution) -> None:
         """A request has ended."""

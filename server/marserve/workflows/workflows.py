@@ -318,6 +318,11 @@ class Workflows:
         """Wait until no request is on its way, at most `limit_s` seconds in all. Returns how many are left."""
         return sum(await asyncio.gather(*(engine.wait_until_idle(limit_s) for engine in self._engines)))
 
+    def refuse_accepted(self) -> list[tuple[str, list[str]]]:
+        """Refuse all requests that are on their way, as Draining; returns workflow and ids where there were any."""
+        given_up = [(engine.workflow, engine.give_up()) for engine in list(self._engines)]
+        return [(workflow, ids) for workflow, ids in given_up if ids]
+
     async def stop(self) -> None:
         """Give up what still runs, and let changes end. The nodes' models end with the registry, after this."""
         self.refuse_new()
