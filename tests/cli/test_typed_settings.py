@@ -42,9 +42,9 @@ def test_a_wrong_value_is_told_with_the_flag_that_there_is(
 
 def test_a_warning_is_told_with_the_flag_that_there_is() -> None:
     """As errors are."""
-    settings = load_as_typed({"prefer_direct_buffer": "maybe"}, ["prefer_direct_buffer"])
+    settings = load_as_typed({"models": '{"m": {"1.0": {"wormholes": 3}}}'}, ["models"])
 
-    assert any(warning.endswith("(--set prefer_direct_buffer)") for warning in settings.warnings)
+    assert [warning.endswith("(--set models)") for warning in settings.warnings] == [True]
 
 
 @pytest.mark.parametrize(("typed", "named"), [("--config=gone", "--config"), ("--ts-config=gone", "--ts-config")])
