@@ -5,8 +5,8 @@
 PYTHON    ?= $(shell command -v python3.11 || command -v python3)
 VENV      ?= .venv
 BIN       := $(VENV)/bin
-# One more than there are cores: many tests wait for processes, few compute.
-JOBS      ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Two more than there are cores: many tests wait for processes, few compute.
+JOBS      ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 SEEDS     ?= 10000
 PYTEST    ?= $(BIN)/python -m pytest
 STAMPS    := $(VENV)/.made

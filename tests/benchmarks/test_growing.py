@@ -203,6 +203,7 @@ def test_the_pages_sizings_are_what_the_program_prints(typed: str, answer: str) 
     assert ran.stdout == answer
 
 
+@pytest.mark.long
 def test_the_pages_table_goes_to_ten_thousand_workers_and_a_million_requests() -> None:
     """As the program prints it."""
     ran = type_in(block(PAGE, "paper").replace("python ", f"{sys.executable} "), ROOT, ROOT)

@@ -50,6 +50,7 @@ def test_a_server_starts_behind_the_command_and_stops_on_demand(place: Workplace
     assert place.marserve("status").returncode == 1
 
 
+@pytest.mark.long
 def test_every_command_finds_the_server_of_its_folder(place: Workplace) -> None:
     """Addresses come from the same settings; no flag is needed."""
     place.add_echo()

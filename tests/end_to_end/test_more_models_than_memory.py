@@ -153,6 +153,7 @@ def test_thirty_models_take_turns_in_room_for_ten(tmp_path: Path) -> None:
     play(tmp_path, models=30, places=10, requests=2000, every=500)
 
 
+@pytest.mark.long
 def test_many_clients_of_many_models_get_answers_or_an_honest_503(tmp_path: Path) -> None:
     """All places are in use now and then: who waits is held, and who waited too long is told to come back."""
     models, places = 9, 3
@@ -260,6 +261,7 @@ def test_who_finds_no_room_in_time_is_told_to_come_back(tmp_path: Path) -> None:
     assert (busy_answer.status_code, served.status_code) == (200, 200)
 
 
+@pytest.mark.long
 def test_models_that_would_take_turns_all_the_time_stay_for_a_while(tmp_path: Path) -> None:
     """Two models in room for one, asked in turn: with a least residence each is loaded at most once in that time."""
     residence = 1.0

@@ -165,6 +165,7 @@ def overload(server: Server, seconds: float, *, factor: float) -> None:
     assert percentile(scrapes.took_s, 0.99) < 0.1 * factor
 
 
+@pytest.mark.long
 def test_a_flood_is_refused_quickly_and_leaves_nothing_behind(server: Server) -> None:
     """Three times what can be done, for two seconds; then half of it (RELIABILITY D1, D2, D6, D7)."""
     hold_once(lambda: overload(server, 2.0, factor=3))

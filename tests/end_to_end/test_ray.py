@@ -105,6 +105,7 @@ def test_the_settings_of_the_page_are_taken(tmp_path: Path) -> None:
     assert settings.ray_cache == "/var/cache/marserve/node"
 
 
+@pytest.mark.long
 @needs_ray
 def test_a_cluster_that_is_not_there_refuses_the_model_and_not_the_server(tmp_path: Path) -> None:
     """The sentence has the setting, its value and the next step; describe has it, too."""

@@ -168,6 +168,7 @@ def test_a_crashing_canary_is_rolled_back_and_no_client_sees_an_error(server: Se
     wait_until_gone(server, "2.3")
 
 
+@pytest.mark.long
 def test_a_slow_version_is_found_by_its_p99(server: Server) -> None:
     """Though every answer is right; the evidence names the line that was crossed."""
     with Load(server.inference, "linear") as load:

@@ -126,7 +126,7 @@ def kill_at_random(folder: Path, *, times: int, seed: int) -> None:
 
 def test_a_kill_at_any_moment_keeps_no_start_from_working(tmp_path: Path) -> None:
     """PID file, sockets, unpacked archives, snapshots, shared memory: the next start finds its way with all of them."""
-    kill_at_random(tmp_path, times=5, seed=random.SystemRandom().randrange(1_000_000))
+    kill_at_random(tmp_path, times=3, seed=random.SystemRandom().randrange(1_000_000))
 
 
 @pytest.mark.long

@@ -409,6 +409,7 @@ def test_an_address_that_is_written_over_is_swapped_in_and_comes_back(tmp_path: 
 # ------------------------------------------------------------------------------------------- versions that go
 
 
+@pytest.mark.long
 def test_a_version_goes_under_load_and_every_request_has_its_answer(server: Server) -> None:
     """What it had accepted it answers, what comes later is not found; and nothing of it is left, time after time."""
     server.register(telling(server.store, 1, "1.0")).raise_for_status()

@@ -55,7 +55,10 @@ class Container(Server):
         ports |= {name: port for name, port in self._settings.items() if name.startswith("grpc_")}
         lines = {name: f"http://0.0.0.0:{port}" if "address" in name else port for name, port in ports.items()}
         self._lines = lines | (config or {})
+        # The image's search path begins with its environment's programs.
+        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         self._environment = {"MARSERVE_DEFAULTS_FILE": "defaults.properties", "MARSERVE_DRAIN_DELAY": "0"}
+        self._environment["PATH"] = programs
         self._environment |= environment or {}
         make_archive(self.store / "echo.mar", ECHO)
 

@@ -394,7 +394,7 @@ async def check_storm(running: RunningPool, *, seconds: float, rate: float, kill
 async def test_seconds_of_kills_lose_nothing(tmp_path: Path, start: str) -> None:
     """C1, short: 4 workers, 500 requests a second, a kill a second."""
     async with RunningPool(tmp_path, ECHO, start=start, workers=4, batch_size=8, queue_size=5000) as running:
-        await check_storm(running, seconds=6.0, rate=500, kill_every_s=1.0, factor=3)
+        await check_storm(running, seconds=4.0, rate=500, kill_every_s=1.0, factor=3)
 
 
 @pytest.mark.long

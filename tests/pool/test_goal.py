@@ -247,9 +247,9 @@ def most_kept(settings: PoolOptions, cost: Cost, arrive: Arrive, goal_s: float, 
     ("cost", "arrive", "goal_s", "workers"),
     [
         (linear, poisson, 0.1, 1),
-        (linear, bursty, 0.1, 1),
-        (cliff, poisson, 0.1, 1),
-        (cliff, bursty, 0.1, 2),
+        pytest.param(linear, bursty, 0.1, 1, marks=pytest.mark.long),
+        pytest.param(cliff, poisson, 0.1, 1, marks=pytest.mark.long),
+        pytest.param(cliff, bursty, 0.1, 2, marks=pytest.mark.long),
         (steps, bursty, 0.15, 1),
     ],
 )
