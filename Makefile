@@ -19,6 +19,9 @@ LOCK_TORCH = $(LOCK) --python-platform x86_64-manylinux_2_28 \
 PARALLEL  := --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
+
+# Tests start servers by the hundred: what they import is compiled once, also where the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 
 .PHONY: help
