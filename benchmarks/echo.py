@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from figures import Figure, Goal
 from load_generator import Load
 from plan import Plan
-from servers import BareAsgi, Marserve, Server, make_archive
+from servers import BareAsgi, Marserve, Server, make_archive, one_piece
 from turns import in_turns, p50_ms, rate
 
 SMALL, LARGE = 64, 1_000_000
@@ -52,14 +52,10 @@ def measure(plan: Plan) -> list[Figure]:
             for body_bytes, connections in ((SMALL, MANY), (SMALL, 1), (LARGE, MANY)):
 
                 def run(name: str, body_bytes: int = body_bytes, connections: int = connections) -> Load:
-                    server = servers[name]
-                    load = plan.generator.run(
-                        server.port, server.path, body_bytes=body_bytes, connections=connections, seconds=seconds,
+                    return one_piece(
+                        plan.generator, servers[name], body_bytes=body_bytes, connections=connections, seconds=seconds,
                         warm_up_s=0.1,
-                    ).must_be_clean(server.name)  # fmt: skip
-                    server.settle()
-                    server.forget_output()
-                    return load
+                    )  # fmt: skip
 
                 for name, loads in in_turns(list(servers), number, PIECES, run).items():
                     if connections == 1:

@@ -22,57 +22,22 @@ import sys
 import tempfile
 from collections import defaultdict
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
-from types import TracebackType
-from typing import Self
 
 from figures import Figure, Goal, document, table
 from load_generator import CannotMeasure, LoadGenerator
-from models import WORKS
+from models import WORKS, PlainLoop
 from plan import Plan
 from rich.console import Console
-from servers import HANDLERS, Marserve, Sample, make_archive
+from servers import HANDLERS, Marserve, Sample, make_archive, one_piece
 from turns import turn
 
 from marserve import __version__
 
 BATCH, DELAY_MS, MANY = 32, 5, 96
 PIECES, OF_THE_LOOP = 4, 0.9
-
-
-class DeviceLoop:
-    """The work in a plain loop, in a process of its own."""
-
-    def __init__(self, work: str, files: Path, device: str) -> None:
-        command = [sys.executable, str(HANDLERS / "device_work.py"), work, str(files), device]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        if self._read_line() != "ready\n":
-            self.stop()
-            raise CannotMeasure(f"the plain loop of {work} did not start on {device}; it said why above")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
-
-    def run(self, batch: int, seconds: float, *, is_overlapped: bool = True) -> tuple[float, float]:
-        """Items a second and the median of a call in ms, with batches of this size."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{batch} {seconds} {is_overlapped}\n")
-        self._process.stdin.flush()
-        seen = json.loads(self._read_line())
-        return seen["per_second"], seen["p50_ms"]
-
-    def stop(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.communicate()
-
-    def _read_line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
 
 
 def measure(plan: Plan, device: str, works: list[str]) -> list[Figure]:
@@ -106,17 +71,15 @@ def _measure_one(plan: Plan, device: str, work: str, files: Path) -> list[Figure
     rates: dict[str, list[float]] = defaultdict(list)
     alone: dict[str, list[float]] = defaultdict(list)
     with ExitStack() as stack:
-        loop = stack.enter_context(DeviceLoop(work, files, device))
+        loop = stack.enter_context(PlainLoop(HANDLERS / "device_work.py", work, files, device))
         sample = Sample(body_file.read_bytes(), content_type)
         server = stack.enter_context(Marserve("marserve", archive, plan.new_folder("gpu"), sample=sample))
 
         def ask(connections: int, for_s: float) -> tuple[float, float]:
-            load = plan.generator.run(
-                server.port, server.path, body_file=body_file, content_type=content_type, connections=connections,
+            load = one_piece(
+                plan.generator, server, body_file=body_file, content_type=content_type, connections=connections,
                 seconds=for_s,
-            ).must_be_clean(server.name)  # fmt: skip
-            server.settle()
-            server.forget_output()
+            )  # fmt: skip
             return load.per_second, load.p50_ms
 
         ask(MANY, 1.0)
@@ -129,7 +92,7 @@ def _measure_one(plan: Plan, device: str, work: str, files: Path) -> list[Figure
                         seen[who].append(ask(MANY if who == "server" else 1, seconds))
                     else:
                         batch = 1 if who == "loop alone" else BATCH
-                        seen[who].append(loop.run(batch, seconds, is_overlapped=who != "in order"))
+                        seen[who].append(loop.run(batch, seconds, who != "in order"))
             for who, measured in seen.items():
                 rates[who].append(median(per_second for per_second, _ in measured))
                 alone[who].append(median(p50_ms for _, p50_ms in measured))
@@ -173,7 +136,7 @@ def main() -> int:
         try:
             generator = LoadGenerator.compile(Path(folder))
             rounds = 1 if words.quick else words.rounds
-            say = lambda text: progress.print(text, style="dim", soft_wrap=True)  # noqa: E731
+            say = partial(progress.print, style="dim", soft_wrap=True)
             figures = measure(Plan(Path(folder), rounds, words.quick, generator, say), words.device, works)
         except CannotMeasure as error:
             print(error, file=sys.stderr)

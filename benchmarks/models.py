@@ -48,10 +48,10 @@ OF_THE_LOOP, ADDED_MS = 0.93, 0.3
 
 
 class PlainLoop:
-    """The work in a plain loop, in a process of its own."""
+    """The work in a plain loop, in a process of its own, which `program` is when it is given these words."""
 
-    def __init__(self, work: str, files: Path, body_file: Path) -> None:
-        command = [sys.executable, str(BESIDE / "plain_loop.py"), work, str(files), str(body_file)]
+    def __init__(self, program: Path, work: str, *words: object) -> None:
+        command = [sys.executable, str(program), work, *map(str, words)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         if self._read_line() != "ready\n":
             self.stop()
@@ -63,10 +63,10 @@ class PlainLoop:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
-    def run(self, batch: int, seconds: float) -> tuple[float, float]:
-        """Items a second and the median of a call in ms, with batches of this size."""
+    def run(self, batch: int, seconds: float, *words: object) -> tuple[float, float]:
+        """Items a second and the median of a call in ms, with batches of this size; the program knows the `words`."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{batch} {seconds}\n")
+        self._process.stdin.write(" ".join(map(str, (batch, seconds, *words))) + "\n")
         self._process.stdin.flush()
         seen = json.loads(self._read_line())
         return seen["per_second"], seen["p50_ms"]
@@ -112,7 +112,7 @@ def _measure_one(plan: Plan, work: str, files: Path, python: Path | None) -> lis
     rates: dict[str, list[float]] = defaultdict(list)
     alone: dict[str, list[float]] = defaultdict(list)
     with ExitStack() as stack:
-        loop = stack.enter_context(PlainLoop(work, files, body_file))
+        loop = stack.enter_context(PlainLoop(BESIDE / "plain_loop.py", work, files, body_file))
         servers: dict[str, Server] = {}
         servers["marserve"] = stack.enter_context(
             Marserve("marserve", archive, plan.new_folder("models"), settings={"worker_threads": "1"}, sample=sample)

@@ -24,7 +24,7 @@ from figures import Figure, Goal
 from load_generator import Load
 from mosec_peer import NAME, Mosec, install_mosec
 from plan import Plan
-from servers import BESIDE, BareAsgi, Bound, Marserve, Server, make_archive
+from servers import BESIDE, BareAsgi, Bound, Marserve, Server, make_archive, one_piece
 from turns import in_turns, p50_ms, rate
 
 BODY_BYTES = 64
@@ -52,12 +52,10 @@ def measure(plan: Plan) -> list[Figure]:
                 def run(name: str, connections: int = connections) -> tuple[Load, float]:
                     server = servers[name]
                     before_s = server.cpu_s()
-                    load = plan.generator.run(
-                        server.port, server.path, body_bytes=BODY_BYTES, connections=connections, seconds=seconds,
+                    load = one_piece(
+                        plan.generator, server, body_bytes=BODY_BYTES, connections=connections, seconds=seconds,
                         warm_up_s=0.1,
-                    ).must_be_clean(server.name)  # fmt: skip
-                    server.settle()
-                    server.forget_output()
+                    )  # fmt: skip
                     return load, server.cpu_s() - before_s
 
                 asked = [name for name in servers if connections == MANY or name in WITH_BATCHES]

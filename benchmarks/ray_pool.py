@@ -30,7 +30,7 @@ import psutil
 from figures import Figure, Goal
 from load_generator import CannotMeasure, Load
 from plan import Plan
-from servers import BESIDE, Marserve, make_archive
+from servers import BESIDE, Marserve, make_archive, one_piece
 from turns import in_turns, rate
 
 BODY_BYTES, CONNECTIONS, BATCH, DELAY_MS = 64, 64, 16, 5
@@ -101,14 +101,10 @@ def measure(plan: Plan) -> list[Figure]:
             plan.say(f"ray_pool: round {number + 1} of {plan.rounds}")
 
             def run(name: str) -> Load:
-                server = servers[name]
-                load = plan.generator.run(
-                    server.port, server.path, body_bytes=BODY_BYTES, connections=CONNECTIONS, seconds=seconds,
+                return one_piece(
+                    plan.generator, servers[name], body_bytes=BODY_BYTES, connections=CONNECTIONS, seconds=seconds,
                     warm_up_s=0.1,
-                ).must_be_clean(server.name)  # fmt: skip
-                server.settle()
-                server.forget_output()
-                return load
+                )  # fmt: skip
 
             for name, loads in in_turns(list(servers), number, PIECES, run).items():
                 rates[name].append(rate(loads))

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import psutil
 import yaml
-from load_generator import CannotMeasure
+from load_generator import CannotMeasure, Load, LoadGenerator
 
 from marserve.archive.writer import ArchiveSpec, write_archive
 
@@ -307,3 +307,14 @@ def free_ports(count: int) -> list[int]:
         for sock in sockets:
             sock.bind(("127.0.0.1", 0))
         return [sock.getsockname()[1] for sock in sockets]
+
+
+def one_piece(generator: LoadGenerator, server: Server, **words: Any) -> Load:
+    """A piece of load (`LoadGenerator.run`) on a server that must answer all of it, and that rests again afterwards.
+
+    Raises CannotMeasure.
+    """
+    load = generator.run(server.port, server.path, **words).must_be_clean(server.name)
+    server.settle()
+    server.forget_output()
+    return load

@@ -599,13 +599,18 @@ class NotEnoughMemory(MarserveError):
     ) -> None:
         self.model, self.version, self.needed_bytes, self.holders = model, version, needed_bytes, holders
         self.could_be_had, self.budget_bytes, self.source = could_be_had, budget_bytes, source
+        super().__init__(self._text())
+
+    def _text(self) -> str:
         text = (
-            f"Model {model} version {version} does not fit into memory: it needs {_mib(needed_bytes)} MiB ({source}), "
-            f"and {_mib(could_be_had)} MiB of the {_mib(budget_bytes)} MiB for models can be had."
+            f"Model {self.model} version {self.version} does not fit into memory: it needs {_mib(self.needed_bytes)} "
+            f"MiB ({self.source}), and {_mib(self.could_be_had)} MiB of the {_mib(self.budget_bytes)} MiB for models "
+            "can be had."
         )
-        if holders is not None:
-            text += f"{_held_by(holders)} {_way_out(holders, would_fit_alone=budget_bytes >= needed_bytes)}"
-        super().__init__(text)
+        if self.holders is None:
+            return text
+        way_out = _way_out(self.holders, would_fit_alone=self.budget_bytes >= self.needed_bytes)
+        return f"{text}{_held_by(self.holders)} {way_out}"
 
     def for_clients(self) -> NotEnoughMemory:
         """The same for who asks for predictions: without the other models, and without what an operator would do."""
@@ -647,21 +652,23 @@ class NotEnoughDeviceMemory(NotEnoughMemory):
             budget_bytes=max((total for _, _, total in devices), default=0),
             holders=holders,
         )
+
+    def _text(self) -> str:
         free = ", ".join(
-            f"device {device} has {_mib(free)} MiB of {_mib(total)} MiB free" for device, free, total in devices
+            f"device {device} has {_mib(free)} MiB of {_mib(total)} MiB free" for device, free, total in self.devices
         )
         text = (
-            f"Model {model} version {version} does not fit into the memory of its devices: a worker needs "
-            f"{_mib(needed_bytes)} MiB ({source}), and {free or 'none of them is known'}."
+            f"Model {self.model} version {self.version} does not fit into the memory of its devices: a worker needs "
+            f"{_mib(self.needed_bytes)} MiB ({self.source}), and {free or 'none of them is known'}."
         )
-        if holders is not None:
-            promised = ", ".join(f"{label} with {_mib(size)} MiB" for label, size in holders[:5])
-            text += f" On them: {promised}." if promised else ""
-            text += (
-                " Scale down or unregister what is there, name other devices (deviceIds), or say what a worker needs "
-                "with the key deviceMemory of the model's configuration."
-            )
-        self.args = (text,)
+        if self.holders is None:
+            return text
+        promised = ", ".join(f"{label} with {_mib(size)} MiB" for label, size in self.holders[:5])
+        text += f" On them: {promised}." if promised else ""
+        return (
+            f"{text} Scale down or unregister what is there, name other devices (deviceIds), or say what a worker "
+            "needs with the key deviceMemory of the model's configuration."
+        )
 
     def for_clients(self) -> NotEnoughDeviceMemory:
         """The same for who asks for predictions."""
