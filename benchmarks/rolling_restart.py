@@ -12,6 +12,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from figures import Figure, Goal
@@ -56,10 +58,10 @@ def measure(plan: Plan) -> list[Figure]:
     quiet: list[float] = []
     for number in range(plan.rounds):
         plan.say(f"rolling restart: round {number + 1} of {plan.rounds}")
-        with _two_behind_nginx(plan, archive, delay_s) as pair:
-            _load(pair.port, rate, 1.0, number)  # warm
-            span_s, still = _measured(pair, rate, number, is_restarted=False)
-            span_s, moved = _measured(pair, rate, number, is_restarted=True)
+        with _two_behind_nginx(plan, archive, delay_s) as pair, _client() as client:
+            _load(client, pair.port, rate, 1.0, number)  # warm
+            span_s, still = _measured(pair, client, rate, number, is_restarted=False)
+            span_s, moved = _measured(pair, client, rate, number, is_restarted=True)
         plan.say(f"rolling restart: took {span_s:.0f} s, {len(moved.latencies)} answered, {moved.refused} not")
         quiet.append(1000 * still.percentile(0.99))
         moving.append(1000 * moved.percentile(0.99))
@@ -136,10 +138,12 @@ def _two_behind_nginx(plan: Plan, archive: Path, delay_s: float) -> Iterator[_Pa
         yield pair
 
 
-def _measured(pair: _Pair, rate: float, seed: int, *, is_restarted: bool) -> tuple[float, Sent]:
+def _measured(
+    pair: _Pair, client: ProcessPoolExecutor, rate: float, seed: int, *, is_restarted: bool
+) -> tuple[float, Sent]:
     """A load until both were restarted, or for five rests; how long that was, in seconds, and what came of it."""
     if not is_restarted:
-        return 5 * REST_S, _load(pair.port, rate, 5 * REST_S, seed)
+        return 5 * REST_S, _load(client, pair.port, rate, 5 * REST_S, seed)
     failure: list[BaseException] = []
 
     def restart() -> None:
@@ -153,7 +157,7 @@ def _measured(pair: _Pair, rate: float, seed: int, *, is_restarted: bool) -> tup
     restarting.start()
     sent = Sent()
     while restarting.is_alive():
-        part = _load(pair.port, rate, REST_S, seed := seed + 1)
+        part = _load(client, pair.port, rate, REST_S, seed := seed + 1)
         sent.latencies += part.latencies
         sent.refused += part.refused
     if failure:
@@ -161,6 +165,11 @@ def _measured(pair: _Pair, rate: float, seed: int, *, is_restarted: bool) -> tup
     return time.monotonic() - began, sent
 
 
-def _load(port: int, rate: float, seconds: float, seed: int) -> Sent:
+def _client() -> ProcessPoolExecutor:
+    """A process of its own to send from: whoever restarts servers would make it late."""
+    return ProcessPoolExecutor(1, get_context("spawn"))
+
+
+def _load(client: ProcessPoolExecutor, port: int, rate: float, seconds: float, seed: int) -> Sent:
     dues = poisson(rate, seconds, seed)
-    return send(port, "/predictions/echo", dues, [BODY] * len(dues))
+    return client.submit(send, port, "/predictions/echo", dues, [BODY] * len(dues)).result()

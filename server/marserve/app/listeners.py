@@ -33,9 +33,11 @@ from marserve.app.routes import build_routes, own_access
 from marserve.settings import Address, Settings
 
 BACKLOG = 2048
-# Linux: a socket filter of one instruction, "return 0 bytes", drops what arrives (linux/filter.h, asm/socket.h).
-SO_ATTACH_FILTER, BPF_RET = 26, 0x06
-# Long enough for the loop to look at the sockets once more; a client that knocks meanwhile waits a second.
+# Linux: a socket filter that drops what opens a connection, SYN without ACK in byte 13 of a TCP header, and lets pass
+# what goes on with one: (code, jump if true, jump if false, value), linux/filter.h and asm/socket.h.
+SO_ATTACH_FILTER = 26
+DROP_NEW = [(0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF)]
+# Long enough for what is half opened to arrive, and for the loop to take it in; who knocks meanwhile waits a second.
 ACCEPT_REST_S = 0.005
 # How long a client may take to agree on TLS.
 HANDSHAKE_S = 10.0
@@ -88,12 +90,13 @@ class Listener:
     async def turn_away(self) -> None:
         """Let no new connection in, and take in those that the system has accepted on our behalf.
 
-        Closing a listening socket resets connections that wait on it, requests and all. So new ones are first dropped
-        unseen (a client tries again within a second, and is refused by then), where the system can do that.
+        Closing a listening socket resets connections that wait on it, or are half opened, requests and all. So new ones
+        are first dropped unseen (a client tries again within a second, and is refused by then), where the system can
+        do that.
         """
-        if sys.platform == "linux":
-            drop_everything = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RET, 0, 0, 0))
-            program = struct.pack("HL", 1, ctypes.addressof(drop_everything))
+        if sys.platform == "linux" and self.address.scheme != "unix":
+            instructions = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in DROP_NEW))
+            program = struct.pack("HL", len(DROP_NEW), ctypes.addressof(instructions))
             with contextlib.suppress(OSError):
                 self.sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
         await asyncio.sleep(ACCEPT_REST_S)

@@ -1,8 +1,8 @@
 """A server's life: start, serve, end.
 
 Order of the start: sockets are bound first (a taken port is found before anything else is begun), the models of the
-start are read, then connections are accepted. Order of the end: what `draining.py` does, then workers and templates end
-and are reaped, logs are written out.
+start are read and loaded, or have had their time for it, then connections are accepted. Order of the end: what
+`draining.py` does, then workers and templates end and are reaped, logs are written out.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from marserve.telemetry.logs import Logs, configure_logs
 
 log = logging.getLogger("marserve.app")
 
-# Connections are accepted at the latest this long after the start, though models of the start are still being read.
-READ_MODELS_FIRST_S = 1.0
+# Connections are accepted at the latest this long after the start, though models of the start are still being loaded.
+LOAD_MODELS_FIRST_S = 1.0
 # How long the last snapshot may take.
 LAST_SNAPSHOT_S = 10.0
 # How long workers may take to end and be reaped, with all that a process of a handler's may still do.
@@ -142,13 +142,12 @@ class Server:
             keep(stack, watch_machine(settings, parts.device_reader, parts.metrics))
         reading = keep(stack, _load_models(parts))
         keep(stack, parts.desired.watch(reading))
-        await asyncio.wait(
-            [reading, asyncio.ensure_future(stop.asked.wait())],
-            timeout=READ_MODELS_FIRST_S,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        await self._wait_for_models(parts.registry, reading)
         if settings.strict_start:
             await self._insist_on_models(parts.registry, reading, stack)
+        gc.collect()  # before anybody is let in: it holds everything up for a tenth of a second
+        gc.freeze()  # what the start made stays: collections on the hot path need not look at it again
+        gc.enable()  # who started this may have put it off until now
         for listener in listeners:
             await listener.accept()
             log.info("%s API listens on %s", " and ".join(listener.names), listener.address)
@@ -161,8 +160,6 @@ class Server:
         keep(stack, _watch_places(parts, reading))
         parts.connections.start()
         stack.callback(parts.connections.stop)
-        gc.collect()
-        gc.freeze()  # what the start made stays: collections on the hot path need not look at it again
         self._logs.announce("Model server started.")
         manager = ServiceManager(os.environ)
         manager.is_serving(" and ".join(str(listener.address) for listener in listeners))
@@ -173,6 +170,18 @@ class Server:
             # What was not read would be missing from it; the snapshot before has it.
             last = parts.snapshots.write("shutdown", parts.registry.snapshot())
             await stop.unless_hurried(last, LAST_SNAPSHOT_S)
+
+    async def _wait_for_models(self, registry: Registry, reading: asyncio.Task[Any]) -> None:
+        """Let nobody in while models need a moment only: another server may answer those who are refused until then."""
+
+        async def load() -> None:
+            await asyncio.wait([reading])
+            await registry.wait_for_loads()
+
+        waiting = [asyncio.ensure_future(load()), asyncio.ensure_future(self._stop.asked.wait())]
+        await asyncio.wait(waiting, timeout=LOAD_MODELS_FIRST_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
 
     async def _insist_on_models(
         self, registry: Registry, reading: asyncio.Task[Any], stack: contextlib.AsyncExitStack

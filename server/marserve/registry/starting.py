@@ -51,6 +51,11 @@ class Starting:
         failures = await asyncio.gather(*loads, return_exceptions=True)
         return [f"{error}: {error.reason}" for error in failures if isinstance(error, LoadFailed)]
 
+    async def wait_for_loads(self) -> None:
+        """Wait until the first loads of what was published have ended, however. Who waits may be cancelled."""
+        if self._loads:
+            await asyncio.wait(self._loads)
+
     async def load(self, load_models: LoadModels) -> None:
         """Load what the setting `load_models` names. Returns when all were tried."""
         if load_models:
