@@ -188,6 +188,7 @@ def test_our_own_form_names_objects_or_watches() -> None:
         (b'{"watch": 1}', "watch and key must be texts"),
         (b'{"message": {"attributes": {"eventType": "OBJECT_FINALIZE"}}}', "bucket of the object is missing or null"),
         (b'[{"eventType": "Microsoft.Storage.BlobCreated", "data": {"url": "https://a/b"}}]', "names no blob"),
+        (b'[{"eventType": "Microsoft.Storage.BlobCreated", "data": {"url": "https://[a/b/c"}}]', "names no blob"),
         (b"[" * 100_000, "The body is no JSON"),
     ],
 )

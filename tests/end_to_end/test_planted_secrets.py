@@ -97,6 +97,7 @@ class House:
             settings={
                 "allowed_urls": f"s3://.*,az://.*,gs://.*,hf://.*,{self.files.url}/.*,http://.*@.*",
                 "stores": json.dumps(stores),
+                "load_models": f"atstart={self.files.url}/start.mar?X-Amz-Signature={OF_A_PRESIGNED_URL}",
                 "config_snapshots": "true",
                 "log_location": str(self.folder / "server" / "logs"),
                 "metrics_location": str(self.folder / "server" / "logs"),
@@ -143,6 +144,7 @@ def fill(house: House) -> None:
     house.hub.token = OF_THE_HUB
     house.hub.commit("org/model", {"h.mar": house.archives["h"]})
     house.files.on(f"/p.mar?X-Amz-Signature={OF_A_PRESIGNED_URL}", whole(house.archives["p"]))
+    house.files.on(f"/start.mar?X-Amz-Signature={OF_A_PRESIGNED_URL}", whole(house.archives["p"]))
     house.files.on(f"/gone.mar?X-Amz-Signature={OF_A_PRESIGNED_URL}", status(403))
     house.files.on(
         f"/moved.mar?X-Amz-Signature={OF_A_PRESIGNED_URL}",
@@ -176,6 +178,9 @@ def fill(house: House) -> None:
         f"{house.files.url}/none.mar?X-Amz-Signature={OF_A_PRESIGNED_URL}#sha256=00",
         f"ftp://user:{OF_USER_INFORMATION}@example.invalid/m.mar?sig={OF_A_SIGNATURE}",
         f"m.mar?X-Amz-Signature={OF_A_PRESIGNED_URL}",
+        f"s3://AKIA:a/{OF_USER_INFORMATION}/b@bucket/m.mar",
+        f"https:/user:{OF_USER_INFORMATION}@example.invalid/m.mar",
+        f"https://example.invalid/m.mar#sig={OF_A_SIGNATURE}",
     ]
 
 

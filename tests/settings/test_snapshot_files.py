@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -117,17 +119,63 @@ def test_a_file_system_without_links_does_too(tmp_path: Path, monkeypatch: pytes
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"first")]
 
 
-def test_what_a_killed_server_left_is_deleted_in_time(tmp_path: Path) -> None:
-    """Not what one may still be writing, and nobody else's files."""
-    old, new, other = (tmp_path / name for name in (f".{'a' * 32}.tmp", f".{'b' * 32}.tmp", ".mine.tmp"))
-    for path in (old, new, other):
+KILLED_WHILE_WRITING = """
+import os, signal, sys
+from pathlib import Path
+from marserve.settings import snapshot_files
+
+def killed(temporary, path):
+    print(temporary, flush=True)
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.read()
+
+snapshot_files._put_in_place = killed
+snapshot_files.FolderSnapshots(Path(sys.argv[1])).save("20260131120000000-startup.cfg", b"half")
+"""
+
+
+def writer(folder: Path, fate: str) -> tuple[subprocess.Popen[str], Path]:
+    """A server that has written a snapshot, but for its name, and is `killed` or `waits`; and the file."""
+    words = [sys.executable, "-c", KILLED_WHILE_WRITING, str(folder), fate]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_what_a_killed_server_left_is_deleted_by_the_next_that_writes(tmp_path: Path) -> None:
+    """However new it is; not what another server is writing, and nobody else's files."""
+    other = tmp_path / ".mine.tmp"
+    other.write_text("half")
+    dead, left = writer(tmp_path, "killed")
+    with dead:
+        dead.wait()
+    assert left.exists()
+    alive, written = writer(tmp_path, "waits")
+    with alive:
+        FolderSnapshots(tmp_path).save("20260131120000001-startup.cfg", b"")
+        found = [path.exists() for path in (left, written, other)]
+        alive.communicate("")
+
+    assert found == [False, True, True]
+    assert not written.exists()
+
+
+def test_where_there_are_no_locks_only_what_is_old_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network file systems have none."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    old, new = (tmp_path / name for name in (f".{'a' * 32}.tmp", f".{'b' * 32}.tmp"))
+    for path in (old, new):
         path.write_text("half")
-    for path in (old, other):
-        os.utime(path, (1e9, 1e9))
+    os.utime(old, (1e9, 1e9))
 
-    FolderSnapshots(tmp_path).save("20260131120000000-startup.cfg", b"")
+    FolderSnapshots(tmp_path).save("20260131120000000-startup.cfg", b"whole")
 
-    assert [path.exists() for path in (old, new, other)] == [False, True, True]
+    assert [path.exists() for path in (old, new)] == [False, True]
 
 
 def test_no_more_are_kept_than_was_asked_for(tmp_path: Path) -> None:
@@ -196,6 +244,16 @@ def test_no_secret_gets_into_a_snapshot(tmp_path: Path) -> None:
     assert settings.keystore_pass == "planted-1"
     assert b"planted" not in text
     assert b"system_metrics_cmd=measure.py --key $$KEY$$" in text
+
+
+@pytest.mark.parametrize(("query", "is_kept"), [("", True), ("?X-Amz-Signature=planted", False)])
+def test_the_address_of_a_document_is_kept_where_it_holds_no_key(tmp_path: Path, query: str, is_kept: bool) -> None:
+    """A presigned one is for who starts the server to say again."""
+    settings = load(tmp_path, f"desired_state=https://example.org/models.yaml{query}\n")
+
+    lines = effective_properties(settings, {}, "1")
+
+    assert ("desired_state" in lines) is is_kept
 
 
 def test_what_platforms_say_by_variables_is_left_to_them(tmp_path: Path) -> None:

@@ -217,7 +217,11 @@ def _read_azure(event: dict[str, Any], body: Body) -> None:
         body.unknown.append(kind[:80] or "an event without a kind")
         return
     thing = _object(data, "data")
-    url = urlsplit(_text(thing, "destinationUrl" if kind.endswith("BlobRenamed") else "url", "data"))
+    address = _text(thing, "destinationUrl" if kind.endswith("BlobRenamed") else "url", "data")
+    try:
+        url = urlsplit(address)
+    except ValueError:  # brackets that hold no address
+        url = urlsplit("")
     container, _, key = unquote(url.path).lstrip("/").partition("/")
     account = (url.hostname or "").partition(".")[0]
     if not container or not key:

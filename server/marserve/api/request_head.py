@@ -9,17 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from marserve.api.errors import ExpectationFailed, HeadersTooLarge, MalformedRequest, TargetTooLong
 from marserve.api.inference import Route
 from marserve.errors import BadInput, BodyTooLarge, MethodNotAllowed
+from marserve.settings.shown_address import hide_query
 from marserve.telemetry.access_log import legible
 
 UNKNOWN_LENGTH = -1
 
 # In the value of `url`: a query (whose `&` may stand there as it is), and user information, escaped or not.
 _KEY = re.compile(r"([?&]url=[^&?%]*(?:%(?!3[Ff])[^&?%]*)*)(?:\?.*|%3[Ff][^&]*)", re.DOTALL)
+_VALUE = re.compile(r"([?&]url=)([^&]*)")
 _SECRET = re.compile(r"([?&]secret=)[^&]*")
 _USER = re.compile(
     r"([?&]url=[A-Za-z](?:[A-Za-z0-9+]|%2[Bb])*(?::|%3[Aa])(?:/|%2[Ff]){2})[^/&@?%]*(?:%(?!2[Ff]|40)[^/&@?%]*)*(?:@|%40)"
@@ -121,8 +123,17 @@ def request_line(method: bytes, target: bytes, version: str) -> str:
     if "secret=" in text:
         text = _SECRET.sub(r"\1…", text)
     if "url=" in text:
-        text = _USER.sub(r"\1", _KEY.sub(r"\1?…", text))
+        text = _VALUE.sub(_hide, _USER.sub(r"\1", _KEY.sub(r"\1?…", text)))
     return f"{method.decode('latin-1')} {legible(text)} HTTP/{version}"
+
+
+def _hide(found: re.Match[str]) -> str:
+    """A value of `url` without what else of it may be a key; as it was written where there is nothing of the kind."""
+    address = unquote(found[2])
+    shown = hide_query(address)
+    if shown == address:
+        return found[0]
+    return found[1] + "…".join(quote(part, safe="/:@?#=") for part in shown.split("…"))
 
 
 def read_head(

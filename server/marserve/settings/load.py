@@ -393,11 +393,11 @@ def _read_defaults(sources: _Sources) -> None:
         if name not in KEYS:
             raise BadSettings(f"{name} is no key that is known{_nearest(name)}", key=name, source=where)
         text = _replace_variables(raw, name, where, sources.environment)
-        defaults[name] = Origin(where, text, raw if raw != text else None)
+        defaults[name] = Origin(where, text, raw if raw != text else None, is_default=True)
     if sources.entry == "torchserve":
         for key in KEYS.values():
             if key.is_torchserves and key.env in sources.environment:
-                defaults[key.name] = Origin(key.env, sources.environment[key.env])
+                defaults[key.name] = Origin(key.env, sources.environment[key.env], is_default=True)
     for name, origin in defaults.items():
         if not sources.origins[name]:
             sources.origins[name].append(origin)

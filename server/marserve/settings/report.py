@@ -6,6 +6,7 @@ import sys
 import tempfile
 
 from marserve.settings.table import KEYS, Settings
+from marserve.settings.values import OPTIONAL_TEXT, TEXT
 
 
 def startup_report(settings: Settings, *, version: str, cores: int, accelerators: int) -> list[str]:
@@ -13,8 +14,7 @@ def startup_report(settings: Settings, *, version: str, cores: int, accelerators
     workers = settings.default_workers_per_model or accelerators or cores
 
     def show(name: str) -> str:
-        value = getattr(settings, name)
-        return "N/A" if value is None else KEYS[name].show(value) or "N/A"
+        return "N/A" if getattr(settings, name) is None else _show(settings, name) or "N/A"
 
     log_folder = settings.log_location or "standard output only"
     facts: dict[str, object] = {
@@ -62,15 +62,25 @@ def sources_report(settings: Settings) -> list[str]:
     if settings.desired_state is not None:
         kept = "written and not read" if settings.config_snapshots else "off"
         decides = (
-            f"the desired state {settings.desired_state} decides alone (calls that change models: "
+            f"the desired state {_show(settings, 'desired_state')} decides alone (calls that change models: "
             f"{settings.desired_state_changes}; snapshots are {kept})"
         )
     elif settings.model_snapshot is not None:
         decides = f"the snapshot {settings.restored_from or 'in model_snapshot'}"
     else:
-        decides = f"load_models={KEYS['load_models'].show(settings.load_models)}" if settings.load_models else "calls"
+        decides = f"load_models={_show(settings, 'load_models')}" if settings.load_models else "calls"
     lines = [f"Which models there are is said by: {decides}"]
     for name, origins in sorted(settings.origins.items()):
         if origins and name in KEYS and name != "model_snapshot":
-            lines.append(f"{name}={KEYS[name].show(getattr(settings, name))} is set by {origins[-1].where}")
+            *overruled, winner = origins
+            over = "".join(f", over {origin.where}" for origin in reversed(overruled))
+            lines.append(f"{name}={_show(settings, name)} is set by {winner.where}{over}")
     return lines
+
+
+def _show(settings: Settings, name: str) -> str:
+    """A value without what is secret in it; of a text what stood there before variables took their places."""
+    key, origins = KEYS[name], settings.origins.get(name, ())
+    if origins and origins[-1].raw is not None and key.kind in (TEXT, OPTIONAL_TEXT):
+        return key.show_text(origins[-1].raw)
+    return key.show(getattr(settings, name))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -19,6 +20,7 @@ from typing import Literal
 
 import javaproperties
 
+from marserve.settings.shown_address import hide_query
 from marserve.settings.table import KEYS, Settings
 from marserve.settings.vertex import VARIABLES as VERTEX_VARIABLES
 
@@ -64,14 +66,14 @@ class FolderSnapshots:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
-        temporary = self.folder / f".{secrets.token_hex(16)}.tmp"
+        temporary, descriptor = _own_file(self.folder)
         try:
-            # Its owner's alone: it tells where everything is, and how it may be reached.
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            # Open, and so locked, until it has its name: what nobody has locked nobody writes any more.
+            with open(descriptor, "wb") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            _put_in_place(temporary, self.folder / name)
+                _put_in_place(temporary, self.folder / name)
         finally:
             temporary.unlink(missing_ok=True)
         if self._keep:
@@ -82,9 +84,9 @@ class FolderSnapshots:
     def _remove_leftovers(self) -> None:
         """Delete what servers left that were killed while they wrote."""
         for path in self.folder.glob(".*.tmp"):
-            with contextlib.suppress(OSError):
-                if _LEFTOVER.fullmatch(path.name) and time.time() - path.stat().st_mtime > LEFTOVER_AGE_S:
-                    path.unlink()
+            if _LEFTOVER.fullmatch(path.name):
+                with contextlib.suppress(OSError):
+                    _remove_if_left(path)
 
     def _list(self) -> tuple[list[str], list[str]]:
         """Names of snapshots, oldest first, and of other files that are not hidden."""
@@ -96,6 +98,40 @@ class FolderSnapshots:
         return sorted(names, key=_sort_key), sorted(
             name for name in found if name not in names and not name.startswith(".")
         )
+
+
+def _own_file(folder: Path) -> tuple[Path, int]:
+    """A new file that is locked as long as its descriptor is open, so that no other server takes it for a leftover."""
+    while True:
+        path = folder / f".{secrets.token_hex(16)}.tmp"
+        # Its owner's alone: it tells where everything is, and how it may be reached.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Another server may have come between the two, and have deleted it.
+            if path.exists():
+                return path, descriptor
+        except BaseException:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            raise
+        os.close(descriptor)
+
+
+def _remove_if_left(path: Path) -> None:
+    """Delete a file that nobody has locked; where there are no locks, one that is old. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    except BlockingIOError:
+        return
+    except OSError:
+        if time.time() - path.stat().st_mtime > LEFTOVER_AGE_S:
+            path.unlink()
+    finally:
+        os.close(descriptor)
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:
@@ -143,8 +179,8 @@ def effective_properties(settings: Settings, facts: Mapping[str, str], version: 
     """The lines of a snapshot, but for its models: what was given to the server, as it was written, wherever it was.
 
     `facts` are keys whose value was found and not given. Left out is what is secret (it is read again from the file
-    that `tsConfigFile` names), addresses of archives that may carry a key, and what platforms say by variables, which
-    say it again. What came from `$$NAME$$` stays that.
+    that `tsConfigFile` names), addresses that may carry a key, what platforms say by variables, which
+    say it again, and an image's defaults: the next start has its own. What came from `$$NAME$$` stays that.
     """
     lines = {VERSION: version, CONFIG_FILE_BEFORE: str(settings.original_file or "")}
     for name, key in KEYS.items():
@@ -153,15 +189,18 @@ def effective_properties(settings: Settings, facts: Mapping[str, str], version: 
             continue
         origin = origins[-1]
         is_told_again = origin.where == key.always_env or (origin.where == key.env and not key.is_torchserves)
-        if is_told_again or (name == "load_models" and _names_addresses(settings)):
+        if origin.is_default or is_told_again or _holds_a_key(settings, name):
             continue
         lines[name] = origin.text if origin.raw is None else origin.raw
     found = {name: value for name, value in facts.items() if name not in lines}
     return {**lines, **found, FACTS: ",".join(found)}
 
 
-def _names_addresses(settings: Settings) -> bool:
-    models = settings.load_models
+def _holds_a_key(settings: Settings, name: str) -> bool:
+    """Whether a value may be an address that holds a key."""
+    if name == "desired_state":
+        return settings.desired_state is not None and hide_query(settings.desired_state) != settings.desired_state
+    models = settings.load_models if name == "load_models" else ()
     return models != "all" and any("://" in model.url for model in models if not isinstance(model, str))
 
 

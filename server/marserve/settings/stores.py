@@ -174,6 +174,16 @@ class StoreOptions:
         secret: Secret | None = self.values.get(name)
         return None if secret is None else secret.reveal(environment)
 
+    @property
+    def told(self) -> dict[str, str | bool]:
+        """What another machine may know: where the store is, no credentials."""
+        return {name: value for name, value in self.values.items() if name in TOLD}
+
+    @property
+    def is_private(self) -> bool:
+        """Whether more is needed to read it than may be told: credentials, or files of this machine."""
+        return any(name not in (*TOLD, *NOT_FOR_READING) for name in self.values)
+
     def has(self, *names: str) -> bool:
         """Whether one of these options is given."""
         return any(name in self.values for name in names)
@@ -198,6 +208,18 @@ class Stores:
 
 
 NO_STORES = Stores()
+# What another machine may know of a store: where it is, and nothing that only this one has.
+TOLD = (
+    "endpoint_url",
+    "anonymous",
+    "region",
+    "addressing_style",
+    "requester_pays",
+    "billing_project",
+    "account_name",
+)
+# What is neither told nor missed elsewhere: it is for writing.
+NOT_FOR_READING = ("kms_key_id",)
 
 
 def _read_stores(text: str, reading: Reading) -> Stores:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from marserve.settings.shown_address import hide_query, hide_quoted
 from marserve.settings.stores import Secret
 from marserve.settings.values import Kind, Reading, Wrong
 
@@ -101,7 +102,7 @@ def _read_watches(text: str, reading: Reading) -> tuple[WatchedPlace, ...]:
 
 def _read_watch(document: dict[str, Any], number: int, reading: Reading) -> WatchedPlace:
     def wrong(key: str, right: str) -> Wrong:
-        shown = json.dumps(document.get(key))[:80]
+        shown = hide_quoted(json.dumps(document.get(key)))[:80]
         return Wrong(f"Invalid configuration: {reading.name}: {key} of watch {number} is {shown}; it must be {right}")
 
     known = ("name", "place", "policy", "removed", "names", "keep", "interval", "canary")
@@ -114,8 +115,8 @@ def _read_watch(document: dict[str, Any], number: int, reading: Reading) -> Watc
     if not isinstance(place, str) or not place.strip():
         raise wrong("place", "model_store, a folder, or an address such as s3://bucket/models/")
     place = place.strip()
-    if "?" in place or "#" in place:
-        raise wrong("place", "an address without ? and #")
+    if "?" in place or "#" in place or ("://" in place and hide_query(place) != place):
+        raise wrong("place", "an address without ? and #, and without a user")
     name = document.get("name", _name_of(place))
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise wrong("name", "up to 64 letters, digits, _, . and -")

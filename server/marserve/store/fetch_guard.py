@@ -15,8 +15,9 @@ from typing import Literal
 from urllib.parse import unquote
 
 from marserve.errors import ArchiveNotFound
+from marserve.settings.shown_address import hide_query as hide_query
 from marserve.settings.stores import SCHEMES
-from marserve.store.object_address import SIGNED, is_container, read_address
+from marserve.store.object_address import SIGNED, read_address
 from marserve.store.object_address import is_store_address as is_store_address
 
 Scheme = Literal["http", "https", "file", "s3", "gs", "az", "hf"]
@@ -87,19 +88,6 @@ class BadTarget(ArchiveNotFound):
 def is_address(url: str) -> bool:
     """Whether a registration's `url` is an address. Of what has another scheme the last part is a name in the store."""
     return bool(_ADDRESS.match(url))
-
-
-def hide_query(url: str) -> str:
-    """A URL for logs and descriptions: presigned ones carry their secret in the query, others in user information."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        name, mark, _ = url.partition("?")
-        return f"{name}?…" if mark else url
-    rest, mark, _ = rest.partition("?")
-    authority, slash, path = rest.partition("/")
-    user, _, host = authority.rpartition("@")
-    shown = authority if is_container(scheme, user) else host
-    return f"{scheme}://{shown}{slash}{path}{'?…' if mark else ''}"
 
 
 def parse_target(url: str) -> Target:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from marserve.settings.shown_address import CONTAINER
 from marserve.settings.stores import AZURE_HOST, SCHEMES, StoreKind
 
 # As the providers have them, and the older ones with underscores: what cannot be mistaken for part of a host's name.
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._\-]{1,220}[a-z0-9]")
-_CONTAINER = re.compile(r"\$root|\$web|\$logs|[a-z0-9](-?[a-z0-9]){2,62}")
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 _ORGANISATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
 _VERSION = {
@@ -44,11 +44,6 @@ class ObjectAddress:
 def is_store_address(url: str) -> bool:
     """Whether this is an address of an object store, in any of the spellings."""
     return bool(_STARTS.match(url))
-
-
-def is_container(scheme: str, text: str) -> bool:
-    """Whether this stands before the `@` of an address as a container's name, and is no user of it."""
-    return SCHEMES.get(scheme.lower()) == "az" and bool(_CONTAINER.fullmatch(text))
 
 
 def read_address(scheme: str, authority: str, path: str, query: str) -> ObjectAddress:
@@ -95,7 +90,7 @@ def _read(kind: StoreKind, authority: str, path: str, query: str) -> ObjectAddre
 
 def _read_container(authority: str) -> str:
     container, at, account = AZURE_HOST.sub("", authority).partition("@")
-    if not _CONTAINER.fullmatch(container):
+    if not CONTAINER.fullmatch(container):
         raise ValueError("it begins with no name that a container can have")
     if at and not _ACCOUNT.fullmatch(account):
         raise ValueError("behind the container stands no account as in abfss://container@account.dfs.core.windows.net/")
