@@ -12,6 +12,7 @@ import pytest
 
 from marserve.errors import NoMemoryNow, NotEnoughMemory
 from marserve.pool.options import PoolOptions
+from marserve.registry import residency
 from marserve.registry.admission import MIB, Learned
 from marserve.registry.learned_memory import LearnedMemory
 from marserve.registry.residency import Residency, Sizes, Tenancy, house, sizes_of
@@ -43,6 +44,7 @@ class Sleeper:
         self.held = 0
         self.own = 0
         self.past_peak = 0
+        self.readings = 0
         self.may_end = asyncio.Event()
         self.may_end.set()
         self._number = world.number(self)
@@ -92,6 +94,8 @@ class World:
         pools = {pid: self.pools[pid] for own in workers for pid in own}
         held = sum(pool.held for pool in pools.values())
         own = max((pool.own for pool in pools.values()), default=0)
+        for pool in pools.values():
+            pool.readings += 1
         return Sizes(held, own, max((pool.past_peak for pool in pools.values()), default=0))
 
     def add(self, name: str, size: int, *, workers: int = 0, pinned: bool = False, **facts: float) -> Tenancy:
@@ -359,6 +363,47 @@ async def test_a_model_that_grows_makes_idle_ones_leave() -> None:
         assert "models have grown" in pool_of(idle).reasons[0]
 
 
+@pytest.mark.parametrize(
+    ("change", "is_read"),
+    [(lambda pool: None, False), (lambda pool: setattr(pool.metrics, "requests", 1), True),
+     (lambda pool: setattr(pool, "is_in_use", True), True), (lambda pool: setattr(pool, "ready_workers", 2), True)],
+    ids=["at rest", "had a request", "at work", "another worker"],
+)  # fmt: skip
+async def test_of_a_model_at_rest_nothing_is_read(
+    change: Callable[[Sleeper], None], is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel walks a process's memory for it: hundreds of idle workers would keep a core busy for nothing."""
+    monkeypatch.setattr(residency, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(residency, "PAUSE_PER_READING", 0.0)
+    async with world(300) as there:
+        quiet, busy = there.add("quiet", 100), there.add("busy", 100)
+        for tenancy in (quiet, busy):
+            await there.load(tenancy)
+        pool_of(busy).is_in_use = True
+        await there.until(lambda: pool_of(quiet).readings > 0 and pool_of(busy).readings > 1)
+        before, others = pool_of(quiet).readings, pool_of(busy).readings
+
+        change(pool_of(quiet))
+        pool_of(quiet).held = 110
+        await there.until(lambda: pool_of(busy).readings > others + 5)
+
+        assert (pool_of(quiet).readings > before) == is_read
+        assert (quiet.account.measured_bytes == 110) == is_read
+
+
+async def test_a_model_at_rest_is_read_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of its own may have taken memory."""
+    monkeypatch.setattr(residency, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(residency, "PAUSE_PER_READING", 0.0)
+    monkeypatch.setattr(residency, "LOOK_AT_REST_S", 0.05)
+    async with world(300) as there:
+        quiet = there.add("quiet", 100)
+        await there.load(quiet)
+
+        pool_of(quiet).held = 110
+        await there.until(lambda: quiet.account.measured_bytes == 110)
+
+
 async def test_a_load_that_takes_more_than_there_is_is_ended() -> None:
     """And the others are left alone: it is the one that was not what it said."""
     async with world(300 * MIB) as there:
@@ -497,3 +542,31 @@ def test_sizes_of_this_process_are_read() -> None:
     assert sizes.all_together > 5 * MIB
     assert 0 < sizes.largest_worker <= sizes.all_together
     assert sizes.past_peak >= 0
+
+
+async def test_what_would_be_needed_is_told_and_not_promised() -> None:
+    """For a version that is not there, and for one that would get more workers; who could never fit is refused."""
+    async with world(100 * MIB) as here:
+        served = here.add("served", 60 * MIB, workers=1)
+        await here.load(served)
+        asleep = here.add("asleep", 20 * MIB)
+        await here.load(asleep)
+        new = PoolOptions("new", "1.0", 1, 1, memory_bytes=30 * MIB)
+        before = here.residency.figures()
+
+        told = here.residency.foresee(new, None, 1)
+        more = here.residency.foresee(served.options, 1, 1)
+        with pytest.raises(NotEnoughMemory, match="needs 50 MiB"):
+            here.residency.foresee(PoolOptions("huge", "1.0", 1, 1, memory_bytes=50 * MIB), None, 1)
+
+        assert told == {
+            "moreBytes": 30 * MIB,
+            "source": "declared",
+            "freeBytes": 20 * MIB,
+            "couldBeHadBytes": 40 * MIB,
+            "budgetBytes": 100 * MIB,
+            "othersMakeRoom": True,
+        }
+        assert (more["moreBytes"], more["othersMakeRoom"]) == (0, False)
+        assert here.residency.figures() == before
+        assert pool_of(asleep).reasons == []

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from marserve.errors import NoMemoryNow, NotEnoughMemory
-from marserve.pool.memory import own_bytes, past_peak_bytes, proportional_bytes
+from marserve.pool.memory import held_bytes, past_peak_bytes
 from marserve.pool.options import PoolOptions
 from marserve.pool.room import Room, WithoutDevices
-from marserve.registry.admission import Account, DoesNotFit, Learned, Ledger, budget_of, need_of
+from marserve.registry.admission import Account, DoesNotFit, Learned, Ledger, Need, budget_of, need_of
 from marserve.registry.eviction import Demand, Resident, choose_victims
-from marserve.registry.learned_memory import LearnedMemory
+from marserve.registry.learned_memory import Key, LearnedMemory
 from marserve.settings import Settings
 from marserve.telemetry.metrics import MemoryFigures, VersionMetrics
 
@@ -33,6 +33,8 @@ log = logging.getLogger("marserve.registry.memory")
 
 # How often the sizes of all are read, of those that are loading, and how often those who wait are looked after.
 LOOK_EVERY_S = 5.0
+# Of a version that has had no request, and no other process, since it was read: nothing says that it has grown.
+LOOK_AT_REST_S = 30.0
 LOOK_WHILE_LOADING_S = 0.25
 LOOK_AFTER_WAITING_S = 0.02
 # A reading that took long is followed by so many times as long without one.
@@ -129,6 +131,14 @@ class Sizes(NamedTuple):
     past_peak: int
 
 
+class Doing(NamedTuple):
+    """How many requests a version had had, and which processes it had: those of each worker, and the template's."""
+
+    requests: int
+    workers: Sequence[Sequence[int]]
+    template: Sequence[int]
+
+
 class Tenancy(WithoutDevices):
     """One version's place in the host's memory: what its pool asks. Made by `Residency.admit`."""
 
@@ -142,6 +152,8 @@ class Tenancy(WithoutDevices):
         self.begun_at = 0.0
         self.seen_requests = 0
         self.is_unsettled = False
+        self.read_at = 0.0
+        self.read_when: Doing | None = None  # what it had done when its sizes were read
         self.unawaited_since: float | None = None
         self.generation = 0
         self.give_up: Callable[[], None] | None = None
@@ -250,6 +262,11 @@ class Tenancy(WithoutDevices):
             return True
         return self.pool is not None and self.pool.can_sleep and not self.options.is_pinned
 
+    def may_hold_more(self, doing: Doing, now: float) -> bool:
+        """Whether its sizes should be read again: it is at work, has been since, has other processes, or long ago."""
+        is_at_work = self.pool is not None and self.pool.is_in_use
+        return is_at_work or doing != self.read_when or now >= self.read_at + LOOK_AT_REST_S
+
     def let_in(self) -> None:
         """There is room: whoever waits at the door may begin."""
         self.begun_at = time.monotonic()
@@ -298,17 +315,9 @@ class Residency:
 
         Raises NotEnoughMemory; nothing is left of it then. Its pool is to be set, and it is to be closed at its end.
         """
-        shares_weights = options.worker_start != "fresh" and not (options.gpu_ids or options.ranks or options.python)
-        key = (options.model, options.version, options.weight_bytes)
+        key = _key(options)
         learned = self._learned.get(key)
-        need = need_of(
-            declared_bytes=options.memory_bytes,
-            learned=learned,
-            weight_bytes=options.weight_bytes,
-            shares_weights=shares_weights,
-            uses_devices=bool(options.gpu_ids),
-        )
-        account = self.ledger.open(f"{options.model} {options.version}", need)
+        account = self.ledger.open(_label(options), self._need(options))
         tenancy = Tenancy(self, options, account, key)
         tenancy.load_s = learned.load_s if learned is not None else 0.0
         self._tenancies[account] = tenancy
@@ -320,6 +329,43 @@ class Residency:
                 self.close(tenancy)
                 raise
         return tenancy
+
+    def _need(self, options: PoolOptions) -> Need:
+        shares_weights = options.worker_start != "fresh" and not (options.gpu_ids or options.ranks or options.python)
+        return need_of(
+            declared_bytes=options.memory_bytes,
+            learned=self._learned.get(_key(options)),
+            weight_bytes=options.weight_bytes,
+            shares_weights=shares_weights,
+            uses_devices=bool(options.gpu_ids),
+        )
+
+    def foresee(self, options: PoolOptions, before: int | None, workers: int) -> dict[str, Any]:
+        """What so many workers of a version would take in the host's memory, and what there is, in bytes.
+
+        It has `before` workers; None: it is not there, though a version of its name may be. Nothing changes, and
+        nothing is promised. Raises NotEnoughMemory, as `ask` would.
+        """
+        account = Account(_label(options), self._need(options))
+        if before is not None:
+            label = account.label
+            there = (each for each in self._tenancies.values() if each.account.label == label and each.give_up is None)
+            tenancy = next(there, None)
+            account = account if tenancy is None else tenancy.account
+        ledger = self.ledger
+        try:
+            own, could_be_had = ledger.weigh(account, workers, stays=lambda other: not self._tenancies[other].may_leave)
+        except DoesNotFit as error:
+            raise self._refusal(options, account, error) from None
+        more = own - account.own_bytes
+        return {
+            "moreBytes": more,
+            "source": account.need.source,
+            "freeBytes": ledger.free_bytes,
+            "couldBeHadBytes": could_be_had,
+            "budgetBytes": ledger.budget_bytes,
+            "othersMakeRoom": more > ledger.free_bytes,
+        }
 
     def close(self, tenancy: Tenancy) -> None:
         """A version and all of its processes are gone."""
@@ -339,21 +385,24 @@ class Residency:
             is_in = ledger.ask(account, workers, stays=lambda other: not self._tenancies[other].may_leave)
         except DoesNotFit as error:
             self.refused += 1
-            raise NotEnoughMemory(
-                tenancy.options.model,
-                tenancy.options.version,
-                needed_bytes=error.needed_bytes,
-                source=account.need.source,
-                could_be_had=error.could_be_had,
-                budget_bytes=ledger.budget_bytes,
-                holders=error.holders,
-            ) from None
+            raise self._refusal(tenancy.options, account, error) from None
         if is_in:
             tenancy.let_in()
         else:
             tenancy.keep_out()
             self._make_room()
         self.look_soon()
+
+    def _refusal(self, options: PoolOptions, account: Account, error: DoesNotFit) -> NotEnoughMemory:
+        return NotEnoughMemory(
+            options.model,
+            options.version,
+            needed_bytes=error.needed_bytes,
+            source=account.need.source,
+            could_be_had=error.could_be_had,
+            budget_bytes=self.ledger.budget_bytes,
+            holders=error.holders,
+        )
 
     def want_spare(self, needed_bytes: int) -> None:
         """Somebody would have a use for so much more: versions end that serve nobody."""
@@ -545,26 +594,28 @@ class Residency:
         now = time.monotonic()
         wants_all = now >= self._not_before
         chosen = [
-            (tenancy, tenancy.generation, [list(pids) for pids in pool.pids_by_worker], list(pool.template_pids))
+            (tenancy, tenancy.generation, doing)
             for account, tenancy in self._tenancies.items()
             if (pool := tenancy.pool) is not None
             and not account.leaving_bytes
             and not account.is_waiting
-            and (wants_all or tenancy.is_unsettled or pool.is_loading)
+            and (doing := _doing(pool))
+            and (tenancy.is_unsettled or pool.is_loading or (wants_all and tenancy.may_hold_more(doing, now)))
         ]
         shared = list(self._shared_pids()) if wants_all else None
         if not chosen and shared is None:
             return
         read, read_sizes = [], self._read_sizes
-        read = await asyncio.to_thread(lambda: [read_sizes(workers, template) for _, _, workers, template in chosen])
+        read = await asyncio.to_thread(lambda: [read_sizes(doing.workers, doing.template) for *_, doing in chosen])
         if shared is not None:
             self.ledger.shared_bytes = (await asyncio.to_thread(read_sizes, [], shared)).all_together
         if wants_all:
             took_s = time.monotonic() - now
             self._not_before = time.monotonic() + max(LOOK_EVERY_S, PAUSE_PER_READING * took_s)
-        for (tenancy, generation, workers, _), sizes in zip(chosen, read, strict=True):
+        for (tenancy, generation, doing), sizes in zip(chosen, read, strict=True):
             if tenancy.generation == generation and tenancy.account in self._tenancies:
-                self._note(tenancy, sizes, len(workers))
+                tenancy.read_at, tenancy.read_when = now, doing
+                self._note(tenancy, sizes, len(doing.workers))
         self._make_room()
 
     def _note(self, tenancy: Tenancy, sizes: Sizes, workers: int) -> None:
@@ -594,11 +645,24 @@ class Residency:
 def sizes_of(workers: Sequence[Sequence[int]], template: Sequence[int]) -> Sizes:
     """Read them. Blocks: the kernel walks page tables, milliseconds for gigabytes."""
     pids = [*template, *(pid for own in workers for pid in own)]
+    held = {pid: held_bytes(pid) for pid in pids}
     return Sizes(
-        sum(map(proportional_bytes, pids)),
-        max((sum(map(own_bytes, own)) for own in workers), default=0),
+        sum(each.proportional for each in held.values()),
+        max((sum(held[pid].own for pid in own) for own in workers), default=0),
         max(map(past_peak_bytes, pids), default=0),
     )
+
+
+def _doing(pool: SleepyPool) -> Doing:
+    return Doing(pool.metrics.requests, [list(pids) for pids in pool.pids_by_worker], list(pool.template_pids))
+
+
+def _key(options: PoolOptions) -> Key:
+    return options.model, options.version, options.weight_bytes
+
+
+def _label(options: PoolOptions) -> str:
+    return f"{options.model} {options.version}"
 
 
 def _mib(size_bytes: int) -> str:
