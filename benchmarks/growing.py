@@ -10,10 +10,10 @@
 What is measured, on one core's worth of server:
 
     request, batch    processor time of the server's process for an echo, one by one and in batches: two equations
-    scrape            time of `GET /metrics` by the number of workers
-    upkeep            processor time of a server that nobody asks, by the number of workers
+    scrape            processor time of a `GET /metrics` by the number of workers
+    upkeep            processor time of a server that is asked next to nothing, by the number of workers
     scheduler         the real dispatcher with up to 10,000 workers all of which are busy, in this process: the time
-                      that a request and a batch take it, by the number of workers
+                      that a request takes it, by the number of workers (`scheduler.py`)
 
 The simulation is then checked beside a real server: a handler that sleeps, 1, 2 and 4 workers, requests at random.
 """
@@ -26,9 +26,10 @@ import statistics
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from growing_world import RUN_SHARE, Costs, Seen, simulate
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from servers import Marserve
 
 MEASURED = Costs(
-    request_s=15e-6, batch_s=10e-6, lane_s=150e-9, scrape_s=1.4e-3, scrape_worker_s=160e-6, upkeep_worker_s=220e-6,
-    wire_s=0.9e-3,
+    request_s=15.5e-6, batch_s=11.4e-6, lane_s=0.08e-9, scrape_s=0.44e-3, scrape_worker_s=1.6e-6, upkeep_worker_s=74e-6,
+    wire_s=0.58e-3,
 )  # fmt: skip
 """What `run.py --only growing` measured (benchmarks/RESULTS.md), for who has no time to measure."""
 
@@ -53,6 +54,9 @@ MOST_SCRAPE_S = 0.1
 
 MOST_USED = 0.85
 """Of what workers can answer at most, in full batches: beyond it a little more load makes waits without end."""
+
+AT_WORK_LOOKS_S, AT_REST_LOOK_S = 15.2, 30.2
+"""In which sizes are read three times where a model is at work, and once where it is at rest."""
 
 MOST_SIMULATED = 60_000
 VALIDATED_LOAD = 0.8
@@ -163,8 +167,6 @@ def paper(costs: Costs = MEASURED, sizes: Sequence[int] = (1, 10, 100, 1000, 10_
 
 def most_carried(workers: int, rate: float, costs: Costs) -> float:
     """How much of `rate` one front end with all these workers answers: as the simulation sees it, within 5 %."""
-    if workers * costs.upkeep_worker_s >= 1:
-        return 0.0
     if _is_carried(workers, rate, costs):
         return rate
     least, most = 0.0, min(rate, 1 / costs.request_s)
@@ -190,12 +192,14 @@ def full_first(rate: float, workers: int, costs: Costs) -> str:
 
 
 def busiest_pool(work: Work, costs: Costs) -> int:
-    """The largest pool of one front end that still gets all done while requests wait, which is when its scheduler looks
-    at each worker for each request and each batch: beyond it, workers stand idle though there is work.
+    """The largest pool of one front end that still gets all done while requests wait, which is when its scheduler has
+    most to do: beyond it, workers stand idle though there is work.
     """
     each_s = costs.request_s + costs.batch_s / work.batch
     looks = work.per_worker * (1 + 1 / work.batch) * costs.lane_s
     once = work.per_worker * each_s
+    if not looks:
+        return math.floor(1 / once)
     return math.floor((-once + math.sqrt(once**2 + 4 * looks)) / (2 * looks))  # looks x n² + once x n = 1
 
 
@@ -206,57 +210,11 @@ def _window(rate: float) -> float:
 # ------------------------------------------------------------------------------------------------------- measuring
 
 
-def scheduler_lane_s(sizes: Sequence[int] = (10, 100, 1000, 10_000), rounds: int = 30) -> dict[int, float]:
-    """What a request and a batch take the real dispatcher, in seconds, by the number of workers, all of them busy.
+def scheduler_lane_s(sizes: Sequence[int] = (10, 10_000), requests: int = 2000) -> dict[int, float]:
+    """What a request takes the real dispatcher while requests wait, in seconds, by the number of workers."""
+    from scheduler import request_s
 
-    Half of it each: rounds of one request that comes to a full pool, and one batch of one that goes out of it.
-    """
-    from marserve.messages import Answer, Part, Request, Result
-    from marserve.pool.dispatcher import Dispatcher
-    from marserve.pool.options import PoolOptions
-    from marserve.telemetry.metrics import VersionMetrics
-
-    class Nobody:
-        """Takes answers and orders, and does nothing."""
-
-        def __getattr__(self, name: str) -> object:
-            return lambda *words: None
-
-        def on_answer(self, answer: Answer) -> None:
-            """An answer."""
-
-    result = Result(200, "", [])
-    taken = {}
-    for workers in sizes:
-        options = PoolOptions("m", "1", min_workers=1, max_workers=workers, queue_size=10**6, max_batch_delay_s=0.005)
-        nobody = Nobody()
-        dispatcher = Dispatcher(options, VersionMetrics("m", "1"), nobody)  # type: ignore[arg-type]
-        dispatcher.living_slots = workers
-        now = 1.0
-        for number in range(workers):
-            dispatcher.open_lane(str(number), now)
-        done = dict.fromkeys(map(str, range(workers)), 0)
-        for lap in range(2):  # the second lap knows how long a batch runs, and leaves all busy with a queue behind
-            for _ in range(workers):
-                dispatcher.submit(Request("r", [Part("body", b"")], []), nobody, now)  # type: ignore[arg-type]
-            now += 0.1
-            if lap == 0:
-                for key in done:
-                    done[key] += 1
-                    dispatcher.finished(key, done[key], 0.1, [result], [b""], now)
-        for _ in range(rounds + 5):
-            dispatcher.submit(Request("r", [Part("body", b"")], []), nobody, now)  # type: ignore[arg-type]
-        now += 0.1
-        begun = time.perf_counter()
-        for number in range(rounds):
-            key = str(number % workers)
-            dispatcher.submit(Request("r", [Part("body", b"")], []), nobody, now)  # type: ignore[arg-type]
-            dispatcher.next_wake()
-            done[key] += 1
-            dispatcher.finished(key, done[key], 0.1, [result], [b""], now)
-            dispatcher.next_wake()
-        taken[workers] = (time.perf_counter() - begun) / rounds / 2
-    return taken
+    return {workers: request_s("waiting", workers, requests) for workers in sizes}
 
 
 def slope(points: dict[int, float]) -> float:
@@ -269,39 +227,40 @@ def measure(plan: Plan) -> list[Figure]:
     """The costs, and how far the simulation is from a real server, as `run.py` wants them."""
     from figures import Figure
 
-    costs = measure_costs(plan)
+    costs, idle_worker_s = measure_costs(plan)
     plan.say(f"growing: costs {asdict(costs)}")
     figures = [
         Figure("front end, a request beside its batch", "µs", [costs.request_s * 1e6], digits=1),
         Figure("front end, a batch", "µs", [costs.batch_s * 1e6], digits=1),
-        Figure("scheduler, a look at each worker while requests wait", "ns", [costs.lane_s * 1e9], digits=1),
+        Figure("scheduler, each worker more, for a request while requests wait", "ns", [costs.lane_s * 1e9], digits=3),
         Figure("scrape", "ms", [costs.scrape_s * 1e3], digits=2),
         Figure("scrape, each worker more", "µs", [costs.scrape_worker_s * 1e6], digits=1),
-        Figure("upkeep, each idle worker", "µs/s", [costs.upkeep_worker_s * 1e6], digits=1),
+        Figure("upkeep, each worker at work", "µs/s", [costs.upkeep_worker_s * 1e6], digits=1),
+        Figure("upkeep, each idle worker", "µs/s", [idle_worker_s * 1e6], digits=1),
         Figure("a batch's way to its worker and back", "ms", [costs.wire_s * 1e3], digits=2),
     ]
     return figures + validate(plan, costs)
 
 
-def measure_costs(plan: Plan) -> Costs:
-    """All of them, on servers of their own."""
+def measure_costs(plan: Plan) -> tuple[Costs, float]:
+    """All of them, on servers of their own; and what upkeep takes for each worker that has nothing to do."""
     plan.say("growing: the scheduler")
     lane_s = slope(scheduler_lane_s())
     request_s, batch_s = _front_end_costs(plan)
-    few, many = (1, 8) if plan.is_quick else (1, 64)
-    scrape, upkeep = {}, {}
-    for workers in (few, many):
-        with _serve(plan, "echo.py", workers) as server:
-            plan.say(f"growing: scrapes of {workers} workers")
-            scrape[workers] = _scrape_s(server)
-            upkeep[workers] = _idle_share(server, 1.0 if plan.is_quick else 5.0)
+    few, many = (1, 8) if plan.is_quick else (1, 128)
+    with ExitStack() as stack:
+        servers = {workers: stack.enter_context(_serve(plan, "echo.py", workers)) for workers in (few, many)}
+        plan.say(f"growing: scrapes of {few} and of {many} workers")
+        scrape = _scrape_s(servers)
+        plan.say(f"growing: upkeep of {few} and of {many} workers")
+        upkeep = _upkeep_shares(servers, 2.0 if plan.is_quick else AT_WORK_LOOKS_S, are_asked=True)
+        idle = _upkeep_shares(servers, 1.0 if plan.is_quick else AT_REST_LOOK_S, are_asked=False)
     with _serve(plan, "known_cost.py", 1) as server:
         load = plan.generator.run(server.port, server.path, body_bytes=64, connections=1, seconds=1.0)
         wire_s = max(0.0, load.must_be_clean(server.name).p50_ms / 1e3 - _sleep_s() - request_s - batch_s)
     each = slope(scrape)
-    return Costs(
-        request_s, batch_s, lane_s, scrape[few] - few * each, each, slope(upkeep), wire_s
-    )  # fmt: skip
+    costs = Costs(request_s, batch_s, lane_s, max(0.0, scrape[few] - few * each), each, slope(upkeep), wire_s)
+    return costs, slope(idle)
 
 
 def _serve(plan: Plan, handler: str, workers: int, batch: int = 1) -> Marserve:
@@ -353,20 +312,37 @@ def _counted(server: Marserve, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def _scrape_s(server: Marserve) -> float:
-    taken = []
-    for _ in range(15):
-        begun = time.perf_counter()
-        _page(server)
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken)
+def _scrape_s(servers: Mapping[int, Marserve], rounds: int = 10, scrapes: int = 20) -> dict[int, float]:
+    """What a scrape takes the first process of each server, in turns."""
+    taken: dict[int, list[float]] = {workers: [] for workers in servers}
+    for _ in range(rounds):
+        for workers, server in servers.items():
+            before_s = _exact_cpu_s(server)
+            for _ in range(scrapes):
+                _page(server)
+            taken[workers].append((_exact_cpu_s(server) - before_s) / scrapes)
+    return {workers: statistics.median(each) for workers, each in taken.items()}
 
 
-def _idle_share(server: Marserve, seconds: float) -> float:
-    server.settle()
-    before = _own_cpu_s(server)
-    time.sleep(seconds)
-    return (_own_cpu_s(server) - before) / seconds
+def _upkeep_shares(servers: Mapping[int, Marserve], seconds: float, *, are_asked: bool) -> dict[int, float]:
+    """The share of a core that the first process of each takes; with a request a second they count as being at work."""
+    for server in servers.values():
+        server.settle()
+    begun = time.monotonic()
+    before_s = {workers: _exact_cpu_s(server) for workers, server in servers.items()}
+    while (left_s := begun + seconds - time.monotonic()) > 0:
+        if are_asked:
+            for server in servers.values():
+                server.ask()
+        time.sleep(min(1.0, left_s))
+    took_s = time.monotonic() - begun
+    return {workers: (_exact_cpu_s(server) - before_s[workers]) / took_s for workers, server in servers.items()}
+
+
+def _exact_cpu_s(server: Marserve) -> float:
+    """Processor time of the server's first process to the nanosecond: idle ones take less than psutil's ticks."""
+    tasks = Path(f"/proc/{server.pids()[0]}/task")
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
 
 
 # ------------------------------------------------------------------------------------------------ beside a real one

@@ -25,6 +25,9 @@ SCRAPE_EVERY_S = 15.0
 AHEAD_BELOW_S = 0.05
 """Workers whose batches take less are sent the next one ahead: `pool/batcher.py` has the same bound."""
 
+MOST_UPKEEP = 0.02
+"""Sizes of processes, which are what upkeep reads, are read for no more than a fiftieth of the time."""
+
 RUN_SHARE = 0.7
 """How busy a front end may be on average: beyond it, requests wait for its loop and not for workers."""
 
@@ -35,10 +38,9 @@ class Costs:
 
     request_s       a request, from its first byte to its answer's last one, beside its share of a batch
     batch_s         a batch, there and back
-    lane_s          the same again for each worker of the pool, at each request and batch while requests wait: the
-                    scheduler looks whether one of them would take a batch ahead
+    lane_s          more of a request for each worker of the pool while requests wait
     scrape_s, scrape_worker_s   a scrape of the metrics, and more of it for each worker
-    upkeep_worker_s             in each second, for each worker that idles
+    upkeep_worker_s             in each second, for each worker: its sizes are read, in all for `MOST_UPKEEP` at most
     wire_s          what a batch's way to its worker and back takes. Quick workers have their next batch by then
                     (it is sent ahead), and only the client waits for it; others stand idle meanwhile
     """
@@ -55,17 +57,21 @@ class Costs:
         """How long a scrape keeps the loop from anything else."""
         return self.scrape_s + workers * self.scrape_worker_s
 
+    def upkeep(self, workers: int) -> float:
+        """What share of the loop's time goes to looks at workers."""
+        return min(MOST_UPKEEP, workers * self.upkeep_worker_s)
+
     def parts(self, rate: float, together: float, workers: int) -> dict[str, float]:
         """What takes which share of a loop's time at `rate` requests a second in batches of `together`.
 
-        Where requests share batches, they wait for each other, and the scheduler looks at its workers all the time.
+        Where requests share batches, they wait for each other, and the scheduler has most to do.
         """
         looks = rate * (1 + 1 / together) * self.lane_s * workers if together > 1 else 0.0
         return {
             "requests": rate * (self.request_s + self.batch_s / together),
             "the scheduler": looks,
             "scrapes": self.scrape(workers) / SCRAPE_EVERY_S,
-            "upkeep": workers * self.upkeep_worker_s,
+            "upkeep": self.upkeep(workers),
         }
 
 
@@ -152,7 +158,7 @@ class _FrontEnd:
         self._workers, self._work, self._costs, self._dice = workers, work, costs, dice
         self._idle = workers
         # Upkeep comes in small pieces all the time: whatever else the loop does takes so much longer.
-        self._stretch = 1 / max(1e-4, 1 - workers * costs.upkeep_worker_s)
+        self._stretch = 1 / (1 - costs.upkeep(workers))
         self._is_quick = work.service_s(work.batch) < AHEAD_BELOW_S
         self._waiting: deque[float] = deque()
         # What the loop has to do: a request that came (when it was due) or a batch that came back (its requests' dues).

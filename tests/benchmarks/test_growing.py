@@ -102,7 +102,7 @@ def test_a_batch_is_what_waits_when_a_worker_is_idle(queueing: Any, world: Any, 
     assert busy.per_second == pytest.approx(work.per_worker, rel=0.03)
 
 
-def test_a_scheduler_that_looks_at_each_worker_limits_a_pool(queueing: Any, world: Any, growing: Any) -> None:
+def test_a_scheduler_that_takes_longer_for_each_worker_limits_a_pool(queueing: Any, world: Any, growing: Any) -> None:
     """While requests wait. The formula says how large a pool may be, and the simulation agrees on both sides of it."""
     costs = world.Costs(20e-6, 30e-6, 150e-9, 0.0, 0.0, 0.0)
     work = growing.FULL_WORK
@@ -114,6 +114,19 @@ def test_a_scheduler_that_looks_at_each_worker_limits_a_pool(queueing: Any, worl
 
     assert share_answered(most // 2) > 0.9
     assert share_answered(2 * most) < 0.5
+    of_requests_alone = growing.busiest_pool(work, world.Costs(20e-6, 30e-6, 0.0, 0.0, 0.0, 0.0))
+    assert of_requests_alone == math.floor(1 / (work.per_worker * (20e-6 + 30e-6 / work.batch)))
+
+
+def test_upkeep_takes_no_more_than_its_part_however_many_workers_there_are(world: Any) -> None:
+    """Sizes are read for a fiftieth of the time at most, as `registry/residency.py` has it."""
+    from marserve.registry.residency import PAUSE_PER_READING
+
+    costs = world.Costs(0.0, 0.0, 0.0, 0.0, 0.0, 100e-6)
+
+    assert pytest.approx(1 / PAUSE_PER_READING) == world.MOST_UPKEEP
+    assert costs.upkeep(100) == pytest.approx(0.01)
+    assert costs.parts(1.0, 1.0, 10_000)["upkeep"] == world.MOST_UPKEEP
 
 
 def test_a_scrape_is_waited_for(queueing: Any, world: Any) -> None:
@@ -176,11 +189,33 @@ def test_a_time_that_is_none_is_a_usage_error(growing: Any, said: str, capsys: p
 
 def test_the_real_dispatcher_is_what_the_scheduler_is_measured_on(growing: Any) -> None:
     """Each size has a time; it is the slope between the smallest and the largest that is used."""
-    taken = growing.scheduler_lane_s(sizes=(2, 200), rounds=5)
+    taken = growing.scheduler_lane_s(sizes=(2, 200), requests=50)
 
     assert set(taken) == {2, 200}
     assert min(taken.values()) > 0
     assert growing.slope({10: 1e-6, 110: 3e-6}) == pytest.approx(2e-8)
+
+
+@pytest.mark.parametrize("kind", ["idle", "waiting", "ahead", "deadlines"])
+def test_the_stand_ins_are_what_they_are_called(kind: Any) -> None:
+    """How many workers are idle, how many requests wait, and how many batches were sent ahead, in the steady state."""
+    scheduler = import_module("scheduler")
+    stand_in = scheduler.StandIn(kind, 20)
+
+    stand_in.answer(100)
+
+    dispatcher = stand_in._dispatcher
+    seen = {"busy": dispatcher.busy_lanes, "running": dispatcher.running, "waiting": dispatcher.waiting}
+    assert (
+        seen
+        == {
+            "idle": {"busy": 10, "running": 10, "waiting": 0},
+            "waiting": {"busy": 20, "running": 20, "waiting": 20},
+            "ahead": {"busy": 20, "running": 40, "waiting": 40},
+            "deadlines": {"busy": 20, "running": 20, "waiting": 20},
+        }[kind]
+    )
+    assert (dispatcher._free_order is not None) == (kind == "deadlines")
 
 
 # ------------------------------------------------------------------------------------------------------------ the page

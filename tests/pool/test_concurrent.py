@@ -6,6 +6,7 @@ import pytest
 
 from marserve.errors import BadFrame, FingerprintRefused, HandlerFailed, NoTicket, WorkerDied
 from marserve.messages import Result
+from support.blind import Blind
 from support.mode_stage import ModeStage
 
 
@@ -37,6 +38,25 @@ def test_the_worker_with_the_fewest_requests_is_next() -> None:
         stage.submit(body)
 
     assert len(stage.flights["w"]) == len(stage.flights["x"]) == 2
+
+
+def test_no_request_costs_a_look_at_every_worker() -> None:
+    """Neither its batch nor its answer, while there is room and when there is none."""
+    stage = stage_of(most_concurrent=3)
+    keys = [str(number) for number in range(5)]
+    stage.open(*keys)
+    stage.dispatcher._lanes = Blind(stage.dispatcher._lanes)
+
+    clients = [stage.submit("x") for _ in range(20)]
+    stage.dispatcher.next_wake()
+    at_most = [len(stage.flights[key]) for key in keys]
+    for key in keys:
+        stage.answer(key)
+    stage.dispatcher.cancel(clients[-1].job)
+
+    assert at_most == [3] * 5
+    assert [len(stage.flights[key]) for key in keys] == [3] * 5
+    assert sum(client.body is not None for client in clients) == 5
 
 
 def test_a_worker_has_at_most_so_many_requests() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import math
@@ -31,6 +32,7 @@ from marserve.pool.options import PoolOptions
 from marserve.pool.queue import GivenUp, Job, JobState
 from marserve.telemetry.measurements import Answered, Event, Queued, Ran, Tap
 from marserve.telemetry.metrics import VersionMetrics
+from support.blind import Blind
 from support.receivers import Told
 
 OK = Result(200, "", [])
@@ -1438,3 +1440,41 @@ def test_who_wants_single_events_is_told_of_failures_and_of_named_versions() -> 
         Answered("m", "1", [1.0], [1.0]),
     ]
     assert stage.metrics.named_total_s == 1.0
+
+
+# ------------------------------------------------------------------------------------------- many workers
+
+
+@pytest.mark.parametrize("run_s", [1e-4, 0.02, 0.1])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_no_request_costs_a_look_at_every_worker(run_s: float, batch: int) -> None:
+    """Neither its coming nor the guess of its wait, its refusal, its batch, its answer or its client's leaving."""
+    stage = Stage(batch_size=batch, queue_size=60, max_batch_delay_s=0.0)
+    keys = [str(number) for number in range(10)]
+    stage.open(*keys)
+    stage.submit_all([b"x"] * (10 + 12 * batch))
+    for key in keys:
+        for _ in stage.flights[key][:]:
+            stage.answer(key, 0.2, run_s=run_s)
+    with contextlib.suppress(QueueFull):  # the first that finds all busy has the order kept in which they come free
+        for _ in range(400):
+            stage.submit(b"x", 0.3, deadline=9e9)
+    stage.dispatcher._lanes = Blind(stage.dispatcher._lanes)
+
+    refused = 0
+    for number in range(400):
+        now = 0.3 + number / 100
+        try:
+            client = stage.submit(b"x", now, deadline=9e9 if number % 2 else None)
+        except QueueFull:
+            refused += 1
+        else:
+            if number % 5 == 0:
+                stage.dispatcher.cancel(client.job)
+        stage.dispatcher.next_wake()
+        if number % 4:
+            busy = next(key for key in keys[number % 10 :] + keys if stage.flights[key])
+            stage.answer(busy, now, run_s=run_s)
+
+    assert len(stage.sent) > 100
+    assert refused > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -490,6 +491,43 @@ def test_a_figure_of_the_operators_program_goes_by_the_list() -> None:
     samples = read_page(metrics)
     assert value_of(samples, "RoomTemperature", Room="1", Hostname="box") == 21.5
     assert value_of(samples, "CPUUtilization", Level="Host", Hostname="box") == 21.5
+
+
+def test_a_page_asks_each_pool_once_and_the_next_page_asks_again() -> None:
+    """Looking at workers is what a scrape costs with many of them; what was true a page ago is not shown again."""
+    metrics = Metrics("box")
+    version = busy_version()
+    asked = itertools.count(1)
+    version.read_gauges = lambda: Gauges(
+        queue_length=next(asked), workers={"ready": 1}, load_s={"W-9000-echo_1.0": 1.0}
+    )
+    metrics.register(version)
+    mine = {"model": "echo", "version": "1.0"}
+
+    pages = [read_page(metrics) for _ in range(3)]
+
+    assert [value_of(page, "marserve_queue_length", **mine) for page in pages] == [1, 2, 3]
+    assert value_of(read_page(metrics, "marserve_queue_length"), "marserve_queue_length", **mine) == 4
+    assert not read_page(metrics, "marserve_requests_total").keys() & {"marserve_queue_length"}
+    assert next(asked) == 5, "a page without gauges asks nobody"
+
+
+def test_a_page_that_failed_leaves_nothing_for_the_next() -> None:
+    """A pool whose gauges cannot be read; the others are asked anew."""
+    metrics = Metrics("box")
+    queued = [7, 8]
+    versions = [busy_version("one"), busy_version("two")]
+    versions[0].read_gauges = lambda: Gauges(queue_length=queued[0])
+    versions[1].read_gauges = lambda: {}["broken"]  # type: ignore[return-value]
+    for version in versions:
+        metrics.register(version)
+
+    with pytest.raises(KeyError, match="broken"):
+        metrics.render()
+    queued.pop(0)
+    metrics.remove(versions[1])
+
+    assert value_of(read_page(metrics), "marserve_queue_length", model="one", version="1.0") == 8
 
 
 def test_every_metric_is_documented() -> None:

@@ -18,7 +18,7 @@ go before everything that waits.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,6 +32,9 @@ AHEAD_BELOW_S = 0.05
 MAX_IN_FLIGHT = 2
 # With a goal, less: what is sent to one worker cannot leave for another that is free sooner.
 AHEAD_FOR_GOAL_BELOW_S = 0.005
+# What was sent to a worker cannot be overtaken any more. So while requests have priorities of their own nothing is sent
+# ahead to handlers that take longer than this: there it would save a hundredth, and cost a whole run.
+AHEAD_OF_PRIORITIES_BELOW_S = 0.001
 # Among so many times the batch's size of jobs those of a fitting length are looked for.
 LENGTHS_AMONG = 4
 # Batches that take microseconds cost less than their way there and back: of small ones a few go ahead together, as many
@@ -45,7 +48,7 @@ class Flight:
     """A batch that left for a worker. `number` counts up from 1 for each worker; `is_group` must not be mixed.
 
     `is_check`: no jobs, but something of the server's own that occupies the worker for a while. `is_ahead`: the worker
-    was busy with another when this one left.
+    was busy with another when this one left. `key` is the worker's.
     """
 
     number: int
@@ -54,13 +57,15 @@ class Flight:
     sent_at: float
     is_check: bool = False
     is_ahead: bool = False
+    key: str = ""
 
 
 @dataclass(eq=False, slots=True)
 class WorkerLane:
     """What the pure side knows of one worker: what it has in flight, oldest first, and how long its batches take.
 
-    `question`: lengths it was asked for before one of these batches, and has not said yet.
+    `question`: lengths it was asked for before one of these batches, and has not said yet. `row`: where it stands among
+    those that may be sent another (`pool/ahead.py`).
     """
 
     key: str
@@ -69,6 +74,7 @@ class WorkerLane:
     mean_run_s: float = 0.0
     is_open: bool = True
     question: Question | None = None
+    row: OrderedDict[WorkerLane, int] | None = None
 
 
 class Batcher:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from marserve.errors import BadFrame, MarserveError
+from marserve.errors import BadFrame
 from marserve.messages import Receiver, Request, Result
 from marserve.pool.batcher import Flight, WorkerLane
 from marserve.pool.direct import DirectDispatcher
-from marserve.pool.dispatcher import MAX_DEATHS, Actions
+from marserve.pool.dispatcher import MAX_DEATHS, Actions, Loss
+from marserve.pool.fewest import Fewest
 from marserve.pool.options import PoolOptions
 from marserve.pool.queue import Job, JobState
 from marserve.telemetry.metrics import VersionMetrics
@@ -29,6 +30,7 @@ class ConcurrentDispatcher(DirectDispatcher):
     def __init__(self, options: PoolOptions, metrics: VersionMetrics, actions: Actions) -> None:
         super().__init__(options, metrics, actions)
         self._heard: dict[Flight, float] = {}  # when the last piece of a flight came
+        self._fewest = Fewest()
 
     def _admit(self, request: Request, receiver: Receiver, now: float) -> Job:
         job = super()._admit(request, receiver, now)
@@ -71,15 +73,35 @@ class ConcurrentDispatcher(DirectDispatcher):
 
     def _freest(self) -> WorkerLane | None:
         """The open worker with the fewest requests, if one has room for a batch."""
-        best: WorkerLane | None = None
-        fewest = math.inf
-        for lane in self._lanes.values():
-            if not _has_part(lane):
-                continue
-            count = _count(lane)
-            if count < fewest and (not count or count + self.options.batch_size <= self.options.most_concurrent):
-                best, fewest = lane, count
-        return best
+        first = self._fewest.first()
+        if first is None:
+            return None
+        lane, count = first
+        return lane if not count or count + self.options.batch_size <= self.options.most_concurrent else None
+
+    def _send(self, lane: WorkerLane, jobs: list[Job], mates: int, is_group: bool, now: float) -> None:
+        super()._send(lane, jobs, mates, is_group, now)
+        self._fewest.add(lane, len(jobs))
+
+    # ------------------------------------------------------------------------------------------- workers
+
+    def close_lane(self, key: str) -> bool:
+        """As `Dispatcher.close_lane`."""
+        lane = self._lanes.get(key)
+        if lane is not None:
+            self._fewest.forget(lane)
+        return super().close_lane(key)
+
+    def _forget_lane(self, lane: WorkerLane) -> None:
+        super()._forget_lane(lane)
+        self._fewest.forget(lane)
+
+    def _rest(self, lane: WorkerLane, now: float) -> None:
+        super()._rest(lane, now)
+        if lane.flights:  # lent to the server itself
+            self._fewest.forget(lane)
+        elif lane.is_open:
+            self._fewest.put(lane, 0)
 
     # ------------------------------------------------------------------------------------------- answers
 
@@ -111,10 +133,10 @@ class ConcurrentDispatcher(DirectDispatcher):
             raise BadFrame(f"batch {flight.number} is said to have taken {handler_s} s")
         lane = self._lanes[key]
         lane.flights.remove(flight)
+        self._fewest.add(lane, -len(flight.jobs))
         self._heard.pop(flight, None)
-        lane.mean_run_s = handler_s if not lane.mean_run_s else 0.8 * lane.mean_run_s + 0.2 * handler_s
+        self._note_run(lane, handler_s)
         metrics = self.metrics
-        metrics.busy_seconds += handler_s
         metrics.handler_seconds.observe(handler_s, len(flight.jobs))
         if metrics.tap is not None:
             metrics.tap.ran([job.request.id for job in flight.jobs], handler_s, now - flight.sent_at - handler_s)
@@ -123,23 +145,9 @@ class ConcurrentDispatcher(DirectDispatcher):
 
     # ------------------------------------------------------------------------------------------- deaths
 
-    def died(
-        self,
-        key: str,
-        begun: int,
-        error: MarserveError,
-        *,
-        may_retry: bool,
-        now: float,
-        is_suspect: bool = True,
-    ) -> None:
-        """Worker `key` is gone; it had begun batches up to number `begun`.
-
-        Without `may_retry` it was ended for those that were past the response limit: these fail.
-        """
-        lane = self._lanes.pop(key, None)
-        if lane is None:
-            return
+    def _lost(self, lane: WorkerLane, loss: Loss, now: float) -> None:
+        """As `Dispatcher.died`; without `may_retry` it was ended for those past the response limit: these fail."""
+        begun, error, may_retry, is_suspect = loss
         if not lane.flights:
             self._idle.remove(lane)
         oldest = self._oldest_overdue(lane, now) if not may_retry else -math.inf

@@ -15,8 +15,9 @@ class DirectDispatcher(Dispatcher):
     def _send(self, lane: WorkerLane, jobs: list[Job], mates: int, is_group: bool, now: float) -> None:
         """Send a flight; the first `mates` of its jobs were in the one before."""
         lane.last_number += 1
-        flight = Flight(lane.last_number, jobs, is_group, now)
+        flight = Flight(lane.last_number, jobs, is_group, now, key=lane.key)
         lane.flights.append(flight)
+        self._under_way += 1
         metrics = self.metrics
         for job in jobs:
             job.state = JobState.RUNNING

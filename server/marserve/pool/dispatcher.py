@@ -34,18 +34,18 @@ from marserve.errors import (
     WaitTooLong,
 )
 from marserve.messages import Answer, Raised, Receiver, Request, Result
+from marserve.pool.ahead import RoomAhead
 from marserve.pool.asked_lengths import AskedLengths, Question
 from marserve.pool.batcher import (
     AHEAD_BELOW_S,
     AHEAD_FOR_GOAL_BELOW_S,
-    MANY_AHEAD_BELOW_S,
-    MAX_IN_FLIGHT,
+    AHEAD_OF_PRIORITIES_BELOW_S,
     MAX_JOBS_IN_FLIGHT,
     Batcher,
     Flight,
     WorkerLane,
 )
-from marserve.pool.expected_wait import RunTimes, expected_wait_s
+from marserve.pool.expected_wait import FreeOrder, RunTimes
 from marserve.pool.goal import GoalPolicy
 from marserve.pool.lengths import FROM_HANDLER, read_rule
 from marserve.pool.options import PoolOptions
@@ -57,10 +57,8 @@ REFUSE_FINGERPRINT_S = 60.0
 MAX_REFUSED_FINGERPRINTS = 1000
 MAX_DEATHS = 2
 MIN_DEADLINES_BOUND = 256
-# What was sent to a worker cannot be overtaken any more. So for this long after a request with a priority of its own
-# nothing is sent ahead to handlers that take longer than this: there it would save a hundredth, and cost a whole run.
+# For this long after a request with a priority of its own less is sent ahead (`AHEAD_OF_PRIORITIES_BELOW_S`).
 PRIORITIES_SEEN_S = 10.0
-AHEAD_OF_PRIORITIES_BELOW_S = 0.001
 
 
 class Actions(Protocol):
@@ -97,6 +95,15 @@ class Landed(NamedTuple):
     flight: Flight
     results: Sequence[Result]
     bodies: Sequence[bytes | bytearray]
+
+
+class Loss(NamedTuple):
+    """How a worker was lost, as `Dispatcher.died` is told it."""
+
+    begun: int
+    error: MarserveError
+    may_retry: bool
+    is_suspect: bool
 
 
 class Dispatcher:
@@ -137,6 +144,10 @@ class Dispatcher:
         self._tiebreak = count()
         self._refused: dict[bytes, float] = {}
         self._ahead = 0
+        self._room_ahead = RoomAhead()
+        self._free_order: FreeOrder | None = None
+        self._mean_runs_s = 0.0  # the sum over all workers
+        self._under_way = 0  # batches with workers
         self._run_times = RunTimes()
         self._ahead_below_s = AHEAD_BELOW_S
         self._priorities_until = math.inf  # while that is lowered
@@ -224,7 +235,9 @@ class Dispatcher:
         if run_s is None:
             return None
         batches = len(self._batcher.groups) + self.queue.before(priority) // self.options.batch_size
-        return expected_wait_s(batches, self._lanes.values(), run_s, now)
+        if self._free_order is None:  # kept from now on: a version whose requests have no deadlines needs none
+            self._free_order = FreeOrder(self._lanes.values())
+        return self._free_order.wait_s(batches, run_s, now)
 
     def _refuse_late(self, deadline: float, priority: int, now: float) -> None:
         """Raise if the deadline has passed, or will have before the request is likely to be answered."""
@@ -236,11 +249,11 @@ class Dispatcher:
 
     def retry_after_s(self) -> float:
         """How long the present queue may take, in whole seconds from 1 to 60: for `Retry-After`."""
-        runs = [lane.mean_run_s for lane in self._lanes.values()]
-        if not runs:
+        workers = len(self._lanes)
+        if not workers:
             return 1.0
         batches = math.ceil((len(self.queue) + 1) / self.options.batch_size)
-        return float(min(60, max(1, math.ceil(batches * sum(runs) / len(runs) / len(runs)))))
+        return float(min(60, max(1, math.ceil(batches * self._mean_runs_s / workers / workers))))
 
     def _refuse_deadly(self, request: Request, now: float) -> None:
         for fingerprint in [key for key, until in self._refused.items() if until <= now]:
@@ -276,9 +289,34 @@ class Dispatcher:
         lane.is_open = False
         if not lane.flights:
             self._idle.remove(lane)
-            del self._lanes[key]
+            self._forget_lane(lane)
             return True
+        self._lane_changed(lane)
         return False
+
+    def _lane_changed(self, lane: WorkerLane) -> None:
+        """What a worker has in flight is another, or it takes nothing more."""
+        self._room_ahead.note(lane)
+        if self._free_order is not None:
+            self._free_order.note(lane)
+
+    def _forget_lane(self, lane: WorkerLane) -> None:
+        """A worker is gone, or is about to go. Who has it among the idle takes it out there."""
+        del self._lanes[lane.key]
+        self._holders.pop(lane.key, None)
+        self._room_ahead.forget(lane)
+        self._under_way -= sum(not flight.is_check for flight in lane.flights)
+        if self._free_order is not None:
+            self._free_order.forget(lane)
+        self._mean_runs_s = self._mean_runs_s - lane.mean_run_s if self._lanes else 0.0
+
+    def _note_run(self, lane: WorkerLane, handler_s: float) -> None:
+        """A worker's batch has ended, and took `handler_s`."""
+        before = lane.mean_run_s
+        lane.mean_run_s = handler_s if not before else 0.8 * before + 0.2 * handler_s
+        self._mean_runs_s += lane.mean_run_s - before
+        self.metrics.busy_seconds += handler_s
+        self._under_way -= 1
 
     @property
     def waiting(self) -> int:
@@ -310,9 +348,7 @@ class Dispatcher:
     @property
     def is_empty(self) -> bool:
         """Nothing waits and nothing runs."""
-        if self._batcher.has_work:
-            return False
-        return all(flight.is_check for lane in self._lanes.values() for flight in lane.flights)
+        return not self._under_way and not self._batcher.has_work
 
     def flights(self, key: str) -> Sequence[Flight]:
         """What worker `key` has in flight, oldest first."""
@@ -356,6 +392,7 @@ class Dispatcher:
         if lane is None or not lane.flights or lane.flights[0].number != number or not lane.flights[0].is_check:
             raise BadFrame(f"worker {key} speaks of check {number}, which it was not running")
         lane.flights.popleft()
+        self._lane_changed(lane)
         self._rest(lane, now)
         self.pump(now)
 
@@ -395,7 +432,8 @@ class Dispatcher:
 
     def next_wake(self) -> float | None:
         """When to call `pump` again though nothing happened: a batch's delay or a job's deadline is up."""
-        wake = self._batcher.next_wake(idle=bool(self._idle), ahead=self._may_send_ahead())
+        has_idle = bool(self._idle)
+        wake = self._batcher.next_wake(idle=has_idle, ahead=not has_idle and self._may_send_ahead())
         while self._deadlines and self._deadlines[0][2].state is JobState.DONE:
             heapq.heappop(self._deadlines)
         if self._deadlines and (wake is None or self._deadlines[0][0] < wake):
@@ -409,19 +447,13 @@ class Dispatcher:
         if policy == "fixed" or not (has_goal or self._batcher.pays_ahead(now)):
             return None
         below_s = self._ahead_below_s if policy == "idle" else min(self._ahead_below_s, AHEAD_FOR_GOAL_BELOW_S)
-        best: WorkerLane | None = None
-        for lane in self._lanes.values():
-            if _takes_another(lane, below_s) and (best is None or _busyness(lane) < _busyness(best)):
-                best = lane
+        best = self._room_ahead.least_busy(below_s)
         if has_goal and best is not None and not self._batcher.pays_ahead(now):
             return None
         return best
 
     def _may_send_ahead(self) -> bool:
-        below_s = self._ahead_below_s
-        return self.options.batch_policy == "idle" and any(
-            _takes_another(lane, below_s) for lane in self._lanes.values()
-        )
+        return self.options.batch_policy == "idle" and self._room_ahead.has_any(self._ahead_below_s)
 
     def _dispatch(self, lane: WorkerLane, jobs: list[Job], is_group: bool, now: float) -> None:
         is_ahead = bool(lane.flights)
@@ -430,8 +462,10 @@ class Dispatcher:
         else:
             self._idle.pop()
         lane.last_number += 1
-        flight = Flight(lane.last_number, jobs, is_group, now, is_ahead=is_ahead)
+        flight = Flight(lane.last_number, jobs, is_group, now, is_ahead=is_ahead, key=lane.key)
         lane.flights.append(flight)
+        self._under_way += 1
+        self._lane_changed(lane)
         metrics = self.metrics
         for job in jobs:
             job.state = JobState.RUNNING
@@ -627,10 +661,14 @@ class Dispatcher:
         `may_retry` the batch that was its turn counts as begun: it is what the worker was ended for. Without
         `is_suspect` its machine was lost, which counts against no request.
         """
-        lane = self._lanes.pop(key, None)
-        if lane is None:
-            return
-        self._holders.pop(key, None)
+        lane = self._lanes.get(key)
+        if lane is not None:
+            self._forget_lane(lane)
+            self._lost(lane, Loss(begun, error, may_retry, is_suspect), now)
+
+    def _lost(self, lane: WorkerLane, loss: Loss, now: float) -> None:
+        """Deal with what a dead worker had, as `died` says."""
+        begun, error, may_retry, is_suspect = loss
         was_asked = self._lose_question(lane, begun)
         if not lane.flights:
             self._idle.remove(lane)
@@ -688,9 +726,9 @@ class Dispatcher:
         if lane.question is not None and lane.question.number == flight.number:
             raise BadFrame(f"batch {flight.number} was answered before the lengths that were asked for before it")
         lane.flights.popleft()
-        lane.mean_run_s = handler_s if not lane.mean_run_s else 0.8 * lane.mean_run_s + 0.2 * handler_s
+        self._note_run(lane, handler_s)
+        self._lane_changed(lane)
         self._run_times.add(handler_s)
-        self.metrics.busy_seconds += handler_s
         self.metrics.handler_seconds.observe(handler_s, len(flight.jobs))
         if self.metrics.tap is not None:
             server_s = 0.0 if flight.is_ahead else now - flight.sent_at - handler_s
@@ -703,7 +741,7 @@ class Dispatcher:
     def _rest(self, lane: WorkerLane, now: float) -> None:
         """A lane has nothing in flight: it is idle, or lent where one was asked for; a closed one may go."""
         if not lane.is_open:
-            del self._lanes[lane.key]
+            self._forget_lane(lane)
             self._actions.lane_emptied(lane.key)
             return
         if not self._wants_lane:
@@ -713,6 +751,7 @@ class Dispatcher:
         lane.last_number += 1
         flight = Flight(lane.last_number, [], True, now, is_check=True)
         lane.flights.append(flight)
+        self._lane_changed(lane)
         self._actions.lane_lent(lane.key, flight)
 
     def _group(self, jobs: list[Job]) -> None:
@@ -788,13 +827,19 @@ class Dispatcher:
 
     def hold(self, job: Job) -> None:
         """Have nothing more read from the worker that runs `job`, until it is resumed or ends."""
-        for key, lane in self._lanes.items():
-            if job.flight in lane.flights:
-                job.held_by = key
-                self._holders[key] = self._holders.get(key, 0) + 1
-                if self._holders[key] == 1:
-                    self._actions.hold(key)
-                return
+        key = self._runs_on(job)
+        if key is None:
+            return
+        job.held_by = key
+        self._holders[key] = self._holders.get(key, 0) + 1
+        if self._holders[key] == 1:
+            self._actions.hold(key)
+
+    def _runs_on(self, job: Job) -> str | None:
+        """The worker that has the job's flight; None where it has ended it, or never had it."""
+        flight = job.flight
+        lane = self._lanes.get(flight.key) if flight is not None else None
+        return lane.key if lane is not None and flight in lane.flights else None
 
     def resume(self, job: Job) -> None:
         """Take the hold of `job` back; the worker is read again when no other job holds it."""
@@ -867,10 +912,9 @@ class Dispatcher:
         elif state is JobState.GROUPED:
             self._batcher.forget_ended_groups()
         elif state is JobState.RUNNING and job.flight is not None:
-            for key, lane in self._lanes.items():
-                if job.flight in lane.flights:
-                    self._actions.mark_cancelled(key, job.flight.number, job.flight.jobs.index(job))
-                    break
+            key = self._runs_on(job)
+            if key is not None:
+                self._actions.mark_cancelled(key, job.flight.number, job.flight.jobs.index(job))
         job.flight = None
         return True
 
@@ -924,21 +968,6 @@ def _close(job: Job) -> None:
     """The job has ended. It lets go of its flight, which holds it: bodies must not wait for the garbage collector."""
     job.state = JobState.DONE
     job.flight = None
-
-
-def _takes_another(lane: WorkerLane, below_s: float) -> bool:
-    """Whether a lane may be sent a batch ahead: open, busy with no suspect, known to be quick, and with room."""
-    flights = lane.flights
-    if not flights or not lane.is_open or flights[0].is_group or not 0 < lane.mean_run_s < below_s:
-        return False
-    return len(flights) < MAX_IN_FLIGHT or (
-        lane.mean_run_s < MANY_AHEAD_BELOW_S and len(flights) * len(flights[-1].jobs) < MAX_JOBS_IN_FLIGHT
-    )
-
-
-def _busyness(lane: WorkerLane) -> tuple[int, float]:
-    """What orders busy lanes: fewer batches in flight first, then whose oldest was sent first."""
-    return len(lane.flights), lane.flights[0].sent_at
 
 
 def _error_of(kind: str, message: str, code: int, traceback: str = "") -> MarserveError:

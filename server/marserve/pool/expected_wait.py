@@ -14,6 +14,7 @@ quicker, and where nothing is known there is no guess.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 from statistics import median
@@ -47,17 +48,59 @@ class RunTimes:
         return self._typical_s
 
 
-def expected_wait_s(batches_before: int, lanes: Iterable[WorkerLane], run_s: float, now: float) -> float | None:
-    """How long until a batch that has `batches_before` it has been run; None where there is no open worker."""
-    free = sorted(_free_in_s(lane, run_s, now) for lane in lanes if lane.is_open)
-    if not free:
-        return None
-    rounds, turn = divmod(batches_before, len(free))
-    return free[turn] + (rounds + 1) * run_s
+class FreeOrder:
+    """The open workers that have work, in the order in which they come free. Whoever changes a lane says so (`note`).
+
+    Since all batches are taken to run equally long, that is: those with fewer batches first, and of those with as many
+    the one whose oldest was sent first. That order does not change as time passes, so it is kept, and a guess costs the
+    same with a thousand workers as with one.
+    """
+
+    __slots__ = ("_places", "_rows", "_turn")
+
+    def __init__(self, lanes: Iterable[WorkerLane]) -> None:
+        self._rows: list[list[_Place]] = []  # of those with one batch, with two, …
+        self._places: dict[WorkerLane, tuple[int, _Place]] = {}
+        self._turn = 0
+        for lane in lanes:
+            self.note(lane)
+
+    def note(self, lane: WorkerLane) -> None:
+        """The flights of `lane` have changed, or whether it is open."""
+        self.forget(lane)
+        flights = lane.flights
+        if not flights or not lane.is_open:
+            return
+        held = len(flights)
+        while len(self._rows) < held:
+            self._rows.append([])
+        self._turn += 1
+        place = flights[0].sent_at, self._turn
+        insort(self._rows[held - 1], place)
+        self._places[lane] = held, place
+
+    def forget(self, lane: WorkerLane) -> None:
+        """`lane` is gone, or has nothing to do."""
+        held, place = self._places.pop(lane, (0, None))
+        if place is not None:
+            row = self._rows[held - 1]
+            del row[bisect_left(row, place)]
+
+    def wait_s(self, batches_before: int, run_s: float, now: float) -> float | None:
+        """How long until a batch that has `batches_before` it has been run; None where no open worker has work.
+
+        It is for when no worker is idle: else the wait is none.
+        """
+        if not self._places:
+            return None
+        rounds, turn = divmod(batches_before, len(self._places))
+        ahead = 0
+        while turn >= len(self._rows[ahead]):
+            turn -= len(self._rows[ahead])
+            ahead += 1
+        left_s = max(0.0, run_s - (now - self._rows[ahead][turn][0]))
+        return left_s + (ahead + rounds + 1) * run_s
 
 
-def _free_in_s(lane: WorkerLane, run_s: float, now: float) -> float:
-    if not lane.flights:
-        return 0.0
-    left_s = max(0.0, run_s - (now - lane.flights[0].sent_at))
-    return left_s + run_s * (len(lane.flights) - 1)
+# When the oldest batch was sent, and a number that no other place has.
+_Place = tuple[float, int]

@@ -23,7 +23,7 @@ from marserve.errors import MarserveError, NoTicket, SequenceGone
 from marserve.messages import Answer, Receiver, Request, Result
 from marserve.pool.batcher import Flight, WorkerLane
 from marserve.pool.direct import DirectDispatcher
-from marserve.pool.dispatcher import MAX_DEATHS, Actions, Landed
+from marserve.pool.dispatcher import MAX_DEATHS, Actions, Landed, Loss
 from marserve.pool.options import PoolOptions
 from marserve.pool.queue import Job, JobState
 from marserve.pool.sequences import SequenceQueue, may_run_together
@@ -107,7 +107,7 @@ class StatefulDispatcher(DirectDispatcher):
             return
         for lane in [lane for lane in self._kept if not self.sequences.has_on(lane.key)]:
             self._kept.remove(lane)
-            del self._lanes[lane.key]
+            self._forget_lane(lane)
             self._actions.lane_emptied(lane.key)
 
     # ------------------------------------------------------------------------------------------- dispatch
@@ -261,25 +261,14 @@ class StatefulDispatcher(DirectDispatcher):
 
     # ------------------------------------------------------------------------------------------- deaths
 
-    def died(
-        self,
-        key: str,
-        begun: int,
-        error: MarserveError,
-        *,
-        may_retry: bool,
-        now: float,
-        is_suspect: bool = True,
-    ) -> None:
-        """Worker `key` is gone; it had begun batches up to number `begun`.
+    def _lost(self, lane: WorkerLane, loss: Loss, now: float) -> None:
+        """A worker is gone.
 
         Who has been told or has told it something fails with `error`; the others are run again as `Dispatcher.died`
         says. Its sequences are lost, and who waits in them is told so.
         """
-        lane = self._lanes.pop(key, None)
-        if lane is None:
-            return
-        self._holders.pop(key, None)
+        key = lane.key
+        begun, error, may_retry, is_suspect = loss
         for lanes in (self._idle, self._between, self._kept):
             if lane in lanes:
                 lanes.remove(lane)

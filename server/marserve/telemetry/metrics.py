@@ -407,9 +407,15 @@ class Metrics:
         Families without samples appear with their two comment lines when everything is asked for, and not otherwise,
         as TorchServe does it.
         """
-        wanted = frozenset(names)
         self._notice_last()
         self._feed_counts()
+        try:
+            return self._write(frozenset(names))
+        finally:
+            for view in self._versions:
+                view.forget_gauges()
+
+    def _write(self, wanted: frozenset[str]) -> bytes:
         out: list[str] = []
         for name, kind, text, collect in self._families:
             if not wanted:
@@ -577,7 +583,7 @@ class Metrics:
         return [
             f"WorkerLoadTime{{{labels(names, (worker, *HOST, self._hostname))}}} {_number(int(seconds * 1000))}"
             for view in self._versions
-            for worker, seconds in view.of.read_gauges().load_s.items()
+            for worker, seconds in view.gauges.load_s.items()
         ]
 
     def _prediction_time(self, names: Sequence[str]) -> list[str]:
@@ -606,16 +612,15 @@ class Metrics:
 
     def _queue_length(self) -> list[str]:
         return [
-            f"marserve_queue_length{{{view.labels}}} {_number(view.of.read_gauges().queue_length)}"
-            for view in self._versions
+            f"marserve_queue_length{{{view.labels}}} {_number(view.gauges.queue_length)}" for view in self._versions
         ]
 
     def _sequences(self) -> list[str]:
-        counted = [(view.labels, view.of.read_gauges().sequences) for view in self._versions]
+        counted = [(view.labels, view.gauges.sequences) for view in self._versions]
         return [f"marserve_sequences{{{labels}}} {count}" for labels, count in counted if count is not None]
 
     def _memory(self) -> list[str]:
-        held = [(view.labels, view.of.read_gauges().memory_bytes) for view in self._versions]
+        held = [(view.labels, view.gauges.memory_bytes) for view in self._versions]
         return [f"marserve_model_memory_bytes{{{labels}}} {size}" for labels, size in held if size is not None]
 
     def _of_memory(self, figure: Literal["budget", "charged", "refused"]) -> _Collect:
@@ -635,15 +640,14 @@ class Metrics:
 
     def _workers_target(self) -> list[str]:
         return [
-            f"marserve_workers_target{{{view.labels}}} {_number(view.of.read_gauges().workers_target)}"
-            for view in self._versions
+            f"marserve_workers_target{{{view.labels}}} {_number(view.gauges.workers_target)}" for view in self._versions
         ]
 
     def _workers(self) -> list[str]:
         return [
             f'marserve_workers{{{view.labels},state="{_escape(state)}"}} {_number(count)}'
             for view in self._versions
-            for state, count in view.of.read_gauges().workers.items()
+            for state, count in view.gauges.workers.items()
         ]
 
     def _http(self) -> list[str]:
@@ -847,6 +851,7 @@ class _VersionLines:
         self.request_counts.skip(version.client_requests, version.named_requests)
         self.seen_answers = 0
         self.labels = f'model="{_escape(version.model)}",version="{_escape(version.version)}"'
+        self._gauges: Gauges | None = None
         self._seconds = [
             _HistogramLines("marserve_request_seconds", f'{self.labels},stage="{stage}"', histogram)
             for stage, histogram in (
@@ -856,6 +861,17 @@ class _VersionLines:
             )
         ]
         self.batch_sizes = _HistogramLines("marserve_batch_size", self.labels, version.batch_sizes)
+
+    @property
+    def gauges(self) -> Gauges:
+        """What the pool answers, asked once for each page."""
+        if self._gauges is None:
+            self._gauges = self.of.read_gauges()
+        return self._gauges
+
+    def forget_gauges(self) -> None:
+        """The page is written: the next one asks again."""
+        self._gauges = None
 
     def seconds_blocks(self) -> list[str]:
         return [lines.block() for lines in self._seconds]
