@@ -116,6 +116,48 @@ def test_a_model_that_no_device_has_memory_for_is_refused(tmp_path: Path, tool: 
         assert server.predict("m").status_code == 200
 
 
+HOLDS_MEMORY = """
+import os
+from pathlib import Path
+class Holds:
+    def initialize(self, context):
+        held = Path(context.model_yaml_config["held"])
+        told = f"{context.system_properties['gpu_id']} 61440\\n"
+        for other in held.iterdir():
+            if Path("/proc", other.name).exists() and other.read_text() == told:
+                raise RuntimeError("CUDA out of memory")
+        (held / str(os.getpid())).write_text(told)
+    def handle(self, data, context):
+        return [b"served"] * len(data)
+"""
+
+
+def test_models_that_nobody_asks_for_make_room_on_a_device(tmp_path: Path, tool: FakeNvidiaSmi) -> None:
+    """Three that fill a device each, on two of them: all are answered, and nothing ever holds more than there is."""
+    held = tool.count_processes()
+    names = ("a", "b", "c")
+    with Server(tmp_path, entry="marserve", settings={"least_residence": "0"}, environment=tool.environment) as server:
+        config = f"load: on_demand\ndeviceMemory: 60GiB\nheld: {held}\n"
+        for name in names:
+            make_archive(server.store / f"{name}.mar", HOLDS_MEMORY, config=config)
+            server.register(f"{name}.mar").raise_for_status()
+
+        for name in (*names, "a"):
+            answer = server.predict(name)
+            assert (answer.status_code, answer.text) == (200, "served"), answer.text
+        awake = {name: server.describe(name)["workers"] for name in names}
+
+        assert sorted(worker["gpuId"] for workers in awake.values() for worker in workers) == [0, 1]
+        assert len(awake["a"]) == 1
+        page = server.client.get(f"{server.metrics}/metrics").text
+        evictions = [line for line in page.splitlines() if line.startswith("marserve_evictions_total{")]
+        assert sum(float(line.split()[-1]) for line in evictions) in (1, 2)
+        make_archive(server.store / "large.mar", HOLDS_MEMORY, config=config.replace("60GiB", "90GiB"))
+        server.register("large.mar").raise_for_status()
+        assert server.predict("large").status_code == 507
+        assert [len(server.describe(name)["workers"]) for name in names] == [len(awake[name]) for name in names]
+
+
 def test_devices_are_shown_by_describe_and_by_metrics(tmp_path: Path, tool: FakeNvidiaSmi) -> None:
     """In TorchServe's words, and in units. A model that names one that is not there is refused."""
     tool.use(678, 40_000)
@@ -159,6 +201,13 @@ def test_each_worker_on_a_cut_gpu_is_shown_its_own_instance(tmp_path: Path, tool
         ]
         assert [each["gpu_id"] for each in told] == [0, 0]
         assert [server.describe(name)["workers"][0]["gpuId"] for name in ("a", "b")] == [0, 1]
+
+        make_archive(server.store / "both.mar", WHAT_I_SEE, config="parallelType: tp\nparallelLevel: 2\n")
+        refused = server.register("both.mar")
+        assert refused.status_code == 400, refused.text
+        assert "parallelLevel is 2" in refused.text
+        assert "devices 0, 1 are MIG instances" in refused.text
+        assert server.client.get(f"{server.management}/models/both").status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,14 @@ def test_the_models_configuration_is_one() -> None:
     assert (config.device_ids, config.device_memory_bytes, config.cpu_pinning) == ((0, 1), 12 << 30, "near")
 
 
+def test_the_model_that_makes_room_is_one_that_may_sleep() -> None:
+    """Its configuration says so, and how much it takes."""
+    config = parse_model_config(block(PAGE, "on-demand").encode())
+
+    assert config.warnings == []
+    assert (config.load, config.device_memory_bytes) == ("on_demand", 12 << 30)
+
+
 def test_the_settings_are_settings(tmp_path: Path) -> None:
     """Read as a file of their own."""
     (tmp_path / "config.properties").write_text(block(PAGE, "settings"))

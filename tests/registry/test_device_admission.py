@@ -88,6 +88,18 @@ def test_a_worker_that_ends_gives_its_promise_back() -> None:
     assert books.holders(0) == [("b 1.0", 10 * GIB)]
 
 
+def test_who_waits_counts_on_what_those_before_leave() -> None:
+    """More is promised than there is: each of them has what is free less the promises that came before its own."""
+    books = DeviceBooks()
+    first = books.promise("a 1.0", 0, 50 * GIB, 30 * GIB, 1.0)
+    second = books.promise("b 1.0", 0, 20 * GIB, 30 * GIB, 1.0)
+
+    assert books.margin(0, 60 * GIB, 2.0) == -10 * GIB
+    assert books.could_be_had(0, 60 * GIB, 2.0) == 0
+    assert books.margin(0, 60 * GIB, 2.0, before=first) == 60 * GIB
+    assert books.margin(0, 60 * GIB, 2.0, before=second) == 10 * GIB
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_device_is_never_promised_twice(seed: int) -> None:
     """Workers that take no more than they were promised never ask for more than there is, in any order of events."""

@@ -14,6 +14,7 @@ from marserve.pool.room import Room, Unbounded
 from marserve.registry.admission import MIB
 from marserve.registry.device_room import DeviceRoom, DeviceRooms
 from marserve.registry.learned_memory import LearnedMemory
+from marserve.telemetry.metrics import VersionMetrics
 
 
 @dataclass
@@ -48,6 +49,22 @@ class FakePool:
     room: Room
     slots: list[FakeSlot] = field(default_factory=list)
     leaving: list[FakeSlot] = field(default_factory=list)
+    metrics: VersionMetrics = field(default_factory=lambda: VersionMetrics("m", "1.0"))
+    can_sleep: bool = False
+    is_in_use: bool = False
+    is_awaited: bool = True
+    reasons: list[str] = field(default_factory=list)
+
+    def sleep(self, reason: str) -> None:
+        """Its workers are told to end; `end` has them ended."""
+        self.reasons.append(reason)
+        self.slots.clear()
+        self.room.shrink(0)
+
+    def end(self, *keys: str) -> None:
+        """The processes of these workers have ended."""
+        for key in keys:
+            self.room.ended_on_device(key)
 
     def resize(self, count: int) -> list[tuple[int, ...]]:
         """Make slots, and begin their workers."""
@@ -265,3 +282,26 @@ def test_a_version_that_goes_leaves_no_promise() -> None:
     assert house.rooms.could_be_had(0) == 70_000 * MIB
     assert isinstance(pool.room, DeviceRoom)
     assert house.rooms.books.holders(0) == []
+
+
+def test_what_a_worker_would_take_is_told_and_nothing_is_kept() -> None:
+    """With the places that there are; where there are too few it is refused, as keeping them would be."""
+    house = House(70_000, 20_000)
+    options = PoolOptions("m", "1.0", 1, 9, gpu_ids=(0, 1), device_memory_bytes=30_000 * MIB)
+
+    told = house.rooms.foresee(options, None, 2)
+    with pytest.raises(NotEnoughDeviceMemory):
+        house.rooms.foresee(options, 1, 4)
+
+    assert told == {"bytesPerWorker": 30_000 * MIB, "source": "declared", "places": 2, "othersMakeRoom": False}
+    assert house.rooms.refused == 0
+    assert house.add(min_workers=2).resize(2) == [(0,), (0,)]
+
+
+def test_a_version_on_the_cpu_needs_no_device() -> None:
+    """And where nobody knows what is free, nothing is told."""
+    cpu = PoolOptions("m", "1.0", 1, 1)
+    unknown = PoolOptions("m", "1.0", 1, 1, gpu_ids=(0,), device_memory_bytes=1)
+
+    assert House(10).rooms.foresee(cpu, None, 1) == {}
+    assert House(None).rooms.foresee(unknown, None, 1) == {}

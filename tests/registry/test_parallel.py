@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marserve.archive.model_config import parse_model_config
-from marserve.errors import NotEnoughDevices
+from marserve.errors import BadArchive, NotEnoughDevices
 from marserve.registry.parallel import MOST_RANKS, Parallel, read_parallel
 
 
@@ -47,6 +47,32 @@ def test_type_and_level_count_together(text: str, devices: int, parallel: Parall
 def test_one_without_the_other_is_an_ordinary_worker(text: str, said: str) -> None:
     """And says so."""
     assert read(text, 4) == (Parallel(), [said])
+
+
+@pytest.mark.parametrize(
+    ("devices", "cut", "said"),
+    [
+        (4, (1, 2), "devices 1, 2 are MIG instances: CUDA shows a process one instance alone"),
+        (2, (1,), "device 1 is a MIG instance"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["tp", "pp", "custom"])
+def test_mig_instances_are_not_joined(kind: str, devices: int, cut: tuple[int, ...], said: str) -> None:
+    """With the key, its value, which devices those are, and what to do; whole GPUs beside them do."""
+    config = parse_model_config(f"parallelType: {kind}\nparallelLevel: 2".encode())
+    with pytest.raises(BadArchive) as caught:
+        read_parallel("m", config, range(devices), [], cut)
+
+    assert str(caught.value).startswith(f"parallelLevel is 2 in the configuration of model m, and {said}")
+    assert "name none of them with deviceIds" in str(caught.value)
+    assert read_parallel("m", config, (5, 6), [], cut).most_workers == 1
+
+
+def test_a_group_of_one_may_have_a_mig_instance() -> None:
+    """It is joined to nothing."""
+    config = parse_model_config(b"parallelType: tp\nparallelLevel: 1")
+
+    assert read_parallel("m", config, (0, 1), [], (0, 1)).most_workers == 2
 
 
 def test_fewer_devices_than_one_worker_needs_are_an_error() -> None:

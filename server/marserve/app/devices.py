@@ -67,7 +67,7 @@ async def build_device_rooms(
     learned = LearnedMemory(folder / "device-memory.json" if folder is not None else None)
     await asyncio.to_thread(learned.read)
     stack.push_async_callback(asyncio.to_thread, learned.write)
-    rooms = DeviceRooms(watch, assigner, learned)
+    rooms = DeviceRooms(watch, assigner, learned, least_residence_s=settings.least_residence)
     declare_families(metrics, ROOM_FAMILIES, rooms)
     return rooms
 

@@ -174,19 +174,27 @@ class Ledger:
 
         `stays` says which of the others never make room. Raises DoesNotFit, and nothing has changed then.
         """
-        wanted = max(account.promised_bytes, account.need.loading(workers))
-        own = max(wanted, account.measured_bytes)
+        own, _ = self.weigh(account, workers, stays)
+        grows = own > account.own_bytes
+        account.workers = workers
+        account.promised_bytes = max(account.promised_bytes, account.need.loading(workers))
+        if grows and not account.is_waiting and (self._line or self.held_bytes > self.budget_bytes):
+            account.is_waiting = True
+            self._line.append(account)
+        return not account.is_waiting
+
+    def weigh(self, account: Account, workers: int, stays: Callable[[Account], bool]) -> tuple[int, int]:
+        """What an account would be charged for so many workers, and what it could have at most. Changes nothing.
+
+        The account need not be open. Raises DoesNotFit.
+        """
+        own = max(account.promised_bytes, account.need.loading(workers), account.measured_bytes)
         staying = [other for other in self.accounts if other is not account and stays(other)]
         could_be_had = self.budget_bytes - self.shared_bytes - sum(other.own_bytes for other in staying)
         if own > account.own_bytes and own > could_be_had:
             holders = sorted(((other.label, other.own_bytes) for other in staying), key=lambda holder: -holder[1])
             raise DoesNotFit(own, max(0, could_be_had), [holder for holder in holders if holder[1]])
-        grows = own > account.own_bytes
-        account.workers, account.promised_bytes = workers, wanted
-        if grows and not account.is_waiting and (self._line or self.held_bytes > self.budget_bytes):
-            account.is_waiting = True
-            self._line.append(account)
-        return not account.is_waiting
+        return own, max(0, could_be_had)
 
     def grow(self, account: Account, workers: int) -> int:
         """Promise as many of so many workers as there is room for without anybody leaving. Returns how many."""

@@ -70,13 +70,21 @@ class DeviceBooks:
 
     def could_be_had(self, device: int, free_bytes: int, read_at: float) -> int:
         """What one more worker could be promised on this device."""
+        return max(0, self.margin(device, free_bytes, read_at))
+
+    def margin(self, device: int, free_bytes: int, read_at: float, before: Promise | None = None) -> int:
+        """As `could_be_had`, but below 0 where more is promised than there is.
+
+        With `before` what that promise may count on, which waits for its memory: only those count that came before it.
+        """
         page = self._settled(device, read_at)
         if not page.since:
             return free_bytes
-        living = [promise for promise in page.since if promise in page.promises]
+        first = page.since[: page.since.index(before)] if before in page.since else page.since
+        living = [promise for promise in first if promise in page.promises]
         loading = sum(promise.size for promise in living if not _is_seen(promise, read_at))
         since = page.free_before - sum(promise.size for promise in living)
-        return max(0, free_bytes - loading, min(free_bytes, since))
+        return max(free_bytes - loading, min(free_bytes, since))
 
     def promise(self, label: str, device: int, size: int, free_bytes: int, read_at: float) -> Promise:
         """Promise a worker its memory, whether it is there or not: whoever is sure asked before."""

@@ -2,7 +2,8 @@
 
 A version's room (`pool/room.py`) is wrapped: host memory stays the inner one's affair. `device_admission.py` decides;
 here the latest readings are brought to it, places are kept for workers that are about to start, and what a worker took
-is remembered for the next one. Where nothing tells how much memory a device has, every answer is yes.
+is remembered for the next one. `device_line.py` has others make room. Where nothing tells how much memory a device has,
+every answer is yes.
 """
 
 from __future__ import annotations
@@ -10,32 +11,25 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from marserve.errors import NotEnoughDeviceMemory
-from marserve.machine.device_readings import DeviceReading
+from marserve.errors import NoMemoryNow, NotEnoughDeviceMemory
 from marserve.machine.devices import Assigner, choose_group
 from marserve.pool.options import PoolOptions
 from marserve.pool.room import Room, Unbounded
 from marserve.registry.admission import Learned
 from marserve.registry.device_admission import CONTEXT_BYTES, DeviceBooks, DeviceNeed, Promise, device_need
+from marserve.registry.device_eviction import Devices
+from marserve.registry.device_line import DeviceLine, Guest, SleepyPool, Watch
 from marserve.registry.learned_memory import LearnedMemory
 
-Devices = tuple[int, ...]
 
+class Kept(NamedTuple):
+    """A worker's place, and whether there is memory for it already."""
 
-class Watch(Protocol):
-    """What brings readings (`machine/device_watch.py`)."""
-
-    @property
-    def read_at(self) -> float:
-        """When the latest reading was taken, monotonic seconds."""
-
-    def of(self, device: int) -> DeviceReading | None:
-        """What is known of a device."""
-
-    def look_soon(self) -> None:
-        """Read again soon."""
+    devices: Devices
+    promises: list[Promise]
+    is_there: bool
 
 
 class HasDevices(Protocol):
@@ -46,7 +40,7 @@ class HasDevices(Protocol):
         """The devices of its worker."""
 
 
-class HasSlots(Protocol):
+class HasSlots(SleepyPool, Protocol):
     """A pool, as its room sees it."""
 
     @property
@@ -64,9 +58,13 @@ Housed = TypeVar("Housed", bound=HasSlots)
 class DeviceRooms:
     """The devices' memory for all versions of a server."""
 
-    def __init__(self, watch: Watch, assigner: Assigner, learned: LearnedMemory) -> None:
+    def __init__(
+        self, watch: Watch, assigner: Assigner, learned: LearnedMemory, *, least_residence_s: float = 10.0
+    ) -> None:
+        """Nobody leaves who came less than `least_residence_s` seconds ago."""
         self.watch, self.assigner, self.learned = watch, assigner, learned
         self.books = DeviceBooks()
+        self.line = DeviceLine(watch, self.books, least_residence_s=least_residence_s)
         self.refused = 0
 
     def house(self, inner: Room | None, options: PoolOptions, make: Callable[[Room | None], Housed]) -> Housed:
@@ -78,12 +76,27 @@ class DeviceRooms:
             return make(inner)
         room = DeviceRoom(self, inner or Unbounded(), options)
         try:
-            room.reserve_or_count(options.min_workers)
-            pool = room.pool = make(room)
+            kept = room.reserve_or_count(options.min_workers)
+            pool = room.pool = room.guest.pool = make(room)
         except BaseException:
             room.give_back_all()
             raise
+        self.line.add(room.guest)
+        room.join(kept)
         return pool
+
+    def foresee(self, options: PoolOptions, before: int | None, workers: int) -> dict[str, Any]:
+        """What a worker of a version would take on its devices, and for how many more there are places. Bytes.
+
+        It has `before` workers, None: it is not there. Nothing is kept. Empty where it uses no device, or nobody knows.
+        Raises NotEnoughDeviceMemory where there are no places for `workers`.
+        """
+        if not options.gpu_ids:
+            return {}
+        room = DeviceRoom(self, Unbounded(), options)
+        if before is not None:  # it makes no room for itself
+            room.guest = self.line.guest_of(room.guest.label) or room.guest
+        return room.foresee(max(0, workers - (before or 0)))
 
     def could_be_had(self, device: int) -> int | None:
         """What one more worker could have on a device; None where nobody knows."""
@@ -105,6 +118,7 @@ class DeviceRooms:
         """A worker has ended."""
         for promise in promises:
             self.books.end(promise)
+        self.line.ended(promises)
         self.watch.look_soon()
 
 
@@ -119,6 +133,8 @@ class DeviceRoom:
         self._places: list[tuple[Devices, list[Promise]]] = []
         self._owed: list[tuple[Devices, list[Promise]]] = []
         self._begun: dict[str, list[Promise]] = {}
+        self._begun_at: dict[str, float] = {}
+        self.guest = Guest(self._label, options, self._read_begun, self._read_kept)
 
     # ---------------------------------------------------------------------------------------------- what a pool asks
 
@@ -128,8 +144,9 @@ class DeviceRoom:
         try:
             self._inner.ask(workers)
         except BaseException:
-            self._give_back(kept)
+            self._give_back(len(kept))
             raise
+        self.join(kept)
 
     def grow(self, workers: int) -> int:
         """As many as there are places for, on devices and in the host's memory."""
@@ -149,8 +166,16 @@ class DeviceRoom:
         self._inner.shrink(workers)
 
     async def enter(self) -> None:
-        """Wait for host memory."""
+        """Wait for host memory, then for that of devices. Raises NoMemoryNow; places not there are lost then."""
         await self._inner.enter()
+        try:
+            await self._rooms.line.wait(self.guest)
+        except NoMemoryNow:
+            awaited = self._rooms.line.promises_awaited(self.guest)
+            for kept in (self._places, self._owed):
+                kept[:] = [place for place in kept if not any(promise in awaited for promise in place[1])]
+            self._rooms.end(awaited)
+            raise
 
     def place(self) -> Devices | None:
         """The devices of the next worker, kept since it was asked for; None where none were."""
@@ -167,12 +192,13 @@ class DeviceRoom:
             for place in kept:
                 if place[0] == wanted:
                     kept.remove(place)
-                    self._begun[key] = place[1]
+                    self._note_begun(key, place[1])
                     return
         need = self._need()
         if not self._fits(wanted, need):
+            self._rooms.line.make_room(self.guest, wanted, need.size)
             raise self._refusal([wanted], need)
-        self._begun[key] = self._rooms.promise(self._label, wanted, need.size)
+        self._note_begun(key, self._rooms.promise(self._label, wanted, need.size))
 
     def fits_beside(self, devices: Sequence[int]) -> bool:
         """Whether one more worker would fit on these devices, beside those that are there."""
@@ -181,7 +207,8 @@ class DeviceRoom:
 
     def loaded_on_device(self, key: str, reserved_bytes: int) -> None:
         """A worker has its model loaded; its runtime had taken so much of a device at most, 0: it cannot say."""
-        now = time.monotonic()
+        now = self.guest.loaded_at = time.monotonic()
+        self.guest.load_s = now - self._begun_at.get(key, now)
         for promise in self._begun.get(key, ()):
             self._rooms.books.loaded(promise, now)
         if reserved_bytes:
@@ -193,6 +220,7 @@ class DeviceRoom:
 
     def ended_on_device(self, key: str) -> None:
         """A worker's process has ended."""
+        self._begun_at.pop(key, None)
         self._rooms.end(self._begun.pop(key, []))
         self._forget_gone()
 
@@ -206,11 +234,13 @@ class DeviceRoom:
 
     def make_spare(self, give_up: Callable[[], None] | None) -> None:
         """See `Room`."""
+        self.guest.give_up = give_up
         self._inner.make_spare(give_up)
 
     def close(self) -> None:
         """There is no process any more."""
         self.give_back_all()
+        self._rooms.line.remove(self.guest)
         self._inner.close()
 
     @property
@@ -231,29 +261,70 @@ class DeviceRoom:
 
     # ---------------------------------------------------------------------------------------------- places
 
-    def reserve(self, workers: int) -> int:
-        """Keep places until there are so many with those that are taken. Returns how many more that took.
+    def reserve(self, workers: int, *, others_may_leave: bool = False) -> list[Kept]:
+        """Keep places until there are so many with those that are taken. Returns those that this took.
 
+        Where there is none and `others_may_leave`, one is kept where there is none yet: `join` is to be called then.
         Raises NotEnoughDeviceMemory, and no more are kept then than before.
         """
-        need = self._need()
-        kept = 0
+        need, line = self._need(), self._rooms.line
+        kept: list[Kept] = []
         while self._count() < workers:
             devices = self._choose(need)
-            if not self._fits(devices, need):
-                self._give_back(kept)
-                raise self._refusal(self._candidates(), need)
-            self._places.append((devices, self._rooms.promise(self._label, devices, need.size)))
-            kept += 1
+            is_there = self._fits(devices, need)
+            if not is_there:
+                place = line.find(self.guest, self._candidates(), need.size) if others_may_leave else None
+                if place is None:
+                    self._give_back(len(kept))
+                    raise self._refusal(self._candidates(), need)
+                devices = place.devices
+            promises = self._rooms.promise(self._label, devices, need.size)
+            self._places.append((devices, promises))
+            kept.append(Kept(devices, promises, is_there))
         return kept
 
-    def reserve_or_count(self, workers: int) -> int:
-        """As `reserve`; a refusal is counted."""
+    def join(self, kept: Sequence[Kept]) -> None:
+        """Have others leave for those that are not there yet; `enter` waits for them."""
+        for place in kept:
+            if not place.is_there:
+                self._rooms.line.join(self.guest, place.devices, place.promises)
+
+    def reserve_or_count(self, workers: int) -> list[Kept]:
+        """As `reserve`, for somebody who asks: others may leave for it, and a refusal is counted."""
         try:
-            return self.reserve(workers)
+            return self.reserve(workers, others_may_leave=True)
         except NotEnoughDeviceMemory:
             self._rooms.refused += 1
             raise
+
+    def foresee(self, more: int) -> dict[str, Any]:
+        """See `DeviceRooms.foresee`: whether there are places for so many more workers."""
+        need, candidates, places = self._need(), self._candidates(), 0
+        for group in candidates:
+            had = [size for device in group if (size := self._rooms.could_be_had(device)) is not None]
+            if len(had) < len(group):
+                return {}
+            places += min(had) // max(1, need.size)
+        if others_leave := places < more:
+            self._see_whether_others_leave(more, need, candidates)
+        told = {"bytesPerWorker": need.size, "source": need.source, "places": places}
+        return {**told, "othersMakeRoom": others_leave}
+
+    def _see_whether_others_leave(self, more: int, need: DeviceNeed, candidates: list[Devices]) -> None:
+        """Raise NotEnoughDeviceMemory where so many more find no places even then. What is tried is taken back."""
+        rooms, tried = self._rooms, []
+        try:
+            for _ in range(more):
+                devices = next((group for group in candidates if self._fits(group, need)), None)
+                if devices is None:
+                    place = rooms.line.find(self.guest, candidates, need.size)
+                    if place is None:
+                        raise self._refusal(candidates, need)
+                    devices = place.devices
+                tried += rooms.promise(self._label, devices, need.size)
+        finally:
+            for promise in tried:
+                rooms.books.end(promise)
 
     def give_back_all(self) -> None:
         """Promise nobody anything any more."""
@@ -263,6 +334,15 @@ class DeviceRoom:
         self._owed.clear()
         for key in list(self._begun):
             self.ended_on_device(key)
+
+    def _note_begun(self, key: str, promises: list[Promise]) -> None:
+        self._begun[key], self._begun_at[key] = promises, time.monotonic()
+
+    def _read_begun(self) -> list[Promise]:
+        return [promise for promises in self._begun.values() for promise in promises]
+
+    def _read_kept(self) -> list[Promise]:
+        return [promise for place in (*self._places, *self._owed) for promise in place[1]]
 
     def _count(self) -> int:
         return len(self._places) + (len(self.pool.slots) if self.pool is not None else 0)

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from marserve.pool.options import PoolOptions
 from marserve.registry.plan import Plan
 from marserve.registry.versions import Version
+
+Foresee = Callable[[PoolOptions, int | None, int], Mapping[str, Any]]
 
 
 @dataclass(slots=True)
@@ -17,11 +21,16 @@ class Hooks:
     """The lists; all of them empty is a registry by itself.
 
     `before_pool` may wait, and may raise a MarserveError: then no pool is made, and nothing of the version is left.
+    `memory` and `device_memory` are asked by dry runs, with a version's options, the workers that it has (None: it is
+    not there) and those that it would have: each gives what is known, in bytes, and raises NotEnoughMemory where they
+    have no room. It changes nothing.
     `after_ready` is called when the first load of a version, or one that a scale asked for, has ended well.
     `after_left` is called when the last process of a version has ended, before its folder is deleted. Neither may
     raise or wait.
     """
 
+    memory: Foresee = lambda options, before, workers: {}
+    device_memory: Foresee = lambda options, before, workers: {}
     before_pool: list[Callable[[Plan], Awaitable[None]]] = field(default_factory=list)
     after_ready: list[Callable[[Version], None]] = field(default_factory=list)
     after_left: list[Callable[[Version], None]] = field(default_factory=list)

@@ -7,12 +7,12 @@ computes on the CPU, and `custom` is one process like any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from marserve.archive.model_config import ModelConfig
-from marserve.errors import NotEnoughDevices
+from marserve.errors import BadArchive, NotEnoughDevices
 from marserve.machine.devices import most_groups
 
 # More processes than any one machine has devices for; each holds descriptors of all others' in rank 0.
@@ -33,10 +33,13 @@ class Parallel:
     most_workers: int = 0
 
 
-def read_parallel(model: str, config: ModelConfig, gpu_ids: Sequence[int], warnings: list[str]) -> Parallel:
+def read_parallel(
+    model: str, config: ModelConfig, gpu_ids: Sequence[int], warnings: list[str], mig_instances: Collection[int] = ()
+) -> Parallel:
     """What holds for a model whose workers may have `gpu_ids`; sentences on what is not used go to `warnings`.
 
-    Raises NotEnoughDevices where the devices are too few for one worker.
+    Raises NotEnoughDevices where the devices are too few for one worker, BadArchive where a worker of several would
+    have one of the `mig_instances`: CUDA shows a process one of those, and nothing else beside it.
     """
     kind, level = config.parallel_type, config.parallel_level
     if kind is None:
@@ -53,10 +56,24 @@ def read_parallel(model: str, config: ModelConfig, gpu_ids: Sequence[int], warni
     threads = 0
     if config.torchrun is not None:
         threads = _read_torchrun(config.torchrun, is_group=kind != "custom", warnings=warnings)
+    cut = [device for device in gpu_ids if device in mig_instances]
+    if cut and level > 1:
+        raise BadArchive(_says_cut(model, level, cut, len(gpu_ids)))
     most = most_groups(gpu_ids, level) if gpu_ids else 0
     if gpu_ids and not most:
         raise NotEnoughDevices(model, level, len(gpu_ids))
     return Parallel(kind, level, threads, most)
+
+
+def _says_cut(model: str, level: int, cut: Sequence[int], devices: int) -> str:
+    numbers = ", ".join(map(str, cut))
+    named = f"device {numbers} is a MIG instance" if len(cut) == 1 else f"devices {numbers} are MIG instances"
+    whole = "name none of them with deviceIds, " if len(cut) < devices else ""
+    return (
+        f"parallelLevel is {level} in the configuration of model {model}, and {named}: CUDA shows a process one "
+        f"instance alone, so they cannot be joined to a worker. Take MIG mode off these GPUs (nvidia-smi -mig 0), "
+        f"{whole}or use parallelLevel: 1, or deviceType: cpu."
+    )
 
 
 def _read_torchrun(torchrun: Mapping[str, Any], *, is_group: bool, warnings: list[str]) -> int:

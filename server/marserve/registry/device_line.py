@@ -1,0 +1,324 @@
+"""Who waits for memory of devices, and who leaves for them: models that may sleep make room for others.
+
+`device_eviction.py` chooses, `device_admission.py` keeps the books; here pools are told, and whoever waits is let in
+when a reading after the last end shows that the memory is there. Its place is promised to it meanwhile: first come,
+first served, on each device. Everything here belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from marserve.errors import NoMemoryNow
+from marserve.machine.device_readings import DeviceReading
+from marserve.pool.options import PoolOptions
+from marserve.registry.device_admission import DeviceBooks, Promise
+from marserve.registry.device_eviction import (
+    DeviceResident,
+    Devices,
+    Place,
+    choose_place,
+    choose_victims_on,
+    most_on,
+)
+from marserve.registry.eviction import Demand
+from marserve.telemetry.metrics import VersionMetrics
+
+log = logging.getLogger("marserve.registry.memory")
+
+# How often those who wait are looked after, beside whenever a worker has ended.
+LOOK_S = 0.1
+RETRY_AFTER_S = 1.0
+# As in the host's memory: whoever asks is in the queue a moment after the memory was asked for.
+UNAWAITED_S = 0.25
+
+
+class Watch(Protocol):
+    """What brings readings (`machine/device_watch.py`)."""
+
+    @property
+    def read_at(self) -> float:
+        """When the latest reading was taken, monotonic seconds."""
+
+    def of(self, device: int) -> DeviceReading | None:
+        """What is known of a device."""
+
+    def look_soon(self) -> None:
+        """Read again soon."""
+
+
+class SleepyPool(Protocol):
+    """A pool, as those see it that want its memory."""
+
+    metrics: VersionMetrics
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether it may be without workers until somebody asks."""
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it has requests, or is being loaded."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for a worker."""
+
+    def sleep(self, reason: str) -> None:
+        """Begin to have no process."""
+
+
+@dataclass(eq=False)
+class Guest:
+    """A version that uses devices, as the line sees it. `loaded_at` is in monotonic seconds, None: no worker is there.
+
+    `read_promises` reads what was promised to its workers that are there or loading, `read_kept` to those that are not
+    begun. `give_up` ends it where it serves nobody and is only kept.
+    """
+
+    label: str
+    options: PoolOptions
+    read_promises: Callable[[], Sequence[Promise]]
+    read_kept: Callable[[], Sequence[Promise]]
+    pool: SleepyPool | None = None
+    give_up: Callable[[], None] | None = None
+    load_s: float = 0.0
+    loaded_at: float | None = None
+    seen_requests: int = 0
+    unawaited_since: float | None = None
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether it makes room for others at all."""
+        return self.give_up is not None or (
+            self.pool is not None and self.pool.can_sleep and not self.options.is_pinned
+        )
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A worker's place that is promised, and not there yet."""
+
+    guest: Guest
+    devices: Devices
+    promises: Sequence[Promise]
+
+
+class DeviceLine:
+    """The line of one server."""
+
+    def __init__(self, watch: Watch, books: DeviceBooks, *, least_residence_s: float) -> None:
+        self._watch, self._books = watch, books
+        self._least_residence_s = least_residence_s
+        self._guests: list[Guest] = []
+        self._line: list[Waiting] = []
+        self._leaving: list[Promise] = []
+        self._ended_at = -1.0
+        self._demand: Demand[Guest] = Demand()
+        self._changed = asyncio.Event()
+
+    # ---------------------------------------------------------------------------------------------- coming and going
+
+    def add(self, guest: Guest) -> None:
+        """A version is there."""
+        self._guests.append(guest)
+        self._demand.add([(guest, 0)])
+
+    def remove(self, guest: Guest) -> None:
+        """A version and all of its workers are gone."""
+        if guest in self._guests:
+            self._guests.remove(guest)
+        self._demand.forget(guest)
+        self._changed.set()
+
+    def guest_of(self, label: str) -> Guest | None:
+        """The version of this name, if it is there."""
+        return next((guest for guest in self._guests if guest.label == label), None)
+
+    def ended(self, promises: Sequence[Promise]) -> None:
+        """What was promised is so no more: a worker has ended, or never began."""
+        if not promises:
+            return
+        gone = set(map(id, promises))
+        self._leaving = [promise for promise in self._leaving if id(promise) not in gone]
+        self._line = [waiting for waiting in self._line if not any(id(each) in gone for each in waiting.promises)]
+        self._ended_at = time.monotonic()
+        self._changed.set()
+
+    # ---------------------------------------------------------------------------------------------- who waits
+
+    def find(self, guest: Guest, candidates: Sequence[Devices], needed_bytes: int) -> Place[Guest] | None:
+        """Where a worker could go if others left; None: nowhere, even if all left that may. Nobody leaves yet."""
+        free = self._free({device for chosen in candidates for device in chosen})
+        residents, later = self._residents(guest), self._later(guest)
+        return choose_place(candidates, needed_bytes, free, residents, time.monotonic(), later)
+
+    def most_on(self, guest: Guest, devices: Iterable[int]) -> Mapping[int, int]:
+        """What its workers could have of each device if all others left that may; none of those nobody can read."""
+        return most_on(self._free(devices), self._residents(guest), self._later(guest))
+
+    def join(self, guest: Guest, devices: Devices, promises: Sequence[Promise]) -> None:
+        """A worker waits for what it is promised; others begin to leave for it."""
+        self._line.append(Waiting(guest, devices, promises))
+        self._settle()
+
+    def make_room(self, guest: Guest, devices: Devices, needed_bytes: int) -> None:
+        """A worker could not begin again on its devices: have others leave, so that the next try finds room."""
+        if self._is_judged_by_now():
+            names = choose_victims_on(
+                devices, needed_bytes, self._free(devices), self._residents(guest), time.monotonic()
+            )
+            self._send_away(names or (), guest)
+
+    async def wait(self, guest: Guest) -> None:
+        """Wait until there is all that a version was promised, at most `startupTimeout`. Raises NoMemoryNow."""
+        limit_s = guest.options.startup_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                while self._is_waiting(guest):
+                    self._changed.clear()
+                    self._watch.look_soon()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_S):
+                            await self._changed.wait()
+                    self._settle()
+        except TimeoutError:
+            log.warning("%s: no memory of a device came free within startupTimeout, %g s", guest.label, limit_s)
+            raise NoMemoryNow(guest.options.model, retry_after_s=RETRY_AFTER_S) from None
+
+    def promises_awaited(self, guest: Guest) -> list[Promise]:
+        """What a version was promised that is not there yet."""
+        return [promise for waiting in self._line if waiting.guest is guest for promise in waiting.promises]
+
+    def _is_waiting(self, guest: Guest) -> bool:
+        return any(waiting.guest is guest for waiting in self._line)
+
+    # ---------------------------------------------------------------------------------------------- who leaves
+
+    def _settle(self) -> None:
+        """Let in whose memory is there; for the others have as many leave as it takes."""
+        self._forget_unawaited()
+        if not self._is_judged_by_now():
+            return
+        taken: dict[int, int] = {}  # by those who wait before
+        for waiting in list(self._line):
+            if waiting not in self._line:
+                continue
+            free = {
+                promise: size for promise in waiting.promises if (size := self._free_on(promise.device)) is not None
+            }
+            margins = [
+                self._books.margin(promise.device, size, self._watch.read_at, promise) for promise, size in free.items()
+            ]
+            needed = max(promise.size for promise in waiting.promises)
+            if all(size >= needed for size in margins):
+                self._line.remove(waiting)
+                self._changed.set()
+                continue
+            # Workers that are loading may have taken theirs: if not, more leave when that is seen.
+            expected = {
+                promise.device: size - taken.get(promise.device, 0) + self._leaving_on(promise.device)
+                for promise, size in free.items()
+            }
+            residents = self._residents(waiting.guest)
+            names = choose_victims_on(waiting.devices, needed, expected, residents, time.monotonic())
+            self._send_away(names or (), waiting.guest)
+            for promise in waiting.promises:
+                taken[promise.device] = taken.get(promise.device, 0) + promise.size
+
+    def _is_judged_by_now(self) -> bool:
+        """Whether what is free was read after the last worker had ended: else too many would be told to leave."""
+        self._watch.of(0)
+        if self._watch.read_at > self._ended_at:
+            return True
+        self._watch.look_soon()
+        return False
+
+    def _send_away(self, guests: Sequence[Guest], for_whom: Guest) -> None:
+        for guest in guests:
+            promises = list(guest.read_promises())
+            on = ", ".join(str(device) for device in sorted({promise.device for promise in promises}))
+            log.info("%s makes room on device %s: %s needs it", guest.label, on, for_whom.label)
+            self._leaving += promises
+            guest.loaded_at = None
+            if guest.give_up is not None:
+                give_up, guest.give_up = guest.give_up, None
+                give_up()
+            else:
+                assert guest.pool is not None
+                guest.pool.metrics.evictions += 1
+                guest.pool.sleep(f"asleep: it made room on device {on}, for {for_whom.label}")
+
+    def _forget_unawaited(self) -> None:
+        """Let nobody leave for a model whose clients have all gone while it waited."""
+        now = time.monotonic()
+        for guest in {waiting.guest for waiting in self._line}:
+            pool = guest.pool
+            if pool is None or not pool.can_sleep or pool.is_awaited:
+                guest.unawaited_since = None
+            elif guest.unawaited_since is None:
+                guest.unawaited_since = now
+            elif now - guest.unawaited_since >= UNAWAITED_S:
+                guest.unawaited_since = None
+                pool.sleep("asleep: nobody waits for it any more")
+
+    # ---------------------------------------------------------------------------------------------- what there is
+
+    def _free(self, devices: Iterable[int]) -> Mapping[int, int]:
+        """What one more could be promised on each, with what is about to come free; none of those nobody can read."""
+        return {
+            device: self._books.margin(device, size, self._watch.read_at) + self._leaving_on(device)
+            for device in devices
+            if (size := self._free_on(device)) is not None
+        }
+
+    def _free_on(self, device: int) -> int | None:
+        reading = self._watch.of(device)
+        return None if reading is None else reading.free_bytes
+
+    def _leaving_on(self, device: int) -> int:
+        return sum(promise.size for promise in self._leaving if promise.device == device)
+
+    def _residents(self, asking: Guest) -> list[DeviceResident[Guest]]:
+        self._count_demand()
+        leaving = set(map(id, self._leaving))
+        residents = []
+        for guest in self._guests:
+            promises = guest.read_promises()
+            if guest is asking or not guest.may_leave or not promises or any(id(each) in leaving for each in promises):
+                continue
+            sizes: dict[int, int] = {}
+            for promise in promises:
+                sizes[promise.device] = sizes.get(promise.device, 0) + promise.size
+            if guest.give_up is not None:  # it serves nobody: it goes before any other
+                residents.append(DeviceResident(guest, sizes, 0.0, 0.0))
+                continue
+            assert guest.pool is not None
+            stays_until = guest.loaded_at + self._least_residence_s if guest.loaded_at is not None else 0.0
+            demand = self._demand.of(guest)
+            residents.append(
+                DeviceResident(guest, sizes, guest.load_s, demand, stays_until, is_in_use=guest.pool.is_in_use)
+            )
+        return residents
+
+    def _later(self, asking: Guest) -> Mapping[int, int]:
+        later: dict[int, int] = {}
+        for guest in self._guests:
+            for promise in guest.read_kept() if guest is not asking and guest.may_leave else ():
+                later[promise.device] = later.get(promise.device, 0) + promise.size
+        return later
+
+    def _count_demand(self) -> None:
+        arrived = []
+        for guest in self._guests:
+            if guest.pool is not None:
+                requests = guest.pool.metrics.requests
+                arrived.append((guest, requests - guest.seen_requests))
+                guest.seen_requests = requests
+        self._demand.add(arrived)

@@ -1,0 +1,479 @@
+"""Models that may sleep make room on devices: who leaves, who waits, and who is let in when the memory is there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from marserve.errors import NoMemoryNow, NotEnoughDeviceMemory, NotEnoughMemory
+from marserve.machine.device_readings import DeviceReading
+from marserve.machine.devices import Assigner
+from marserve.pool.options import PoolOptions
+from marserve.pool.room import Room, Unbounded
+from marserve.registry import device_line
+from marserve.registry.admission import MIB
+from marserve.registry.device_room import DeviceRoom, DeviceRooms
+from marserve.registry.learned_memory import LearnedMemory
+from marserve.telemetry.metrics import VersionMetrics
+
+pytestmark = pytest.mark.anyio
+
+TOTAL = 80_000
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """What they run on."""
+    return "asyncio"
+
+
+class Slot:
+    """A worker's place, and what its process does: it takes its memory at once, and frees it when it has ended."""
+
+    def __init__(self, pool: Sleeper, key: str, uses: tuple[int, ...]) -> None:
+        self.key, self.uses = key, uses
+        self.process: list[int] = []  # devices that it holds memory of
+        self._pool = pool
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        pool = self._pool
+        try:
+            await pool.room.enter()
+            pool.room.begin(self.key, self.uses)
+        except (NotEnoughMemory, NoMemoryNow) as error:
+            pool.failed.append(error)
+            return
+        self.process = list(self.uses)
+        assert min(pool.house.watch.free_of(device) for device in range(pool.house.watch.devices)) >= 0
+        pool.is_loading = False
+        pool.room.loaded_on_device(self.key, 0)
+
+    def end(self) -> None:
+        """The process is gone."""
+        self.process = []
+        self._pool.room.ended_on_device(self.key)
+
+
+class Sleeper:
+    """A pool: awake with workers, or asleep."""
+
+    def __init__(self, house: House, room: Room, options: PoolOptions) -> None:
+        self.house, self.room, self.options = house, room, options
+        self.slots: list[Slot] = []
+        self.leaving: list[Slot] = []
+        self.metrics = VersionMetrics(options.model, options.version)
+        self.can_sleep, self.is_awaited = True, True
+        self.is_loading = self.has_requests = False
+        self.reasons: list[str] = []
+        self.failed: list[Exception] = []
+        self._begun = 0
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it has requests, or is being loaded."""
+        return self.has_requests or self.is_loading
+
+    def ask(self, workers: int = 1) -> None:
+        """A request comes, and brings workers. Raises NotEnoughDeviceMemory."""
+        self.metrics.requests += 1
+        if self.slots:
+            return
+        self.room.ask(workers)
+        self.start(workers)
+
+    def start(self, workers: int) -> None:
+        """Begin workers in the places that are kept for them."""
+        self.is_loading = True
+        for _ in range(workers):
+            devices = self.room.place()
+            assert devices is not None
+            self._begun += 1
+            self.slots.append(Slot(self, f"{self._begun}", devices))
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all of its workers have taken their memory."""
+        return bool(self.slots) and all(slot.process for slot in self.slots)
+
+    def sleep(self, reason: str) -> None:
+        """Tell the workers to end: `see_out` has them ended."""
+        self.reasons.append(reason)
+        for slot in self.slots:
+            slot.task.cancel()
+        self.leaving += self.slots
+        self.slots, self.is_loading = [], False
+        self.room.shrink(0)
+
+    def see_out(self) -> None:
+        """The processes of those that were told to end have ended."""
+        leaving, self.leaving = self.leaving, []
+        for slot in leaving:
+            slot.end()
+
+
+class Watch:
+    """Reads what the living processes hold; `others` is what programs of others do, in MiB by device."""
+
+    def __init__(self, house: House, devices: int) -> None:
+        self.devices, self.others = devices, [0] * devices
+        self.looks = 0
+        self.is_quick, self.read_at = True, 0.0
+        self._house = house
+        self._seen = [TOTAL] * devices
+
+    def of(self, device: int) -> DeviceReading:
+        """What is known of one."""
+        if self.is_quick:
+            self.read()
+        return DeviceReading(str(device), (TOTAL - self._seen[device]) * MIB, TOTAL * MIB)
+
+    def read(self) -> None:
+        """Look at the devices now."""
+        self._seen = [self.free_of(device) for device in range(self.devices)]
+        self.read_at = time.monotonic()
+
+    def look_soon(self) -> None:
+        """Something changed."""
+        self.looks += 1
+
+    def free_of(self, device: int) -> int:
+        """MiB that nobody holds."""
+        held = sum(
+            pool.megabytes * slot.process.count(device)
+            for pool in self._house.pools
+            for slot in (*pool.slots, *pool.leaving)
+        )
+        return TOTAL - self.others[device] - held
+
+
+class Model(Sleeper):
+    """A pool whose workers take so many MiB each."""
+
+    @property
+    def megabytes(self) -> int:
+        """What a worker takes."""
+        assert self.options.device_memory_bytes is not None
+        return self.options.device_memory_bytes // MIB
+
+
+class House:
+    """Devices, and the models on them."""
+
+    def __init__(self, devices: int, *, least_residence_s: float = 0.0) -> None:
+        self.pools: list[Model] = []
+        self.watch = Watch(self, devices)
+        self.rooms = DeviceRooms(
+            self.watch, Assigner(devices), LearnedMemory(None), least_residence_s=least_residence_s
+        )
+
+    def add(self, name: str, megabytes: int = 30_000, inner: Room | None = None, **given: object) -> Model:
+        """A model that is loaded when it is asked for."""
+        options = PoolOptions(
+            name, "1.0", **{"min_workers": 0, "max_workers": 4, **given},  # type: ignore[arg-type]
+            gpu_ids=tuple(range(self.watch.devices)), device_memory_bytes=megabytes * MIB,
+        )  # fmt: skip
+
+        def make(room: Room | None) -> Model:
+            assert isinstance(room, DeviceRoom)
+            self.pools.append(Model(self, room, options))
+            return self.pools[-1]
+
+        return self.rooms.house(inner, options, make)
+
+    async def add_loaded(self, name: str, megabytes: int = 30_000, requests: int = 1, **given: object) -> Model:
+        """A model that was asked for so often, and is there."""
+        model = self.add(name, megabytes, **given)  # type: ignore[arg-type]
+        for _ in range(requests):
+            model.ask()
+        await until(lambda: model.is_loaded, f"{name} is loaded")
+        return model
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait, for at most 5 s."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
+    assert condition(), what
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_line, "LOOK_S", 0.005)
+
+
+async def test_who_is_asked_for_least_makes_room_and_whoever_waits_begins_when_it_is_gone() -> None:
+    """Not when it was told to go: a process frees its memory when it ends."""
+    house = House(1)
+    often, seldom = await house.add_loaded("often", requests=9), await house.add_loaded("seldom")
+    new = house.add("new")
+
+    new.ask()
+
+    assert (often.reasons, seldom.reasons) == ([], ["asleep: it made room on device 0, for new 1.0"])
+    assert (often.metrics.evictions, seldom.metrics.evictions) == (0, 1)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert not new.is_loaded
+    seldom.see_out()
+    await until(lambda: new.is_loaded, "the new one is loaded")
+    assert often.is_loaded
+
+
+async def test_what_is_in_use_pinned_or_always_there_stays() -> None:
+    """Who cannot have room until one of them ends its requests waits for that; who never could is refused."""
+    house = House(1)
+    busy = await house.add_loaded("busy")
+    pinned = await house.add_loaded("pinned", is_pinned=True)
+    busy.has_requests = True
+    new = house.add("new")
+
+    with pytest.raises(NotEnoughDeviceMemory, match=r"pinned 1\.0 with 30,000 MiB"):
+        house.add("large", 60_000).ask()
+    new.ask()
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert busy.reasons == []
+    busy.has_requests = False
+    await until(lambda: bool(busy.leaving), "the one that was in use is told to go")
+    busy.see_out()
+    await until(lambda: new.is_loaded, "the new one is loaded")
+
+    assert pinned.reasons == []
+    new.can_sleep = False
+    with pytest.raises(NotEnoughDeviceMemory):
+        house.add("newer").ask()
+
+
+async def test_what_came_a_moment_ago_stays_for_the_least_residence() -> None:
+    """Two models that take each other's place would both be loading and none answering."""
+    house = House(1, least_residence_s=0.1)
+    first = await house.add_loaded("first", 60_000)
+    came_at = time.monotonic()
+    second = house.add("second", 60_000)
+
+    second.ask()
+    assert first.reasons == []
+    await until(lambda: bool(first.leaving), "the first one is told to go")
+
+    assert time.monotonic() >= came_at + 0.09
+
+
+async def test_room_is_made_on_one_device_not_on_all() -> None:
+    """Where those leave that are worth least; others stay where they are."""
+    house = House(3)
+    loaded = [await house.add_loaded(str(number), 60_000, requests=5 - number) for number in range(3)]
+    new = house.add("new", 60_000)
+
+    new.ask()
+    for model in loaded:
+        model.see_out()
+    await until(lambda: new.is_loaded, "the new one is loaded")
+
+    assert [bool(model.reasons) for model in loaded] == [False, False, True]
+    assert new.slots[0].uses == (2,)
+
+
+async def test_a_model_that_is_always_there_has_sleepy_ones_leave_for_all_of_its_workers() -> None:
+    """On both devices, when it is registered; its workers begin when there is room for all of them."""
+    house = House(2)
+    sleepy = [await house.add_loaded(str(number), 60_000) for number in range(2)]
+
+    always = house.add("always", 60_000, min_workers=2)
+    always.can_sleep = False
+    always.start(2)
+    assert all(model.reasons for model in sleepy)
+    sleepy[0].see_out()
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert not any(slot.process for slot in always.slots)
+    sleepy[1].see_out()
+    await until(lambda: always.is_loaded, "both are there")
+
+    assert sorted(slot.uses for slot in always.slots) == [(0,), (1,)]
+
+
+async def test_a_worker_of_several_devices_begins_when_there_is_room_on_each() -> None:
+    """The devices next to each other on which those leave that are worth least."""
+    house = House(4)
+    sleepy = [await house.add_loaded(str(number), 60_000, requests=9 - number) for number in range(4)]
+    group = house.add("group", 60_000, parallel_type="tp", parallel_level=2)
+
+    group.ask()
+    assert [bool(model.reasons) for model in sleepy] == [False, False, True, True]
+    sleepy[2].see_out()
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert not group.is_loaded
+    sleepy[3].see_out()
+    await until(lambda: group.is_loaded, "the group is there")
+
+    assert group.slots[0].uses == (2, 3)
+
+
+async def test_nobody_leaves_for_a_worker_more() -> None:
+    """Autoscaling takes what is free, as in the host's memory."""
+    house = House(1)
+    idle, growing = await house.add_loaded("idle", 40_000), await house.add_loaded("growing")
+
+    assert growing.room.grow(2) == 1
+    assert idle.reasons == []
+
+
+async def test_who_waits_too_long_is_told_and_its_place_is_free_again() -> None:
+    """`startupTimeout` bounds it: an honest 503."""
+    house = House(1)
+    busy = await house.add_loaded("busy", 60_000)
+    busy.has_requests = True
+    late = house.add("late", 60_000, startup_timeout_s=0.02)
+
+    late.ask()
+    await until(lambda: bool(late.failed), "it is told")
+
+    assert isinstance(late.failed[0], NoMemoryNow)
+    late.sleep("there was no memory to load it")
+    assert house.rooms.could_be_had(0) == 20_000 * MIB
+    assert busy.reasons == []
+
+
+async def test_nobody_leaves_for_a_model_that_nobody_waits_for_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clients have gone while it waited."""
+    monkeypatch.setattr(device_line, "UNAWAITED_S", 0.01)
+    house = House(1)
+    busy = await house.add_loaded("busy", 60_000)
+    busy.has_requests = True
+    left = house.add("left", 60_000)
+
+    left.ask()
+    left.is_awaited = False
+    await until(lambda: bool(left.reasons), "it is put to sleep")
+    busy.has_requests = False
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+
+    assert left.reasons == ["asleep: nobody waits for it any more"]
+    assert busy.reasons == []
+
+
+async def test_what_serves_nobody_leaves_before_anything_else() -> None:
+    """A version that is kept so that it can be undone."""
+    house = House(1)
+    kept, seldom = await house.add_loaded("kept", requests=9), await house.add_loaded("seldom")
+    given_up: list[str] = []
+    kept.can_sleep = False
+    kept.room.make_spare(lambda: given_up.append("kept"))
+    new = house.add("new")
+
+    new.ask()
+
+    assert (given_up, seldom.reasons) == (["kept"], [])
+    kept.sleep("it ends")
+    kept.see_out()
+    await until(lambda: new.is_loaded, "the new one is loaded")
+
+
+async def test_what_others_take_meanwhile_has_one_more_leave() -> None:
+    """A program that is not of this server: the reading after the end says that it was not enough."""
+    house = House(1)
+    first, second = await house.add_loaded("first"), await house.add_loaded("second", requests=3)
+    new = house.add("new")
+
+    new.ask()
+    assert bool(first.leaving)
+    house.watch.others[0] = 25_000
+    first.see_out()
+    await until(lambda: bool(second.leaving), "the second one leaves, too")
+    second.see_out()
+
+    await until(lambda: new.is_loaded, "the new one is loaded")
+
+
+async def test_nobody_is_judged_by_a_reading_from_before_the_last_end() -> None:
+    """A tool's reading is seconds old: it would still show what has gone."""
+    house = House(1)
+    first, second = await house.add_loaded("first"), await house.add_loaded("second", requests=3)
+    house.watch.is_quick = False
+    house.watch.read()
+    new = house.add("new")
+
+    new.ask()
+    first.see_out()
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert second.reasons == []
+    assert not new.is_loaded
+    house.watch.read()
+
+    await until(lambda: new.is_loaded, "the new one is loaded")
+    assert second.reasons == []
+
+
+async def test_host_memory_that_is_refused_has_nobody_leave() -> None:
+    """It was looked for before anybody was told."""
+
+    class Full(Unbounded):
+        def ask(self, workers: int) -> None:
+            raise NotEnoughMemory("m", "1.0", needed_bytes=2, source="declared", could_be_had=1, budget_bytes=1)
+
+    house = House(1)
+    idle = await house.add_loaded("idle", 60_000)
+
+    with pytest.raises(NotEnoughMemory):
+        house.add("new", 60_000, Full()).ask()
+
+    assert idle.reasons == []
+    assert house.rooms.could_be_had(0) == 20_000 * MIB
+
+
+async def test_a_worker_whose_place_was_taken_has_others_leave_for_its_next_try() -> None:
+    """One that is always there died, and a sleepy model was quicker: the next start finds room."""
+    house = House(1)
+    always = await house.add_loaded("always", 60_000)
+    always.can_sleep = False
+    always.slots[0].end()
+    sleepy = await house.add_loaded("sleepy", 60_000)
+
+    with pytest.raises(NotEnoughDeviceMemory):
+        always.room.begin("again", (0,))
+    sleepy.see_out()
+    always.room.begin("again", (0,))
+
+    assert sleepy.reasons == ["asleep: it made room on device 0, for always 1.0"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_devices_never_hold_more_than_they_have(seed: int) -> None:
+    """Models of any size, asked for in any order, with processes that end late: all are loaded in the end."""
+    draw = random.Random(seed)
+    house = House(2)
+    models = [house.add(str(number), draw.randint(10_000, 70_000)) for number in range(8)]
+    asked: set[Model] = set()
+    for _ in range(80):
+        model = draw.choice(models)
+        model.ask()
+        asked.add(model)
+        for _ in range(draw.randint(0, 3)):
+            await asyncio.sleep(0)
+        for other in models:
+            if draw.random() < 0.3:
+                other.see_out()
+        asked = {each for each in asked if not each.is_loaded and each.slots}
+
+    async with asyncio.timeout(5):
+        while any(each.slots and not each.is_loaded for each in models):
+            for other in models:
+                other.see_out()
+            await asyncio.sleep(0.001)
+
+    assert not any(model.failed for model in models)
+    assert sum(model.metrics.evictions for model in models) > 5
+    for model in models:
+        model.sleep("the end")
+        model.see_out()
+        model.room.close()
+    assert [house.rooms.could_be_had(device) for device in (0, 1)] == [TOTAL * MIB] * 2
