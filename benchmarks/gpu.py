@@ -7,14 +7,18 @@
     one connection   the median time, beside a call with a batch of one in the loop
     overlapped       the loop with copies and decoding beside the device's work, and one after the other
 
-`--device cpu` shows that it runs where there is no GPU; its figures mean nothing. The exit status says whether
-everything could be measured.
+Server and loop use the same device in turns, the first that `nvidia-smi` counts or that `CUDA_VISIBLE_DEVICES` names. A
+server that gives its worker none is not measured: it would compute on the CPU, and answer all the same.
+
+`--device cpu` shows that it runs where there is no GPU (with `--quick` a minute for all three works); its figures mean
+nothing. The exit status says whether everything could be measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import signal
 import subprocess
@@ -64,16 +68,18 @@ def _measure_one(plan: Plan, device: str, work: str, files: Path) -> list[Figure
         "work": work,
     }
     archive = make_archive(
-        plan.folder / f"gpu-{work}", work, "device_work.py", config, files / f"{work}.pt",
-        (str(body_file), str(HANDLERS / "workload.py")),
+        plan.folder / f"gpu-{work}", work, "device_handler.py", config, files / f"{work}.pt",
+        (str(body_file), str(HANDLERS / "device_work.py"), str(HANDLERS / "workload.py")),
     )  # fmt: skip
-    seconds = many_s / (8 if plan.is_quick else 2)
+    # A batch must fit in, and on a CPU one of W2 takes a second.
+    seconds, pieces = (many_s / 4, 1) if plan.is_quick else (many_s / 2, PIECES)
     rates: dict[str, list[float]] = defaultdict(list)
     alone: dict[str, list[float]] = defaultdict(list)
     with ExitStack() as stack:
         loop = stack.enter_context(PlainLoop(HANDLERS / "device_work.py", work, files, device))
         sample = Sample(body_file.read_bytes(), content_type)
         server = stack.enter_context(Marserve("marserve", archive, plan.new_folder("gpu"), sample=sample))
+        _see_device(server, device)
 
         def ask(connections: int, for_s: float) -> tuple[float, float]:
             load = one_piece(
@@ -82,11 +88,11 @@ def _measure_one(plan: Plan, device: str, work: str, files: Path) -> list[Figure
             )  # fmt: skip
             return load.per_second, load.p50_ms
 
-        ask(MANY, 1.0)
+        ask(MANY, seconds)
         for number in range(plan.rounds):
             plan.say(f"{name}, round {number + 1} of {plan.rounds}")
             seen: dict[str, list[tuple[float, float]]] = defaultdict(list)
-            for piece in range(PIECES):
+            for piece in range(pieces):
                 for who in turn(["server", "loop", "in order", "server alone", "loop alone"], number + piece):
                     if who.startswith("server"):
                         seen[who].append(ask(MANY if who == "server" else 1, seconds))
@@ -106,6 +112,18 @@ def _measure_one(plan: Plan, device: str, work: str, files: Path) -> list[Figure
     ]  # fmt: skip
 
 
+def _see_device(server: Marserve, device: str) -> None:
+    """Raises CannotMeasure where the worker is not on the device that is measured."""
+    _, described = server.manage("GET", f"/models/{Path(server.path).name}")
+    (worker,) = json.loads(described)[0]["workers"]
+    if worker["gpu"] != (device != "cpu"):
+        raise CannotMeasure(
+            f"The server's worker is{'' if worker['gpu'] else ' not'} on a device, and --device is {device}. The "
+            "server finds devices by nvidia-smi or rocm-smi, torch by the driver: see that the tool is on the PATH and "
+            "prints them."
+        )
+
+
 def main() -> int:
     """Read the command line, measure, show. Returns the exit status."""
     parser = argparse.ArgumentParser(description="Measure marserve with a GPU beside the same handler in a plain loop.")
@@ -120,6 +138,8 @@ def main() -> int:
         parser.error(f"--works takes some of {', '.join(WORKS)}, --rounds 1 or more")
     name = "no GPU"
     if words.device == "cuda":
+        # As the server tells its workers: else device 0 of the loop may be another one than device 0 of the server.
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         import torch
 
         if not torch.cuda.is_available():

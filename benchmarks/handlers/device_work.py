@@ -26,20 +26,6 @@ PIECES = 2
 LARGEST_BATCH = 32
 
 
-class DeviceWorkload:
-    """The handler: one answer a row, on the worker's own device."""
-
-    def initialize(self, context: Any) -> None:
-        """Load the work that the configuration names."""
-        gpu_id = context.system_properties["gpu_id"]
-        device = "cpu" if gpu_id is None else f"cuda:{gpu_id}"
-        self.work = DeviceWork(context.model_yaml_config["work"], Path(context.system_properties["model_dir"]), device)
-
-    def handle(self, rows: list[dict[str, Any]], context: Any) -> list[Any]:
-        """B rows in, B answers out."""
-        return self.work([row["body"] for row in rows])
-
-
 class DeviceWork:
     """Answers lists of bodies, or of what JSON bodies were decoded to. Has run already, so that torch has settled."""
 

@@ -38,7 +38,9 @@ class Handler:
             answers.append({
                 "sum": (self.weights @ self.weights).sum().item(),
                 "device": str(self.device),
-                "uuid": str(torch.cuda.get_device_properties(self.device).uuid) if self.device.type == "cuda" else "",
+                "uuid": str(getattr(torch.cuda.get_device_properties(self.device), "uuid", ""))
+                if self.device.type == "cuda"
+                else "",
                 "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
                 "pid": os.getpid(),
             })
@@ -58,6 +60,19 @@ def handle(rows, context):
     wanted = sum(10 if bytes(row["body"]) == b"huge" else 1 for row in rows)
     taken = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(wanted)]
     return [str(len(rows)).encode()] * len(rows)
+"""
+
+
+# Holds over half of its device for as long as it lives.
+HALF = """
+import torch
+class Half:
+    def initialize(self, context):
+        device = f"cuda:{context.system_properties['gpu_id']}"
+        size = int(torch.cuda.get_device_properties(device).total_memory * 0.55)
+        self.weights = torch.empty(size, dtype=torch.uint8, device=device)
+    def handle(self, rows, context):
+        return [b"served"] * len(rows)
 """
 
 
@@ -219,6 +234,23 @@ def test_a_model_that_is_larger_than_any_device_is_refused(tmp_path: Path) -> No
         assert answer.status_code == 507, answer.text
         assert "a worker needs 10,240,000 MiB (declared), and device 0 has " in answer.text
         assert server.client.get(f"{server.management}/models/m").status_code == 404
+
+
+def test_models_make_room_for_each_other(tmp_path: Path) -> None:
+    """Two that take over half of a device each: the memory of one is free when its process has ended, for the other."""
+    config = (
+        f"load: on_demand\ndeviceIds: [0]\ndeviceMemory: {int(machine().devices[0].memory_bytes * 0.56) >> 20}MiB\n"
+    )
+    with start(tmp_path, least_residence="0") as server:
+        for name in ("a", "b"):
+            make_archive(server.store / f"{name}.mar", HALF, config=config)
+            server.register(f"{name}.mar").raise_for_status()
+
+        for name in ("a", "b", "a"):
+            answer = server.predict(name)
+            assert (answer.status_code, answer.text) == (200, "served"), answer.text
+
+        assert [len(server.describe(name)["workers"]) for name in ("a", "b")] == [1, 0]
 
 
 def test_workers_stay_on_the_processors_near_their_device(tmp_path: Path) -> None:
