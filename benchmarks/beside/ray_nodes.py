@@ -1,7 +1,7 @@
 """A Ray cluster of some nodes on this machine, told by lines on standard input what to do; answers are lines of JSON.
 
-`add CPUS [NAME=AMOUNT…]` adds a node, `kill ID` ends one as a machine ends that loses its power; the beginning of its
-id is enough. At the end of the input everything that was started is ended.
+`add CPUS [NAME=AMOUNT…] [$VARIABLE=VALUE…]` adds a node, `kill ID` ends one as a machine ends that loses its power; the
+beginning of its id is enough. At the end of the input everything that was started is ended.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ def main() -> None:
         for line in sys.stdin:
             word, *more = line.split()
             if word == "add":
-                resources = {name: float(much) for name, _, much in (each.partition("=") for each in more[1:])}
+                named = dict(each.split("=", 1) for each in more[1:])
                 node = cluster.add_node(
-                    num_cpus=int(more[0]), object_store_memory=OBJECT_STORE_BYTES, resources=resources
+                    num_cpus=int(more[0]),
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    resources={name: float(much) for name, much in named.items() if name[0] != "$"},
+                    env_vars={name[1:]: value for name, value in named.items() if name[0] == "$"},
                 )
                 nodes.append(node)
                 say({"node": node.node_id})

@@ -203,6 +203,18 @@ ToAgent = Start | ArchiveEnd | Signal | CancelItem | Hold | Resume | ServerBeat 
 # ------------------------------------------------------------------------------------------- server and Ray
 
 
+class StoreAt(msgspec.Struct, frozen=True, array_like=True):
+    """Where an object store is, for addresses that begin with `prefix`; `options` are those of the setting `stores`.
+
+    `has_secrets`: the server's credentials are needed there, which no node gets.
+    """
+
+    kind: str
+    prefix: str
+    options: dict[str, str | bool]
+    has_secrets: bool
+
+
 class AgentOrder(msgspec.Struct, frozen=True, array_like=True):
     """What an agent is given at its birth: where the server is, who may call itself so, and who it is itself.
 
@@ -217,6 +229,7 @@ class AgentOrder(msgspec.Struct, frozen=True, array_like=True):
     key: str = ""
     cache: str = ""
     cache_bytes: int = 0
+    stores: list[StoreAt] = []
 
 
 class Connect(msgspec.Struct, frozen=True, array_like=True, tag="connect"):
@@ -243,10 +256,14 @@ class PlaceAgent(msgspec.Struct, frozen=True, array_like=True, tag="place_agent"
 
 
 class GiveUp(msgspec.Struct, frozen=True, array_like=True, tag="give_up"):
-    """End this agent, after `grace_s` seconds by force, and give its resources back; nothing if it has ended."""
+    """End this agent, after `grace_s` seconds by force, and give its resources back; nothing if it has ended.
+
+    `is_node_unfit`: no worker can start on its node; others are preferred for a while.
+    """
 
     id: str
     grace_s: float = 0.0
+    is_node_unfit: bool = False
 
 
 class Joined(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
@@ -279,9 +296,10 @@ class Placed(msgspec.Struct, frozen=True, array_like=True, tag="placed"):
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
-    """An agent has ended, or could not be started."""
+    """An agent has ended, or could not be started. `cause` is a name of `pool.cause_of_death.Cause`."""
 
     id: str
+    cause: str
     reason: str
 
 

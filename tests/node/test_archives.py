@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import pickle
+import subprocess
+import sys
 import threading
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from marserve.errors import DigestMismatch, MarserveError, UnsafeArchive
+from marserve.errors import MarserveError, UnsafeArchive
 from marserve.link import ArchiveRef
-from marserve.node.archives import NodeArchives
+from marserve.node import archives as module
+from marserve.node.archives import ArchiveChanged, NodeArchives, NodeUnfit
 from support.file_server import file_server, whole
 
 
@@ -102,7 +107,7 @@ def test_what_has_another_digest_is_refused_and_nothing_is_left(tmp_path: Path) 
     ref = make(tmp_path / "m.mar", h__py=b"x = 1")
     make(tmp_path / "wrong.mar", h__py=b"x = 2")
 
-    with pytest.raises(DigestMismatch):
+    with pytest.raises(ArchiveChanged, match=rf"m\.mar has changed on the server.* {ref.sha256}\. Swap"):
         NodeArchives(tmp_path / "node").prepare(ref, Sender(tmp_path / "wrong.mar"))
 
     assert list((tmp_path / "node" / "incoming").iterdir()) == []
@@ -159,3 +164,104 @@ def test_two_workers_that_need_the_same_at_once_unpack_it_once(tmp_path: Path) -
     go_on.set()
     NodeArchives(tmp_path / "node").prepare(ref, refuse).release()
     first.join()
+
+
+def test_whoever_is_killed_before_pickles_are_checked_leaves_nothing_that_is_served(tmp_path: Path) -> None:
+    """What has a name below `models` was checked; the rest is deleted by the next."""
+    ref, server = make(tmp_path / "m.mar", weights__pt=pickle.dumps(print, protocol=0)), Sender(tmp_path / "m.mar")
+    program = (
+        "import os, sys; from pathlib import Path; from marserve.node import archives; from marserve.link import *\n"
+        "archives.check_folder = lambda *_, **__: os._exit(9)\n"
+        f"ref = ArchiveRef({ref.sha256!r}, 'm.mar', path={str(tmp_path / 'm.mar')!r})\n"
+        f"archives.NodeArchives(Path({str(tmp_path / 'node')!r})).prepare(ref, None)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
+    assert len(list((tmp_path / "node" / "incoming").glob("*/unpacked/weights.pt"))) == 1
+
+    with pytest.raises(UnsafeArchive):
+        NodeArchives(tmp_path / "node").prepare(ref, server)
+
+    assert list((tmp_path / "node" / "incoming").iterdir()) == []
+    assert not (tmp_path / "node" / "models" / ref.sha256).exists()
+
+
+def test_what_somebody_else_is_making_is_not_swept_away(tmp_path: Path) -> None:
+    """However little the folder may hold; what nobody makes any more is."""
+    slow, quick = (make(tmp_path / f"{name}.mar", h__py=name.encode()) for name in ("slow", "quick"))
+    (tmp_path / "node" / "incoming" / f"{'0' * 64}.left").mkdir(parents=True)
+    begun, go_on = threading.Event(), threading.Event()
+    made: list[Path] = []
+
+    def slowly(target: Path) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        target.write_bytes((tmp_path / "slow.mar").read_bytes())
+
+    def prepare() -> None:
+        prepared = NodeArchives(tmp_path / "node").prepare(slow, slowly)
+        made.append(prepared.folder / "h.py")
+        prepared.release()
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    assert begun.wait(10)
+    NodeArchives(tmp_path / "node", max_bytes=0).prepare(quick, Sender(tmp_path / "quick.mar")).release()
+    left = [path.name.partition(".")[0] for path in (tmp_path / "node" / "incoming").iterdir()]
+    go_on.set()
+    thread.join()
+
+    assert left == [slow.sha256]
+    assert [path.read_bytes() for path in made] == [b"slow"]
+
+
+def test_a_full_disk_costs_what_nobody_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried once more then."""
+    archives = NodeArchives(tmp_path / "node")
+    used, unused, wanted = (make(tmp_path / f"{name}.mar", h__py=name.encode()) for name in ("used", "unused", "new"))
+    held = archives.prepare(used, Sender(tmp_path / "used.mar"))
+    archives.prepare(unused, Sender(tmp_path / "unused.mar")).release()
+    unpack = module.unpack
+
+    def unpack_where_there_is_room(archive: Path, target: Path, limits: Any) -> None:
+        if (tmp_path / "node" / "models" / unused.sha256).exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        unpack(archive, target, limits)
+
+    monkeypatch.setattr(module, "unpack", unpack_where_there_is_room)
+    archives.prepare(wanted, Sender(tmp_path / "new.mar")).release()
+
+    kept = {path.name for path in (tmp_path / "node" / "models").iterdir() if path.is_dir()}
+    assert kept == {used.sha256, wanted.sha256}
+    held.release()
+
+
+def test_a_disk_that_stays_full_is_the_nodes_fault(tmp_path: Path) -> None:
+    """The sentence has the folder and the setting; nothing is left there."""
+    ref = make(tmp_path / "m.mar", h__py=b"x = 1")
+
+    def full(target: Path) -> None:
+        target.write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(NodeUnfit, match=f"m.mar does not fit: the disk of {tmp_path / 'node'} is full.* ray_cache"):
+        NodeArchives(tmp_path / "node").prepare(ref, full)
+
+    assert list((tmp_path / "node" / "incoming").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_one_is_the_nodes_fault(tmp_path: Path) -> None:
+    """A file has its name."""
+    (tmp_path / "node").write_bytes(b"")
+
+    with pytest.raises(NodeUnfit, match=r"node cannot be used \(Not a directory\).* ray_cache"):
+        NodeArchives(tmp_path / "node")
+
+
+def test_a_path_that_cannot_be_looked_at_here_does_not_count(tmp_path: Path) -> None:
+    """A volume that is there, and says no; the server is asked."""
+    ref, server = make(tmp_path / "m.mar", h__py=b"x = 1"), Sender(tmp_path / "m.mar")
+    hidden = ArchiveRef(ref.sha256, ref.name, path=f"/{'n' * 300}")
+
+    NodeArchives(tmp_path / "node").prepare(hidden, server).release()
+
+    assert server.calls == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from marserve.node.placing import Needs, NodeView, choose_node, explain
 
 
@@ -31,6 +33,15 @@ def test_pack_takes_the_fullest_that_has_room() -> None:
 
     assert choose_node(nodes, ONE, "pack") == "c"
     assert choose_node(nodes[:2], ONE, "pack") == "a"
+
+
+def test_a_node_on_which_none_could_start_comes_last() -> None:
+    """Whatever speaks for it; where there is no other, it is tried again."""
+    nodes = [replace(node("a", 64, 60), is_unfit=True), node("b", 4, 1, workers=9)]
+
+    assert choose_node(nodes, ONE, "spread") == "b"
+    assert choose_node(nodes, ONE, "pack") == "b"
+    assert choose_node(nodes[:1], ONE, "spread") == "a"
 
 
 def test_nothing_is_chosen_where_anything_is_missing() -> None:

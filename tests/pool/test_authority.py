@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from marserve.link import SERVER_NAME, AgentOrder
-from marserve.node.agent import client_context
+from marserve.node.server_end import client_context
 from marserve.pool.launchers.authority import Authority
 
 

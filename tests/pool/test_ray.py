@@ -185,7 +185,7 @@ async def test_a_stopped_agent_counts_as_lost(cluster: LocalCluster, tmp_path: P
 
 
 async def test_scaling_up_waits_for_resources_and_says_why(cluster: LocalCluster, tmp_path: Path) -> None:
-    """A worker that no node has room for waits; a node that joins takes it."""
+    """A worker that no node has room for waits; a node that joins takes it. Under load, too: no request is lost."""
     async with RemotePool(tmp_path, cluster.address, workers=1, most=2, ray={"resources": {"bench": 1}}) as running:
         running.pool.start()
         await until(lambda: running.pool.workers()[0].waits_for, "the reason", timeout_s=LONG_S)
@@ -196,10 +196,76 @@ async def test_scaling_up_waits_for_resources_and_says_why(cluster: LocalCluster
         # Ray goes on naming a node that was killed for a while.
         assert re.fullmatch(r"it needs 1 CPU, 1 bench; no node has that, the largest of \d has 2 CPU, 0 bench", reason)
         assert running.nodes == [joined[:8]]
-        running.pool.scale(2, 2)
-        await until(lambda: running.pool.workers()[1].waits_for, "the reason of the second", timeout_s=LONG_S)
-        assert "free now: " in running.pool.workers()[1].waits_for
-        assert await running.ask_body(b"meanwhile") == b"meanwhile"
+        async with Crowd(running) as crowd:
+            running.pool.scale(2, 2)
+            await until(lambda: running.pool.workers()[1].waits_for, "the reason of the second", timeout_s=LONG_S)
+            assert "free now: " in running.pool.workers()[1].waits_for
+            another = await asyncio.to_thread(cluster.add, 1, bench=1)
+            await until(lambda: running.pool.ready_workers == 2, "a worker on a node that joins", timeout_s=LONG_S)
+
+        assert await crowd.lost() == []
+        assert running.nodes == [joined[:8], another[:8]]
+
+
+@pytest.mark.long
+async def test_a_node_on_which_no_worker_can_start_is_passed_over(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Its cache cannot be written: that is said, and the worker starts elsewhere. The load has not failed."""
+    (tmp_path / "file").touch()
+    unfit = cluster.add(4, variables={"XDG_CACHE_HOME": str(tmp_path / "file")})
+    try:
+        async with RemotePool(tmp_path, cluster.address, workers=1, cluster={"cache": ""}) as running:
+            await running.start()
+
+            (worker,) = running.pool.workers()
+            assert unfit[:8] not in worker.node
+            assert running.deaths == {"node_unfit": 1}
+            assert worker.last_death is not None
+            assert unfit[:8] in worker.last_death.detail
+            assert "ray_cache" in worker.last_death.detail
+    finally:
+        cluster.kill(unfit)
+
+
+@pytest.mark.long
+async def test_where_every_node_is_unfit_the_load_fails_with_the_reason(cluster: LocalCluster, tmp_path: Path) -> None:
+    """After a few tries, whatever nodes there are."""
+    (tmp_path / "file").touch()
+    async with RemotePool(tmp_path, cluster.address, workers=1, cluster={"cache": str(tmp_path / "file")}) as running:
+        with pytest.raises(LoadFailed) as failed:
+            await running.start()
+
+        assert f"{tmp_path / 'file'} cannot be used (Not a directory)" in failed.value.reason
+        assert running.deaths == {"node_unfit": 3}
+
+
+@pytest.mark.long
+async def test_a_node_that_leaves_while_a_worker_starts_there_does_not_fail_the_load(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """Neither before nor after its agent has connected."""
+    source = """
+    import pathlib, time
+    here = pathlib.Path(__file__).parent
+    if not (here / "seen").exists():
+        (here / "seen").touch()
+        time.sleep(600)
+
+    def handle(data, context):
+        return [bytes(row["body"]) for row in data] if data else None
+    """
+    doomed = cluster.add(2, loading=1)
+    async with RemotePool(tmp_path, cluster.address, source, workers=1, ray={"resources": {"loading": 1}}) as running:
+        starting = asyncio.create_task(running.start())
+        await until(
+            lambda: list((tmp_path / "nodes" / "models").glob("*/seen")), "a model that loads", timeout_s=LONG_S
+        )
+        await asyncio.to_thread(cluster.kill, doomed)
+        await until(lambda: running.deaths.get("node_lost") == 1, "the loss", timeout_s=LONG_S)
+        cluster.add(2, loading=1)
+        await starting
+
+        assert await running.ask_body(b"here") == b"here"
+        assert not starting.exception()
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,7 +30,12 @@ class LocalCluster:
     def __init__(self, folder: Path) -> None:
         """`folder` gets what Ray writes: a short path, for Ray makes sockets in it."""
         packages = [str(Path(package.__path__[0]).parent) for package in (marserve, marserve_handlers)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages), "RAY_TMPDIR": str(folder)}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(packages),
+            "RAY_TMPDIR": str(folder),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+        }
         environment.pop("RAY_ADDRESS", None)
         self._process = subprocess.Popen(
             [sys.executable, str(PROGRAM)],
@@ -49,9 +55,10 @@ class LocalCluster:
     ) -> None:
         self.close()
 
-    def add(self, cpus: int = 2, **resources: float) -> str:
-        """Add a node; returns Ray's id of it."""
+    def add(self, cpus: int = 2, variables: Mapping[str, str] | None = None, **resources: float) -> str:
+        """Add a node, with these environment variables; returns Ray's id of it."""
         words = [f"{name}={much}" for name, much in resources.items()]
+        words += [f"${name}={value}" for name, value in (variables or {}).items()]
         return str(self._ask(f"add {cpus} {' '.join(words)}")["node"])
 
     def kill(self, node: str) -> None:

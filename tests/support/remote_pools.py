@@ -45,7 +45,7 @@ class RemotePool(RunningPool):
         ray: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        options = ClusterOptions(address=address, cache=str(folder / "nodes"), **(cluster or {}))
+        options = ClusterOptions(**{"address": address, "cache": str(folder / "nodes"), **(cluster or {})})
         self.cluster = Cluster(options, os.environ)
         super().__init__(folder, source, cluster=self.cluster, **more)
         self.archive = folder / "m.mar"

@@ -3,14 +3,16 @@
     FOLDER/models/SHA256           an unpacked archive, whose pickles were checked; SHA256-trusted where the operator
                                    trusts it, for there they may hold anything
     FOLDER/models/SHA256.lock      shared by whoever serves from it, exclusive while it is made or deleted
-    FOLDER/incoming/…              an archive on its way
+    FOLDER/incoming/SHA256.…/      what is being made or deleted, so that nothing below models is half there
 
-What nobody uses is deleted, longest unused first, when the folder holds more than it may. Everything here blocks.
+What nobody uses is deleted, longest unused first, when the folder holds more than it may or its disk is full. What is
+left of somebody who was killed meanwhile is deleted by the next. Everything here blocks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
@@ -18,21 +20,27 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits, unpack
-from marserve.errors import DigestMismatch, MarserveError
+from marserve.errors import MarserveError
 from marserve.link import ArchiveRef
+from marserve.pool.environments import size_of
+from marserve.store.download import DownloadOptions
 from marserve.store.fetch_guard import AllowedUrls, hide_query
 from marserve.store.fetcher import Fetcher, FetchOptions
+from marserve.store.source import Opener
 
 log = logging.getLogger("marserve.node")
 
 USUAL_CACHE_BYTES = 64 << 30
 LOOK_S = 0.05
+# How often in a row a store is tried that gives nothing: the server has the archive as well.
+ATTEMPTS = 2
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def usual_folder() -> Path:
@@ -43,6 +51,14 @@ def usual_folder() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "marserve" / "node"
     except RuntimeError:
         return Path(tempfile.gettempdir()) / f"marserve-node-{os.getuid()}"
+
+
+class NodeUnfit(MarserveError):
+    """This node cannot keep archives, which says nothing of the archive: another node may."""
+
+
+class ArchiveChanged(MarserveError):
+    """The server has another archive under this name than the one that it registered."""
 
 
 @dataclass(slots=True)
@@ -62,14 +78,20 @@ class Prepared:
 class NodeArchives:
     """The archives in `folder`, of at most `max_bytes` and what is in use."""
 
-    def __init__(self, folder: Path, max_bytes: int = USUAL_CACHE_BYTES) -> None:
-        """Makes the folders where they are missing. Raises OSError."""
-        self._models, self._incoming = folder / "models", folder / "incoming"
+    def __init__(
+        self, folder: Path, max_bytes: int = USUAL_CACHE_BYTES, openers: Mapping[str, Opener] | None = None
+    ) -> None:
+        """`openers` open addresses of object stores. Makes the folders where they are missing. Raises NodeUnfit."""
+        self._folder, self._models, self._incoming = folder, folder / "models", folder / "incoming"
         self._max_bytes = max_bytes
-        for each in (self._models, self._incoming):
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError), (folder / "CACHEDIR.TAG").open("x") as tag:
-            tag.write("Signature: 8a477f597d28d172789f06886806bc55\n# Models that marserve unpacked.\n")
+        self._openers = dict(openers or {})
+        try:
+            for each in (self._models, self._incoming):
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError), (folder / "CACHEDIR.TAG").open("x") as tag:
+                tag.write("Signature: 8a477f597d28d172789f06886806bc55\n# Models that marserve unpacked.\n")
+        except OSError as error:
+            raise self._unfit(error) from error
 
     def prepare(
         self, ref: ArchiveRef, receive: Callable[[Path], None], stop: threading.Event | None = None
@@ -79,21 +101,35 @@ class NodeArchives:
         That is the path that the server names (a volume that both see), the address it came from, and last the server
         itself: `receive` writes a file. Whatever it was, it is only used when it has the digest.
 
-        Raises DigestMismatch, BadArchive, UnsafeArchive, OSError, what `receive` raises, and MarserveError on `stop`.
+        Raises ArchiveChanged, BadArchive, UnsafeArchive, NodeUnfit where files cannot be written, what `receive`
+        raises, and MarserveError on `stop`.
         """
         name = f"{ref.sha256}-trusted" if ref.is_trusted else ref.sha256
         folder = self._models / name
-        lock = self._lock(name, stop or threading.Event())
         try:
-            if not folder.is_dir():
-                self._make(ref, folder, receive)
-            os.utime(folder)
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        except BaseException:
-            os.close(lock)
-            raise
-        self._prune()
+            lock = self._lock(name, stop or threading.Event())
+            try:
+                if not folder.is_dir():
+                    self._make_with_room(ref, folder, receive)
+                os.utime(folder)
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            except BaseException:
+                os.close(lock)
+                raise
+        except OSError as error:
+            raise self._unfit(error, ref.name) from error
+        try:
+            self._prune(self._max_bytes)
+        except OSError as error:
+            log.warning("what nobody uses in %s could not be looked for: %s", self._folder, error)
         return Prepared(folder, lock)
+
+    def _unfit(self, error: OSError, name: str = "an archive") -> NodeUnfit:
+        if error.errno in FULL:
+            what = f"{name} does not fit: the disk of {self._folder} is full, and no archive there is unused. Free some"
+            return NodeUnfit(f"{what} space, or name a folder on another disk with ray_cache.")
+        what = f"{name} cannot be kept: {self._folder} cannot be used ({error.strerror or error})"
+        return NodeUnfit(f"{what}. Let the user that Ray runs as write there, or name another folder with ray_cache.")
 
     def _lock(self, name: str, stop: threading.Event) -> int:
         """A shared lock on what is there; an exclusive one on what is still to be made. Waits."""
@@ -114,30 +150,45 @@ class NodeArchives:
             if stop.wait(LOOK_S):
                 raise MarserveError("The archive is not prepared: the server has gone.")
 
+    # ------------------------------------------------------------------------------------------- making
+
+    def _make_with_room(self, ref: ArchiveRef, folder: Path, receive: Callable[[Path], None]) -> None:
+        """Make it; on a full disk once more after all that nobody uses was deleted."""
+        self._sweep(folder.name)
+        try:
+            self._make(ref, folder, receive)
+        except OSError as error:
+            if error.errno not in FULL or not self._prune(0):
+                raise
+            self._make(ref, folder, receive)
+
     def _make(self, ref: ArchiveRef, folder: Path, receive: Callable[[Path], None]) -> None:
         limits = Limits()
         if ref.max_entries and ref.max_total_bytes:
             limits = Limits(max_entries=ref.max_entries, max_total_bytes=ref.max_total_bytes)
-        with self._archive(ref, receive, limits.max_total_bytes) as path:
-            unpack(path, folder, limits)
+        making = self._new_folder(folder.name)
+        making.mkdir(mode=0o700)
         try:
-            for finding in check_folder(folder, trusted=ref.is_trusted):
+            unpacked = making / "unpacked"
+            with self._archive(ref, receive, making) as path:
+                unpack(path, unpacked, limits)
+            for finding in check_folder(unpacked, trusted=ref.is_trusted):
                 log.warning("%s: trusted all the same: %s", ref.name, finding)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+            unpacked.rename(folder)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
         log.info("%s was unpacked: %s", ref.name, ref.sha256)
 
     @contextlib.contextmanager
-    def _archive(self, ref: ArchiveRef, receive: Callable[[Path], None], max_bytes: int) -> Iterator[Path]:
-        """The archive's file, for as long as the block lasts."""
-        path = Path(ref.path) if ref.path else None
-        if path is not None and path.is_file() and _digest(path) == ref.sha256:
-            yield path
+    def _archive(self, ref: ArchiveRef, receive: Callable[[Path], None], making: Path) -> Iterator[Path]:
+        """The archive's file, for as long as the block lasts; one that is made here is below `making`."""
+        if ref.path and _is(Path(ref.path), ref.sha256):
+            yield Path(ref.path)
             return
         if ref.address:
             try:
-                fetcher = Fetcher(AllowedUrls([exactly(ref.address)]), FetchOptions(temporary=self._incoming))
+                options = FetchOptions(DownloadOptions(attempts=ATTEMPTS), temporary=making)
+                fetcher = Fetcher(AllowedUrls([exactly(ref.address)]), options, openers=self._openers)
                 fetched = fetcher.fetch(f"{ref.address}#sha256={ref.sha256}", None)
             except (MarserveError, OSError) as error:
                 log.warning("%s is asked of the server, for it was not fetched: %s", hide_query(ref.address), error)
@@ -147,40 +198,67 @@ class NodeArchives:
                 finally:
                     fetched.release()
                 return
-        path = self._incoming / secrets.token_hex(8)
-        try:
-            receive(path)
-            found = _digest(path)
-            if found != ref.sha256:
-                raise DigestMismatch(ref.name, ref.sha256, found, "what the server sent")
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
+        path = making / "archive"
+        receive(path)
+        found = _digest(path)
+        if found != ref.sha256:
+            raise ArchiveChanged(
+                f"{ref.name} has changed on the server since it was registered: its SHA-256 digest is {found}, and was "
+                f"{ref.sha256}. Swap the model for what is there now, or put the old archive back."
+            )
+        yield path
+
+    def _new_folder(self, name: str) -> Path:
+        return self._incoming / f"{name}.{secrets.token_hex(8)}"
 
     # ------------------------------------------------------------------------------------------- room
 
-    def _prune(self) -> None:
-        """Delete what nobody uses, longest unused first, until the rest is within the bound."""
-        sizes = {folder: _size(folder) for folder in self._models.iterdir() if folder.is_dir()}
+    def _prune(self, most_bytes: int) -> bool:
+        """Delete what nobody uses, longest unused first, until the rest is within the bound; returns whether any was.
+
+        What somebody was making or deleting who is no more goes, too. What cannot be deleted stays.
+        """
+        is_any = False
+        for name in {left.name.partition(".")[0] for left in _folders(self._incoming)}:
+            with self._alone(name) as is_alone:
+                is_any |= is_alone and self._sweep(name)
+        sizes = {folder: size_of(folder) for folder in _folders(self._models)}
         total = sum(sizes.values())
         for folder in sorted(sizes, key=_when_used):
-            if total <= self._max_bytes:
-                return
-            if self._delete(folder):
-                total -= sizes[folder]
-                log.info("%s is deleted from the node's cache: nobody uses it", folder.name)
+            if total <= most_bytes:
+                break
+            with self._alone(folder.name) as is_alone, contextlib.suppress(OSError):
+                if is_alone:
+                    folder.rename(self._new_folder(folder.name))
+                    self._sweep(folder.name)
+                    is_any, total = True, total - sizes[folder]
+                    log.info("%s is deleted from the node's cache: nobody uses it", folder.name)
+        return is_any
 
-    def _delete(self, folder: Path) -> bool:
-        descriptor = os.open(self._models / f"{folder.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Iterator[bool]:
+        """Whether nobody uses, makes or deletes this; nobody does as long as the block lasts."""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            return True
+            descriptor = os.open(self._models / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:  # a full disk has no room for a lock
+            yield False
+            return
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
         finally:
             os.close(descriptor)
+
+    def _sweep(self, name: str) -> bool:
+        """Delete what is left of making or deleting this; whoever calls is alone. Returns whether there was any."""
+        left = list(self._incoming.glob(f"{name}.*"))
+        for each in left:
+            shutil.rmtree(each, ignore_errors=True)
+        return bool(left)
 
 
 def exactly(address: str) -> str:
@@ -190,13 +268,21 @@ def exactly(address: str) -> str:
     return re.escape(address)
 
 
+def _is(path: Path, sha256: str) -> bool:
+    """Whether there is a file that can be read here and has this digest."""
+    try:
+        return path.is_file() and _digest(path) == sha256
+    except OSError:
+        return False
+
+
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+def _folders(folder: Path) -> list[Path]:
+    return [each for each in folder.iterdir() if each.is_dir()]
 
 
 def _when_used(folder: Path) -> float:

@@ -17,13 +17,17 @@ _UNITS = {"CPU": "CPU", "GPU": "GPU", "memory": "bytes of memory"}
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One living node: what it has, what of that is free, and how many workers of the pool are on it."""
+    """One living node: what it has, what of that is free, and how many workers of the pool are on it.
+
+    `is_unfit`: none could start there a moment ago, which was the node's fault.
+    """
 
     id: str
     name: str
     total: Mapping[str, float]
     free: Mapping[str, float]
     workers: int = 0
+    is_unfit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +48,18 @@ def choose_node(nodes: Sequence[NodeView], needs: Needs, placement: Placement) -
     """The node for the next worker; None where none has room now.
 
     `spread`: the one with the fewest workers of the pool, of these the one with the most free CPUs. `pack`: the one
-    with the most, of these the one with the fewest free CPUs, so that the others stay free for something large.
+    with the most, of these the one with the fewest free CPUs, so that the others stay free for something large. Nodes
+    that are unfit come last.
     """
     fitting = [node for node in nodes if needs.fit(node.free)]
     if not fitting:
         return None
     sign = 1 if placement == "spread" else -1
-    best = min(fitting, key=lambda node: (sign * node.workers, -sign * node.free.get("CPU", 0.0), node.id))
-    return best.id
+
+    def rank(node: NodeView) -> tuple[bool, float, float, str]:
+        return node.is_unfit, sign * node.workers, -sign * node.free.get("CPU", 0.0), node.id
+
+    return min(fitting, key=rank).id
 
 
 def explain(nodes: Sequence[NodeView], needs: Needs) -> str:

@@ -23,6 +23,7 @@ from marserve import __version__, wire
 from marserve.errors import BadFrame
 from marserve.link import Connect, FromCluster, GiveUp, Gone, Joined, PlaceAgent, Placed, Refused, ToCluster, Waits
 from marserve.node.placing import Needs, NodeView, Placement, choose_node, explain
+from marserve.pool.cause_of_death import Cause
 from marserve.worker.parent import die_with_parent
 
 # How often Ray is asked about what waits for a place, or for its agent's end, seconds.
@@ -30,6 +31,8 @@ LOOK_S = 0.05
 IDLE_LOOK_S = 0.25
 # A reason is looked for anew so often, and told when it has changed.
 REASON_EVERY_S = 1.0
+# How long other nodes are preferred to one on which no worker could start, seconds.
+UNFIT_S = 60.0
 # How long agents may clear up when the server ends.
 LEAVE_S = 2.0
 NO_MARSERVE = (
@@ -73,6 +76,7 @@ class Program:
         self._socket = sock
         self._decoder: wire.Decoder[ToCluster] = wire.Decoder(ToCluster, bytes)
         self._places: dict[str, Place] = {}
+        self._unfit_until: dict[str, float] = {}
         self._ray: Any = None
 
     def run(self) -> None:
@@ -114,6 +118,11 @@ class Program:
             place = self._places.get(message.id)
             if place is not None:
                 place.ends_at = time.monotonic() + (message.grace_s if place.running is not None else 0.0)
+                if message.is_node_unfit:
+                    self._is_unfit(place)
+
+    def _is_unfit(self, place: Place) -> None:
+        self._unfit_until[place.node_id] = time.monotonic() + UNFIT_S
 
     def _connect(self, order: Connect) -> None:
         try:
@@ -130,8 +139,7 @@ class Program:
                 ignore_reinit_error=False,
             )
         except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
-            told = str(error).strip().splitlines()
-            self.say(Refused(told[0][:500] if told else repr(error)))
+            self.say(Refused(" ".join(str(error).split())[:500] or repr(error)))
             return
         self._ray = ray
         living = [node for node in ray.nodes() if node["Alive"]]
@@ -145,7 +153,7 @@ class Program:
         now = time.monotonic()
         for place in list(self._places.values()):
             if now >= place.ends_at:
-                self._gone(place, "the server wants it no more")
+                self._gone(place, Cause.STOPPED, "the server wants it no more")
                 continue
             try:
                 if place.group is None:
@@ -153,7 +161,7 @@ class Program:
                 if place.running is None:
                     self._settle(place)
             except Exception as error:  # Ray's errors have no common base
-                self._gone(place, f"Ray refused: {_first_line(error)}")
+                self._gone(place, Cause.LOAD_FAILED, f"Ray refused: {_first_line(error)}")
         running = {place.running: place for place in self._places.values() if place.running is not None}
         while running:
             ended, _ = self._ray.wait(list(running), num_returns=1, timeout=0)
@@ -207,6 +215,7 @@ class Program:
     def _nodes(self, place: Place) -> list[NodeView]:
         state: Any = importlib.import_module("ray._private.state")  # there is no public way to ask this by node
         free = state.available_resources_per_node()
+        now = time.monotonic()
         on = [each.node_id for each in self._places.values() if each.order.pool == place.order.pool]
         return [
             NodeView(
@@ -215,24 +224,29 @@ class Program:
                 node["Resources"],
                 free.get(node["NodeID"], {}),
                 on.count(node["NodeID"]),
+                now < self._unfit_until.get(node["NodeID"], 0.0),
             )
             for node in self._ray.nodes()
             if node["Alive"]
         ]
 
     def _ended(self, place: Place) -> None:
+        cause = Cause.NODE_UNFIT
         try:
             reason = str(self._ray.get(place.running))
         except Exception as error:  # the actor's, or its node's, end; Ray's errors have no common base
-            reason = _first_line(error)
             if "ModuleNotFoundError" in str(error) and "marserve" in str(error):
                 reason = NO_MARSERVE.format(version=__version__)
-        self._gone(place, reason)
+            else:
+                cause, reason = Cause.NODE_LOST, _first_line(error)
+        if cause is Cause.NODE_UNFIT and place.ends_at == math.inf:
+            self._is_unfit(place)
+        self._gone(place, cause, reason)
 
-    def _gone(self, place: Place, reason: str) -> None:
+    def _gone(self, place: Place, cause: Cause, reason: str) -> None:
         self._places.pop(place.order.id, None)
         self._end(place)
-        self.say(Gone(place.order.id, reason))
+        self.say(Gone(place.order.id, cause.value, reason))
 
     def _end(self, place: Place) -> None:
         """Give back what Ray has for it."""

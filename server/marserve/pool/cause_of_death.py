@@ -34,7 +34,20 @@ class Cause(StrEnum):
     BAD_FRAME = "bad_frame"
     OUT_OF_STEP = "out_of_step"
     NODE_LOST = "node_lost"
+    NODE_UNFIT = "node_unfit"
     STOPPED = "stopped"
+
+
+# Another node may do: what happened says nothing of the model.
+OF_NODES = frozenset({Cause.NODE_LOST, Cause.NODE_UNFIT})
+
+
+def read_cause(name: str) -> Cause:
+    """The cause of that name, as another machine says it; `LOAD_FAILED` where its version has names of its own."""
+    try:
+        return Cause(name)
+    except ValueError:
+        return Cause.LOAD_FAILED
 
 
 @dataclass(frozen=True, slots=True)

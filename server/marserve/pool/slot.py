@@ -38,7 +38,7 @@ from marserve.messages import (
 from marserve.page import Page, create_page
 from marserve.pool.asked_lengths import Question
 from marserve.pool.batcher import Flight
-from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit, death_of_load, error_of
+from marserve.pool.cause_of_death import OF_NODES, Cause, Death, Evidence, classify_exit, death_of_load, error_of
 from marserve.pool.certifier import Certifier
 from marserve.pool.cgroups import WorkerCgroup, WorkerCgroups
 from marserve.pool.client import WorkerClient
@@ -62,6 +62,9 @@ STOP_GRACE_S = 2.0
 LAST_OUTPUT_S = 0.5
 # How long a worker past its limit may take to end by SIGTERM before SIGKILL. Its clients wait meanwhile.
 TERM_GRACE_S = 0.25
+
+# On so many nodes in a row a worker may fail to start, through the nodes' fault, before the load counts as failed.
+MOST_NODES = 3
 
 Status = Literal["READY", "LOADING", "UNLOADING"]
 
@@ -203,6 +206,7 @@ class Slot:
             restart = self._policy.ended(time.monotonic(), death.exit_code)
             was_given_up, self.has_given_up = self.has_given_up, restart.gave_up
             if restart.gave_up and not was_given_up:
+                self.load_failures += death.cause in OF_NODES
                 again = f"every {restart.delay_s:g} s" if restart.delay_s < math.inf else "when it is scaled"
                 log.error("%s gave up: %s. It is tried again %s.", self.name, death.detail, again)
                 self._owner.crashed(self, death)
@@ -257,8 +261,13 @@ class Slot:
         life = self._life
         return life is not None and life.is_ready and not life.ended.is_set() and not self.is_retired
 
+    @property
+    def load_s(self) -> float:
+        """How long the present worker's load took; 0 while there is none."""
+        return self._life.load_s if self._life is not None else 0.0
+
     def view(self) -> WorkerView:
-        """What describe says."""
+        """What describe says. Reads `/proc`: this is for who asks by hand, not for every scrape."""
         life = self._life
         process = life.process if life is not None else None
         node = process.node if process is not None else ""
@@ -275,7 +284,7 @@ class Slot:
             gpu_id=self.gpu_id,
             memory_bytes=memory_bytes,
             restarts=self.restarts,
-            load_s=life.load_s if life is not None else 0.0,
+            load_s=self.load_s,
             how_started=life.how if life is not None else "",
             last_death=self.last_death,
             next_start_at=self.next_start_at,
@@ -325,8 +334,9 @@ class Slot:
         try:
             death = await life.finish()
             if not life.is_ready and not self.is_retired:
-                self.load_failures += 1
                 self._failed_loads += 1
+                # Another node may do: whoever waits for the model hears of it after some.
+                self.load_failures += death.cause not in OF_NODES or self._failed_loads >= MOST_NODES
             is_unasked = not (self.is_retired and death.cause is Cause.STOPPED)
             if is_unasked:
                 self._record(death, life.traceback)  # before its clients hear of it, who may ask why

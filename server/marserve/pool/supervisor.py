@@ -636,9 +636,13 @@ class Pool:
 
     def _gauges(self) -> Gauges:
         states = {"ready": 0, "loading": 0, "failed": 0, "stopping": len(self._leaving)}
+        loads: dict[str, float] = {}
         for slot in self._slots:
-            states["ready" if slot.is_ready else "failed" if slot.has_given_up else "loading"] += 1
-        loads = {slot.name: slot.view().load_s for slot in self._slots if slot.is_ready}
+            if slot.is_ready:
+                loads[slot.name] = slot.load_s
+            else:
+                states["failed" if slot.has_given_up else "loading"] += 1
+        states["ready"] = len(loads)
         target = self.scaling.autoscaler.target
         sequences = self.dispatcher.describe_sequences()
         return Gauges(

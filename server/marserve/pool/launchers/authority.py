@@ -77,8 +77,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(public_key)
             .serial_number(x509.random_serial_number())
-            # Clocks of two machines may be apart.
-            .not_valid_before(now - datetime.timedelta(days=1))
+            # Clocks of two machines may be apart, whatever they show.
+            .not_valid_before(datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC))
             .not_valid_after(now + datetime.timedelta(days=DAYS))
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)

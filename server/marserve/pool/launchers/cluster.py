@@ -26,10 +26,11 @@ import msgspec
 
 from marserve import __version__, link, wire
 from marserve.errors import BadFrame
-from marserve.pool.cause_of_death import Cause, Death
+from marserve.pool.cause_of_death import Cause, Death, read_cause
 from marserve.pool.launchers.authority import Authority
 from marserve.pool.launchers.forked import StartFailed
 from marserve.pool.launchers.remote import AgentLink
+from marserve.settings.stores import NO_STORES, Stores
 
 log = logging.getLogger("marserve.pool.launchers")
 
@@ -48,7 +49,7 @@ class ClusterOptions:
     """How the cluster is reached, and how its nodes reach the server; see the settings `ray_…`.
 
     `listen` and `advertise` are HOST:PORT, empty for the address of this machine that the cluster knows and a port that
-    the system chooses. `cache` is the folder on the nodes, empty for the usual one.
+    the system chooses. `cache` is the folder on the nodes, empty for the usual one; they hear where `stores` are.
     """
 
     address: str = "auto"
@@ -58,6 +59,7 @@ class ClusterOptions:
     is_encrypted: bool = True
     cache: str = ""
     cache_bytes: int = 0
+    stores: Stores = NO_STORES
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,9 @@ class Place:
             detail = f"the agent on node {self.node} did not connect to the server within {AGENT_START_S:g} s"
             raise StartFailed(Death(Cause.STARTUP_TIMEOUT, detail)) from None
 
-    def give_up(self) -> None:
-        """Nobody wants it any more: give its resources back."""
-        self._cluster.give_up(self)
+    def give_up(self, *, is_node_unfit: bool = False) -> None:
+        """Nobody wants it any more: give its resources back, and seek the next place elsewhere where it is unfit."""
+        self._cluster.give_up(self, is_node_unfit=is_node_unfit)
 
     # ------------------------------------------------------------------------------------------- the cluster's news
 
@@ -129,12 +131,12 @@ class Place:
         if not self._ready.done():
             self._ready.set_result(agent)
 
-    def gone(self, reason: str) -> None:
+    def gone(self, cause: Cause, reason: str) -> None:
         """Its agent has ended, or could not be started."""
         self.waits_for = ""
         if not self._ready.done():
             where = f"node {self.node}" if self.node else "the Ray cluster"
-            self._ready.set_exception(StartFailed(Death(Cause.NODE_LOST, f"{where}: {reason}")))
+            self._ready.set_exception(StartFailed(Death(cause, f"{where}: {reason}")))
             self._ready.exception()  # nobody waiting is no fault
         if self.link is not None:
             self.link.lose(reason)
@@ -184,6 +186,7 @@ class Cluster:
             key,
             options.cache,
             options.cache_bytes,
+            [link.StoreAt(each.kind, each.prefix, each.told, each.is_private) for each in options.stores.options],
         )
         self._places[place.id] = place
         self._program.send(
@@ -200,7 +203,7 @@ class Cluster:
         )
         return place
 
-    def give_up(self, place: Place) -> None:
+    def give_up(self, place: Place, *, is_node_unfit: bool = False) -> None:
         """Nobody wants this place any more."""
         if self._places.pop(place.id, None) is None:
             return
@@ -208,7 +211,7 @@ class Cluster:
         if place.link is not None and is_open:
             place.link.leave()
         if self._program is not None:
-            self._program.send(link.GiveUp(place.id, LEAVE_GRACE_S if is_open else 0.0))
+            self._program.send(link.GiveUp(place.id, LEAVE_GRACE_S if is_open else 0.0, is_node_unfit))
 
     async def close(self) -> None:
         """End what was begun; the cluster stays as it is, but for the agents of this server."""
@@ -262,7 +265,7 @@ class Cluster:
             if self._server is None:
                 await self._listen(joined.host)
         except BaseException:
-            await program.close()
+            await program.close(0.0)  # nothing was placed
             raise
         log.info(
             "joined the Ray %s cluster at %s with %d nodes; agents connect to %s:%d, %s",
@@ -284,7 +287,7 @@ class Cluster:
         at, port = split_address(options.listen, host)
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: AgentLink(self._greet, self._lost), at, port, ssl=context
+                lambda: AgentLink(self._links.add, self._greet, self._lost), at, port, ssl=context
             )
         except OSError as error:
             detail = (
@@ -318,12 +321,12 @@ class Cluster:
     def _greet(self, agent: AgentLink, hello: link.Hello) -> str | None:
         place = next((each for each in self._places.values() if secrets.compare_digest(each.token, hello.token)), None)
         if place is None or place.link is not None:
-            return "nobody waits for this agent"
+            return "the server that answers has not asked for it; ray_advertise is another server's address"
         if hello.version != __version__:
             refusal = f"it has marserve {hello.version}, and the server {__version__}; install the same on both"
-            place.gone(refusal)
+            place.gone(Cause.NODE_UNFIT, refusal)
+            self.give_up(place, is_node_unfit=True)
             return refusal
-        self._links.add(agent)
         place.connected(agent)
         return None
 
@@ -345,7 +348,7 @@ class Cluster:
         elif isinstance(message, link.Gone):
             place = self._places.pop(message.id, None)
             if place is not None:
-                place.gone(message.reason)
+                place.gone(read_cause(message.cause), message.reason)
 
     def program_ended(self, program: _Program) -> None:
         """The process that speaks with Ray has ended, and with it, by Ray, all agents."""
@@ -355,7 +358,7 @@ class Cluster:
         log.warning("the process that speaks with the Ray cluster has ended; its workers end, and are started anew")
         places, self._places = list(self._places.values()), {}
         for place in places:
-            place.gone("the connection to the Ray cluster is lost")
+            place.gone(Cause.NODE_LOST, "the connection to the Ray cluster is lost")
 
 
 class _Program(asyncio.Protocol):
@@ -414,12 +417,12 @@ class _Program(asyncio.Protocol):
         if self._popen is not None:
             _reap_later(self._popen)
 
-    async def close(self) -> None:
+    async def close(self, grace_s: float = END_GRACE_S) -> None:
         """End it: closing its connection is enough, and after a while by force."""
         if self._transport is not None:
             self._transport.close()
         if self._popen is not None:
-            await asyncio.to_thread(_reap, self._popen)
+            await asyncio.to_thread(_reap, self._popen, grace_s)
 
 
 def _spawn(connection: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -440,9 +443,9 @@ def _reap_later(popen: subprocess.Popen[bytes]) -> None:
         asyncio.get_running_loop().run_in_executor(None, _reap, popen)
 
 
-def _reap(popen: subprocess.Popen[bytes]) -> None:
+def _reap(popen: subprocess.Popen[bytes], grace_s: float = END_GRACE_S) -> None:
     try:
-        popen.wait(END_GRACE_S)
+        popen.wait(grace_s)
     except subprocess.TimeoutExpired:
         popen.kill()
         popen.wait()

@@ -151,9 +151,12 @@ class RayLauncher:
         )
         try:
             started = await place.link.start(order, worker)
-        except StartFailed:
+        except StartFailed as failure:
             worker.abandon()
-            self._keep_a_while(worker_id, place)
+            if failure.death.cause is Cause.NODE_UNFIT:
+                self._drop(worker_id, is_node_unfit=True)
+            else:
+                self._keep_a_while(worker_id, place)
             raise
         except BaseException:  # given up: the agent is still at it, and of no use to the next one
             worker.abandon()
@@ -192,11 +195,11 @@ class RayLauncher:
         if timer is not None:
             timer.cancel()
 
-    def _drop(self, worker_id: str) -> None:
+    def _drop(self, worker_id: str, *, is_node_unfit: bool = False) -> None:
         self._do_not_drop(worker_id)
         place = self._places.pop(worker_id, None)
         if place is not None:
-            place.give_up()
+            place.give_up(is_node_unfit=is_node_unfit)
 
     # ------------------------------------------------------------------------------------------- as `Launcher`
 

@@ -21,7 +21,7 @@ from marserve import link
 from marserve.errors import BadFrame
 from marserve.messages import Load
 from marserve.page import Page
-from marserve.pool.cause_of_death import Cause, Death
+from marserve.pool.cause_of_death import Cause, Death, read_cause
 from marserve.pool.client import WorkerClient
 from marserve.pool.launchers.forked import StartFailed
 from marserve.pool.launchers.process import WorkerProcess
@@ -164,17 +164,23 @@ class RemoteTransport(asyncio.Transport):
 
 
 class AgentLink(asyncio.Protocol):
-    """The server's end of one connection. `on_hello` takes the token it came with, and refuses it with a sentence."""
+    """The server's end of one connection, from `on_made` to `on_lost`, or until `on_hello` refuses it with a sentence.
+
+    Whoever connects has `HELLO_S` seconds to say hello, as `look` finds.
+    """
 
     def __init__(
-        self, on_hello: Callable[[AgentLink, link.Hello], str | None], on_lost: Callable[[AgentLink], None]
+        self,
+        on_made: Callable[[AgentLink], None],
+        on_hello: Callable[[AgentLink, link.Hello], str | None],
+        on_lost: Callable[[AgentLink], None],
     ) -> None:
         self.node, self.node_id, self.agent_pid = "", "", 0
-        self.heard_at = time.monotonic()
+        self.heard_at = self._made_at = time.monotonic()
         self.is_lost = False
         self.worker: RemoteWorker | None = None
         self.archive: link.ArchiveRef | None = None
-        self._on_hello, self._on_lost = on_hello, on_lost
+        self._on_made, self._on_hello, self._on_lost = on_made, on_hello, on_lost
         self._has_said_hello = False
         self._decoder: link.RecordDecoder[Any] = link.RecordDecoder(link.ToLinkServer)
         self._transport: asyncio.Transport | None = None
@@ -188,7 +194,8 @@ class AgentLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Somebody has connected, and has a while to say who it is."""
         self._transport = cast("asyncio.Transport", transport)
-        self.heard_at = time.monotonic()
+        self._on_made(self)
+        self.heard_at = self._made_at = time.monotonic()
         self.beat(self.heard_at)
 
     def beat(self, now: float) -> None:
@@ -197,8 +204,12 @@ class AgentLink(asyncio.Protocol):
 
     def look(self, now: float) -> None:
         """Lose an agent that has said nothing for too long."""
+        if not self._has_said_hello:
+            if now - self._made_at > HELLO_S:
+                self.lose("it has not said who it is")
+            return
         silent_s = now - self.heard_at
-        if silent_s > (link.SILENT_S if self._has_said_hello else HELLO_S):
+        if silent_s > link.SILENT_S:
             self.lose(f"nothing was heard from it for {silent_s:.1f} s")
 
     def lose(self, why: str) -> None:
@@ -307,6 +318,7 @@ class AgentLink(asyncio.Protocol):
             log.warning("an agent on %s is refused: %s", self.node, refusal)
             self.leave(refusal)
             self.is_lost = True
+            self._on_lost(self)
 
     # ------------------------------------------------------------------------------------------- a worker's start
 
@@ -330,11 +342,7 @@ class AgentLink(asyncio.Protocol):
         return started
 
     def _not_started(self, message: link.NotStarted) -> None:
-        try:
-            cause = Cause(message.cause)
-        except ValueError:
-            cause = Cause.LOAD_FAILED
-        death = Death(cause, message.detail, message.exit_code)
+        death = Death(read_cause(message.cause), message.detail, message.exit_code)
         self.worker = None
         if self._starting is not None and not self._starting.done():
             self._starting.set_exception(StartFailed(death, message.traceback))

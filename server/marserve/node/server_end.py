@@ -1,0 +1,106 @@
+"""The agent's end of its connection to the server: records in and out, and whether the server is still heard."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import tempfile
+import time
+from typing import Any, Protocol, cast
+
+from marserve import link
+from marserve.errors import BadFrame
+
+log = logging.getLogger("marserve.node")
+
+
+class Listener(Protocol):
+    """Who hears what the server says."""
+
+    def hear(self, message: object) -> None:
+        """One message."""
+
+    def to_worker(self, data: bytes) -> None:
+        """Bytes for the worker."""
+
+    def take_part(self, data: bytes) -> None:
+        """A part of an archive."""
+
+    def link_is_full(self, is_full: bool) -> None:
+        """Whether the server keeps up with what it is told."""
+
+    def leave(self, reason: str) -> None:
+        """The connection has ended."""
+
+
+class ServerEnd(asyncio.Protocol):
+    """Sends records once it is connected, and hands on those that come."""
+
+    def __init__(self, agent: Listener) -> None:
+        self._agent = agent
+        self._decoder: link.RecordDecoder[Any] = link.RecordDecoder(link.ToAgent)
+        self._transport: asyncio.Transport | None = None
+        self.heard_at = time.monotonic()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ready to send."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on what has come."""
+        self.heard_at = time.monotonic()
+        try:
+            for kind, held in self._decoder.feed(data):
+                if kind == link.DATA_KIND:
+                    self._agent.to_worker(held)
+                elif kind == link.CONTROL_KIND:
+                    self._agent.hear(held)
+                elif kind == link.FILE_KIND:
+                    self._agent.take_part(held)
+                else:
+                    raise BadFrame("a server sends no page")
+        except BadFrame as error:
+            log.error("the server broke the protocol: %s", error)
+            self.close()
+
+    def pause_writing(self) -> None:
+        """The server does not keep up: read nothing more from the worker."""
+        self._agent.link_is_full(True)
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._agent.link_is_full(False)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The server is gone."""
+        self._transport = None
+        self._agent.leave("the connection to the server has ended")
+
+    def send(self, message: object) -> None:
+        """Send one message; nothing once the connection has ended."""
+        self.write([link.control(message)])
+
+    def write(self, buffers: list[bytes]) -> None:
+        """Send records."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(buffers))
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+def client_context(order: link.AgentOrder) -> ssl.SSLContext | None:
+    """What the agent shows, and whom it believes; None where the connection is plain."""
+    if not order.authority:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=order.authority)
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # the standard library reads keys from files only
+        file.write(order.certificate + order.key)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context

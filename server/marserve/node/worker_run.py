@@ -1,0 +1,202 @@
+"""One worker of an agent's: its socket, page and pipes on this machine, and the relay between it and the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Coroutine
+from typing import Any, Protocol, cast
+
+from marserve import link
+from marserve.node.server_end import ServerEnd
+from marserve.page import Page, create_page
+from marserve.pool.launchers import Launched, Launcher, WorkerEnds
+from marserve.pool.memory import resident_bytes
+from marserve.pool.output import WorkerLog, WorkerOutput
+
+LAST_OUTPUT_S = 0.3
+END_GRACE_S = 1.0
+
+
+class RunOwner(WorkerLog, Protocol):
+    """The agent, as its worker's run sees it: whoever takes its lines, and speaks with the server."""
+
+    link: ServerEnd
+    clock_ahead_s: float
+
+    def keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run something beside."""
+
+    def was_killed_for_memory(self) -> bool:
+        """Whether the kernel of this machine has killed for memory just now."""
+
+    def run_ended(self, run: WorkerRun) -> None:
+        """The worker has ended."""
+
+
+class WorkerEnd(asyncio.Protocol):
+    """The agent's end of the worker's wire: what comes goes on to the server, with what the page says by then."""
+
+    def __init__(self, run: WorkerRun) -> None:
+        self._run = run
+        self._transport: asyncio.Transport | None = None
+        self._stops: set[str] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ready to relay."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on. A worker writes its page before it answers, so the page goes first."""
+        self._run.from_worker(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The worker has closed its wire."""
+        self._transport = None
+        self._run.wire_closed()
+
+    def write(self, data: bytes) -> None:
+        """To the worker."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def stop_reading(self, why: str, stops: bool) -> None:
+        """Read nothing while there is any reason not to."""
+        was_stopped = bool(self._stops)
+        (self._stops.add if stops else self._stops.discard)(why)
+        if self._transport is None or was_stopped == bool(self._stops):
+            return
+        if self._stops:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """End the connection at once."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+
+
+class WorkerRun:
+    """One worker of the agent's, from its descriptors to its wait status."""
+
+    def __init__(self, agent: RunOwner) -> None:
+        self._agent = agent
+        self._end = WorkerEnd(self)
+        self._page: Page | None = None
+        self._page_inode = 0
+        self._output: WorkerOutput | None = None
+        self.launched: Launched | None = None
+        self.ended = asyncio.Event()
+
+    async def start(self, order: link.Start, launcher: Launcher) -> Launched:
+        """Start the process. Raises StartFailed and OSError."""
+        loop = asyncio.get_running_loop()
+        model = order.load
+        output = self._output = WorkerOutput(model.model, model.version, order.worker_id, self._agent)
+        with contextlib.ExitStack() as ends:
+            out, err = await output.open()
+            ends.callback(os.close, out)
+            ends.callback(os.close, err)
+            page = create_page()
+            ends.callback(os.close, page)
+            self._page = Page(page)
+            self._page_inode = os.fstat(page).st_ino
+            self._page.set_clock_ahead(self._agent.clock_ahead_s)
+            ours, theirs = socket.socketpair()
+            ends.enter_context(theirs)
+            try:
+                await loop.create_connection(lambda: self._end, sock=ours)
+            except BaseException:
+                ours.close()
+                raise
+            launched = await launcher.launch(
+                order.worker_id,
+                WorkerEnds(theirs.fileno(), out, err, page),
+                order.threads,
+                output,
+            )
+        self.launched = launched
+        launched.process.exited.add_done_callback(lambda _: self._agent.keep(self._see_out(launcher)))
+        return launched
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the worker holds."""
+        return sum(map(resident_bytes, self.launched.process.pids)) if self.launched is not None else 0
+
+    def page_record(self) -> bytes:
+        """What the worker has on its page now."""
+        if self._page is None:
+            return link.page_record(0, 0.0, 0)
+        running, began = self._page.running
+        return link.page_record(running, max(0.0, time.monotonic() - began) if running else 0.0, self._page.finished)
+
+    def from_worker(self, data: bytes) -> None:
+        """Hand bytes of the worker's on."""
+        head = link.HEADER.pack(link.DATA_KIND, len(data))
+        self._agent.link.write([self.page_record(), head, data])
+
+    def to_worker(self, data: bytes) -> None:
+        """Hand bytes of the server's on."""
+        self._end.write(data)
+
+    def stop_reading(self, why: str, stops: bool) -> None:
+        """Read nothing from the worker while there is any reason not to."""
+        self._end.stop_reading(why, stops)
+
+    def cancel(self, number: int, index: int) -> None:
+        """Mark an item as cancelled."""
+        if self._page is not None:
+            self._page.cancel(number, index)
+
+    def set_clock_ahead(self, seconds: float) -> None:
+        """The server's clock, as it is known now."""
+        if self._page is not None:
+            self._page.set_clock_ahead(seconds)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the worker's group."""
+        if self.launched is not None:
+            self.launched.process.signal_group(number)
+
+    def wire_closed(self) -> None:
+        """The worker hears and says nothing more: the server should know at once."""
+        self._agent.link.write([self.page_record(), link.control(link.WireClosed())])
+
+    async def _see_out(self, launcher: Launcher) -> None:
+        """Tell the server how the worker ended, its last words first; then clear up."""
+        launched, output = self.launched, self._output
+        assert launched is not None
+        assert output is not None
+        process = launched.process
+        status = process.exited.result()
+        was_killed = (status is None or status == signal.SIGKILL) and self._agent.was_killed_for_memory()
+        await output.drained(LAST_OUTPUT_S)
+        self._agent.link.write([self.page_record(), link.control(link.WorkerExited(status, was_killed))])
+        self._agent.run_ended(self)
+        await launcher.end_leftovers(process, self._page_inode)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what is this machine's."""
+        self._end.close()
+        if self._page is not None:
+            self._page.close()
+            self._page = None
+        self.ended.set()
+
+    async def end(self) -> None:
+        """End the worker, and wait for it: nobody wants it any more."""
+        if self.launched is not None:
+            await self.launched.process.end(END_GRACE_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), END_GRACE_S + LAST_OUTPUT_S)
+        if self._output is not None:
+            await self._output.drained(LAST_OUTPUT_S)
+        self.close()
