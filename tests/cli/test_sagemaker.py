@@ -58,6 +58,7 @@ def test_a_multi_model_endpoint_is_managed_on_the_one_port(tmp_path: Path) -> No
     assert (told["allow_open_management"], told["enable_model_api"]) == ("true", "true")
     assert (told["load_models"], told["model_roots"]) == ("", str(tmp_path / "models"))
     assert (told["default_workers_per_model"], told["default_service_handler"]) == ("1", "sagemaker_script")
+    assert told["default_requirements_file"] == "code/requirements.txt"
 
 
 def test_a_model_that_lies_unpacked_is_served_in_place(tmp_path: Path) -> None:
@@ -96,6 +97,7 @@ def test_a_script_with_its_weights_is_a_model(tmp_path: Path, file: str) -> None
 
     assert told["load_models"] == f"model={tmp_path / 'model'}"
     assert (told["default_service_handler"], told["decode_input_request"]) == ("sagemaker_script", "false")
+    assert told["default_requirements_file"] == "code/requirements.txt"
     assert json.loads(told["models"]) == {"model": {"1.0": {"batchSize": 8, "maxBatchDelay": 50}}}
     assert (told["default_workers_per_model"], told["NUM_WORKERS"]) == ("2", "2")
     assert (told["default_response_timeout"], told["log_level"]) == ("90", "debug")
@@ -117,6 +119,13 @@ def test_a_variable_of_ours_goes_before_what_sagemaker_says(tmp_path: Path) -> N
 
     assert not {"load_models", "strict_start"} & set(told)
     assert told["model_store"] == str(tmp_path / "model")
+
+
+def test_what_a_script_requires_need_not_be_installed(tmp_path: Path) -> None:
+    """Where the image has it already, and no index can be reached."""
+    put(tmp_path / "model" / "code" / "inference.py")
+
+    assert "default_requirements_file" not in settings(tmp_path, MARSERVE_DEFAULT_REQUIREMENTS_FILE="")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ import psutil
 import pytest
 
 from support.platforms import ImageHome, Started, started, write_properties
-from support.server import free_ports, make_archive
+from support.server import free_ports, make_archive, poll
+from support.wheels import write_wheel
 
 ECHO = """
 def handle(data, context):
@@ -26,13 +30,13 @@ def handle(data, context):
 """
 
 SCRIPT = """
-import json, os
+import json, os, tiny
 def model_fn(model_dir):
-    return int(open(os.path.join(model_dir, "weights.txt")).read())
+    return int(open(os.path.join(model_dir, "code", "weights.txt")).read())
 def input_fn(body, content_type):
     return json.loads(body)["inputs"]
 def predict_fn(data, model):
-    return [model * number for number in data]
+    return [tiny.version, *(model * number for number in data)]
 """
 
 # ------------------------------------------------------------------------------------ a container of one's own
@@ -100,21 +104,33 @@ def test_a_container_serves_the_model_that_sagemaker_put_into_opt_ml(image: Imag
 
 @pytest.mark.torch
 def test_a_container_serves_an_inference_script_with_its_weights(image: ImageHome) -> None:
-    """As SageMaker's PyTorch toolkit does, whose variables count."""
+    """As SageMaker's PyTorch toolkit does, whose variables count; what the script requires is installed before it.
+
+    The model's folder holds nothing but `code`, and is the model's folder all the same.
+    """
     pytest.importorskip("torch")
     code = ml(image) / "model" / "code"
     code.mkdir(parents=True)
     (code / "inference.py").write_text(SCRIPT)
-    (ml(image) / "model" / "weights.txt").write_text("10")
+    write_wheel(code, "tiny")
+    (code / "requirements.txt").write_text("--no-index\n--find-links .\ntiny\n")
+    (code / "weights.txt").write_text("10")
     told = as_sagemaker(image, SAGEMAKER_TS_BATCH_SIZE="4", SAGEMAKER_MODEL_SERVER_WORKERS="1")
     with image.serve(**told) as server:
         server.wait_until("/ping")
         answer = server.post("/invocations", b'{"inputs": [1, 2]}', **{"Content-Type": "application/json"})
         described = httpx.get(f"http://127.0.0.1:{image.further[3]}/models/model", timeout=30).json()[0]
 
-    assert (answer.status_code, answer.json()) == (200, [10, 20])
+    assert (answer.status_code, answer.json()) == (200, ["1.0", 10, 20])
     assert answer.headers["content-type"] == "application/json"
     assert (described["batchSize"], described["minWorkers"]) == (4, 1)
+    assert (described["requirements"]["status"], described["requirements"]["kind"]) == ("installed", "venv")
+
+
+def load(server: Started, name: str, folder: Path) -> httpx.Response:
+    """SageMaker's call for a model that it has put there."""
+    body = json.dumps({"model_name": name, "url": str(folder)}).encode()
+    return server.post("/models", body, **{"Content-Type": "application/json", "Accept": "application/json"})
 
 
 def test_a_multi_model_endpoint_loads_lists_invokes_and_unloads(image: ImageHome) -> None:
@@ -122,11 +138,6 @@ def test_a_multi_model_endpoint_loads_lists_invokes_and_unloads(image: ImageHome
     greedy = unpacked(ml(image) / "models" / "9f" / "model", ECHO, config="memory: 900GiB\n")
     model = unpacked(ml(image) / "models" / "1c4a" / "model", TARGET)
     outside = unpacked(ml(image) / "elsewhere" / "model", ECHO)
-    as_json = {"Content-Type": "application/json", "Accept": "application/json"}
-
-    def load(server: Started, name: str, folder: Path) -> httpx.Response:
-        body = json.dumps({"model_name": name, "url": str(folder)}).encode()
-        return server.post("/models", body, **as_json)
 
     with image.serve(**as_sagemaker(image, SAGEMAKER_MULTI_MODEL="true")) as server:
         server.wait_until("/ping")
@@ -161,6 +172,50 @@ def test_a_multi_model_endpoint_loads_lists_invokes_and_unloads(image: ImageHome
     assert unloaded.status_code == 200
     assert [each.status_code for each in after] == [404, 404, 404]
     assert ping.status_code == 200
+
+
+def test_models_come_and_go_under_traffic_and_nobody_else_notices(image: ImageHome) -> None:
+    """Three loads and unloads: the other model always answers, this one while it is loaded, and 404 else."""
+    models = {name: unpacked(ml(image) / "models" / name / "model", TARGET) for name in ("stays", "moves")}
+    statuses: dict[str, list[tuple[float, float, int]]] = {name: [] for name in models}
+    loaded: list[tuple[float, float]] = []
+    is_over = threading.Event()
+
+    def invoke(name: str) -> None:
+        with httpx.Client(base_url=server.base, timeout=30) as client:
+            while not is_over.is_set():
+                begun = time.monotonic()
+                answer = client.post(f"/models/{name}/invoke", headers={"X-Amzn-SageMaker-Target-Model": f"{name}.tgz"})
+                assert answer.status_code != 200 or answer.text == f"{name} {name}.tgz"
+                statuses[name].append((begun, time.monotonic(), answer.status_code))
+
+    with image.serve(**as_sagemaker(image, SAGEMAKER_MULTI_MODEL="true")) as server, ThreadPoolExecutor(4) as clients:
+        server.wait_until("/ping")
+        assert load(server, "stays", models["stays"]).status_code == 200
+        asking = [clients.submit(invoke, name) for name in (*models, *models)]
+        try:
+            for number in range(3):
+                assert load(server, "moves", models["moves"]).status_code == 200
+                since, known = time.monotonic(), len(statuses["moves"])
+                for _ in poll(30, f"load {number} is seen by ten requests"):
+                    if len(statuses["moves"]) >= known + 10:
+                        break
+                loaded.append((since, time.monotonic()))
+                assert httpx.delete(f"{server.base}/models/moves", timeout=30).status_code == 200
+        finally:
+            is_over.set()
+        for each in asking:
+            each.result()
+
+    assert {status for *_, status in statuses["stays"]} == {200}
+    assert {status for *_, status in statuses["moves"]} == {200, 404}
+    inside = [
+        status
+        for begun, ended, status in statuses["moves"]
+        if any(since <= begun and ended <= until for since, until in loaded)
+    ]
+    assert len(inside) >= 15
+    assert set(inside) == {200}
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from marserve.pool.environments import (
     prune,
     shared_closure,
 )
+from marserve.pool.pip_place import newest_wheel, wheel_folders
 from support.processes import descendants, until, until_blocking
 from support.wheels import waiting_index, write_index, write_wheel
 
@@ -491,14 +492,35 @@ async def test_an_environment_whose_record_is_damaged_is_made_anew(house: House)
     assert (again.folder / "packages" / "tiny.py").is_file()
 
 
-async def test_without_pip_the_sentence_says_how_to_get_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment of uv's has none."""
-    monkeypatch.setattr(environments_module.importlib.util, "find_spec", lambda name: None)
+@pytest.mark.parametrize("kind", ["packages", "venv"])
+async def test_without_pip_it_is_run_from_the_wheel_that_python_brings(
+    house: House, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    """Images and uv's environments have no pip; nothing of it is installed for that."""
+    wheel = newest_wheel(file for folder in wheel_folders() for file in folder.glob("pip-*.whl"))
+    if wheel is None:
+        pytest.skip("this Python brings no wheel of pip (ensurepip)")
+    monkeypatch.setattr(environments_module, "find_pip", lambda: wheel)
+    write_wheel(house.archive, "tiny")
+
+    environment = await house.obtain(house.build(), "--no-index\n./tiny-1.0-py3-none-any.whl\n", kind)
+
+    assert [str(package).partition(" ")[0] for package in environment.installed] == ["tiny==1.0"]
+    assert (environment.modules / "tiny.py").is_file()
+    assert not list(environment.modules.glob("pip*"))
+
+
+async def test_without_pip_and_its_wheel_the_sentence_says_how_to_get_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian parts them from Python."""
+    monkeypatch.setattr(environments_module, "find_pip", lambda: None)
 
     with pytest.raises(DependencyFailed) as failed:
         await house.obtain(house.build(), "tiny\n")
 
-    assert "python -m ensurepip" in failed.value.reason
+    assert f"the server's Python, {sys.executable}, has neither pip" in failed.value.reason
+    assert "python3-venv" in failed.value.reason
 
 
 async def test_the_record_is_data(house: House) -> None:

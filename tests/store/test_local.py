@@ -23,6 +23,8 @@ def store(tmp_path: Path) -> LocalStore:
     (root / "flat" / "h.py").write_bytes(b"")
     (root / "nested" / "inner").mkdir(parents=True)
     (root / "nested" / "inner" / "h.py").write_bytes(b"")
+    (root / "script" / "code").mkdir(parents=True)
+    (root / "script" / "code" / "inference.py").write_bytes(b"")
     (root / "old.model").write_bytes(zip_of(good_members()))
     (root / "README.md").write_bytes(b"text")
     (root / ".hidden.mar").write_bytes(b"")
@@ -41,13 +43,14 @@ def store(tmp_path: Path) -> LocalStore:
         ("flat", "folder", "flat"),
         ("flat/", "folder", "flat"),
         ("nested", "folder", "nested/inner"),
+        ("script", "folder", "script"),
         ("s3://bucket/models/echo.mar", "zip", "echo.mar"),
         ("/some/where/echo.mar", "zip", "echo.mar"),
         ("some\\where\\echo.mar", "zip", "echo.mar"),
     ],
 )
 def test_the_last_path_component_names_an_entry_of_the_store(store: LocalStore, url: str, kind: str, path: str) -> None:
-    """A path in front of it counts for nothing; a folder with one folder in it is that one."""
+    """A path in front of it counts for nothing; a folder with one in it is that one, but for a script's `code`."""
     assert store.root is not None
 
     found = store.find(url)
@@ -112,7 +115,7 @@ def test_a_link_out_of_a_folder_is_not_taken_for_its_only_folder(store: LocalSto
 
 def test_all_means_every_folder_and_archive_that_is_not_hidden(store: LocalStore) -> None:
     """Chapter 6.4, in order of names."""
-    assert store.names() == ["echo.mar", "echo.tar.gz", "empty.mar", "flat", "nested", "old.model"]
+    assert store.names() == ["echo.mar", "echo.tar.gz", "empty.mar", "flat", "nested", "old.model", "script"]
 
 
 # ------------------------------------------------------------------------------------------- further roots

@@ -16,6 +16,8 @@ from marserve.errors import BadSettings
 DEFAULT_PORT = 8080
 LOOPBACK = "127.0.0.1"
 SCRIPT_HANDLER = "sagemaker_script"
+# As the toolkit: what a script requires is there before it is imported.
+SCRIPT_REQUIREMENTS = "code/requirements.txt"
 SCRIPT_MODEL, SCRIPT_VERSION = "model", "1.0"
 # SageMaker kills 30 s after SIGTERM.
 DRAIN_TIMEOUT_S = 20
@@ -134,6 +136,7 @@ def _many_models(environment: Mapping[str, str], base: Path) -> dict[str, object
         "load_models": "",
         "model_roots": base / "models",
         "default_service_handler": SCRIPT_HANDLER,
+        "default_requirements_file": SCRIPT_REQUIREMENTS,
     }
     if "SAGEMAKER_MODEL_SERVER_WORKERS" not in environment:
         settings["default_workers_per_model"] = 1
@@ -176,6 +179,7 @@ def _one_model(environment: Mapping[str, str], folder: Path) -> dict[str, object
         "load_models": f"{SCRIPT_MODEL}={folder}",
         "model_roots": folder.parent,
         "default_service_handler": SCRIPT_HANDLER,
+        "default_requirements_file": SCRIPT_REQUIREMENTS,
         "decode_input_request": "false",
     }
 

@@ -23,7 +23,6 @@ import errno
 import fcntl
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import logging
 import os
@@ -46,6 +45,7 @@ from marserve.archive.requirements import Requirements
 from marserve.errors import DependencyFailed
 from marserve.lineage import VARIABLE
 from marserve.pool.launchers.leftovers import Leftovers
+from marserve.pool.pip_place import NOT_THERE, find_pip
 
 log = logging.getLogger("marserve.pool.environments")
 
@@ -69,12 +69,13 @@ SHARED_DISTRIBUTIONS = ("torch", "transformers", "numpy", "pillow", "msgspec")
 # pip ends with the thread that started it (PR_SET_PDEATHSIG): nobody is left to wait for it.
 _RUN = """\
 import ctypes, os, runpy, sys
-parent, module = int(sys.argv[1]), sys.argv[2]
+parent, place, module = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() != parent:
     os._exit(1)
-sys.argv[:] = [module, *sys.argv[3:]]
+sys.argv[:] = [module, *sys.argv[4:]]
+sys.path[:0] = [place] if place else []
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 # Where pip installs is not for the surroundings to say.
@@ -303,19 +304,23 @@ class Environments:
             if kind == "packages":
                 (whole / "packages").mkdir()
             return
-        if importlib.util.find_spec("pip") is None:
-            sentence = "the server's Python has no pip; install it there: python -m ensurepip"
+        place = await asyncio.to_thread(find_pip)
+        if place is None:
+            sentence = NOT_THERE.format(python=self._python)
             log.error("Requirements of model %s: %s", model, sentence)
             raise _failed(model, sentence)
         await asyncio.to_thread(_write_for_pip, requirements, staging)
         words = pip_words(requirements, kind, staging, whole)
         log.info("Requirements of model %s: pip installs %s", model, requirements.file)
-        if await self._run(python, words, staging, output, lock) != 0:
+        if await self._run(python, words, staging, output, lock, place) != 0:
             raise self._report(model, output)
 
-    async def _run(self, python: str, words: Sequence[str], staging: Path, output: _Output, lock: int) -> int:
-        """Run a module of Python to its end in a process group of its own; returns its exit code.
+    async def _run(
+        self, python: str, words: Sequence[str], staging: Path, output: _Output, lock: int, place: str = ""
+    ) -> int:
+        """Run a module of Python, found in `place` first, to its end in a process group of its own.
 
+        Returns its exit code.
         The process holds the lock too: should the server be killed, the next one waits until it has really ended.
         """
         lineage = self._leftovers.child("environment")
@@ -325,6 +330,7 @@ class Environments:
             "-c",
             _RUN,
             str(os.getpid()),
+            place,
             *words,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

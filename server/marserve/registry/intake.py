@@ -22,7 +22,7 @@ from marserve.archive.reader import Limits, unpack
 from marserve.errors import ArchiveNotFound, BadInput, DigestMismatch, MarserveError, OutOfMemory
 from marserve.link import ArchiveRef
 from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import hide_query, is_address, is_store_address
+from marserve.store.fetch_guard import hide_query, is_address, is_store_address, parse_target
 from marserve.store.fetcher import Fetched, Fetcher, OnBegin
 from marserve.store.local import Found, LocalStore, look_at
 
@@ -92,6 +92,12 @@ class Intake:
         """
         assert self._fetcher is not None
         return pinned(self._fetcher.fetch(url, None, on_begin=on_begin), url)
+
+    def fetch_for_a_look(self, url: str, on_begin: OnBegin | None = None) -> Fetched | None:
+        """As `fetch`, and refused alike, but the store stays as it is."""
+        if self._fetcher is None:
+            return None
+        return self._fetcher.fetch_address(url, self.store.root, on_begin=on_begin, is_only_a_look=True)
 
     def stop_fetching(self) -> None:
         """End downloads that are under way."""
@@ -164,6 +170,7 @@ class Intake:
             found = self.store.find(plain)
         except ArchiveNotFound:
             if self._fetcher is not None and is_store_address(plain):
+                parse_target(plain)  # what is no address is told as that
                 raise ArchiveNotFound(f"Given URL {hide_query(plain)} does not match any allowed URL(s)") from None
             raise
         return found, digest, found.name

@@ -158,9 +158,12 @@ def _unloadable(facts: Facts, defect: str, is_synchronous: bool) -> BadArchive |
 def _read_wanted(facts: Facts, unpacked: Unpacked, server: RegistryOptions) -> tuple[Facts, Wanted | None]:
     """What the archive asks to have installed, None for nothing; and the facts with what is to be said of it."""
     file, asks_for_venv = unpacked.manifest.requirements_file, facts.config.use_venv
+    is_default = _has_default_requirements(unpacked, server)
+    if is_default:
+        file, asks_for_venv = server.default_requirements, True
     if file is None and not asks_for_venv:
         return facts, None
-    if not server.installs_requirements:
+    if not (server.installs_requirements or is_default):
         what = " and ".join([*([file] if file else []), *(["useVenv"] if asks_for_venv else [])])
         warning = f"{what} of the archive is not used: install_py_dep_per_model is false"
         told = {"status": "not installed", **({"file": file} if file else {})}
@@ -178,7 +181,15 @@ def _read_wanted(facts: Facts, unpacked: Unpacked, server: RegistryOptions) -> t
     except DependencyFailed as error:
         words = f"Custom pip package installation failed for model {facts.options.model}"
         raise DependencyFailed(f"{words}: {error}", str(error)) from None
+    if is_default and not requirements.asks_for_something:
+        return facts, None
     return facts, Wanted(requirements, kind)
+
+
+def _has_default_requirements(unpacked: Unpacked, server: RegistryOptions) -> bool:
+    """Whether the model has no manifest that could name a requirements file, and has the one of the settings."""
+    file = server.default_requirements
+    return bool(file) and unpacked.manifest.document is None and (unpacked.folder / str(file)).is_file()
 
 
 def _name(parameters: RegisterParameters, unpacked: Unpacked, is_at_startup: bool) -> tuple[str, str]:
@@ -249,6 +260,7 @@ def _facts(
             load=server.load,
             cpu_pinning=server.cpu_pinning,
             refuses_missing_devices=server.refuses_missing_devices,
+            mig_instances=server.mig_instances,
             sequence_headers=server.sequence_headers,
         ),
         at_startup=gets_workers,

@@ -134,6 +134,11 @@ def _kind_of(path: Path) -> Kind:
 
 def _inner_folder(folder: Path) -> Path:
     entries = list(folder.iterdir())
-    if len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink():
-        return entries[0]
-    return folder
+    if len(entries) != 1 or not entries[0].is_dir() or entries[0].is_symlink():
+        return folder
+    return folder if _is_part_of_a_model(entries[0]) else entries[0]
+
+
+def _is_part_of_a_model(folder: Path) -> bool:
+    """Whether this is no model by itself: what a manifest lies in, or the scripts of a SageMaker model."""
+    return folder.name == "MAR-INF" or (folder.name == "code" and not (folder / "MAR-INF").is_dir())
