@@ -134,8 +134,30 @@ async def test_a_store_that_fails_is_told_once_and_tried_again(
     await writer.write("snapshot", [])
 
     assert store.kinds() == ["snapshot.cfg"]
-    (record,) = caplog.records
-    assert str(store.folder) in record.getMessage()
+    told = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == 1
+    assert str(store.folder) in told[0].getMessage()
+
+
+async def test_one_that_could_not_be_written_follows_when_it_can_be(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also when nothing changes any more: else a kill would bring back the models of long ago."""
+    writer = SnapshotWriter(store, {}, try_again_s=0.001)
+    store.trouble = OSError(28, "No space left on device")
+    with caplog.at_level(logging.WARNING):
+        task = asyncio.create_task(writer.run(lambda: [NOOP]))
+        async with asyncio.timeout(30):
+            while not caplog.records:
+                await asyncio.sleep(0.005)
+        store.trouble = None
+        await store.wait_for(1)
+        await end(task)
+        await writer.write("shutdown", [NOOP])  # waits for the thread that wrote
+
+    assert store.kinds() == ["startup.cfg", "shutdown.cfg"]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert caplog.records[1].message == f"Snapshots are written to {store.folder} again"
 
 
 async def test_two_servers_with_one_folder_take_no_name_twice(tmp_path: Path) -> None:

@@ -190,6 +190,68 @@ def test_a_disk_that_is_full_does_not_end_the_log() -> None:
     assert "kept" in sink.written.decode()
 
 
+def test_trouble_is_told_when_it_begins_and_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once each, however many lines are lost between."""
+    monkeypatch.setattr("marserve.telemetry.line_writer._REST_S", 0.02)
+    told: list[str | None] = []
+    is_told = threading.Semaphore(0)
+
+    def tell(trouble: str | None) -> None:
+        told.append(trouble)
+        is_told.release()
+
+    sink = GatedSink()
+    sink.fails = True
+    writer: LineWriter[str] = LineWriter(
+        "test", sink, "\n".join, lambda count: f"{count} lost", linger_s=0, on_trouble=tell
+    )
+    writer.start()
+    writer.write("lost")
+    assert is_told.acquire(timeout=5)
+    for number in range(50):
+        writer.write(f"{number}")
+    sink.fails = False
+    writer.write("kept")
+    assert is_told.acquire(timeout=5)
+    writer.close(5)
+
+    assert told == ["No space left on device", None]
+    assert sink.written.decode().splitlines()[0] == f"{writer.dropped} lost"
+    assert sink.written.decode().splitlines()[-1] == "kept"
+
+
+def test_a_line_that_was_cut_off_by_a_full_disk_is_ended_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else two lines would become one that neither was."""
+    log = RollingFile(tmp_path / "ts_log.log")
+    never = threading.Event()
+    room = iter([5, 0])
+
+    class Full:
+        """A file on a disk with room for some bytes."""
+
+        def write(self, data: memoryview) -> int:
+            count = next(room)
+            if not count:
+                raise OSError(28, "No space left on device")
+            return os.write(descriptor, data[:count])
+
+        def close(self) -> None:
+            os.close(descriptor)
+
+    descriptor = os.open(tmp_path / "ts_log.log", os.O_WRONLY | os.O_APPEND)
+    log.close()
+    monkeypatch.setattr(log, "_file", Full())
+    with pytest.raises(OSError, match="No space"):
+        log.write(b"first line\n", never)
+
+    log.write(b"second line\n", never)
+    log.close()
+
+    assert (tmp_path / "ts_log.log").read_text() == "first\nsecond line\n"
+
+
 def test_a_record_that_cannot_be_encoded_does_not_end_the_thread() -> None:
     """One bad batch is dropped; the writer lives on."""
     sink = GatedSink()

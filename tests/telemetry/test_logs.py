@@ -195,6 +195,23 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         configure_logs(folder=tmp_path / "file" / "logs", to_stdout=False)
 
 
+def test_a_log_that_cannot_be_written_is_told_by_the_others(tmp_path: Path) -> None:
+    """`/dev/full` is a disk without room; standard output says which log, why, and what becomes of its lines."""
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    (tmp_path / "model_log.log").symlink_to("/dev/full")
+    console = Console()
+    with opened(console, tmp_path) as logs:
+        logs.workers.line("m", "1.0", "9000", "stdout", "INFO", "hello")
+        said = b""
+        while b"lost" not in said:
+            said += os.read(console.read_end, 1 << 16)
+    os.close(console.write_end)
+    os.close(console.read_end)
+
+    assert b"model_log.log cannot be written (No space left on device): its lines are lost until it can" in said
+
+
 def test_lost_lines_are_counted_by_outlet(tmp_path: Path) -> None:
     """Metrics read these counts."""
     console = Console()

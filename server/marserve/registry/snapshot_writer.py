@@ -1,12 +1,13 @@
 """Writes snapshots: one once the server has started, one after each change of the models, one when it stops.
 
 Off the event loop. Changes that come while one is written are written together. One that cannot be written is an error
-in the log, and the server goes on.
+in the log, the server goes on, and it is tried again now and then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -20,13 +21,16 @@ from marserve.settings.snapshot_files import SnapshotKind, snapshot_name, write_
 log = logging.getLogger("marserve.registry")
 
 MOST_TRIES = 8
+# How soon one that could not be written is tried again, in seconds.
+TRY_AGAIN_S = 10.0
 
 
 class SnapshotWriter:
-    """Writes snapshots of these settings into `store`."""
+    """Writes snapshots of these settings into `store`; what could not be written is tried again each `try_again_s`."""
 
-    def __init__(self, store: SnapshotStore, properties: Mapping[str, str]) -> None:
+    def __init__(self, store: SnapshotStore, properties: Mapping[str, str], try_again_s: float = TRY_AGAIN_S) -> None:
         self._store = store
+        self._try_again_s = try_again_s
         self._properties = dict(properties)
         self._changed = asyncio.Event()
         # Held by the thread that writes: a task may be cancelled meanwhile, and the last snapshot must come after.
@@ -45,8 +49,11 @@ class SnapshotWriter:
         while True:
             self._changed.clear()
             await self.write(kind, models())
-            kind = "snapshot"
-            await self._changed.wait()
+            if not self._is_told:
+                kind = "snapshot"
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._try_again_s if self._is_told else None):
+                    await self._changed.wait()
 
     async def write(self, kind: SnapshotKind, versions: Sequence[SnapshotVersion]) -> None:
         """Write one snapshot. What keeps it from being written is logged."""
@@ -69,6 +76,8 @@ class SnapshotWriter:
                     )
                 self._is_told = True
                 return
+            if self._is_told:
+                log.warning("Snapshots are written to %s again", self._store.where)
             self._is_told = False
         log.debug("Snapshot %s of %d versions", name, len(versions))
 

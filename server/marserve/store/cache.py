@@ -107,8 +107,12 @@ class Cache:
         self._claims, self._incoming = folder / "claims", folder / "incoming"
         for each in (self._blobs, self._index, self._claims, self._incoming):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError), (folder / "CACHEDIR.TAG").open("x") as tag:
-            tag.write("Signature: 8a477f597d28d172789f06886806bc55\n# Archives that marserve fetched.\n")
+        try:
+            with contextlib.suppress(FileExistsError), (folder / "CACHEDIR.TAG").open("x") as tag:
+                tag.write("Signature: 8a477f597d28d172789f06886806bc55\n# Archives that marserve fetched.\n")
+        except OSError:  # a disk without room: an empty one would stay so for ever
+            (folder / "CACHEDIR.TAG").unlink(missing_ok=True)
+            raise
         self._sweep()
 
     # ------------------------------------------------------------------------------------------- looking

@@ -32,6 +32,8 @@ _RECORDS_AT_ONCE = 200
 # Finished lines that become one piece, and pieces that are written at once.
 _LINES_A_PIECE = 64
 _PIECES_AT_ONCE = 64
+# Between two tries to write what cannot be written, in seconds.
+_REST_S = 1.0
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -50,7 +52,8 @@ class LineWriter(Generic[Record]):
 
     At most `capacity` of them wait, `linger_s` at the least and in order. `encode` gives the text of records, a line
     end between two and none at the end; finished lines stand among them as they are. `describe_loss` makes the record
-    that says how many are missing. `dropped` counts what was lost for good.
+    that says how many are missing. `dropped` counts what was lost for good. `on_trouble` is told, on the writing
+    thread, why nothing can be written when that begins, and None when it is over.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class LineWriter(Generic[Record]):
         describe_loss: Callable[[int], Record],
         capacity: int = 32_768,
         linger_s: float = 0.02,
+        on_trouble: Callable[[str | None], None] | None = None,
     ) -> None:
         self.name = name
         self.dropped = 0
@@ -69,6 +73,8 @@ class LineWriter(Generic[Record]):
         self._describe_loss = describe_loss
         self._capacity = capacity
         self._linger_s = linger_s
+        self._on_trouble = on_trouble
+        self._has_trouble = False
         # What came first is in `_pieces` (text, lines), of `_joined` lines in all. Anybody appends to `_waiting`; only
         # who holds `_taking` takes away from it, and who must not wait does without when somebody else has it.
         self._pieces: list[tuple[bytes, int]] = []
@@ -169,12 +175,21 @@ class LineWriter(Generic[Record]):
             if records:
                 pieces.append(_bytes_of(self._encode(records)))
             self._sink.write(b"".join(pieces), self._give_up)
-        except Exception:
-            # Nobody to tell: this is where one would tell it. The count says so as soon as something can be written,
-            # and this thread must not die of one batch, or nothing would be logged ever after.
+        except Exception as error:
+            # This thread must not die of one batch, or nothing would be logged ever after. The other outlets are told,
+            # and this one's count says so as soon as something can be written.
             self.dropped += count
+            self._tell((error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}")
             # A disk that stays full would otherwise be asked for every batch of lines.
-            self._closing.wait(1.0)
+            self._closing.wait(_REST_S)
+        else:
+            self._tell(None)
+
+    def _tell(self, trouble: str | None) -> None:
+        if self._has_trouble != (trouble is not None) and not self._closing.is_set():
+            self._has_trouble = trouble is not None
+            if self._on_trouble is not None:
+                self._on_trouble(trouble)
 
     def _take(self) -> tuple[list[bytes], list[Record | str], int]:
         """The oldest pieces, the records that follow them if those were all, and how many lines that is."""
@@ -251,6 +266,7 @@ class RollingFile:
         self._max_bytes = max_bytes
         self._keep = keep
         self._file: BinaryIO | None = None
+        self._ends_in_half_a_line = False
         self._open()
 
     def write(self, data: bytes, give_up: threading.Event) -> None:
@@ -260,13 +276,19 @@ class RollingFile:
         elif self._day != _today():
             self._roll()
         assert self._file is not None
+        if self._ends_in_half_a_line:
+            data = b"\n" + data
         rest = memoryview(data)
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError:
+            written = data[: len(data) - len(rest)]
+            if written:
+                self._ends_in_half_a_line = not written.endswith(b"\n")
             self.close()
             raise
+        self._ends_in_half_a_line = False
         self._size += len(data)
         if self._size >= self._max_bytes:
             self._roll()

@@ -21,6 +21,8 @@ from marserve.errors import BadSettings
 from marserve.telemetry.access_log import AccessLog, AccessRecord, TextAccessLog
 from marserve.telemetry.line_writer import DescriptorSink, LineWriter, RollingFile, Sink
 
+log = logging.getLogger("marserve.telemetry")
+
 LogFormat = Literal["text", "json"]
 
 _MAX_TEXT = 8192
@@ -241,10 +243,16 @@ def _writer(
     name: str, sink: Sink, encode: Callable[[Sequence[LogRecord | str]], str], capacity: int = 32_768
 ) -> LineWriter[LogRecord]:
     def describe_loss(count: int) -> LogRecord:
-        text = f"{count} lines of {name} were lost: they came faster than they could be written"
+        text = f"{count} lines of {name} were lost: it could not be written, or they came faster than it could be"
         return ServerLine(time.time(), "WARNING", f"log-{name}", __name__, text)
 
-    return LineWriter(name, sink, encode, describe_loss, capacity)
+    def tell(trouble: str | None) -> None:
+        if trouble is None:
+            log.warning("%s is written again", name)
+        else:
+            log.error("%s cannot be written (%s): its lines are lost until it can", name, trouble)
+
+    return LineWriter(name, sink, encode, describe_loss, capacity, on_trouble=tell)
 
 
 _TEXT_LEVELS = {
