@@ -47,6 +47,24 @@ class Connections(list[Any]):
     answering = 0
 
 
+class Looked(Connections):
+    """One connection whose client takes its answer when the table is looked at for the `takes_at`th time, or never."""
+
+    answering = 1
+
+    def __init__(self, takes_at: int | None) -> None:
+        super().__init__(["one that takes its answer"])
+        self._takes_at = takes_at
+        self.looks = 0
+
+    def __len__(self) -> int:
+        self.looks += 1
+        if self.looks == self._takes_at:
+            self.clear()
+            self.answering = 0
+        return super().__len__()
+
+
 def a_server(
     calls: list[str], drained: Any = 0, left: Sequence[Any] = (), workflows_left: Sequence[Any] = ()
 ) -> tuple[Any, list[Any], list[Any]]:
@@ -143,19 +161,12 @@ async def test_a_client_may_take_its_answer_until_the_time_is_over(
     server = a_server([])
     parts = server[0]
     parts.settings.drain_timeout = DRAIN_S if takes_it else 0.05
-    parts.connections.append("one that takes its answer")
-    parts.connections.answering = 1
+    parts.connections = Looked(takes_at=20 if takes_it else None)
 
-    async def take() -> None:
-        await asyncio.sleep(0.05)
-        parts.connections.clear()
-        parts.connections.answering = 0
-
-    taking = asyncio.create_task(take()) if takes_it else None
     await asyncio.wait_for(drain(*_arguments(server, Stop())), 10)
 
     assert ("1 connection cut off: the client had not taken its answer" in caplog.text) is not takes_it
-    assert taking is None or taking.done()
+    assert parts.connections.looks >= 20 or not takes_it
 
 
 async def test_a_notice_asks_for_the_end_and_the_signal_after_it_is_the_first(caplog: pytest.LogCaptureFixture) -> None:
@@ -171,38 +182,26 @@ async def test_a_notice_asks_for_the_end_and_the_signal_after_it_is_the_first(ca
     assert not stop.has_failed
 
 
-async def test_models_get_what_workflows_left_of_the_time() -> None:
-    """Together they take no longer than the setting says; what is left of both is added."""
+@pytest.mark.parametrize(("workflows_took_s", "models_get_s"), [(10.0, 20.0), (45.0, 0.0)])
+async def test_models_get_what_workflows_left_of_the_time(workflows_took_s: float, models_get_s: float) -> None:
+    """Together they take no longer than the setting says, and none left is 0; what is left of both is added."""
     given: list[float] = []
+    clock = [100.0]
+
+    async def drain_workflows(timeout_s: float) -> int:
+        given.append(timeout_s)
+        clock[0] += workflows_took_s
+        return 1
 
     async def drain_models(timeout_s: float) -> int:
         given.append(timeout_s)
         return 2
 
-    workflows: Any = Recorder("workflows", [], drain=1)
-    registry: Any = Recorder("registry", [], drain=drain_models)
-
-    assert await finish_accepted(registry, workflows, DRAIN_S) == 3
-    assert 0 < given[0] <= DRAIN_S
-
-
-async def test_no_time_left_is_none_and_never_less() -> None:
-    """Workflows that took all of it leave models a look, not an error."""
-    given: list[float] = []
-
-    async def drain_models(timeout_s: float) -> int:
-        given.append(timeout_s)
-        return 0
-
-    async def drain_workflows(timeout_s: float) -> int:
-        await asyncio.sleep(2 * timeout_s)
-        return 0
-
     workflows: Any = Recorder("workflows", [], drain=drain_workflows)
     registry: Any = Recorder("registry", [], drain=drain_models)
-    await finish_accepted(registry, workflows, 0.01)
 
-    assert given == [0.0]
+    assert await finish_accepted(registry, workflows, DRAIN_S, lambda: clock[0]) == 3
+    assert given == [DRAIN_S, models_get_s]
 
 
 async def test_the_first_signal_asks_and_the_second_hurries() -> None:

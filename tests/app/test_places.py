@@ -56,6 +56,23 @@ def test_a_folder_of_somebody_elses_is_refused(tmp_path: Path) -> None:
     assert str(closed) in str(why_unwritable(closed / "below"))
 
 
+@pytest.mark.parametrize(("lists", "is_refused"), [({"load_models": "all"}, True), ({}, False)])
+def test_a_store_that_is_to_be_listed_and_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lists: dict[str, str], is_refused: bool
+) -> None:
+    """Else a server that has no model would say that it is ready; archives that are named need no list."""
+    settings = load(tmp_path, **lists)
+    closed = tmp_path / "model_store"
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not (path == closed and mode & os.R_OK) and access(path, mode))
+
+    if is_refused:
+        with pytest.raises(BadSettings, match=r"model_store is '.*model_store', which may not be read by user \d+; "):
+            refuse_unusable(settings)
+    else:
+        refuse_unusable(settings)
+
+
 def test_a_control_group_that_is_none_is_refused_and_not_written(tmp_path: Path) -> None:
     """Workers would silently go without their limit."""
     with pytest.raises(BadSettings, match=r"worker_cgroup is 'model_store', which is no cgroup v2 folder"):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import resource
+import os
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.small_disk import small_disk
 from support.workplace import Workplace
 
-# What a failed start may compute for: its time on a machine that does nothing else, whatever this one does.
-LIMIT_S = 3.0
+# RELIABILITY F6: what a failed start may take of a machine that does nothing else.
+LIMIT_S = 2.0
 
 
 @pytest.fixture
@@ -24,23 +26,20 @@ def place(tmp_path: Path) -> Iterator[Workplace]:
 
 def refused(place: Workplace, *words: str, entry: str = "marserve", **environment: str) -> tuple[int, str]:
     """Status and words of a start in front that fails soon and leaves neither process nor PID file."""
-    before = computed_s()
-    if entry == "marserve":
-        ran = place.marserve("start", "--foreground", *words, **environment)
-    else:
-        ran = place.torchserve("--start", "--foreground", "--ncs", "--model-store", "store", *words, **environment)
-    assert computed_s() - before < LIMIT_S
+    environment.setdefault("PYTHONDONTWRITEBYTECODE", "")
+    for _ in range(2):
+        if entry == "marserve":
+            ran = place.marserve("start", "--foreground", *words, **environment)
+        else:
+            ran = place.torchserve("--start", "--foreground", "--ncs", "--model-store", "store", *words, **environment)
+        if place.took_s < LIMIT_S:
+            break  # else Python may have had to compile what it imports; it has by now
+    assert place.took_s < LIMIT_S
     assert place.server_pids() == []
     assert place.pid_files() == []
     said = ran.stdout + ran.stderr
     assert "Traceback" not in said
     return ran.returncode, said
-
-
-def computed_s() -> float:
-    """Processor time of all processes that this one started and that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def ports(place: Workplace) -> dict[str, int]:
@@ -132,6 +131,55 @@ def test_a_temporary_folder_in_which_nothing_can_be_made_is_named(place: Workpla
     assert status == 1
     assert "No folder can be made in the temporary folder /proc (" in said
     assert "name another with temporary_folder" in said
+
+
+def test_a_store_that_may_not_be_read_is_named(place: Workplace) -> None:
+    """A volume that belongs to somebody else; root is asked without what lets it read everything."""
+    if os.geteuid() == 0:
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            pytest.skip("there is no setpriv, and root may read everything")
+        rights = "-dac_override,-dac_read_search"
+        place.before = (setpriv, f"--inh-caps={rights}", f"--bounding-set={rights}")
+    place.store.chmod(0)
+    try:
+        status, said = refused(place, "--models", "all")
+    finally:
+        place.store.chmod(0o755)
+
+    assert status in (1, 2)
+    assert "model_store is 'store'" in said
+    assert "Permission denied" in said or "may not be read" in said
+
+
+def test_a_full_disk_where_keys_and_downloads_go_is_named(place: Workplace) -> None:
+    """What cannot do without room: the key file where keys are asked for, the cache of downloads."""
+    with small_disk(place.folder / "full", 64) as disk:
+        disk.fill()
+        keys = refused(place, "--set", "disable_token_authorization=false", "--set", "token_file=full/keys.json")
+        cache = refused(place, "--set", "download_cache=full/cache")
+        left = sorted(path.name for path in disk.folder.rglob("*") if path.is_file())
+
+    assert (keys[0], cache[0]) == (1, 1)
+    assert "full/keys.json cannot be written (No space left on device)" in keys[1]
+    assert "full/cache cannot be used (No space left on device)" in cache[1]
+    assert left == ["ballast"]
+
+
+@pytest.mark.parametrize("damage", ["{", '{"models": [', '{"models": {"m": {"1.0": {"marName": 7}}}}'])
+def test_a_damaged_snapshot_is_named_and_a_way_out_with_it(place: Workplace, damage: str) -> None:
+    """A restart after a disk that was full; without snapshots it starts all the same."""
+    snapshots = place.folder / "logs" / "config"
+    snapshots.mkdir(parents=True)
+    snapshot = snapshots / "20260101000000000-shutdown.cfg"
+    snapshot.write_text((place.folder / "config.properties").read_text() + f"model_snapshot={damage}\n")
+
+    status, said = refused(place, "--set", "config_snapshots=true", "--set", "log_location=logs")
+
+    assert status == 1
+    assert "InvalidSnapshotException" in said
+    assert snapshot.name in said
+    assert "--ncs" in said
 
 
 def test_torchserves_words_and_status_stay_its_own(place: Workplace) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
-import socket
 import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,20 @@ import psutil
 import pytest
 
 from marserve.api.grpc_schema import INFERENCE, Schema
+from support.open_loop import OpenLoop, Outcome, Shot, evenly, post
 from support.server import Server, make_archive, poll
 
 SCHEMA = Schema()
+
+BUSY = """
+import time
+class Busy:
+    def initialize(self, context):
+        pass
+    def handle(self, data, context):
+        time.sleep(0.01)
+        return [bytes(row["body"]) for row in data]
+"""
 
 QUICK = """
 class Quick:
@@ -33,7 +45,7 @@ SLOW_TO_LOAD = """
 import time
 class Slow:
     def initialize(self, context):
-        time.sleep(60)
+        time.sleep(600)
     def handle(self, data, context):
         return data
 """
@@ -77,49 +89,93 @@ def ask_in_vain(server: Server) -> None:
         server.predict("slow", b"30")
 
 
-def test_sigterm_under_load_loses_no_request(tmp_path: Path) -> None:
-    """Clients that try again on a refused or closed connection only: every request that got through is answered."""
-    store = make_store(tmp_path, quick=QUICK)
-    with Server(tmp_path, store=store) as server:
-        server.register("quick.mar").raise_for_status()
-        wrong: list[str] = []
-        answered = [0] * 6
-        refused = threading.Event()
+@dataclass
+class Probe:
+    """What `/readyz` says, asked all the time: when, in the load's seconds, and the status."""
 
-        def send(number: int) -> None:
-            with httpx.Client(timeout=20) as client:
-                while not refused.is_set():
-                    body = b"%d-%d" % (number, answered[number])
-                    try:
-                        answer = client.post(f"{server.inference}/predictions/quick", content=body)
-                    except httpx.ConnectError:
-                        refused.set()
-                        return
-                    except httpx.RemoteProtocolError as error:
-                        if "without sending" in str(error):  # closed between two requests, as HTTP allows
-                            continue
-                        wrong.append(repr(error))
-                        return
-                    if answer.status_code == 503 and answer.headers["x-marserve-cause"] == "draining":
-                        assert answer.headers["connection"] == "close"
-                        continue
-                    if answer.content != body:
-                        wrong.append(f"{answer.status_code} {answer.text}")
-                    answered[number] += 1
+    server: Server
+    seen: list[tuple[float, int]] = field(default_factory=list)
 
-        threads = [threading.Thread(target=send, args=(number,)) for number in range(6)]
-        for thread in threads:
-            thread.start()
-        for _ in poll(10, "every client was answered"):
-            if min(answered) >= 20:
+    def run(self, load: OpenLoop) -> None:
+        """Ask until nobody listens any more."""
+        with httpx.Client(timeout=20) as client:
+            while True:
+                try:
+                    status = client.get(f"{self.server.inference}/readyz").status_code
+                except httpx.RemoteProtocolError as error:
+                    if "without sending" not in str(error):  # closed between two questions, as HTTP allows
+                        raise
+                except httpx.TransportError:
+                    return
+                else:
+                    self.seen.append((time.monotonic() - load.started_at, status))
+
+
+def stop_under_load(folder: Path, *, rate: float, seconds: float, drain_delay_s: float) -> list[Outcome]:
+    """Stop a server in the middle of so many requests a second; what came of each.
+
+    The handler takes a while, so that some requests are always under way. With a delay, readiness is the first to fall.
+    """
+    store = make_store(folder, busy=BUSY)
+    shots = [Shot(due, str(number), post("busy", b"%d" % number)) for number, due in enumerate(evenly(rate, seconds))]
+    settings = {"drain_delay": str(drain_delay_s), "job_queue_size": str(len(shots))}
+    with Server(folder, store=store, settings=settings) as server, ThreadPoolExecutor(2) as threads:
+        server.register("busy.mar", batch_size=64, max_batch_delay=1).raise_for_status()
+        load = OpenLoop(int(server.inference.rpartition(":")[2]))
+        firing = threads.submit(lambda: asyncio.run(load.fire(shots)))
+        for _ in poll(10, "the load has begun"):
+            if load.started_at < time.monotonic():
                 break
+        probe = Probe(server)
+        probing = threads.submit(probe.run, load)
+        for _ in poll(30, "a third of the load is behind"):
+            if time.monotonic() - load.started_at > seconds / 3:
+                break
+        told_s = time.monotonic() - load.started_at
+        server.stop()  # exit status 0 in time, workers and sockets gone
+        outcomes = firing.result()
+        probing.result()
 
-        server.stop()
-        refused.set()
-        for thread in threads:
-            thread.join()
+    if drain_delay_s:
+        fell_s = next(at for at, status in probe.seen if status == 503)
+        assert all(status == 200 for at, status in probe.seen if at < told_s)
+        assert all(status == 503 for at, status in probe.seen if at >= fell_s)
+        assert all(outcome.ended_s > fell_s for outcome in outcomes if outcome.status == 503)
+        assert all(outcome.closes for outcome in outcomes if outcome.status and outcome.sent_s > fell_s)
+        assert any(outcome.status == 200 and outcome.sent_s > fell_s for outcome in outcomes)  # who had not noticed
+    return outcomes
 
-        assert not wrong, wrong[:3]
+
+def lost(outcomes: list[Outcome]) -> list[Outcome]:
+    """Those whose connection was there, and that got neither their answer nor the word that the server goes."""
+    return [
+        outcome
+        for outcome in outcomes
+        if not outcome.is_refused
+        and not (outcome.status == 200 and outcome.body == outcome.shot.name.encode())
+        and not (outcome.status == 503 and b"shutting down" in outcome.body)
+    ]
+
+
+@pytest.mark.parametrize("drain_delay_s", [0, 0.6])
+def test_sigterm_at_a_thousand_requests_a_second_loses_none(tmp_path: Path, drain_delay_s: float) -> None:
+    """RELIABILITY F1: a client that tries again on a refused connection only hears of every request that it sent."""
+    outcomes = stop_under_load(tmp_path, rate=1000, seconds=1.2 + drain_delay_s, drain_delay_s=drain_delay_s)
+
+    assert lost(outcomes) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_sigterm_under_load_loses_none_in_ten_stops(tmp_path: Path) -> None:
+    """The same, also with the delay of containers, until rare moments have come."""
+    sent = 0
+    for number in range(10):
+        (tmp_path / str(number)).mkdir()
+        outcomes = stop_under_load(tmp_path / str(number), rate=1000, seconds=9, drain_delay_s=5 * (number % 2))
+        assert lost(outcomes) == []
+        sent += sum(not outcome.is_refused for outcome in outcomes)
+    assert sent > 30_000  # 0 lost of so many are fewer than 1 in 10,000, with 95 % confidence
 
 
 def test_readiness_falls_before_requests_are_refused(tmp_path: Path) -> None:
@@ -254,12 +310,12 @@ def ask_by_grpc(channel: grpc.Channel, body: bytes) -> Any:
 
 
 def test_a_second_signal_hurries(tmp_path: Path) -> None:
-    """A request of 30 s does not hold up a server that is told twice."""
+    """A request of ten minutes does not hold up a server that is told twice, and may take its time to drain."""
     store = make_store(tmp_path, slow=SLOW_TO_ANSWER)
-    with Server(tmp_path, store=store) as server:
+    with Server(tmp_path, store=store, settings={"drain_timeout": "600"}) as server:
         server.register("slow.mar").raise_for_status()
         assert server.process is not None
-        sender = threading.Thread(target=lambda: server.predict("slow", b"30"))
+        sender = threading.Thread(target=lambda: server.predict("slow", b"600"))
         sender.start()
         for _ in poll(5, "the request runs"):
             if server.describe("slow")["runningRequests"]:
@@ -268,27 +324,22 @@ def test_a_second_signal_hurries(tmp_path: Path) -> None:
         for _ in poll(5, "it drains"):
             if "draining" in server.output():
                 break
-        began = time.monotonic()
 
-        server.stop(number=signal.SIGINT)
+        server.stop(number=signal.SIGINT)  # which waits for half a minute
 
-        assert time.monotonic() - began < 15
         sender.join()
 
 
 def test_sigterm_while_a_model_loads_ends_cleanly(tmp_path: Path) -> None:
-    """A model that takes a minute to load is given up at once."""
+    """A model that takes ten minutes to load is given up at once."""
     store = make_store(tmp_path, slow=SLOW_TO_LOAD)
     with Server(tmp_path, store=store) as server:
         server.register("slow.mar", synchronous="false").raise_for_status()
         for _ in poll(5, "it loads"):
             if len(server.family()) > 1:
                 break
-        began = time.monotonic()
 
-        server.stop()
-
-        assert time.monotonic() - began < 15
+        server.stop()  # which waits for half a minute
 
 
 def test_sigterm_during_a_registration_answers_it_and_leaves_nothing(tmp_path: Path) -> None:
@@ -299,11 +350,9 @@ def test_sigterm_during_a_registration_answers_it_and_leaves_nothing(tmp_path: P
         for _ in poll(5, "it loads"):
             if len(server.family()) > 1:
                 break
-        began = time.monotonic()
 
-        server.stop()
+        server.stop()  # which waits for half a minute
 
-        assert time.monotonic() - began < 10
         assert asked.result().status_code == 503
         assert "Traceback" not in server.output()
 
@@ -358,24 +407,6 @@ def test_kill_9_on_the_server_takes_its_workers_along(tmp_path: Path) -> None:
     finally:
         server.stop()
         server.client.close()
-
-
-def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:
-    """The address, the reason and what to change; exit status 1 and no process left, within a second or two."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        server = Server(tmp_path, settings={"inference_address": address})
-        server.client.close()
-        began = time.monotonic()
-
-        done = subprocess.run(server.command(), cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
-
-    assert done.returncode == 1
-    assert time.monotonic() - began < 6
-    assert f"Failed to bind to address: {address}" in done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_a_wrong_setting_is_told_with_its_line(tmp_path: Path) -> None:

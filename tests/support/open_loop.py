@@ -32,7 +32,10 @@ class Shot:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a shot. Times in seconds from the start; `ended_s` is inf and `status` 0 without an answer."""
+    """What came of a shot. Times in seconds from the start; `ended_s` is inf and `status` 0 without an answer.
+
+    `is_refused`: the connection was, so nothing was sent. `closes`: the answer said `Connection: close`.
+    """
 
     shot: Shot
     sent_s: float = math.inf
@@ -40,6 +43,8 @@ class Outcome:
     status: int = 0
     retry_after: int | None = None
     body: bytes = b""
+    is_refused: bool = False
+    closes: bool = False
 
     @property
     def latency_s(self) -> float:
@@ -101,7 +106,8 @@ class OpenLoop:
         loop = asyncio.get_running_loop()
         try:
             _, made = await loop.create_connection(lambda: _Connection(self), "127.0.0.1", self._port)
-        except OSError:
+        except OSError as error:
+            outcome.is_refused = isinstance(error, ConnectionRefusedError)
             self.done()
             return
         made.send(outcome, start)
@@ -175,8 +181,9 @@ class _Connection(asyncio.Protocol):
         outcome.status = int(status[1])
         outcome.retry_after = int(retry_after[1]) if retry_after else None
         outcome.body = self._data[end:]
+        outcome.closes = b"connection: close" in head.lower()
         self._outcome = None
-        if b"connection: close" in head.lower():
+        if outcome.closes:
             self.close()
         else:
             self._owner.freed(self)

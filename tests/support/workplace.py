@@ -16,6 +16,7 @@ from types import TracebackType
 
 import psutil
 
+from support.prompt_end import run_to_end
 from support.server import free_ports, make_archive, poll
 
 ECHO = """
@@ -33,7 +34,9 @@ class Workplace:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.before: tuple[str, ...] = ()  # what commands are run by, a program that takes rights away for one
         self._commands = 0
+        self.took_s = 0.0  # how long the last command took of a machine of its own
         self.store = folder / "store"
         self.temporary = folder / "tmp"
         self.store.mkdir()
@@ -118,16 +121,14 @@ class Workplace:
         self._commands += 1
         console = self.folder / f"command-{self._commands}"
         with console.with_suffix(".out").open("w+") as out, console.with_suffix(".err").open("w+") as err:
-            status = subprocess.run(
-                [sys.executable, "-m", module, *map(str, words)],
-                cwd=self.folder,
-                env=inherited | {"TMPDIR": str(self.temporary), "TEMP": str(self.temporary)} | environment,
-                stdin=subprocess.DEVNULL,
+            status, self.took_s = run_to_end(
+                [*self.before, sys.executable, "-m", module, *map(str, words)],
+                folder=self.folder,
+                environment=inherited | {"TMPDIR": str(self.temporary), "TEMP": str(self.temporary)} | environment,
                 stdout=out,
                 stderr=err,
-                timeout=90,
-                check=False,
-            ).returncode
+                timeout_s=90,
+            )
             out.seek(0)
             err.seek(0)
             return subprocess.CompletedProcess([module, *map(str, words)], status, out.read(), err.read())

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marserve.api.connections import ConnectionTable
@@ -113,13 +114,14 @@ async def drain(
         await asyncio.wait([leaving])
 
 
-async def finish_accepted(registry: Registry, workflows: Workflows, timeout_s: float) -> int:
+async def finish_accepted(
+    registry: Registry, workflows: Workflows, timeout_s: float, now: Callable[[], float] = time.monotonic
+) -> int:
     """Wait for what was accepted; returns how many requests are left. Workflows first: their nodes are models."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + timeout_s
+    end = now() + timeout_s
     workflows.refuse_new()
     left = await workflows.drain(timeout_s)
-    return left + await registry.drain(max(0.0, end - loop.time()))
+    return left + await registry.drain(max(0.0, end - now()))
 
 
 def give_up_accepted(registry: Registry, workflows: Workflows, why: str) -> None:

@@ -1,4 +1,6 @@
-"""The folders that a server writes: whether it can, asked before anything is begun. Makes and writes nothing.
+"""The folders that a server writes and the store that it reads: whether it can, asked before anything is begun.
+
+Makes and writes nothing.
 
 Folders of logs, keys and sockets say so themselves, when they are opened.
 """
@@ -15,11 +17,19 @@ WRITTEN = ("temporary_folder", "state_folder", "download_cache", "environment_fo
 
 
 def refuse_unusable(settings: Settings) -> None:
-    """Raise BadSettings for the first folder that the settings name and the server cannot write."""
+    """Raise BadSettings for the first folder that the settings name and the server cannot write, or read."""
     for name in WRITTEN:
         folder: Path | None = getattr(settings, name)
         if folder is not None and (why := why_unwritable(folder)) is not None:
             raise _wrong(settings, name, f"where the server cannot write ({why}); name a folder that it may write to")
+    store = settings.model_store
+    is_listed = settings.load_models == "all" or settings.watch_model_store
+    if store is not None and store.is_dir() and not os.access(store, os.X_OK | (os.R_OK if is_listed else 0)):
+        raise _wrong(
+            settings,
+            "model_store",
+            f"which may not be read by user {os.geteuid()}; let that user read it, or run the server as one who may",
+        )
     group = settings.worker_cgroup
     if group is not None and not (group / "cgroup.subtree_control").is_file():
         raise _wrong(

@@ -11,9 +11,11 @@ def main() -> None:
         sys.stderr.write("marserve does not run on Windows (win32): start it in WSL 2, or in a Linux container.\n")
         sys.exit(2)
     # Inside, so that the other two command lines do not load what this one draws tables with.
-    from marserve.cli.commands import commands
+    from marserve.cli.commands import COMMANDS, build_commands
 
-    commands()
+    # One that is not the first word (help, a wrong one) needs all of them.
+    asked = [word for word in sys.argv[1:2] if word in COMMANDS]
+    build_commands(asked or COMMANDS)()
 
 
 __all__ = ["main"]

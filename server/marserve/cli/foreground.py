@@ -5,6 +5,7 @@ Knows the process's title and PID file. Knows nothing of flags, nor of what serv
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -29,6 +30,8 @@ def serve(settings: Settings, pid_file: PidFile) -> int:
     # Before the file: whoever reads the id from it must find the word in the command line. The word alone, because
     # SageMaker's toolkit looks for an argument that is exactly TorchServe's, and a title counts as one argument.
     setproctitle.setproctitle(pid_file.word)
+    # What a start makes stays, and looking through it for garbage takes a tenth of the time: the server will, once.
+    gc.disable()
     try:
         pid_file.claim(pid)
         # Late, because this brings in the web framework: a refusal above costs no second.
@@ -39,6 +42,7 @@ def serve(settings: Settings, pid_file: PidFile) -> int:
         before = dict.fromkeys(before, signal.SIG_IGN)
         return status
     finally:
+        gc.enable()
         pid_file.release(pid)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -61,14 +61,17 @@ class PidFile:
         Raises AlreadyRunning when another server holds the file, BadSettings when it cannot be written. The file
         appears with its content or not at all, so that a reader never sees half of it.
         """
-        removed_orphan = False
         try:
-            descriptor, finished = tempfile.mkstemp(prefix=self.path.name, dir=self.path.parent)
+            return self._claim(pid)
         except OSError as error:
             raise BadSettings(
                 f"{self.path}, where the server's process id is kept, cannot be written ({error.strerror}); set TMPDIR "
                 "to a folder that can be"
             ) from error
+
+    def _claim(self, pid: int) -> bool:
+        removed_orphan = False
+        descriptor, finished = tempfile.mkstemp(prefix=self.path.name, dir=self.path.parent)
         try:
             os.write(descriptor, f"{pid}\n".encode("ascii"))
             os.fchmod(descriptor, 0o644)
