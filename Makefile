@@ -59,6 +59,7 @@ image-locks: $(STAMPS)/images  ## write docker/locks anew; TORCH_INDEX is the in
 	    -o docker/locks/onnx.txt docker/locks/onnx.in
 	$(LOCK) --universal -o docker/locks/build.txt docker/locks/build.in
 	$(LOCK) --universal -o docker/locks/sbom.txt docker/locks/sbom.in
+	$(LOCK) --universal -o docker/locks/pip.txt docker/locks/pip.in
 	$(LOCK) --universal --group test --group lint -o docker/locks/dev.txt docker/locks/dev.in pyproject.toml
 	$(LOCK_TORCH) -o docker/locks/torch-gpu.txt docker/locks/torch.in
 	$(LOCK_TORCH) $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) -o docker/locks/torch-cpu.txt docker/locks/torch.in

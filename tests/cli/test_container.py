@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from marserve.cli.container import command_of, with_defaults
+from marserve.cli.container import command_of, is_server, refuse_unwritable, with_defaults
+from marserve.errors import BadSettings
 
 
 @pytest.fixture
@@ -90,3 +91,16 @@ def test_serve_switches_tokens_off_unless_somebody_says() -> None:
     assert with_defaults([], {})[name] == "true"
     assert with_defaults(["serve"], {name: "false"})[name] == "false"
     assert name not in with_defaults(["torchserve", "--start"], {})
+
+
+def test_a_user_who_may_not_write_the_temporary_folder_is_told_how_he_may(tmp_path: Path) -> None:
+    """With the folder, the variable that names it, who he is, and the flag; what starts no server needs no folder."""
+    with pytest.raises(BadSettings, match=r"\(TEMP\) may not be written by user \d+ of group \d+.*--user \d+:0") as bad:
+        refuse_unwritable({"TEMP": str(tmp_path)}, lambda folder: folder != str(tmp_path))
+
+    assert bad.value.message.startswith(str(tmp_path))
+    refuse_unwritable({"TEMP": str(tmp_path)}, lambda folder: True)
+    refuse_unwritable({"TEMP": str(tmp_path / "none")}, lambda folder: False)
+    refuse_unwritable({}, lambda folder: False)
+    assert [is_server(words) for words in (["marserve", "status"], ["bash"], ["torchserve", "--stop"])] == [False] * 3
+    assert is_server(command_of(["serve"], tmp_path))

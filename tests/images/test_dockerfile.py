@@ -129,7 +129,35 @@ def test_the_base_and_the_index_are_the_users_to_choose() -> None:
     for instruction in instructions():
         if instruction.word == "COPY" and "--from" not in instruction.rest and "$" not in instruction.rest:
             *sources, _ = [word for word in instruction.rest.split() if not word.startswith("--")]
-            assert all((ROOT / source).exists() for source in sources), instruction
+            assert all(list(ROOT.glob(source)) for source in sources), instruction
+
+
+@pytest.mark.parametrize("image", ["cpu", "gpu", "rocm"])
+def test_the_lock_that_an_image_names_is_among_those_that_are_sent(image: str) -> None:
+    """Whoever has none for his index learns so from our own sentence, and not from an engine's."""
+    own = stages()[f"{image}-layer"][1]
+    (lock,) = [rest.partition("=")[2] for word, rest in own if word == "ARG" and rest.startswith("TORCH_LOCK=")]
+    (sent,) = [rest.split()[0] for word, rest in own if word == "COPY"]
+
+    assert Path(lock).match(sent)
+    assert (ROOT / lock).exists() or image == "rocm"
+
+
+def test_a_lock_that_is_not_there_ends_the_build_with_a_sentence() -> None:
+    """It names the lock, those that there are, the argument, and the page."""
+    run = subprocess.run(
+        ["sh", "docker/install.sh", "docker/locks/torch-none.txt"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode == 1
+    assert "There is no lock docker/locks/torch-none.txt" in run.stderr
+    assert "docker/locks/torch-cpu.txt docker/locks/torch-gpu.txt" in run.stderr
+    assert "TORCH_LOCK" in run.stderr
+    assert "docs/deploy/docker.md" in run.stderr
 
 
 def test_the_labels_are_those_of_the_open_container_initiative() -> None:

@@ -5,15 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
-import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,22 +18,10 @@ import httpx
 import pytest
 
 import marserve
-from support.images import (
-    BASE,
-    ROOT,
-    RUN_FLAGS,
-    build,
-    configuration,
-    has_image,
-    is_compiler,
-    layers,
-    make_base,
-    missing,
-    mounted,
-    run,
-)
+from support.image_containers import HOME, Running
+from support.images import BASE, ROOT, RUN_FLAGS, configuration, is_compiler, layers, missing, mounted, run
 from support.load import Load
-from support.server import free_ports, poll
+from support.server import poll
 
 pytestmark = [
     pytest.mark.long,
@@ -45,21 +29,9 @@ pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
 ]
 
-IMAGE = "localhost/marserve-test:cpu"
-SBOM = "localhost/marserve-test:sbom"
-HOME = "/home/model-server"
 SITE = "home/venv/lib/python3.11/site-packages"
 OWN_BYTES_LIMIT = 200_000_000
 PICTURE = ROOT / "examples/digits/pictures/7.png"
-
-
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The cpu image, built from these sources."""
-    if not has_image(BASE):
-        make_base(tmp_path_factory.mktemp("base"))
-    build("cpu", IMAGE, "--build-arg", f"VERSION={marserve.__version__}", "--build-arg", "REVISION=0123abc")
-    return IMAGE
 
 
 @pytest.fixture(scope="module")
@@ -78,75 +50,6 @@ def added(image: str) -> dict[str, int]:
     with mounted(BASE) as below, mounted(image) as above:
         before, after = files(below), files(above)
     return {path: size for path, size in after.items() if before.get(path) != size}
-
-
-class Running:
-    """A container of the image under the strictest rules that a platform has, on ports of its own."""
-
-    user = "12345:0"
-
-    def __init__(self, image: str, folder: Path, *arguments: str, **settings: str) -> None:
-        ports = free_ports(5)
-        names = ("inference_address", "management_address", "metrics_address")
-        lines = {name: f"http://0.0.0.0:{port}" for name, port in zip(names, ports, strict=False)}
-        lines |= {"grpc_inference_port": str(ports[3]), "grpc_management_port": str(ports[4])} | settings
-        config = folder / "config.properties"
-        config.write_text(
-            (ROOT / "docker/config.properties").read_text() + "".join(f"{k}={v}\n" for k, v in lines.items())
-        )
-        config.chmod(0o644)
-        folder.chmod(0o755)
-        self.address, self.management = (f"http://127.0.0.1:{port}" for port in ports[:2])
-        self.name = f"marserve-test-{ports[0]}"
-        self.began = time.monotonic()
-        self.process = subprocess.Popen(
-            [
-                *("podman", "run", *RUN_FLAGS, "--name", self.name, "--user", self.user),
-                *("--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
-                *("--volume", f"{ROOT / 'model_store'}:/home/model-server/model-store:ro"),
-                *("--volume", f"{config}:/home/model-server/config.properties:ro"),
-                *(image, *arguments),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.said: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
-            self.said.extend(lines)
-
-    def wait_until_ready(self) -> None:
-        """Wait until its models are loaded."""
-        for _ in poll(90, "the container is ready"):
-            assert self.process.poll() is None, "".join(self.said)
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.address}/readyz").status_code == 200:
-                    return
-
-    def inside(self, *command: str, check: bool = True) -> str:
-        """What a command prints that is run in it."""
-        return run("podman", "exec", self.name, *command, check=check)
-
-    def signal(self, number: int) -> None:
-        """Send its first process a signal."""
-        run("podman", "kill", "--signal", str(number), self.name)
-
-    def wait(self) -> int:
-        """Its status, once it has ended."""
-        status = self.process.wait(60)
-        self._reader.join(10)
-        return status
-
-    def remove(self) -> None:
-        """Have nothing left of it."""
-        run("podman", "rm", "--force", "--time", "0", "--volumes", self.name, check=False)
-        self.process.wait(30)
-        self._reader.join(10)
 
 
 @pytest.fixture
@@ -252,19 +155,6 @@ def files_of(site: Path, name: str) -> list[str]:
     return [str(path) for dist in found if name_of(dist.metadata["Name"]) == name for path in dist.files or []]
 
 
-def test_the_list_of_its_packages_is_made_beside_it(image: str) -> None:
-    """In CycloneDX's format, with versions, as installed."""
-    build("sbom", SBOM, "--build-arg", "OF=cpu")
-    with mounted(SBOM) as root:
-        document = json.loads((root / "sbom.cdx.json").read_text("utf-8"))
-
-    assert document["bomFormat"] == "CycloneDX"
-    listed = {each["name"]: each["version"] for each in document["components"]}
-    assert listed["marserve"] == marserve.__version__
-    assert {"torch", "onnxruntime", "uvicorn"} <= set(listed)
-    assert not {"pip", "setuptools"} & set(listed)
-
-
 # ------------------------------------------------------------------------------------------------------ how it runs
 
 
@@ -283,7 +173,10 @@ def test_any_user_runs_it_under_a_read_only_root_without_capabilities(running: R
     places = ["/", "/tmp", "/etc", "/home/venv", HOME, f"{HOME}/model-store", f"{HOME}/tmp", f"{HOME}/logs"]
     asked = f"import os; print([place for place in {places!r} if os.access(place, os.W_OK)])"
     assert running.inside("python", "-c", asked) == f"['{HOME}/tmp', '{HOME}/logs']"
-    assert running.inside("python", "-P", "-m", "marserve.cli.healthcheck") == "The server is ready."
+
+    words = configuration(running.image)["Healthcheck"]["Test"]
+    assert words[0] == "CMD"
+    assert running.inside(*words[1:]) == "The server is ready."
 
 
 def test_what_it_brings_can_be_imported(image: str) -> None:
@@ -317,7 +210,7 @@ def test_sigterm_under_load_loses_nothing_and_ends_with_0(running: Running) -> N
         status = running.wait()
         took = time.monotonic() - told
 
-    assert status == 0, "".join(running.said)[-3000:]
+    assert status == 0, running.output()[-3000:]
     assert 5 <= took < 15
     statuses = load.statuses()
     late = [reply for reply in load.replies if reply.status == 200 and reply.began > told + 4]
@@ -329,7 +222,7 @@ def test_sigterm_under_load_loses_nothing_and_ends_with_0(running: Running) -> N
 
 def test_a_container_that_is_managed_from_outside_says_how(running: Running) -> None:
     """Both ways stand in its log; the command line inside it manages it meanwhile."""
-    said = "".join(running.said)
+    said = running.output()
 
     assert "disable_token_authorization=false" in said
     assert "MARSERVE_ALLOW_OPEN_MANAGEMENT=true" in said

@@ -8,6 +8,7 @@ import pytest
 
 from marserve.errors import BadSettings
 from marserve.settings import Entry, load_settings
+from marserve.settings.snapshot_files import FolderSnapshots, effective_properties, snapshot_folder, write_properties
 
 
 @pytest.fixture
@@ -71,3 +72,21 @@ def test_a_file_that_is_not_there_stops_the_start(here: Path) -> None:
     """Otherwise a container would be open where its image meant it to be closed."""
     with pytest.raises(BadSettings, match="nowhere cannot be read"):
         load_settings("marserve", {}, {"MARSERVE_DEFAULTS_FILE": "nowhere"}, here)
+
+
+def test_a_snapshot_holds_what_was_given_and_a_later_image_says_the_rest(here: Path) -> None:
+    """Else the defaults of the first image, and its open door, would go on in every later one."""
+    (here / "config.properties").write_text("max_request_size=77\n")
+    first = ENVIRONMENT | {"MARSERVE_JOB_QUEUE_SIZE": "11", "MARSERVE_DISABLE_TOKEN_AUTHORIZATION": "true"}
+    written = effective_properties(load_settings("torchserve", {}, first, here), {"model_store": "store"}, "1")
+    FolderSnapshots(snapshot_folder(None, here)).save(
+        "20260131120000000-snapshot.cfg", write_properties(written | {"model_snapshot": '{"models": {}}'})
+    )
+    (here / "defaults").write_text("model_store=.\njob_queue_size=8\ndrain_delay=6\n")
+
+    again = load_settings("torchserve", {}, ENVIRONMENT, here)
+
+    assert again.restored_from is not None
+    assert written.keys() == {"version", "tsConfigFile", "max_request_size", "model_store", "marserveFacts"}
+    assert (again.max_request_size, again.job_queue_size, again.drain_delay) == (77, 8, 6)
+    assert (again.model_store, again.disable_token_authorization) == (here, False)

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,8 @@ RUN_FLAGS = (
     *("--network=host", "--runtime=runc", "--no-healthcheck"),
     *("--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096"),
 )
+# Flags of `docker run`, with a word each, that need a device.
+DEVICE_FLAGS = ("--gpus", "--device", "--group-add")
 
 
 def missing() -> str | None:
@@ -73,7 +75,7 @@ def make_base(folder: Path) -> None:
 
 def build_flags() -> list[str]:
     """What a build needs to know of this machine: its base, its pip's indexes and certificates."""
-    flags = ["--layers", "--format", "docker", "--build-arg", f"BASE={BASE}"]
+    flags = ["--layers", "--force-rm", "--format", "docker", "--build-arg", f"BASE={BASE}"]
     found: dict[str, str] = {}
     for line in run(sys.executable, "-m", "pip", "config", "list").splitlines():
         name, _, value = line.partition("=")
@@ -127,18 +129,26 @@ def configuration(image: str) -> dict[str, Any]:
     return {"Healthcheck": found.get("Healthcheck"), **found["Config"]}
 
 
-def docker_in(folder: Path) -> Path:
-    """A folder with a program `docker`, for command lines out of the documentation."""
+def docker_in(folder: Path, *, torch_lock: str | None = None) -> Path:
+    """A folder with a program `docker`, for command lines out of the documentation.
+
+    With `torch_lock` images are built by that lock, whatever the line says, and run without the devices that it names.
+    """
     folder.mkdir(exist_ok=True)
     program = folder / "docker"
+    builds = build_flags()
+    instead = [] if torch_lock is None else [*torch_index(builds), "--build-arg", f"TORCH_LOCK={torch_lock}"]
     program.write_text(
         textwrap.dedent(f"""\
         #!{sys.executable}
         import os, sys
         words = sys.argv[1:]
         if words[0] == "build":
-            line = ["buildah", "bud", *{build_flags()!r}, *words[1:]]
+            line = ["buildah", "bud", *{builds!r}, *words[1:-1], *{instead!r}, words[-1]]
         elif words[0] == "run":
+            while {torch_lock!r} and (found := [word for word in {DEVICE_FLAGS!r} if word in words]):
+                place = words.index(found[0])
+                del words[place : place + 2]
             line = ["podman", "run", *{RUN_FLAGS!r}, *words[1:]]
         else:
             line = ["podman", *words]
@@ -148,6 +158,12 @@ def docker_in(folder: Path) -> Path:
     )
     program.chmod(0o755)
     return folder
+
+
+def torch_index(flags: Sequence[str]) -> list[str]:
+    """What says to a build where torch's CPU build is: in a folder of wheels that the flags name, or at its makers'."""
+    is_here = "TORCH_INDEX=" in flags
+    return ["--build-arg", "TORCH_INDEX=" if is_here else "TORCH_INDEX=https://download.pytorch.org/whl/cpu"]
 
 
 def is_compiler(path: str) -> bool:

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     environment = with_defaults(words, os.environ)
     try:
         command = platform_command(words, os.environ) or command_of(words, Path.cwd())
+        if is_server(command):
+            refuse_unwritable(environment, lambda folder: os.access(folder, os.W_OK | os.X_OK))
     except BadSettings as error:
         print(f"marserve: {error.message}", file=sys.stderr)
         sys.exit(2)
@@ -76,14 +78,34 @@ def command_of(arguments: Sequence[str], folder: Path) -> list[str]:
         return ["torchserve", *server_flags(arguments, folder)]
     if any(map(_OPERATOR.search, arguments)) or (len(arguments) == 1 and " " in arguments[0].strip()):
         return [shutil.which("bash") or "/bin/sh", "-c", " ".join(arguments)]
-    program, rest = arguments[0], list(arguments[1:])
-    name = Path(program).name
-    is_start = (name == "torchserve" and not _NO_START.intersection(rest)) or (
-        name == "marserve" and "start" in rest[:1]
-    )
-    if is_start and "--foreground" not in rest and "--help" not in rest:
-        rest.append("--foreground")
-    return [program, *rest]
+    command = list(arguments)
+    if is_server(command) and "--foreground" not in command:
+        command.append("--foreground")
+    return command
+
+
+def is_server(command: Sequence[str]) -> bool:
+    """Whether this command starts a server."""
+    name, rest = Path(command[0]).name, command[1:]
+    if name == "torchserve":
+        return not _NO_START.intersection(rest)
+    return name == "marserve" and "start" in rest[:1] and "--help" not in rest
+
+
+def refuse_unwritable(environment: Mapping[str, str], can_write: Callable[[str], bool]) -> None:
+    """Raise BadSettings where `TEMP` is a folder that this user may not write, as of a group that the image knows not.
+
+    Without it the server would say the same of folders that nobody here chose.
+    """
+    folder = environment.get("TEMP")
+    if folder and Path(folder).is_dir() and not can_write(folder):
+        user, group = os.geteuid(), os.getegid()
+        raise BadSettings(
+            f"{folder} (TEMP) may not be written by user {user} of group {group}, or lies in a file system that is "
+            f"read-only; give the container group 0 (--user {user}:0, on Kubernetes an fsGroup as well), or mount a "
+            "folder there that this user may write",
+            key="TEMP",
+        )
 
 
 def server_flags(arguments: Sequence[str], folder: Path) -> list[str]:
