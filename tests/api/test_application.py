@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 
 from marserve.api.application import PrettyJson, build_app, split_path
-from marserve.errors import NoWorker, QueueFull
+from marserve.errors import DigestMismatch, DownloadFailed, NoWorker, QueueFull
 from support.management_house import client_of
 
 pytestmark = pytest.mark.anyio
@@ -90,6 +90,17 @@ async def test_the_status_for_overload_is_a_setting() -> None:
 
     assert (full.status_code, full.json()["code"], full.headers["retry-after"]) == (429, 429, "4")
     assert lacking.status_code == 503
+
+
+async def test_a_download_that_failed_says_why_beside_torchserves_sentence() -> None:
+    """In a header, for the sentence is recorded; not twice where the sentence has it."""
+    plain = await get(app_that(DownloadFailed("https://h/m.mar", "its answer was 403")), "/fail")
+    told = await get(app_that(DownloadFailed("s3://b/m.mar", "it is not there", is_told=True)), "/fail")
+    digest = await get(app_that(DigestMismatch("https://h/m.mar", "a", "b")), "/fail")
+
+    assert plain.json()["message"] == "Failed to download archive from: https://h/m.mar"
+    assert plain.headers["x-marserve-reason"] == "its answer was 403"
+    assert "x-marserve-reason" not in {**told.headers, **digest.headers}
 
 
 async def test_a_client_that_hangs_up_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:

@@ -209,3 +209,18 @@ async def test_a_client_that_hangs_up_does_not_stop_a_registration(house: House,
 
     [described] = json.loads(await told(client, "DescribeModel", model_name="m"))
     assert described["modelName"] == "m"
+
+
+async def test_describe_says_how_far_the_archive_of_another_version_is(house: House, client: Client) -> None:
+    """The answer is HTTP's document, with `arriving`, of a model that is there; one that is not is only not found."""
+    await told(client, "RegisterModel", url=house.put(), initial_workers=1, synchronous=True)
+
+    with (
+        house.registry.coming.awaiting("http://origin/m-2.0.mar", "m", None),
+        house.registry.coming.awaiting("http://origin/n.mar", "n", None),
+    ):
+        [described] = json.loads(await told(client, "DescribeModel", model_name="m"))
+        not_there = await refused(client, "DescribeModel", model_name="n")
+
+    assert [(each["url"], each["state"]) for each in described["arriving"]] == [("http://origin/m-2.0.mar", "waiting")]
+    assert not_there == ("NOT_FOUND", "Model not found: n")

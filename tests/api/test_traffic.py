@@ -89,6 +89,7 @@ async def test_a_weight_of_a_version_that_is_not_ready_is_told_as_pending(
             400,
             "dry_run is 'yes'; it must be true or false",
         ),
+        ("/models/m/traffic?dryRun=true", b'{"weights": {"1.0": 1}}', 400, "did you mean dry_run?"),
         ("/models/m/labels/canary", b'{"version": 2.0}', 400, "A label is put with the version"),
         ("/models/m/labels/canary", b'{"version": "2.0", "x": 1}', 400, "A label is put with the version"),
         ("/models/m/labels/canary", b'{"version": "3.0"}', 404, "Model version: 3.0 does not exist"),

@@ -58,3 +58,13 @@ def test_the_version_is_told_by_a_flag_too() -> None:
     ran = marserve("--version")
 
     assert (ran.status, ran.out) == (0, f"marserve {version('marserve')}\n")
+
+
+def test_a_server_in_front_is_started_without_what_other_commands_need() -> None:
+    """An HTTP client alone would be a tenth of the start."""
+    program = "import sys\nfrom marserve.cli.commands import build_commands\nbuild_commands(['start'])\n"
+    program += "print('httpx' in sys.modules, 'marserve.cli.plan' in sys.modules)"
+
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert ran.stdout == "False False\n", ran.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from marserve.cli.commands import commands
+from marserve.cli.commands import build_commands
 from marserve.cli.manual import manual
 
 PAGE = Path(__file__).parents[2] / "server" / "man" / "marserve.1"
@@ -33,7 +33,7 @@ def test_the_manual_page_is_what_the_commands_say() -> None:
 def test_every_command_and_option_stands_in_the_manual_page() -> None:
     """As they are typed; a hyphen that is no minus could not be copied."""
     text = PAGE.read_text("utf-8")
-    group = typer.main.get_command(commands)
+    group = typer.main.get_command(build_commands())
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         assert f".SS \\fB{name.replace('-', chr(92) + '-')}\\fR" in text
         for parameter in command.params:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from marserve.cli.pid_file import AlreadyRunning, PidFile, marserve_pid_file, torchserve_pid_file
+from marserve.errors import BadSettings
 from support.bystander import bystander
 
 WORD = "marserve.test.server"
@@ -51,6 +52,21 @@ def test_a_claimed_file_names_the_process_and_leaves_nothing_beside_it(pid_file:
     assert pid_file.path.read_text() == f"{server}\n"
     assert pid_file.running_pid() == server
     assert list(pid_file.path.parent.iterdir()) == [pid_file.path]
+
+
+def test_a_full_disk_is_told_with_the_files_name(pid_file: PidFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And half a file is not left."""
+
+    def fail(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(
+        BadSettings, match=r"process id is kept, cannot be written \(No space left on device\); set TMPDIR"
+    ):
+        pid_file.claim(os.getpid())
+
+    assert list(pid_file.path.parent.iterdir()) == []
 
 
 def test_claiming_twice_for_the_same_process_is_fine(pid_file: PidFile, server: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from marserve.cli.typed_settings import load_as_typed
 from marserve.errors import BadSettings
+from marserve.settings import sources_report
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,16 @@ def test_a_warning_is_told_with_the_flag_that_there_is() -> None:
     settings = load_as_typed({"models": '{"m": {"1.0": {"wormholes": 3}}}'}, ["models"])
 
     assert [warning.endswith("(--set models)") for warning in settings.warnings] == [True]
+
+
+def test_the_report_of_sources_names_the_flag_that_there_is() -> None:
+    """What was set with `--set` is not said to be set by a flag that there is not."""
+    settings = load_as_typed({"job_queue_size": "7", "default_workers_per_model": 2}, ["job_queue_size"])
+
+    told = sources_report(settings)
+
+    assert "job_queue_size=7 is set by --set job_queue_size" in told
+    assert "default_workers_per_model=2 is set by --workers" in told
 
 
 @pytest.mark.parametrize(("typed", "named"), [("--config=gone", "--config"), ("--ts-config=gone", "--ts-config")])

@@ -447,9 +447,53 @@ async def test_a_dry_run_of_a_swap_leaves_the_store_as_it_is(tmp_path: Path, has
 
     assert await address.swap(house, dry_run=True) == "2.0"
     assert [path.name for path in house.store.iterdir()] == ["m-1.0.mar"]
-    assert await house.registry.look_into(RegisterParameters(address.url)) == ("m", "2.0")
+    told = await house.registry.rehearsal.register(RegisterParameters(address.url), as_it_is_now=True)
+    assert (told.model, told.version) == ("m", "2.0")
     assert [path.name for path in house.store.iterdir()] == ["m-1.0.mar"]
     await address.swap(house)
     assert sorted(path.name for path in house.store.iterdir()) == ["m-1.0.mar", "m.mar"]
     await house.registry.stop()
     assert house.folders() == []
+
+
+@pytest.mark.anyio
+async def test_a_registration_that_is_tried_leaves_the_store_as_it_is(tmp_path: Path) -> None:
+    """It is refused where the store has the name, as the registration is; and nothing of it is left."""
+    address = Overwritten(tmp_path, has_cache=False)
+    house = address.server()
+    address.put("one")
+    rehearse = house.registry.rehearsal.register
+
+    told = await rehearse(RegisterParameters(address.url))
+    left = list(house.store.iterdir()), house.folders()
+    await house.registry.register(RegisterParameters(address.url, model_name="other"))
+    with pytest.raises(ArchiveExists):
+        await rehearse(RegisterParameters(address.url))
+
+    assert (told.model, told.version, left) == ("m", "1.0", ([], []))
+    await house.registry.stop()
+
+
+@pytest.mark.anyio
+async def test_what_was_looked_into_for_a_change_is_fetched_once(tmp_path: Path) -> None:
+    """The change takes what lies unpacked, and only for the very version; what nobody takes is deleted."""
+    address = Overwritten(tmp_path, has_cache=False)
+    house = address.server()
+    address.put("one")
+    async with house.registry.looking_into(RegisterParameters(address.url)) as (model, version):
+        assert (model, version, len(house.folders())) == ("m", "1.0", 1)
+        address.path.unlink()  # a second fetch would fail
+        change = house.registry.begin_change()
+        wanted = RegisterParameters(address.url, model_name=model, version=version, initial_workers=1)
+        prepared = await change.prepare(wanted)
+        assert len(house.folders()) == 1
+    assert prepared.name == "1.0"
+    await change.abandon()
+    assert house.folders() == []
+
+    (house.store / "m.mar").unlink()
+    address.put("two")
+    async with house.registry.looking_into(RegisterParameters(address.url)):
+        pass
+    assert house.folders() == []
+    await house.registry.stop()

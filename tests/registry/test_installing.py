@@ -131,6 +131,51 @@ async def test_nothing_is_installed_unless_the_operator_says_so(tmp_path: Path) 
     await house.registry.stop()
 
 
+@pytest.mark.parametrize(
+    ("members", "installed"),
+    [
+        ({"code/requirements.txt": "tiny\n"}, ["tiny==1.0"]),
+        ({"code/requirements.txt": "# nothing yet\n"}, None),
+        ({"requirements.txt": "tiny\n"}, None),
+        ({"code/requirements.txt": "tiny\n", "MAR-INF/MANIFEST.json": '{"model": {"handler": "h.py"}}'}, None),
+    ],
+    ids=["there", "empty", "elsewhere", "with a manifest"],
+)
+async def test_the_settings_may_name_the_requirements_of_models_without_a_manifest(
+    tmp_path: Path, members: dict[str, str], installed: list[str] | None
+) -> None:
+    """They get an environment of their own, whatever is said of archives, whose manifests speak for themselves."""
+    house = House(
+        tmp_path, installs_requirements=False, default_requirements="code/requirements.txt", default_handler="h.py"
+    )
+    for name, text in {"h.py": "", **members}.items():
+        file = house.store / "m" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    await house.add("m", model_name="m")
+
+    found = house.registry.describe("m").get("requirements")
+    assert (found and found["installed"]) == installed
+    if found:
+        assert (found["kind"], found["file"]) == ("venv", "code/requirements.txt")
+        assert house.pools.of("m").options.python == str(house.environments.made[0].python)
+    await house.registry.stop()
+
+
+async def test_requirements_that_the_settings_name_are_read_inside_the_model_alone(tmp_path: Path) -> None:
+    """Whatever lies elsewhere on the machine."""
+    (tmp_path / "elsewhere.txt").write_text("tiny\n")
+    house = House(tmp_path, default_requirements=str(tmp_path / "elsewhere.txt"), default_handler="h.py")
+    (house.store / "m").mkdir()
+    (house.store / "m" / "h.py").touch()
+
+    with pytest.raises(DependencyFailed, match="must be a path inside of the archive"):
+        await house.add("m", model_name="m")
+
+    await house.registry.stop()
+
+
 async def test_who_misses_what_was_not_installed_is_told_why(tmp_path: Path) -> None:
     """The reason of the failed load names the setting; that of a model without requirements does not."""
     house = House(tmp_path, installs_requirements=False)

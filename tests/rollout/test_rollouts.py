@@ -11,6 +11,7 @@ import pytest
 from marserve.registry.calls import RegisterParameters
 from marserve.rollout import rollouts as rollouts_module
 from marserve.rollout.course import read_rollout
+from marserve.rollout.records import Records
 from marserve.rollout.rollouts import Rollouts
 from support.fake_pool import Behaviour
 from support.management_house import House
@@ -70,3 +71,28 @@ async def test_a_version_that_never_loads_for_its_roll_out_leaves_nothing(
     assert [each["modelVersion"] for each in house.registry.describe_all("m")] == ["1.0"]
     await rollouts.stop()
     assert not rollouts._tasks
+
+
+async def test_a_version_that_was_being_registered_when_the_server_stopped_is_the_roll_out_s_own(
+    house: House, tmp_path: Path
+) -> None:
+    """The next start finds it among its models, goes on with it, and takes it away again where it is not to stay."""
+    house.pools.behaviours["m"] = Behaviour(load="wait")
+    records = Records(tmp_path / "rollouts")
+    first = Rollouts(house.registry, records)
+    first.begin("m", read_rollout({"version": "2.0", "url": "m-2.0.mar"}))
+    await until(lambda: any(pool.options.version == "2.0" for pool in house.pools.made))
+    await first.stop()
+    house.pools.of("m", "2.0").finish_load()
+    await until(lambda: house.registry.is_model_ready("m", "2.0"))
+    await house.registry.load_at_start([])  # what a start does: from now on what is not there does not come
+
+    second = Rollouts(house.registry, records)
+    await second.start()
+    await until(lambda: second.describe("m")["state"] == "running")
+    assert second.describe("m")["registered"] is True
+    second.order("m", "abort")
+    await until(lambda: house.pools.of("m", "2.0").is_stopped)
+
+    assert [each["modelVersion"] for each in house.registry.describe_all("m")] == ["1.0"]
+    await second.stop()

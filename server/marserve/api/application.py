@@ -24,6 +24,7 @@ from marserve.api.errors import error_answer
 from marserve.errors import (
     BadInput,
     BadWorkflow,
+    DownloadFailed,
     LoadFailed,
     MarserveError,
     MethodNotAllowed,
@@ -132,7 +133,8 @@ def error_response(error: Exception, overload_status: int = 503) -> Response:
     answer = error_answer(error, overload_status=overload_status)
     headers = dict(answer.headers)
     # Only the management API raises these, where more may be said.
-    if isinstance(error, LoadFailed | BadWorkflow | WorkflowFailed) and error.reason:
+    tells = LoadFailed | BadWorkflow | WorkflowFailed | DownloadFailed
+    if isinstance(error, tells) and error.reason and error.reason not in error.message:
         headers["x-marserve-reason"] = _header_text(error.reason)
     return Response(answer.body, status_code=answer.status, headers=headers)
 

@@ -34,8 +34,9 @@ from marserve.rollout.changes import Changes
 UNLIMITED: Final = -1
 # What grpcio may take to end calls that it was told to cut, and its port.
 CUT_LIMIT_S: Final = 5.0
-# A call that has come, and was not looked at when grpcio is told to stop, ends as CANCELLED, which clients do not send
-# anywhere else. So they are refused for a moment first: who hears UNAVAILABLE does not come again at once.
+# A call that has come, and was not looked at when grpcio is told to stop, ends as CANCELLED (grpc/grpc#41785), which
+# clients do not send anywhere else; and nothing of grpcio's sends a GOAWAY without that. So they are refused for a
+# moment first: who hears UNAVAILABLE does not come again at once.
 REFUSE_FIRST_S: Final = 0.1
 
 

@@ -24,6 +24,7 @@ from marserve.api.request_head import read_timeout_s
 from marserve.api.response_headers import ResponseHeaders
 from marserve.api.schemas import (
     CheckReport,
+    DryRunStatus,
     KServeReady,
     ModelDescription,
     ModelList,
@@ -34,12 +35,14 @@ from marserve.api.schemas import (
     error_answers,
 )
 from marserve.api.swap import add_swap
-from marserve.api.traffic import add_traffic
+from marserve.api.traffic import Dry, add_traffic, is_dry
 from marserve.errors import BadInput, ModelNotFound, VersionNotFound
 from marserve.messages import Answer, Part
 from marserve.registry.calls import Progress, RegisterParameters, default_set_message, unregistered_message
 from marserve.registry.models import Registry
 from marserve.rollout.changes import Changes, DirectChanges
+from marserve.rollout.dry_runs import DryRuns
+from marserve.rollout.rollouts import Rollouts
 from marserve.settings.values import MemoryWish, read_memory_wish
 
 log = logging.getLogger("marserve.api")
@@ -59,6 +62,7 @@ REGISTER_PARAMETERS = (
     "initial_workers",
     "synchronous",
     "s3_sse_kms",
+    "dry_run",
 )
 # `timeout` and `number_gpu` stand in TorchServe's documentation and never did anything; its clients still send them.
 SCALE_PARAMETERS = (
@@ -70,13 +74,14 @@ SCALE_PARAMETERS = (
     "number_gpu",
     "batch_size",
     "max_batch_delay",
+    "dry_run",
 )
 
 NO_KMS = (
     "s3_sse_kms=true asks for a download from S3 with a signature, and this url is no address of S3; name "
     "s3://bucket/key or https://bucket.s3.region.amazonaws.com/key, or leave s3_sse_kms out."
 )
-UNREGISTER_PARAMETERS = ("model_version", "force")
+UNREGISTER_PARAMETERS = ("model_version", "force", "dry_run")
 
 MOST_CHECK_SAMPLES = 64
 MOST_REMARKS = 1000
@@ -107,25 +112,30 @@ NotWaiting = Annotated[Flag, Query(description="wait until the workers have load
 
 
 def said(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What the API description says of these statuses: a sentence."""
-    return {status: {"model": StatusMessage} for status in statuses}
+    """What the API description says of these statuses: a sentence, and with 200 also what a dry run says."""
+    return {status: {"model": DryRunStatus if status == 200 else StatusMessage} for status in statuses}
 
 
-def management_router(registry: Registry, *, enable_model_api: bool, changes: Changes | None = None) -> APIRouter:
+def management_router(
+    registry: Registry, *, enable_model_api: bool, changes: Changes | None = None, rollouts: Rollouts | None = None
+) -> APIRouter:
     """The routes of the management listener. Without `enable_model_api` none that registers or unregisters.
 
-    `changes` is what calls that change models go to; the registry itself if not given.
+    `changes` is what calls that change models go to; the registry itself if not given. Dry runs say what the changes
+    have to do with `rollouts`.
     """
     changes = changes or DirectChanges(registry)
+    dry_runs = DryRuns(registry, changes, rollouts)
     router = APIRouter(default_response_class=PrettyJson)
     add_traffic(router, registry, changes)  # first: its paths look like those of versions
     _add_models(router, registry)
-    _add_scale(router, registry, changes)
+    _add_scale(router, registry, changes, dry_runs)
+    _add_default(router, registry, changes, dry_runs)
     _add_check(router, registry)
     if enable_model_api:
         add_swap(router, registry, changes, REGISTER_PARAMETERS, read_registration)
-        _add_register(router, changes)
-        _add_unregister(router, changes)
+        _add_register(router, changes, dry_runs)
+        _add_unregister(router, changes, dry_runs)
     return router
 
 
@@ -234,33 +244,33 @@ def _dress(response: Response, answer: Answer) -> Response:
     return response
 
 
-def _add_scale(router: APIRouter, registry: Registry, changes: Changes) -> None:
-    """What may always be changed: the number of workers and the default version."""
+def _add_scale(router: APIRouter, registry: Registry, changes: Changes, dry_runs: DryRuns) -> None:
+    """What may always be changed: the number of workers, and how batches are formed."""
 
     async def scale(request: Request, model: str, version: str | None) -> Response:
         query = QueryParameters(request.query_params, SCALE_PARAMETERS)
         minimum, maximum = query.whole("min_worker"), query.whole("max_worker")
         batch_size, delay_ms = query.whole("batch_size"), query.whole("max_batch_delay")
         is_synchronous = query.flag("synchronous", False)
-        if query.warnings:
-            registry.remark(model, version or query.text("model_version") or None, query.warnings)
-        if batch_size is not None or delay_ms is not None:
-            told = await changes.tune(
-                model,
-                version or query.text("model_version") or None,
-                batch_size=batch_size,
-                max_batch_delay_s=None if delay_ms is None else delay_ms / 1000,
-            )
-            if minimum is None and maximum is None:
-                return PrettyJson({"status": told})
+        named = version or query.text("model_version") or None
+        delay_s = None if delay_ms is None else delay_ms / 1000
+        tunes = batch_size is not None or delay_ms is not None
+        scales = not tunes or minimum is not None or maximum is not None
         minimum = 1 if minimum is None else minimum
-        scaled = await changes.scale(
-            model,
-            version or query.text("model_version") or None,
-            min_workers=minimum,
-            max_workers=minimum if maximum is None else maximum,
-            synchronous=is_synchronous,
-        )
+        maximum = minimum if maximum is None else maximum
+        if is_dry(request):
+            would = [dry_runs.tune(model, named, batch_size=batch_size, max_batch_delay_s=delay_s)] if tunes else []
+            if scales:
+                would.append(dry_runs.scale(model, named, min_workers=minimum, max_workers=maximum))
+            whole = would[0] if len(would) == 1 else would[0].beside(would[1])
+            return PrettyJson(whole.noting(*query.warnings).document())
+        if query.warnings:
+            registry.remark(model, named, query.warnings)
+        if tunes:
+            told = await changes.tune(model, named, batch_size=batch_size, max_batch_delay_s=delay_s)
+            if not scales:
+                return PrettyJson({"status": told})
+        scaled = await changes.scale(model, named, min_workers=minimum, max_workers=maximum, synchronous=is_synchronous)
         return PrettyJson({"status": scaled.message}, status_code=_STATUS[scaled.progress])
 
     answers = {**said(200, 202, 206), **error_answers(400, 404, 500, 503, 507)}
@@ -279,6 +289,7 @@ def _add_scale(router: APIRouter, registry: Registry, changes: Changes) -> None:
         synchronous: NotWaiting = None,
         batch_size: BatchSize = None,
         max_batch_delay: BatchDelay = None,
+        dry_run: Dry = None,
         model_version: Annotated[str | None, Query(description="another version than the default one")] = None,
     ) -> Response:
         return await scale(request, model_name, None)
@@ -298,16 +309,21 @@ def _add_scale(router: APIRouter, registry: Registry, changes: Changes) -> None:
         synchronous: NotWaiting = None,
         batch_size: BatchSize = None,
         max_batch_delay: BatchDelay = None,
+        dry_run: Dry = None,
     ) -> Response:
         return await scale(request, model_name, model_version)
 
+
+def _add_default(router: APIRouter, registry: Registry, changes: Changes, dry_runs: DryRuns) -> None:
     @router.put(
         "/models/{model_name}/{model_version}/set-default",
         operation_id="setDefault",
         summary="Let a version answer requests that name none",
-        responses={200: {"model": StatusMessage}, **error_answers(404)},
+        responses={**said(200), **error_answers(404, 409)},
     )
-    async def set_default(model_name: Name, model_version: Name) -> Response:
+    async def set_default(request: Request, model_name: Name, model_version: Name, dry_run: Dry = None) -> Response:
+        if is_dry(request):
+            return PrettyJson(dry_runs.set_default(model_name, model_version).document())
         await changes.set_default(model_name, model_version)
         has_rule = registry.traffic.rule_of(model_name) is not None
         return PrettyJson({"status": default_set_message(model_name, model_version, has_rule=has_rule)})
@@ -359,7 +375,7 @@ def _add_check(router: APIRouter, registry: Registry) -> None:
         return await check(request, model_name, model_version)
 
 
-def _add_register(router: APIRouter, changes: Changes) -> None:
+def _add_register(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> None:
     @router.post(
         "/models",
         operation_id="registerModel",
@@ -388,8 +404,12 @@ def _add_register(router: APIRouter, changes: Changes) -> None:
         pinned: Annotated[Flag, Query(description="whether it never makes room for another model")] = None,
         synchronous: Waiting = None,
         s3_sse_kms: Annotated[Flag, Query(description="sign the download from an https address of S3")] = None,
+        dry_run: Dry = None,
     ) -> Response:
-        registered = await changes.register(read_registration(await _parameters(request)))
+        parameters = await _parameters(request)
+        if is_dry(request) if isinstance(parameters, QueryParameters) else parameters.flag("dry_run", False):
+            return PrettyJson((await dry_runs.register(read_registration(parameters))).document())
+        registered = await changes.register(read_registration(parameters))
         return PrettyJson({"status": registered.message}, status_code=_STATUS[registered.progress])
 
 
@@ -459,13 +479,16 @@ def _given(parameters: Parameters, name: str) -> int | None:
     return None if number in _NOT_GIVEN[name] else number
 
 
-def _add_unregister(router: APIRouter, changes: Changes) -> None:
+def _add_unregister(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> None:
     answers = {**said(200), **error_answers(403, 404, 408, 409)}
 
     async def unregister(request: Request, model: str, version: str | None) -> Response:
         query = QueryParameters(request.query_params, UNREGISTER_PARAMETERS)
         named = version or query.text("model_version") or None
-        await changes.unregister(model, named, force=query.flag("force", False))
+        is_forced = query.flag("force", False)
+        if is_dry(request):
+            return PrettyJson(dry_runs.unregister(model, named, force=is_forced).noting(*query.warnings).document())
+        await changes.unregister(model, named, force=is_forced)
         return PrettyJson({"status": unregistered_message(model)})
 
     @router.delete(
@@ -479,6 +502,7 @@ def _add_unregister(router: APIRouter, changes: Changes) -> None:
         model_name: Name,
         model_version: Annotated[str | None, Query(description="the version; needed if there are several")] = None,
         force: Forced = None,
+        dry_run: Dry = None,
     ) -> Response:
         return await unregister(request, model_name, None)
 
@@ -489,6 +513,6 @@ def _add_unregister(router: APIRouter, changes: Changes) -> None:
         responses=answers,
     )
     async def unregister_version(
-        request: Request, model_name: Name, model_version: Name, force: Forced = None
+        request: Request, model_name: Name, model_version: Name, force: Forced = None, dry_run: Dry = None
     ) -> Response:
         return await unregister(request, model_name, model_version)

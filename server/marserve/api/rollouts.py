@@ -61,6 +61,7 @@ def _add_shadow(router: APIRouter, registry: Registry, changes: Changes) -> None
     async def put(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         spec = read_shadow(await read_object(request))
         if is_dry(request):
+            changes.vet("change a shadow")
             return PrettyJson(registry.mirrors.put(model_name, spec, dry_run=True))
         return PrettyJson(await changes.put_shadow(model_name, spec))
 
@@ -72,6 +73,7 @@ def _add_shadow(router: APIRouter, registry: Registry, changes: Changes) -> None
     )
     async def remove(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         if is_dry(request):
+            changes.vet("change a shadow")
             return PrettyJson(registry.mirrors.remove(model_name, dry_run=True))
         return PrettyJson(await changes.put_shadow(model_name, None))
 
@@ -105,9 +107,10 @@ def _add_rollout(router: APIRouter, rollouts: Rollouts, guard: Callable[[str], N
     )
     async def begin(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         spec = read_rollout(await read_object(request))
-        if dry := is_dry(request):
-            return PrettyJson(rollouts.begin(model_name, spec, dry_run=dry))
+        is_tried = is_dry(request)
         guard(f"marserve rollout {model_name}")
+        if is_tried:
+            return PrettyJson(rollouts.begin(model_name, spec, dry_run=True))
         return PrettyJson(rollouts.begin(model_name, spec), status_code=202)
 
     @router.put(
@@ -116,10 +119,12 @@ def _add_rollout(router: APIRouter, rollouts: Rollouts, guard: Callable[[str], N
         summary="`pause`, `resume`, `abort` or `promote` a roll-out",
         responses={200: {"model": RolloutStatus}, **error_answers(404, 409)},
     )
-    async def order(model_name: Name, order: str) -> Response:
+    async def order(request: Request, model_name: Name, order: str, dry_run: Dry = None) -> Response:
+        is_tried = is_dry(request)
         for known in ORDERS:
             if order == known:
-                return PrettyJson(rollouts.order(model_name, known))
+                told = rollouts.rehearse(model_name, known).document() if is_tried else None
+                return PrettyJson(told or rollouts.order(model_name, known))
         raise RouteNotFound
 
     @router.delete(
@@ -128,5 +133,7 @@ def _add_rollout(router: APIRouter, rollouts: Rollouts, guard: Callable[[str], N
         summary="Abort a roll-out: the version that served before serves again",
         responses={200: {"model": RolloutStatus}, **error_answers(404, 409)},
     )
-    async def abort(model_name: Name) -> Response:
+    async def abort(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
+        if is_dry(request):
+            return PrettyJson(rollouts.rehearse(model_name, "abort").document())
         return PrettyJson(rollouts.order(model_name, "abort"))

@@ -25,6 +25,19 @@ class StatusMessage(Shape):
     status: str
 
 
+class DryRunStatus(StatusMessage):
+    """What was done, or with `dry_run` what would be: then `isDryRun` is there, and nothing was changed."""
+
+    isDryRun: bool | None = None
+    modelName: str | None = None
+    modelVersion: str | None = None
+    before: Annotated[dict[str, Any] | None, Field(description="what the call is about, as it is")] = None
+    after: Annotated[dict[str, Any] | None, Field(description="the same, as it would be")] = None
+    memory: Annotated[dict[str, Any] | None, Field(description="the host's, in bytes")] = None
+    deviceMemory: Annotated[dict[str, Any] | None, Field(description="that of its devices, in bytes")] = None
+    notes: Annotated[list[str] | None, Field(description="what else would be, and what was not tried")] = None
+
+
 class ErrorBody(Shape):
     """Why a request was not done. The request's id is in the header `x-request-id`."""
 
@@ -454,6 +467,7 @@ class RegisterBody(BaseModel):
     pinned: Annotated[bool, Field(description="never make room for another model")] | None = None
     synchronous: Annotated[bool, Field(description="wait until the workers have loaded the model")] = True
     s3_sse_kms: bool = False
+    dry_run: Annotated[bool, Field(description="only say what would be, and whether it can be")] = False
 
 
 class StickyKey(BaseModel):
@@ -588,7 +602,6 @@ class SwapBody(RegisterBody):
     ] = None
     keep_old: Annotated[bool, Field(description="leave the other version registered")] = False
     check: Annotated[bool, Field(description="send the new version its samples before it answers")] = True
-    dry_run: Annotated[bool, Field(description="only say what would be, and whether it can be")] = False
 
 
 class SwapStatus(Shape):

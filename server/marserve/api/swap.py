@@ -57,8 +57,7 @@ def add_swap(
     ) -> Response:
         parameters = await _parameters(request, known)
         wish = _read_wish(model_name, parameters, read)
-        if not wish.dry_run:
-            changes.check("swap a version")
+        changes.check("swap a version")
         swapped = await registry.swap(wish)
         return PrettyJson(describe(swapped))
 

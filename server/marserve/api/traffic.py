@@ -67,6 +67,7 @@ def _add_weights(router: APIRouter, registry: Registry, changes: Changes) -> Non
     async def put(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         traffic = read_traffic(await read_object(request))
         if is_dry(request):
+            changes.vet("change traffic")
             return PrettyJson(registry.traffic.put(model_name, traffic, dry_run=True))
         return PrettyJson(await changes.put_traffic(model_name, traffic))
 
@@ -78,6 +79,7 @@ def _add_weights(router: APIRouter, registry: Registry, changes: Changes) -> Non
     )
     async def reset(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         if is_dry(request):
+            changes.vet("change traffic")
             return PrettyJson(registry.traffic.reset(model_name, dry_run=True))
         return PrettyJson(await changes.put_traffic(model_name, None))
 
@@ -107,6 +109,7 @@ def _add_labels(router: APIRouter, registry: Registry, changes: Changes) -> None
         if not isinstance(version, str) or not version or set(document) - {"version"}:
             raise BadInput('A label is put with the version that it is to name and nothing else: {"version": "2.0"}.')
         if is_dry(request):
+            changes.vet("set a label")
             return PrettyJson(registry.traffic.put_label(model_name, label, version, dry_run=True))
         return PrettyJson(await changes.put_label(model_name, label, version))
 
@@ -119,6 +122,7 @@ def _add_labels(router: APIRouter, registry: Registry, changes: Changes) -> None
     async def remove(request: Request, model_name: Name, label: Name, dry_run: Dry = None) -> Response:
         dry = is_dry(request)
         if dry:
+            changes.vet("remove a label")
             registry.traffic.remove_label(model_name, label, dry_run=True)
         else:
             await changes.remove_label(model_name, label)
@@ -127,7 +131,14 @@ def _add_labels(router: APIRouter, registry: Registry, changes: Changes) -> None
 
 
 def is_dry(request: Request) -> bool:
-    """Whether the query says `dry_run=true`. Raises BadInput for what is neither true nor false."""
+    """Whether the query says `dry_run=true`.
+
+    Raises BadInput for what is neither true nor false, and for other spellings of the name: what is only to be tried
+    must not be done because of them.
+    """
+    for name in request.query_params:
+        if name != "dry_run" and name.lower().replace("-", "").replace("_", "") == "dryrun":
+            raise BadInput(f"parameter {name!r} is not known; did you mean dry_run?")
     word = QueryParameters(request.query_params, ("dry_run",)).text("dry_run")
     if word is not None and word.lower() not in ("true", "false"):
         # What would count as false elsewhere would here do what was only to be tried.

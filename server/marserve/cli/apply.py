@@ -7,6 +7,8 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from marserve.cli.dry_run import HEAD, as_dry
+from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Interrupted, Output, Step
 from marserve.cli.plan import DocumentFile, ask_for_plan, plan_lines, read_document
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, refused
@@ -17,7 +19,7 @@ PHASES = {"load": "Reading archives", "wait-ready": "Loading models"}
 
 def apply(
     file: DocumentFile = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    dry_run: DryRun = False,
     if_digest: Annotated[
         str | None, typer.Option("--if-digest", metavar="DIGEST", help="Only if this is what is in force now.")
     ] = None,
@@ -30,7 +32,7 @@ def apply(
         data = None if file is None else read_document(file)
         if dry_run:
             document = ask_for_plan(server, data)
-            output.result({**document, "dryRun": True}, *plan_lines(document))
+            output.result(as_dry({**document, "dryRun": True}), HEAD, *plan_lines(document))
             return
         headers = {} if if_digest is None else {"if-match": f'"{if_digest}"'}
         outcome = order(server, output, "PUT", "/desired-state", "Applying the document", data or b"", headers)

@@ -22,9 +22,13 @@ from marserve.archive.writer import (
     Packed,
     Plan,
     handler_file,
+    output_path,
     plan_archive,
+    refuse_existing,
     write_archive,
 )
+from marserve.cli.dry_run import HEAD, as_dry
+from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Output, table
 from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import BadArchive, CannotArchive
@@ -70,6 +74,7 @@ def archive(
         typer.Option("--format", help="A deflated zip file, a stored one, a compressed tar file, or a plain folder."),
     ] = Format("default"),
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite what is there.")] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a model archive (.mar). The same files give the same bytes; SOURCE_DATE_EPOCH sets its date."""
@@ -90,6 +95,9 @@ def archive(
             plan = plan_archive(spec)
             _check_export_path(export_path)
             warnings = [*plan.warnings, *_foresee(plan)]
+            if dry_run:
+                _rehearse(output, plan, warnings, output_path(name, export_path, archive_format.value), force)
+                return
             path, packed = _write(output, plan, export_path, archive_format.value, force)
         except (CannotArchive, BadArchive) as error:
             raise CommandFailed(error.message) from error
@@ -121,6 +129,27 @@ def archive(
             *_say_left_out(packed),
             f"{path} ({decimal(size)}): model {name}, version {version}, handler {spec.handler}",
         )
+
+
+def _rehearse(output: Output, plan: Plan, warnings: list[str], path: Path, force: bool) -> None:
+    """Say what would go into the archive. Raises CannotArchive for what is there already."""
+    refuse_existing(path, force=force)
+    for warning in warnings:
+        output.note(f"Warning: {warning}")
+    sizes = {name: file.stat().st_size for name, file in plan.members.items()}
+    document = {
+        "path": str(path),
+        "overwrites": os.path.lexists(path),
+        "model": plan.spec.model_name,
+        "version": plan.spec.version,
+        "handler": plan.spec.handler,
+        "members": [{"name": name, "sizeBytes": size, "file": str(plan.members[name])} for name, size in sizes.items()],
+        "warnings": warnings,
+    }
+    rows = [(name, decimal(size), str(plan.members[name])) for name, size in sizes.items()]
+    what = f"model {plan.spec.model_name}, version {plan.spec.version}, handler {plan.spec.handler}"
+    replacing = ", in the place of what is there" if document["overwrites"] else ""
+    output.result(as_dry(document), HEAD, table(("member", "size", "file"), rows), f"{path}: {what}{replacing}")
 
 
 def _default_handler(serialized_file: Path | None) -> str:

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from marserve.cli.downloads import step_of
+from marserve.cli.dry_run import HEAD, as_dry
+from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Interrupted, Output, Step
 from marserve.cli.remote import ConfigFile
 from marserve.cli.typed_settings import load_as_typed
@@ -45,6 +47,7 @@ def fetch(
         list[str], typer.Argument(metavar="ADDRESS…", help="Archives: https://…, s3://…, gs://…, az://…, file:///….")
     ],
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where they are put; made where it is missing.")],
+    dry_run: DryRun = False,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,10 +55,16 @@ def fetch(
     with Output(as_json) as output:
         wanted = [_read(address) for address in addresses]
         _refuse_one_name_twice(wanted)
-        _make(to)
-        settings = load_as_typed({"model_store": str(to)} | ({} if config is None else {"ts_config": str(config)}))
+        if not dry_run:
+            _make(to)
+        # A folder that would only be made stands in for one that is there: settings insist on a model store.
+        store = next(folder for folder in (to, *to.absolute().parents) if folder.is_dir())
+        settings = load_as_typed({"model_store": str(store)} | ({} if config is None else {"ts_config": str(config)}))
         downloads = DownloadList()
         fetcher = build_fetcher(_allowing(settings, wanted), settings.max_archive_bytes, downloads)
+        if dry_run:
+            _rehearse(output, fetcher, wanted, to)
+            return
         try:
             done = while_showing(
                 lambda: [_fetch(fetcher, one, to) for one in wanted],
@@ -119,10 +128,7 @@ def _fetch(fetcher: Fetcher, one: Wanted, folder: Path) -> dict[str, Any]:
     except ArchiveExists:
         return {**said, "outcome": "kept"}
     except MarserveError as error:
-        reason = getattr(error, "reason", "")
-        raise CommandFailed(
-            str(error), **({"reason": reason} if reason and reason not in str(error) else {})
-        ) from error
+        raise _failed(error) from error
     fetched.release()
     if fetched.in_store is None:
         raise CommandFailed(
@@ -130,6 +136,40 @@ def _fetch(fetcher: Fetcher, one: Wanted, folder: Path) -> dict[str, Any]:
             "Name another folder with --to, or let this user write there.",
         )
     return {**said, "outcome": "fetched" if fetched.is_new else "kept", "sha256": fetched.sha256}
+
+
+def _rehearse(output: Output, fetcher: Fetcher, wanted: Sequence[Wanted], folder: Path) -> None:
+    """Say what would come: origins are asked what they have, and nothing is fetched. Raises CommandFailed."""
+    seen = while_showing(
+        lambda: [_look(fetcher, one, folder) for one in wanted], list, output, "Asking where they are kept"
+    )
+    missing = [] if folder.is_dir() else [f"The folder {folder} would be made."]
+    lines = [f"{one['name']} is there already" if one["outcome"] == "kept" else _coming(one) for one in seen]
+    output.result(as_dry({"folder": str(folder), "archives": seen}), HEAD, *missing, *lines)
+
+
+def _look(fetcher: Fetcher, one: Wanted, folder: Path) -> dict[str, Any]:
+    """What fetching one archive would do. Raises CommandFailed."""
+    said = {"address": one.shown, "name": one.target.file_name}
+    try:
+        found = fetcher.look(one.address, folder)
+    except ArchiveExists:
+        return {**said, "outcome": "kept"}
+    except MarserveError as error:
+        raise _failed(error) from error
+    if found is None:
+        return {**said, "outcome": "kept"}
+    return {**said, "outcome": "would be fetched", "bytes": found.size}
+
+
+def _failed(error: MarserveError) -> CommandFailed:
+    reason = getattr(error, "reason", "")
+    return CommandFailed(str(error), **({"reason": reason} if reason and reason not in str(error) else {}))
+
+
+def _coming(one: dict[str, Any]) -> str:
+    size = "of unknown size" if one["bytes"] is None else f"{one['bytes'] / 1e6:.1f} MB"
+    return f"{one['name']} would be fetched from {one['address']}, {size}"
 
 
 def _steps(downloads: DownloadList) -> list[Step]:

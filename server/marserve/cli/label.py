@@ -8,6 +8,8 @@ from urllib.parse import quote
 
 import typer
 
+from marserve.cli.dry_run import as_dry, query
+from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, Output, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
 
@@ -19,7 +21,7 @@ def label(
     ] = None,
     version: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="The version that it is to name.")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Let the label name nothing any more.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be.")] = False,
+    dry_run: DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -29,12 +31,13 @@ def label(
         raise typer.BadParameter("it needs a label and no version: marserve label MODEL LABEL --remove")
     if dry_run and version is None and not remove:
         raise typer.BadParameter("it needs something to do: a version, or --remove", param_hint="--dry-run")
-    parameters = {"dry_run": "true"} if dry_run else None
+    parameters = query(dry_run)
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         path = f"{model_path(model)}/labels"
         if name is not None and remove:
             told = server.order("DELETE", f"{path}/{quote(name, safe='')}", parameters)
-            output.result({"model": model, "label": name, **told}, told["status"])
+            document = {"model": model, "label": name, **told}
+            output.result(as_dry(document) if dry_run else document, told["status"])
         elif name is not None and version is not None:
             body = json.dumps({"version": version})
             headers = {"content-type": "application/json"}
@@ -44,8 +47,8 @@ def label(
                 raise refused(answer)
             told = answer.json()
             verb = "would name" if dry_run else "names"
-            dry = {"isDryRun": True} if dry_run else {}
-            output.result({"model": model, "label": name, **told, **dry}, f"{name} {verb} {_names(told)}")
+            document = {"model": model, "label": name, **told}
+            output.result(as_dry(document) if dry_run else document, f"{name} {verb} {_names(told)}")
         else:
             labels = server.order("GET", path)
             if name is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import typer.main
 
 import marserve
-from marserve.cli.commands import commands
+from marserve.cli.commands import build_commands
 
 _PROGRAM = "marserve"
 _STATUSES = (
@@ -43,7 +43,7 @@ def manual() -> str:
 
 
 def _lines() -> Iterator[str]:
-    group: Any = typer.main.get_command(commands)
+    group: Any = typer.main.get_command(build_commands())
     yield '.\\" Written by `python -m marserve.cli.manual`.'
     yield f'.TH MARSERVE 1 "" "{_PROGRAM} {marserve.__version__}" "Commands"'
     yield f".SH NAME\n{_PROGRAM} \\- {_escaped(_without_stop(group.help))}"

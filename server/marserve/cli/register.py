@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 
 from marserve.cli.downloads import AwaitedDownload
+from marserve.cli.dry_run import rehearse
+from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
 from marserve.cli.versions import Description, label, progress_of, ready_workers
@@ -35,6 +38,7 @@ def register(
         bool, typer.Option("--on-demand", help="Load it at its first request, and let it make room for others.")
     ] = False,
     pinned: Annotated[bool, typer.Option("--pinned", help="Never let it make room for another model.")] = False,
+    dry_run: DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -55,8 +59,11 @@ def register(
     }
     parameters: dict[str, str | int] = {key: value for key, value in given.items() if value is not None}
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
-        before = {label(version) for version in server.describe_all()}
         download = AwaitedDownload(server, url)
+        if dry_run:
+            _rehearse(server, output, parameters, download)
+            return
+        before = {label(version) for version in server.describe_all()}
 
         def appeared() -> list[Description]:
             return [version for version in server.describe_all() if label(version) not in before]
@@ -89,3 +96,24 @@ def register(
             },
             answer["status"],
         )
+
+
+def _rehearse(
+    server: Management, output: Output, parameters: Mapping[str, str | int], download: AwaitedDownload
+) -> None:
+    """The archive is fetched for the look, which may take long."""
+    url = parameters["url"]
+    try:
+        rehearse(
+            server,
+            output,
+            "POST",
+            "/models",
+            {**parameters, "synchronous": "true"},
+            look=download.steps,
+            title=f"Looking at {url}",
+            timeout_s=None,
+        )
+    except KeyboardInterrupt:
+        download.cancel()
+        raise Interrupted(f"The look at {url} is given up; nothing was changed.") from None

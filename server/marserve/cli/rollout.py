@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from marserve.cli.dry_run import HEAD, as_dry, query, rehearse
+from marserve.cli.options import DryRun
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Interrupted, Output, Step, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
 from marserve.cli.watch import LOOK_EVERY_S, Lines
@@ -68,7 +70,7 @@ def rollout(
     follow: Annotated[
         bool, typer.Option("--follow", help="Stay until it has ended; exit status 1 unless it was promoted.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would do and could find.")] = False,
+    dry_run: DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -98,20 +100,26 @@ def rollout(
             raise CommandFailed("One thing at a time: begin a roll-out, or give one order.", "See --help.")
         if version is None and document:
             raise CommandFailed("Options of a roll-out need its version.", f"marserve rollout {model} VERSION …")
+        if dry_run and version is None and not orders:
+            raise typer.BadParameter("it needs something to do: a version, or an order", param_hint="--dry-run")
+        if dry_run and follow:
+            raise typer.BadParameter("it goes with no --follow: there is nothing to follow", param_hint="--dry-run")
         path = f"{model_path(model)}/rollout"
         with Management(find_address("management", management, config)) as server:
+            if orders and dry_run:
+                rehearse(server, output, "PUT", f"{path}/{orders[0]}")
+                return
             if orders:
                 told = server.order("PUT", f"{path}/{orders[0]}")
             elif version is None:
                 told = server.order("GET", path)
             else:
-                query = {"dry_run": "true"} if dry_run else {}
-                answer = server.ask("POST", path, params=query, json=document)
+                answer = server.ask("POST", path, params=query(dry_run), json=document)
                 if answer.is_error:
                     raise refused(answer)
                 told = answer.json()
             if dry_run and version is not None:
-                output.result(told, *_plan(told))
+                output.result(as_dry(told), HEAD, *_plan(told))
                 return
             if follow:
                 told = _follow(server, path, model, output)

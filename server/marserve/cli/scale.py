@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from marserve.cli.dry_run import rehearse
+from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 from marserve.cli.versions import label, progress_of, ready_workers
@@ -19,12 +21,17 @@ def scale(
     maximum: Annotated[
         int | None, typer.Option("--max", min=0, help="The most workers it may have; WORKERS if not given.")
     ] = None,
+    dry_run: DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Change how many workers a model has, and wait until they are there."""
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
+        if dry_run:
+            asked = {"min_worker": workers, "max_worker": workers if maximum is None else maximum}
+            rehearse(server, output, "PUT", model_path(model, version), asked)
+            return
         # Asked first: a name that does not exist is then said before anything is shown.
         target = server.describe(model, version)[0]
         parameters: dict[str, str | int] = {

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from marserve.cli.dry_run import as_dry, query
+from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Output, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
 
@@ -24,7 +26,7 @@ def shadow(
     ] = "exact",
     in_flight: Annotated[int, typer.Option("--in-flight", min=1, max=256, help="Copies at a time.")] = 8,
     off: Annotated[bool, typer.Option("--off", help="Mirror nothing more.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check whether that can be.")] = False,
+    dry_run: DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -34,10 +36,12 @@ def shadow(
         if off and version is not None:
             raise CommandFailed("--off takes no version: a model has one shadow.", f"marserve shadow {model} --off")
         path = f"{model_path(model)}/shadow"
-        query: dict[str, str | int | float | bool] = {"dry_run": "true"} if dry_run else {}
+        if dry_run and version is None and not off:
+            raise typer.BadParameter("it needs something to do: a version, or --off", param_hint="--dry-run")
+        asked = query(dry_run)
         with Management(find_address("management", management, config)) as server:
             if version is None:
-                told = server.order("DELETE" if off else "GET", path, query)
+                told = server.order("DELETE" if off else "GET", path, asked)
             else:
                 document = {
                     "version": version,
@@ -45,11 +49,11 @@ def shadow(
                     "compare": _compare(compare),
                     "in_flight": in_flight,
                 }
-                answer = server.ask("PUT", path, params=query, json=document)
+                answer = server.ask("PUT", path, params=asked, json=document)
                 if answer.is_error:
                     raise refused(answer)
                 told = answer.json()
-        output.result(told, *_shown(model, told, is_dry=dry_run, is_off=off))
+        output.result(as_dry(told) if dry_run else told, *_shown(model, told, is_dry=dry_run, is_off=off))
 
 
 def _shown(model: str, told: dict[str, Any], *, is_dry: bool, is_off: bool) -> list[Any]:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from marserve.cli.dry_run import HEAD, as_dry
+from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Output
 from marserve.cli.pid_file import PidFile, marserve_pid_file
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
@@ -20,6 +22,7 @@ KILLED_WITHIN_S = 10.0
 def stop(
     timeout: Annotated[float, typer.Option("--timeout", min=0, help="How long to wait for its end, in s.")] = 60.0,
     kill: Annotated[bool, typer.Option("--kill", help="After the timeout kill it; requests may be lost.")] = False,
+    dry_run: DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -33,6 +36,9 @@ def stop(
             _refuse_foreign(address)
             output.result({"stopped": False, "pid": None}, f"No server runs at {address}.")
             return
+        if dry_run:
+            _rehearse(output, address, pid, timeout, kill)
+            return
         with output.progress() as progress:
             progress.add_task(f"Stopping process {pid}: accepted requests are answered first", total=None)
             was_killed = _end(pid, pid_file, timeout, kill)
@@ -41,6 +47,24 @@ def stop(
             {"stopped": True, "pid": pid, "killed": was_killed},
             f"The server (process {pid}) {'was killed' if was_killed else 'has stopped'}.",
         )
+
+
+def _rehearse(output: Output, address: str, pid: int, timeout_s: float, kill: bool) -> None:
+    """Say which server would end, and what it has to answer before. Raises CommandFailed where it may not be told."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError as error:
+        raise CommandFailed(f"Process {pid} belongs to another user.", "Stop it as that user.", pid=pid) from error
+    with Management(address) as server:
+        versions = server.describe_all()
+    waiting = sum(int(version["jobQueueStatus"]["pendingRequests"]) for version in versions)
+    end = "it would be killed" if kill else "this command would give up"
+    output.result(
+        as_dry({"stopped": False, "pid": pid, "models": len(versions), "pendingRequests": waiting}),
+        HEAD,
+        f"The server at {address} (process {pid}, {len(versions)} versions of models) would be asked to stop.",
+        f"It would answer what it has accepted first; now {waiting} requests wait. After {timeout_s:g} s {end}.",
+    )
 
 
 def _refuse_foreign(address: str) -> None:

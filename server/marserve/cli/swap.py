@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from marserve.cli.dry_run import HEAD
+from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 from marserve.cli.versions import progress_of
@@ -29,7 +31,7 @@ def swap(
     check: Annotated[bool, typer.Option("--check/--no-check", help="Send it its samples before it answers.")] = True,
     handler: Annotated[str | None, typer.Option("--handler", help="Use this handler, not the archive's.")] = None,
     batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Requests a batch, at most.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look at the archive and say what would be.")] = False,
+    dry_run: DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -60,4 +62,5 @@ def swap(
             raise Interrupted(
                 f"The swap of {model} goes on in the server; `marserve models {model}` shows how far it is."
             ) from None
-        output.result(told, told["status"], *(f"Note: {note}." for note in told.get("notes", [])))
+        notes = (f"Note: {note}." for note in told.get("notes", []))
+        output.result(told, *([HEAD] if dry_run else []), told["status"], *notes)

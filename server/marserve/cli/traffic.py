@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from marserve.cli.dry_run import HEAD, as_dry, query
+from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Output, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
 
@@ -26,7 +28,7 @@ def traffic(
     ] = None,
     salt: Annotated[str | None, typer.Option("--salt", help="Makes another draw of the same sticky keys.")] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Have the default version answer.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be.")] = False,
+    dry_run: DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -42,7 +44,7 @@ def traffic(
         raise typer.BadParameter("it needs something to do: weights, or --reset", param_hint="--dry-run")
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         path = f"{model_path(model)}/traffic"
-        parameters = {"dry_run": "true"} if dry_run else None
+        parameters = query(dry_run)
         if reset:
             told = server.order("DELETE", path, parameters)
         elif weights:
@@ -53,11 +55,11 @@ def traffic(
             told = _put(server, path, body, parameters)
         else:
             told = server.order("GET", path)
-        document = {"model": model, **told, **({"isDryRun": True} if dry_run else {})}
-        output.result(document, *(["This would be, and nothing was changed:"] if dry_run else []), *_show(told))
+        document = {"model": model, **told}
+        output.result(as_dry(document) if dry_run else document, *([HEAD] if dry_run else []), *_show(told))
 
 
-def _put(server: Management, path: str, body: dict[str, Any], parameters: dict[str, str] | None) -> Any:
+def _put(server: Management, path: str, body: dict[str, Any], parameters: dict[str, str]) -> Any:
     """Send a JSON body; the answer's document. Raises CommandFailed."""
     headers = {"content-type": "application/json"}
     answer = server.ask("PUT", path, content=json.dumps(body), headers=headers, params=parameters)

@@ -6,8 +6,11 @@ from typing import Annotated
 
 import typer
 
+from marserve.cli.dry_run import rehearse
+from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Output
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
+from marserve.cli.watch import while_showing
 
 
 def tune(
@@ -17,6 +20,7 @@ def tune(
         int | None, typer.Option("--max-batch-delay", min=0, help="Longest wait for a batch, in ms.")
     ] = None,
     version: Annotated[str | None, typer.Option("--version", help="The version; the default one if not given.")] = None,
+    dry_run: DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -28,7 +32,13 @@ def tune(
         if not parameters:
             raise CommandFailed("Nothing was changed.", "Say what to change: --batch-size or --max-batch-delay.")
         with Management(find_address("management", management, config)) as server:
-            answer = server.order("PUT", model_path(model, version), parameters)
+            path = model_path(model, version)
+            if dry_run:
+                rehearse(server, output, "PUT", path, parameters)
+                return
+            answer = while_showing(
+                lambda: server.order("PUT", path, parameters, timeout_s=None), list, output, f"Tuning {model}"
+            )
             described = server.describe(model, version)[0]
         output.result(
             {

@@ -46,7 +46,12 @@ def load_as_typed(flags: Mapping[str, object], set_keys: Collection[str] = ()) -
         source = error.source or ""
         message = error.message.removesuffix(f" ({source})")
         raise BadSettings(message, error.key, spelled.get(source, error.source)) from None
-    return replace(settings, warnings=tuple(_respell(warning, spelled) for warning in settings.warnings))
+    warnings = tuple(_respell(warning, spelled) for warning in settings.warnings)
+    origins = {
+        key: tuple(replace(origin, where=spelled.get(origin.where, origin.where)) for origin in found)
+        for key, found in settings.origins.items()
+    }
+    return replace(settings, warnings=warnings, origins=origins)
 
 
 def _as_settings_say(key: str) -> str:

@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 
 from marserve.cli.apply import order, outcome_lines
+from marserve.cli.dry_run import HEAD, as_dry
+from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, Output, table
 from marserve.cli.plan import PLAN_LIMIT_S, plan_lines
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
 
 
 def undo(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    dry_run: DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -23,7 +25,7 @@ def undo(
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         if dry_run:
             document = server.order("POST", "/desired-state/undo", {"dry_run": "true"}, timeout_s=PLAN_LIMIT_S)
-            output.result({**document, "dryRun": True}, *plan_lines(document))
+            output.result(as_dry({**document, "dryRun": True}), HEAD, *plan_lines(document))
             return
         outcome = order(server, output, "POST", "/desired-state/undo", "Going back")
         output.result(outcome, *outcome_lines(outcome))

@@ -20,7 +20,7 @@ from marserve.rollout.history import History
 from marserve.rollout.memory_cost import MemoryCost
 from marserve.rollout.reconciler import Reconciler
 from marserve.settings.table import Settings
-from marserve.store.fetch_guard import AllowedUrls, Target, is_address, is_store_address, parse_target
+from marserve.store.fetch_guard import AllowedUrls, Target, hide_query, is_address, is_store_address, parse_target
 from marserve.store.file_source import FileOrigins
 from marserve.store.http import HttpOrigins
 from marserve.store.local import LocalStore
@@ -152,11 +152,12 @@ class DesiredStates:
         try:
             target = parse_target(named)
             if target.scheme == "file":
-                return FilePlace(Path(target.path), named)
+                return FilePlace(Path(target.path), hide_query(named))
             # The operator's own word, so it needs no pattern beside it.
-            return ObjectPlace(lambda: self._open(target, AllowedUrls((re.escape(target.url),))), target.url)
+            allowed = AllowedUrls((re.escape(target.url),))
+            return ObjectPlace(lambda: self._open(target, allowed), hide_query(target.url))
         except (SourceError, MarserveError) as error:
-            raise BadSettings(f"desired_state is {named!r}: {error}", key="desired_state") from error
+            raise BadSettings(f"desired_state is {hide_query(named)!r}: {error}", key="desired_state") from error
 
     def _open(self, target: Target, allowed: AllowedUrls) -> Source:
         if target.scheme in ("s3", "gs", "az"):

@@ -34,6 +34,12 @@ class Changes(Protocol):
     def check(self, call: str) -> None:
         """Raise DesiredStateDecides where a call that is not named here (`swap`, say) would change what is declared."""
 
+    def vet(self, call: str) -> list[str]:
+        """What a dry run of a call that is named here has to say of where it goes; `call` is what it would do.
+
+        Raises DesiredStateDecides where the call itself would.
+        """
+
     async def register(self, parameters: RegisterParameters) -> Registered:
         """See `Registry.register`."""
 
@@ -74,6 +80,10 @@ class DirectChanges:
 
     def check(self, call: str) -> None:
         """Anything may be changed."""
+
+    def vet(self, call: str) -> list[str]:
+        """Nothing is to be said."""
+        return []
 
     async def register(self, parameters: RegisterParameters) -> Registered:
         """See `Registry.register`."""
@@ -138,6 +148,10 @@ class RefusedChanges:
         """Refuse."""
         raise self._refuse(call)
 
+    def vet(self, call: str) -> list[str]:
+        """Refuse."""
+        raise self._refuse(call)
+
     async def register(self, parameters: RegisterParameters) -> Registered:
         """Refuse."""
         raise self._refuse("register a model")
@@ -195,36 +209,25 @@ class AdoptedChanges:
             "the new version and make it the default, both of which is written into it, or run `marserve apply FILE`.",
         )
 
+    def vet(self, call: str) -> list[str]:
+        """It is written into the document."""
+        place = self._reconciler.place
+        return [f"it would be written into {place.shown}, and applied from there"] if place is not None else []
+
     async def register(self, parameters: RegisterParameters) -> Registered:
         """See `Registry.register`. The archive is looked into first: it says which version it is."""
-        model, name = await self._registry.look_into(parameters)
-        config = {
-            "batchSize": parameters.batch_size,
-            "maxBatchDelay": _milliseconds(parameters.max_batch_delay_s),
-            "responseTimeout": _whole(parameters.response_timeout_s),
-            "startupTimeout": _whole(parameters.startup_timeout_s),
-            "minWorkers": parameters.initial_workers,
-            "maxWorkers": parameters.initial_workers,
-            **parameters.memory.document(),
-        }
-        url, sha256 = split_digest(parameters.url)
-        version = DesiredVersion(
-            url,
-            sha256,
-            parameters.handler,
-            parameters.runtime,
-            {key: value for key, value in config.items() if value is not None},
-        )
+        async with self._registry.looking_into(parameters) as (model, name):
+            version = _declared(parameters)
 
-        def add(state: DesiredState) -> DesiredState:
-            found = state.models.get(model)
-            if found is None:
-                return _with(state, model, DesiredModel({name: version}, name))
-            if name in found.versions:
-                raise VersionConflict(model, name)
-            return _with(state, model, replace(found, versions={**found.versions, name: version}))
+            def add(state: DesiredState) -> DesiredState:
+                found = state.models.get(model)
+                if found is None:
+                    return _with(state, model, DesiredModel({name: version}, name))
+                if name in found.versions:
+                    raise VersionConflict(model, name)
+                return _with(state, model, replace(found, versions={**found.versions, name: version}))
 
-        await self._reconciler.change(add, f"registered {model} {name}")
+            await self._reconciler.change(add, f"registered {model} {name}")
         described = self._registry.describe(model, name)
         return Registered(model, name, described["minWorkers"], "done")
 
@@ -343,6 +346,22 @@ class AdoptedChanges:
             return _with(state, model, change(found))
 
         await self._reconciler.change(edit, f"{what} of {model}")
+
+
+def _declared(parameters: RegisterParameters) -> DesiredVersion:
+    """What a document says of a version that is registered so."""
+    config = {
+        "batchSize": parameters.batch_size,
+        "maxBatchDelay": _milliseconds(parameters.max_batch_delay_s),
+        "responseTimeout": _whole(parameters.response_timeout_s),
+        "startupTimeout": _whole(parameters.startup_timeout_s),
+        "minWorkers": parameters.initial_workers,
+        "maxWorkers": parameters.initial_workers,
+        **parameters.memory.document(),
+    }
+    url, sha256 = split_digest(parameters.url)
+    given = {key: value for key, value in config.items() if value is not None}
+    return DesiredVersion(url, sha256, parameters.handler, parameters.runtime, given)
 
 
 def _model(state: DesiredState, model: str) -> DesiredModel:

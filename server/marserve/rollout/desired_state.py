@@ -38,7 +38,7 @@ from marserve.registry.calls import MOST_WORKERS
 from marserve.registry.effective_options import RUNTIMES
 from marserve.registry.shadow import read_shadow
 from marserve.registry.traffic import check_label, read_traffic
-from marserve.store.fetch_guard import hide_query
+from marserve.settings.shown_address import hide_query, hide_quoted
 
 LARGEST_DOCUMENT = 1 << 20
 FORMAT = 1
@@ -500,6 +500,7 @@ def _words(names: Collection[str]) -> str:
 def _show(place: Marked) -> str:
     show: Callable[[Any], str] = repr
     text = show(place.plain()) if isinstance(place.value, dict | list) else place.text or show(place.value)
+    text = hide_quoted(text)
     return text if len(text) <= 60 else text[:57] + "…"
 
 

@@ -28,6 +28,7 @@ from marserve.registry.arms import Arm, Seen
 from marserve.registry.calls import Registered, RegisterParameters
 from marserve.registry.models import Registry
 from marserve.registry.ports import PoolLike
+from marserve.registry.rehearsal import Rehearsed
 from marserve.registry.shadow import Shadow
 from marserve.registry.traffic import Traffic, read_traffic
 from marserve.rollout.course import Course, RolloutSpec, State, forecast, read_rollout
@@ -49,6 +50,7 @@ MOST_EVENTS = 200
 
 Order = Literal["pause", "resume", "abort", "promote"]
 ORDERS: tuple[Order, ...] = ("pause", "resume", "abort", "promote")
+_AFTER: dict[Order, State] = {"pause": "paused", "resume": "running", "abort": "aborted", "promote": "promoted"}
 
 
 class Rollouts:
@@ -114,11 +116,24 @@ class Rollouts:
         models = sorted(self._kept.keys() | self._running.keys())
         return [_in_short(self.describe(model)) for model in models]
 
+    def under_way(self, model: str) -> tuple[str, str] | None:
+        """The version that is being rolled out and the one that it is compared with; None without a roll-out."""
+        rollout = self._running.get(model)
+        return None if rollout is None else (rollout.spec.version, rollout.baseline)
+
     def order(self, model: str, order: Order) -> dict[str, Any]:
         """Pause, resume, abort or promote a roll-out, at once. Returns its description.
 
         Raises RolloutNotFound, ModelNotFound, and RolloutUnderWay where that cannot be done as it stands.
         """
+        self._find(model).order(order)
+        return self.describe(model)
+
+    def rehearse(self, model: str, order: Order) -> Rehearsed:
+        """What an order would do. Raises as `order`."""
+        return self._find(model).rehearse(order)
+
+    def _find(self, model: str) -> _Rollout:
         rollout = self._running.get(model)
         if rollout is None:
             if model not in self._kept:
@@ -126,8 +141,7 @@ class Rollouts:
                 raise RolloutNotFound(model)
             state = self._kept[model][-1]["state"]
             raise RolloutUnderWay(f"The roll-out of model {model} has ended: it was {state}.")
-        rollout.order(order)
-        return self.describe(model)
+        return rollout
 
     def _check(self, model: str, spec: RolloutSpec) -> tuple[str, Traffic | None]:
         """The version that serves now and the traffic in force, if the roll-out may begin."""
@@ -278,6 +292,7 @@ class _Rollout:
         self._first_step = 0
         self._is_paused_at_start = False
         self._is_restarted = False
+        self._is_registering = False
         self._has_registered = False
         self._rule: Traffic | None = before
         self._pools: dict[str, PoolLike] = {}
@@ -307,6 +322,7 @@ class _Rollout:
         rollout._first_step = int(document["step"])
         rollout._is_paused_at_start = document["state"] == "paused"
         rollout._is_restarted = True
+        rollout._is_registering = bool(document.get("registering"))
         rollout._has_registered = bool(document["registered"])
         return rollout
 
@@ -325,6 +341,7 @@ class _Rollout:
             "began": self._began,
             "spec": self.spec.document(),
             "registered": self._has_registered,
+            **({"registering": True} if self._is_registering else {}),
             "events": list(self._events),
         }
         if self._ended is not None:
@@ -363,25 +380,51 @@ class _Rollout:
     def order(self, order: Order) -> None:
         """Do what somebody asks for. Raises RolloutUnderWay where that cannot be."""
         course, now = self.course, self._rollouts.now()
+        self._check_order(order)
         if order == "abort":
             self._end("aborted", "somebody aborted it")
-        elif course.state == "preparing":
-            raise RolloutUnderWay(f"The roll-out of model {self.model} is preparing; it can only be aborted.")
         elif order == "promote":
             if self._notice_hands():
                 return
             self._end("promoted", "somebody promoted it")
         elif order == "pause":
-            if course.state == "paused":
-                raise RolloutUnderWay(f"The roll-out of model {self.model} is paused already.")
             course.pause(now)
             self.note("paused")
         else:
-            if course.state != "paused":
-                raise RolloutUnderWay(f"The roll-out of model {self.model} is not paused.")
             course.resume(now)
             self.note("resumed")
         self._is_ordered.set()
+
+    def rehearse(self, order: Order) -> Rehearsed:
+        """What an order would do. Raises RolloutUnderWay where that cannot be."""
+        self._check_order(order)
+        course, candidate, baseline = self.course, self.spec.version, self.baseline
+        state, share, notes = _AFTER[order], course.share, []
+        if order == "promote":
+            share = 100.0
+            notes = [f"version {candidate} would be the default version and answer all requests that name none"]
+        elif order == "abort":
+            share = 0.0
+            notes = [f"version {baseline} would answer as before; what waits for {candidate} would be handed to it"]
+            if self._has_registered:
+                notes.append(f"version {candidate} would be unregistered, for the roll-out registered it")
+        return Rehearsed(
+            f"The roll-out of model {self.model} to version {candidate} would be {state}",
+            self.model,
+            candidate,
+            {"state": course.state, "share": course.share},
+            {"state": state, "share": share},
+            notes=tuple(notes),
+        )
+
+    def _check_order(self, order: Order) -> None:
+        state = self.course.state
+        if order != "abort" and state == "preparing":
+            raise RolloutUnderWay(f"The roll-out of model {self.model} is preparing; it can only be aborted.")
+        if order == "pause" and state == "paused":
+            raise RolloutUnderWay(f"The roll-out of model {self.model} is paused already.")
+        if order == "resume" and state != "paused":
+            raise RolloutUnderWay(f"The roll-out of model {self.model} is not paused.")
 
     # ------------------------------------------------------------------------------------------- its life
 
@@ -416,7 +459,8 @@ class _Rollout:
                 await self._wait_until(lambda: self._is_ready(self.baseline))
                 if spec.url is not None and registry.mirrors.pool_of(self.model, spec.version) is None:
                     await self._register(spec)
-                    self.note("registered")
+                elif self._is_registering:
+                    self._note_registered()  # that went on while the server before this one stopped
                 await self._wait_until(lambda: self._is_ready(spec.version))
                 await self._wait_until(self._is_certified)
         except TimeoutError:
@@ -437,9 +481,11 @@ class _Rollout:
     async def _register(self, spec: RolloutSpec) -> None:
         assert spec.url is not None
         registry = self._rollouts.registry
-        registering = asyncio.ensure_future(
-            registry.register(RegisterParameters(spec.url, model_name=self.model, initial_workers=spec.workers or 1))
-        )
+        wanted = RegisterParameters(spec.url, model_name=self.model, initial_workers=spec.workers or 1)
+        # What a server that stopped meanwhile had fetched lies in the store, and is no reason to refuse it.
+        was_begun, self._is_registering = self._is_registering, True
+        self._rollouts.save(self)
+        registering = asyncio.ensure_future(registry.register(wanted, as_it_is_now=was_begun))
         registering.add_done_callback(_note_end)
         try:
             registered = await asyncio.shield(registering)
@@ -447,11 +493,14 @@ class _Rollout:
             # It goes on behind our back; what comes of it is wanted by nobody any more.
             self._rollouts.undo_registration(self.model, registering)
             raise
-        self._has_registered = True
         if registered.version != spec.version:
             await registry.unregister(self.model, registered.version)
-            self._has_registered = False
             raise BadInput(f"The archive holds version {registered.version}, not {spec.version}.")
+        self._note_registered()
+
+    def _note_registered(self) -> None:
+        self._is_registering, self._has_registered = False, True
+        self.note("registered")
 
     async def _wait_until(self, is_so: Callable[[], bool]) -> None:
         while not is_so() and not self.course.has_ended:

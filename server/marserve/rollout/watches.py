@@ -32,7 +32,7 @@ from marserve.rollout.object_events import ObjectEvent, Sequencers, Verdict
 from marserve.rollout.rollouts import Rollouts
 from marserve.settings import Settings
 from marserve.settings.watches import MODEL_STORE, WatchedPlace
-from marserve.store.fetch_guard import AllowedUrls, Target, parse_target
+from marserve.store.fetch_guard import AllowedUrls, Target, hide_query, parse_target
 from marserve.store.fetcher import Fetcher
 from marserve.store.local import LocalStore
 from marserve.store.object_store import ObjectStores
@@ -286,7 +286,7 @@ class Watches:
         return Watch(spec.name, place, sightings, arrivals.take, interval_s=interval_s, late_s=self._late_s)
 
     def _refuse(self, spec: WatchedPlace, why: str) -> BadSettings:
-        return BadSettings(f"The place {spec.place} cannot be watched: {why}", key="watches")
+        return BadSettings(f"The place {hide_query(spec.place)} cannot be watched: {why}", key="watches")
 
     # ------------------------------------------------------------------------------------------- life
 

@@ -1,0 +1,110 @@
+"""Dry runs: how a command that changes something asks what would be, and shows it.
+
+Knows what a server says of a dry run of its own. A server that does not know dry runs of a call would make it, so it is
+asked first whether it does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from marserve.cli.output import CommandFailed, Output, Step, table
+from marserve.cli.remote import QUICK_S, Management
+from marserve.cli.watch import while_showing
+
+DRY: Mapping[str, str] = {"dry_run": "true"}
+"""What servers are told."""
+HEAD = "This would be, and nothing was changed:"
+MIB = 1 << 20
+
+
+def as_dry(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON document of a dry run."""
+    return {**document, "isDryRun": True}
+
+
+def query(is_dry: bool) -> dict[str, str]:
+    """The parameters of a call that has dry runs in every server that has the call."""
+    return dict(DRY) if is_dry else {}
+
+
+def rehearse(
+    server: Management,
+    output: Output,
+    method: str,
+    path: str,
+    parameters: Mapping[str, str | int] | None = None,
+    *,
+    look: Callable[[], Sequence[Step]] = list,
+    title: str = "Looking what would be",
+    timeout_s: float | None = QUICK_S,
+) -> None:
+    """Have the server say what a call would do, and show it. Raises CommandFailed where the call would fail."""
+    _insist_on_dry_runs(server)
+    asked = {**(parameters or {}), **DRY}
+    told = while_showing(lambda: server.order(method, path, asked, timeout_s=timeout_s), look, output, title)
+    if not told.get("isDryRun"):
+        raise CommandFailed(f"The server at {server.address} did not take {method} {path} for a dry run.")
+    output.result(told, HEAD, *lines_of(told))
+
+
+def lines_of(told: Mapping[str, Any]) -> list[str | Table]:
+    """What would be, for a person: the sentence, what is and what would be, memory, and what else there is to say."""
+    before, after = told.get("before") or {}, told.get("after") or {}
+    rows = [
+        [_words(name), _shown(before.get(name)), _shown(value)]
+        for name, value in after.items()
+        if value not in ([], None) or before.get(name) not in ([], None)
+    ]
+    lines: list[str | Table] = [f"{told['status']}."]
+    if rows:
+        lines.append(table(["", "now", "then"], rows))
+    return [*lines, *_memory(told), *(f"Note: {note}." for note in told.get("notes", []))]
+
+
+def _insist_on_dry_runs(server: Management) -> None:
+    """Raise CommandFailed where the server would do what it is only to try: TorchServe, and a marserve before this."""
+    answer = server.ask("OPTIONS", "/")
+    try:
+        call = answer.json()["paths"]["/models/{model_name}/{model_version}/set-default"]["put"]
+        knows = any(parameter["name"] == "dry_run" for parameter in call["parameters"])
+    except (ValueError, KeyError, TypeError):
+        knows = False
+    if not knows and answer.status_code < 400:
+        raise CommandFailed(
+            f"The server at {server.address} knows no dry run of this: it would do it.",
+            "Leave --dry-run out, or update the server.",
+        )
+    if not knows:
+        server.order("GET", "/models", {"limit": 1})  # in its own words: no key, say
+        raise CommandFailed(f"The server at {server.address} does not say whether it knows dry runs; nothing was sent.")
+
+
+def _memory(told: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if memory := told.get("memory"):
+        more = int(memory["moreBytes"])
+        told_of = f"Memory: {abs(more) / MIB:,.0f} MiB {'less' if more < 0 else 'more'} ({memory['source']})"
+        if "freeBytes" in memory:
+            free, had, budget = (memory[name] / MIB for name in ("freeBytes", "couldBeHadBytes", "budgetBytes"))
+            told_of += f"; of {budget:,.0f} MiB for models {free:,.0f} MiB are free, and {had:,.0f} MiB can be had"
+        lines.append(f"{told_of}.")
+    if devices := told.get("deviceMemory"):
+        size = f"{devices['bytesPerWorker'] / MIB:,.0f} MiB a worker ({devices['source']})"
+        lines.append(f"On its devices: {size}; there are places for {devices['places']} more.")
+    return lines
+
+
+def _words(name: str) -> str:
+    """`max batch delay` of `maxBatchDelay`."""
+    return re.sub("([A-Z])", lambda found: f" {found[1].lower()}", name)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
