@@ -97,7 +97,7 @@ def test_a_starting_template_stays_small() -> None:
 
 def test_the_server_process_loads_no_runtime_and_no_handler() -> None:
     """A crash in a model cannot reach the server, and it is ready before torch would be imported."""
-    loaded = loaded_after("import marserve.app, marserve.cli.commands")
+    loaded = loaded_after("import marserve.app, marserve.cli.commands as cli; cli.build_commands()")
 
     assert not loaded & {"torch", "onnxruntime", "marserve_handlers"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import zipfile
@@ -19,6 +20,7 @@ from support.manifests import Document, documents
 from support.object_stores import Bucket, S3Server
 from support.pages import ROOT
 from support.server import make_archive
+from support.wheels import write_wheel
 
 DOUBLE = """
 import json
@@ -307,6 +309,37 @@ def test_a_runtime_of_kserve_serves_torchserves_bucket(
     else:
         assert outputs == [[2, 4]]
     assert "ts_inference_requests_total" in page
+    assert paths_below(storage) == before
+
+
+@pytest.mark.long
+def test_two_models_of_a_bucket_are_served_each_with_what_it_requires(tmp_path: Path) -> None:
+    """`load_models=all` and `install_py_dep_per_model=true`, as in TorchServe's examples; the bucket is only read."""
+    [pod] = file_of("kserve/base/runtime-v1.yaml")[0]["spec"]["containers"]
+    storage = tmp_path / "storage"
+    (storage / "model-store").mkdir(parents=True)
+    make_archive(storage / "model-store" / "double.mar", DOUBLE)
+    wheel = write_wheel(tmp_path, "tiny")
+    document = {"model": {"modelName": "needs", "handler": "handler.py", "requirementsFile": "requirements.txt"}}
+    with zipfile.ZipFile(storage / "model-store" / "needs.mar", "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps({"runtime": "python", **document}))
+        archive.writestr("handler.py", f"import tiny\n{DOUBLE.replace('2 * value', '[tiny.version, value]')}")
+        archive.writestr("requirements.txt", f"--no-index\n./{wheel.name}\n")
+        archive.write(wheel, wheel.name)
+    container = Container(tmp_path / "pod", {"/mnt/models": storage})
+    lines = BUCKET_CONFIG.splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith("model_snapshot=")) + "load_models=all\n"
+    container.write("/mnt/models/config/config.properties", text)
+    before = paths_below(storage)
+
+    with container.running(pod["args"], variables_of(pod)) as running:
+        running.wait_until(8080, "/readyz")
+        answers = [
+            httpx.post(container.url(8080, f"/v1/models/{name}:predict"), json={"instances": [3]}, timeout=30).json()
+            for name in ("double", "needs")
+        ]
+
+    assert answers == [{"predictions": [6]}, {"predictions": [["1.0", 3]]}]
     assert paths_below(storage) == before
 
 

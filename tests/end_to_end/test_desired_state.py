@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from marserve.api.grpc_schema import MANAGEMENT, Schema
 from marserve.rollout.desired_state import read
 from support.file_server import file_server, whole
 from support.load_beside import LoadBeside
+from support.object_stores import S3Server
 from support.open_loop import count_by_status
 from support.server import Server, make_archive, poll
 
@@ -44,7 +46,9 @@ class Handler:
 class Declared(Server):
     """A server with a document, in a folder of its own; it may be killed and started again."""
 
-    def __init__(self, folder: Path, text: str, **settings: str) -> None:
+    def __init__(
+        self, folder: Path, text: str, *, environment: Mapping[str, str] | None = None, **settings: str
+    ) -> None:
         self.document = folder / "models.yaml"
         self.address = ""
         super().__init__(
@@ -52,6 +56,7 @@ class Declared(Server):
             entry="marserve",
             arguments=["--desired-state", "models.yaml"],
             settings={"log_location": str(folder / "logs"), "desired_state_interval": "0.1", **settings},
+            environment=environment,
         )
         self.document.write_text(text)
         for version in ("1.0", "2.0", "3.0"):
@@ -190,7 +195,7 @@ def test_a_document_is_planned_applied_and_undone_from_the_command_line(server: 
     planned = server.marserve("plan", "next.yaml")
     dry = server.marserve("apply", "next.yaml", "--dry-run")
     assert server.models() == {"m": ["1.0", "2.0"], "n": ["1.0"]}
-    assert dry == {**planned, "dryRun": True}
+    assert dry == {**planned, "dryRun": True, "isDryRun": True}
     assert [step["step"] for step in planned["steps"] if "version" in step] == [
         "load",
         "wait-ready",
@@ -538,7 +543,8 @@ def test_a_document_and_its_archives_may_lie_elsewhere(tmp_path: Path) -> None:
         def declare(version: str, data: bytes | None, etag: str) -> str:
             digest = {} if data is None else {"sha256": hashlib.sha256(data).hexdigest()}
             told = {"versions": {version: {"url": archive, "workers": 1, **digest}}}
-            return files.on("/models.yaml", whole(yaml.safe_dump({"models": {"m": told}}).encode(), etag=etag))
+            document = yaml.safe_dump({"models": {"m": told}}).encode()
+            return files.on("/models.yaml?signature=planted-5a3d", whole(document, etag=etag))
 
         address = declare("1.0", None, '"1"')
         server = Declared(tmp_path / "run", "", allowed_urls=f"{files.url}/.*")
@@ -546,7 +552,8 @@ def test_a_document_and_its_archives_may_lie_elsewhere(tmp_path: Path) -> None:
         server.address = address
         with server:
             server.wait_until_ready()
-            assert (server.state()["source"], server.predict("m").content) == (address, b"1.0")
+            shown = f"{files.url}/models.yaml?…"
+            assert (server.state()["source"], server.predict("m").content) == (shown, b"1.0")
 
             answers = [
                 server.client.get(f"{server.management}{path}").text
@@ -574,6 +581,39 @@ def test_a_document_and_its_archives_may_lie_elsewhere(tmp_path: Path) -> None:
             assert server.client.post(f"{server.management}/desired-state/undo").status_code == 409
             assert server.models() == {"m": ["2.0"]}
     assert planted_nowhere(server)
+
+
+def test_a_fleet_follows_an_object_and_each_may_adopt_calls_into_it(s3: S3Server, tmp_path: Path) -> None:
+    """What is applied at one server is in force at the other; of calls at one time none that was accepted is lost."""
+    pytest.importorskip("obstore")
+    bucket = s3.bucket()
+    bucket.put("models.yaml", text(m=["1.0"]).encode())
+    fleet = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        server = Declared(tmp_path / name, "", environment=s3.environment, desired_state_changes="adopt")
+        server.document.unlink()
+        server.address = f"s3://{bucket.name}/models.yaml"
+        fleet.append(server)
+
+    with fleet[0] as first, fleet[1] as second:
+        for server in fleet:
+            server.wait_until_ready()
+        answer = first.client.put(f"{first.management}/desired-state", content=text(m=["2.0"]))
+        assert answer.status_code == 200, answer.text
+        for _ in poll(30, "the other server follows"):
+            if second.predict("m").content == b"2.0":
+                break
+
+        calls = ((first, "n"), (second, "other"))
+        with ThreadPoolExecutor(2) as threads:
+            answers = list(threads.map(lambda call: call[0].register("n-1.0.mar", model_name=call[1]), calls))
+        assert {answer.status_code for answer in answers} <= {200, 409}  # 409: somebody was faster, try again
+        adopted = {name for answer, (_, name) in zip(answers, calls, strict=True) if answer.status_code == 200}
+        assert adopted
+        for _ in poll(30, "both have what was adopted"):
+            if fleet[0].models().keys() == fleet[1].models().keys() == {"m", *adopted}:
+                break
 
 
 def planted_nowhere(server: Declared) -> bool:

@@ -20,6 +20,12 @@ def handle(data, context):
     rows = [row.get("body", row.get("data")) if isinstance(row, dict) else row for row in data or []]
     return [2 * (json.loads(bytes(row)) if isinstance(row, (bytes, bytearray)) else row) for row in rows]
 """
+# Without an envelope a handler sees all of a request, and answers all of what Vertex AI takes.
+SCALE = """
+def handle(data, context):
+    asked = [row["body"] for row in data or []]
+    return [{"predictions": [each["parameters"]["factor"] * one["x"] for one in each["instances"]]} for each in asked]
+"""
 ROUTES = {
     "AIP_HEALTH_ROUTE": "/v1/endpoints/17/deployedModels/4",
     "AIP_PREDICT_ROUTE": "/v1/endpoints/17/deployedModels/4:predict",
@@ -67,9 +73,12 @@ def test_a_container_fetches_its_model_and_answers_at_the_port_and_paths_that_ve
 
 
 def test_a_container_is_healthy_when_its_model_answers_and_not_before(image: ImageHome, tmp_path: Path) -> None:
-    """Vertex AI sends requests to whoever says yes; `/ping` is TorchServe's, which says it too early."""
+    """Vertex AI sends requests to whoever says yes; `/ping` is TorchServe's, which says it too early.
+
+    Requests are of Vertex AI's shape, with `parameters`.
+    """
     go = tmp_path / "go"
-    waiting = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n{DOUBLE}"
+    waiting = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n{SCALE}"
     make_archive(tmp_path / "model.mar", waiting, config="minWorkers: 1\nmaxWorkers: 1\n")
     told = {**ROUTES, "AIP_HTTP_PORT": str(image.port), "AIP_STORAGE_URI": str(tmp_path)}
     with image.serve(**told) as server:
@@ -77,10 +86,11 @@ def test_a_container_is_healthy_when_its_model_answers_and_not_before(image: Ima
         early = server.get(ROUTES["AIP_HEALTH_ROUTE"])
         go.touch()
         server.wait_until(ROUTES["AIP_HEALTH_ROUTE"])
-        answer = httpx.post(f"{server.base}{ROUTES['AIP_PREDICT_ROUTE']}", json=4, timeout=30)
+        asked = {"instances": [{"x": 1}, {"x": 2}], "parameters": {"factor": 3}}
+        answer = httpx.post(f"{server.base}{ROUTES['AIP_PREDICT_ROUTE']}", json=asked, timeout=30)
 
     assert (early.status_code, early.json()) == (503, {"status": "Unhealthy"})
-    assert answer.json() == 8
+    assert answer.json() == {"predictions": [3, 6]}
 
 
 def test_a_container_without_its_model_is_never_healthy(image: ImageHome, tmp_path: Path) -> None:

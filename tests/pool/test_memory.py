@@ -13,9 +13,9 @@ from marserve.pool.memory import (
     OomKills,
     count_oom_kills,
     find_events_file,
+    held_bytes,
     own_bytes,
     past_peak_bytes,
-    proportional_bytes,
     resident_bytes,
     watch_oom_kills,
 )
@@ -41,12 +41,12 @@ def test_a_processs_own_memory_is_what_it_wrote_and_what_is_in_swap(tmp_path: Pa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_processs_share_of_memory_is_what_it_holds_with_its_part_of_what_it_shares(tmp_path: Path) -> None:
-    """Swap counts; a process that is gone holds nothing."""
+    """Swap counts; both sizes are of one reading; a process that is gone holds nothing."""
     (tmp_path / "7").mkdir()
     (tmp_path / "7/smaps_rollup").write_text(ROLLUP)
 
-    assert proportional_bytes(7, tmp_path) == 389 * 1024
-    assert proportional_bytes(8, tmp_path) == 0
+    assert held_bytes(7, tmp_path) == (80 * 1024, 389 * 1024)
+    assert held_bytes(8, tmp_path) == (0, 0)
 
 
 def test_a_processs_past_peak_is_what_it_held_more_at_its_highest(tmp_path: Path) -> None:

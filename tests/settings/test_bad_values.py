@@ -40,6 +40,7 @@ ANY_TEXT = {
     "cors_allowed_origin": "goes to browsers as it stands",
     "cpp_log_config": "not read",
     "cpu_launcher_args": "not read",
+    "default_requirements_file": "looked for in each archive",
     "default_service_handler": "looked for in each archive",
     "download_cache": "judged when the server starts (tests/app/test_places.py)",
     "environment_folder": "judged when the server starts (tests/app/test_places.py)",

@@ -146,7 +146,10 @@ def test_marserve_starts_with_no_store_where_none_was_named(here: Path) -> None:
     settings = load(here, "marserve", model_store=None)
 
     assert settings.model_store == here / "model_store"
-    assert settings.warnings == ("model_store is 'model_store', and there is no such folder: there is nothing to load",)
+    assert settings.warnings == (
+        "model_store is 'model_store', and there is no such folder: there is nothing to load; create it, or name "
+        "another with --model-store",
+    )
 
 
 def test_a_temporary_folder_that_is_not_there_is_named(here: Path) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from marserve.cli.commands import commands
+from marserve.cli.commands import build_commands
+
+COMMANDS = build_commands()
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Ran:
 
 def marserve(*arguments: object, stdin: bytes = b"") -> Ran:
     """Run `marserve ARGUMENTS…`; an error that is no refusal is raised here."""
-    result = CliRunner().invoke(commands, [str(argument) for argument in arguments], input=stdin)
+    result = CliRunner().invoke(COMMANDS, [str(argument) for argument in arguments], input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ran(result.exit_code, result.stdout, result.stderr, result.stdout_bytes)

@@ -79,7 +79,7 @@ def fake_apis() -> Iterator[FakeApis]:
             self.end_headers()
             self.wfile.write(answer)
 
-        do_GET = do_POST = do_PUT = do_DELETE = _serve
+        do_GET = do_POST = do_PUT = do_DELETE = do_OPTIONS = _serve
 
         def log_message(self, format: str, *values: object) -> None:
             """Tests print nothing."""
@@ -117,3 +117,10 @@ def description(model: str = "digits", version: str = "1.0", **changes: Any) -> 
 def worker(status: str = "READY", **changes: Any) -> dict[str, Any]:
     """One worker as describe tells it."""
     return {"id": "9000", "status": status, "pid": 4711, "memoryUsage": 2**20, "gpu": False, "restarts": 0, **changes}
+
+
+def description_with_dry_runs(*, knows: bool = True) -> dict[str, Any]:
+    """What the API description of a server has that knows dry runs, or of one that does not, as TorchServe."""
+    known = [{"name": "dry_run", "in": "query"}] if knows else []
+    path = "/models/{model_name}/{model_version}/set-default"
+    return {"paths": {path: {"put": {"parameters": [{"name": "model_name", "in": "path"}, *known]}}}}
