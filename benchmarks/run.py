@@ -37,6 +37,7 @@ import peers
 import ray_pool
 import rolling_restart
 import rollouts
+import scheduler
 import start
 import steps
 import workers
@@ -62,6 +63,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "steps": steps.measure,
     "goal": goal.measure,
     "eviction": eviction.measure,
+    "scheduler": scheduler.measure,
     "growing": growing.measure,
     "downloads": downloads.measure,
     "download_start": downloads.measure_start,

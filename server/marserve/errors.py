@@ -202,7 +202,7 @@ class ArchiveExists(MarserveError):
 
 
 class DownloadFailed(MarserveError):
-    """An archive that may be fetched could not be. `reason` is for the log, and `is_told` for the caller as well."""
+    """An archive that may be fetched could not be. `reason` says why, in the sentence itself only with `is_told`."""
 
     def __init__(self, url: str, reason: str = "", *, is_told: bool = False) -> None:
         self.url, self.reason = url, reason

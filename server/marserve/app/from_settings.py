@@ -65,6 +65,7 @@ def cluster_options(settings: Settings) -> ClusterOptions:
         settings.ray_tls,
         settings.ray_cache,
         settings.ray_cache_size,
+        settings.stores,
     )
 
 
@@ -165,8 +166,10 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
         cpu_pinning=settings.cpu_pinning,
         gpu_count=devices,
         refuses_missing_devices=settings.entry == "marserve",
+        mig_instances=frozenset(number for number, device in enumerate(machine.devices) if device.is_instance),
         models=settings.models,
         sequence_headers=sequence_headers(settings),
         installs_requirements=settings.install_py_dep_per_model,
+        default_requirements=settings.default_requirements_file,
         allowed_urls=settings.allowed_urls,
     )

@@ -123,6 +123,10 @@ async def build_parts(
         fetcher,
         snapshots.note_change if snapshots is not None else lambda: None,
     )
+    if residency is not None:
+        registry.hooks.memory = residency.foresee
+    if device_rooms is not None:
+        registry.hooks.device_memory = device_rooms.foresee
     reconciler = desired.build(registry)
     stack.push_async_callback(reconciler.stop)
     stack.push_async_callback(registry.stop)

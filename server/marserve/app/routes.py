@@ -81,7 +81,8 @@ def _add_management(routers: Routers, parts: Parts) -> None:
     settings, registry, desired = parts.settings, parts.registry, parts.desired
     allows = settings.enable_model_api
     changes = desired.changes(registry)
-    routers.append((management_router(registry, enable_model_api=allows, changes=changes), "management"))
+    models = management_router(registry, enable_model_api=allows, changes=changes, rollouts=parts.rollouts)
+    routers.append((models, "management"))
     routers.append((desired_state_router(desired.reconciler, enable_model_api=allows), "management"))
     routers.append((downloads_router(parts.downloads, enable_model_api=allows), "management"))
     routers.append((watches_router(parts.watches), "management"))

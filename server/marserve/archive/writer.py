@@ -139,8 +139,7 @@ def write_archive(
 
 def write_packing(packing: Packing, output: Path, archive_format: str, *, force: bool) -> None:
     """Write a planned archive whole or not at all; its folder exists. Raises CannotArchive."""
-    if os.path.lexists(output) and not force:
-        raise CannotArchive(f"{output} already exists. Use --force (-f) to overwrite it.")
+    refuse_existing(output, force=force)
     partial = output.parent / f".{output.name}.{secrets.token_hex(8)}.part"
     try:
         if archive_format == "no-archive":
@@ -154,6 +153,12 @@ def write_packing(packing: Packing, output: Path, archive_format: str, *, force:
         raise CannotArchive(f"{output} cannot be written ({error}).") from error
     finally:
         _remove(partial)
+
+
+def refuse_existing(output: Path, *, force: bool) -> None:
+    """Raise CannotArchive for something at that path already, unless it is to be overwritten."""
+    if os.path.lexists(output) and not force:
+        raise CannotArchive(f"{output} already exists. Use --force (-f) to overwrite it.")
 
 
 def output_path(model_name: str, export_path: Path, archive_format: str) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 # How long after a kill was seen a worker's end may be put down to it.
 CLAIM_WITHIN_S = 5.0
@@ -16,28 +17,32 @@ CLAIM_WITHIN_S = 5.0
 _KIB = 1024
 
 
+class Held(NamedTuple):
+    """What a process holds, in bytes: to itself alone, and of shared pages its share as well (PSS); both with what it
+    has in swap. Zeros where that cannot be read.
+    """
+
+    own: int
+    proportional: int
+
+
+def held_bytes(pid: int, proc: Path = Path("/proc")) -> Held:
+    """What the process holds.
+
+    The kernel walks the process's page tables for it: milliseconds for gigabytes, so ask from a thread, and once.
+    """
+    try:
+        text = (proc / str(pid) / "smaps_rollup").read_text()
+    except (OSError, ValueError):
+        return Held(0, 0)
+    sizes = dict(_sizes(text))
+    swapped = sizes.get("SwapPss", 0)
+    return Held((sizes.get("Private_Dirty", 0) + swapped) * _KIB, (sizes.get("Pss", 0) + swapped) * _KIB)
+
+
 def own_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """Memory that the process has to itself, in bytes; 0 where that cannot be read.
-
-    The kernel walks the process's page tables for it: milliseconds for gigabytes, so ask from a thread.
-    """
-    try:
-        text = (proc / str(pid) / "smaps_rollup").read_text()
-    except (OSError, ValueError):
-        return 0
-    return sum(kib for name, kib in _sizes(text) if name in ("Private_Dirty", "SwapPss")) * _KIB
-
-
-def proportional_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """What the process holds, of shared pages its share (PSS), with what it has in swap; 0 where that cannot be read.
-
-    The sum over a template and its workers is what would be free again if all of them ended. As dear as `own_bytes`.
-    """
-    try:
-        text = (proc / str(pid) / "smaps_rollup").read_text()
-    except (OSError, ValueError):
-        return 0
-    return sum(kib for name, kib in _sizes(text) if name in ("Pss", "SwapPss")) * _KIB
+    """Memory that the process has to itself, in bytes; 0 where that cannot be read. As dear as `held_bytes`."""
+    return held_bytes(pid, proc).own
 
 
 def past_peak_bytes(pid: int, proc: Path = Path("/proc")) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from marserve.errors import BadInput
 from marserve.registry.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.registry.snapshot import SnapshotVersion
 from marserve.settings.values import NO_WISH, MemoryWish, Models
@@ -25,9 +26,10 @@ class RegistryOptions:
     """The server's settings that concern models; times in seconds.
 
     `workers_by_api` and `workers_at_startup` are what a version gets that nobody named a number for. `models` is the
-    setting of that name: model to version to values. With `installs_requirements` what archives require is installed;
-    their requirements may name addresses that match a pattern of `allowed_urls`. For `undo_window_s` what a desired
-    state has replaced stays loaded.
+    setting of that name: model to version to values. With `installs_requirements` what archives require is installed,
+    and without it the file `default_requirements` of models that have no manifest; both may name addresses that match a
+    pattern of `allowed_urls`. For `undo_window_s` what a desired state has replaced stays loaded. `mig_instances`
+    are those of the devices that are a part of a GPU.
     """
 
     workers_by_api: int = 0
@@ -49,11 +51,13 @@ class RegistryOptions:
     cpu_pinning: Literal["off", "near"] = "off"
     gpu_count: int = 0
     refuses_missing_devices: bool = False
+    mig_instances: frozenset[int] = frozenset()
     models: Models = field(default_factory=dict)
     sequence_headers: SequenceHeaderNames = PLAIN_NAMES
     swap_order: Literal["load_first", "unload_first"] = "load_first"
     undo_window_s: float = 0.0
     installs_requirements: bool = False
+    default_requirements: str | None = None
     allowed_urls: tuple[str, ...] = ()
 
 
@@ -148,6 +152,23 @@ class ModelPage:
         """The page as clients get it."""
         token = {} if self.next_offset is None else {"nextPageToken": str(self.next_offset)}
         return {**token, "models": [{"modelName": name, "modelUrl": url} for name, url in self.models]}
+
+
+def check_workers(min_workers: int, max_workers: int) -> None:
+    """Raise BadInput for bounds that no version can have."""
+    if min_workers < 0 or max_workers > MOST_WORKERS:
+        raise BadInput(f"min_worker and max_worker must be between 0 and {MOST_WORKERS}.")
+    if max_workers < min_workers:
+        raise BadInput("max_worker cannot be less than min_worker.")
+
+
+def check_batching(batch_size: int | None, max_batch_delay_s: float | None) -> None:
+    """Raise BadInput for batches that no version can form; None is as it was."""
+    if batch_size is not None and not 1 <= batch_size <= LARGEST_BATCH:
+        raise BadInput(f"batch_size is {batch_size}; it must be from 1 to {LARGEST_BATCH}.")
+    if max_batch_delay_s is not None and not 0 <= max_batch_delay_s <= LONGEST_BATCH_DELAY_S:
+        longest_ms = LONGEST_BATCH_DELAY_S * 1000
+        raise BadInput(f"max_batch_delay is {max_batch_delay_s * 1000:g} ms; it must be from 0 to {longest_ms:g}.")
 
 
 def default_set_message(model: str, version: str, *, has_rule: bool = False) -> str:

@@ -62,7 +62,7 @@ class OptionDefaults:
     """The server's own values, in seconds. `workers` is how many a version gets that nobody named a number for.
 
     With `refuses_missing_devices` a version whose `deviceIds` names a device that is not there is refused; else the
-    list counts as not given, as in TorchServe.
+    list counts as not given, as in TorchServe. `mig_instances` are those devices that are a part of a GPU.
     """
 
     workers: int = 0
@@ -75,6 +75,7 @@ class OptionDefaults:
     load: Literal["start", "on_demand"] = "start"
     cpu_pinning: Literal["off", "near"] = "off"
     refuses_missing_devices: bool = False
+    mig_instances: frozenset[int] = frozenset()
     sequence_headers: SequenceHeaderNames = PLAIN_NAMES
 
 
@@ -94,7 +95,8 @@ def effective_options(
 
     `configured` is the version's entry of the `models` setting; its workers count only at start-up. `gpu_count` is
     how many accelerators the server may use. `restored` goes before all of it. Raises NotEnoughDevices where one
-    worker of the model needs more, BadArchive where it names one that is not there.
+    worker of the model needs more, BadArchive where it names one that is not there or would join
+    MIG instances.
     """
     warnings: list[str] = []
     asked = requested.memory if restored is None else restored.memory
@@ -124,7 +126,7 @@ def effective_options(
     gpu_ids: tuple[int, ...] = ()  # of a cluster's devices Ray keeps account
     if ray is None:
         gpu_ids = _gpu_ids(model, archive, gpu_count, defaults.refuses_missing_devices, warnings)
-    parallel = read_parallel(model, archive, gpu_ids, warnings)
+    parallel = read_parallel(model, archive, gpu_ids, warnings, defaults.mig_instances)
     if parallel.most_workers and max(minimum, maximum) > parallel.most_workers:
         minimum, maximum = min(minimum, parallel.most_workers), min(maximum, parallel.most_workers)
         warnings.append(

@@ -10,15 +10,14 @@ It knows no HTTP; it gives and raises plain data and typed errors. Processes bel
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from marserve.errors import (
-    BadInput,
     CleanUpTimedOut,
-    DefaultVersionInUse,
     DrainedAway,
     Draining,
     LoadFailed,
@@ -27,21 +26,18 @@ from marserve.errors import (
     NoTicket,
     NoWorker,
     QueueFull,
-    VersionInUse,
-    VersionNotFound,
 )
 from marserve.messages import Answer, Part, Receiver, Request
 from marserve.pool.queue import GivenUp
 from marserve.registry.actual import ActualModel, ActualState, ActualVersion, look_at
 from marserve.registry.calls import (
-    LARGEST_BATCH,
-    LONGEST_BATCH_DELAY_S,
-    MOST_WORKERS,
     ModelPage,
     Registered,
     RegisterParameters,
     RegistryOptions,
     Scaled,
+    check_batching,
+    check_workers,
 )
 from marserve.registry.changes import Changes
 from marserve.registry.customized import ask_for_metadata, read_metadata
@@ -54,6 +50,7 @@ from marserve.registry.named_answers import NamedReceiver
 from marserve.registry.ports import EnvironmentsLike, JobLike, MetricsBook, PoolFactory
 from marserve.registry.readiness import Readiness, Standing, judge
 from marserve.registry.registering import Registering, log_failure, remark
+from marserve.registry.rehearsal import Rehearsal
 from marserve.registry.shadow import read_shadow
 from marserve.registry.snapshot import SnapshotVersion, archive_name
 from marserve.registry.starting import Starting
@@ -124,6 +121,7 @@ class Registry:
         self.keeping = Keeping(options.undo_window_s, self._end_kept)
         self.mirrors = Mirrors(self._versions)
         self.hooks.after_left.append(self.mirrors.forget)
+        self.rehearsal = Rehearsal(options, self._registering, self._versions, self.mirrors, self.hooks)
         self._is_leaving = False
         self._is_draining = False
 
@@ -197,13 +195,14 @@ class Registry:
 
     # ------------------------------------------------------------------------------------------- register
 
-    async def register(self, parameters: RegisterParameters) -> Registered:
+    async def register(self, parameters: RegisterParameters, *, as_it_is_now: bool = False) -> Registered:
         """Take an archive in and make it a version; the first version of a name is its default.
 
+        With `as_it_is_now` what lies at the address is taken, even if the store has something under its name.
         Raises BadInput, ArchiveNotFound, BadArchive, VersionConflict, Draining, and LoadFailed when it was to wait for
         workers and one could not load the model. After any error nothing of the registration is left.
         """
-        return await self._changes.carry_through(self._registering.register(parameters))
+        return await self._changes.carry_through(self._registering.register(parameters, as_it_is_now=as_it_is_now))
 
     async def register_unpacked(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
         """As `register`, of what the caller has unpacked; a folder that is not private stays the caller's."""
@@ -250,10 +249,7 @@ class Registry:
         0 as the least number ends them all. Raises BadInput, ModelNotFound, VersionNotFound, Draining, and LoadFailed
         when it was to wait and a worker could not load the model; the version stays registered then.
         """
-        if min_workers < 0 or max_workers > MOST_WORKERS:
-            raise BadInput(f"min_worker and max_worker must be between 0 and {MOST_WORKERS}.")
-        if max_workers < min_workers:
-            raise BadInput("max_worker cannot be less than min_worker.")
+        check_workers(min_workers, max_workers)
         if self._is_draining:
             raise Draining
         chosen = self._versions.find(model, version)
@@ -284,13 +280,7 @@ class Registry:
 
         Raises BadInput, ModelNotFound, VersionNotFound, Draining.
         """
-        if batch_size is not None and not 1 <= batch_size <= LARGEST_BATCH:
-            raise BadInput(f"batch_size is {batch_size}; it must be from 1 to {LARGEST_BATCH}.")
-        if max_batch_delay_s is not None and not 0 <= max_batch_delay_s <= LONGEST_BATCH_DELAY_S:
-            raise BadInput(
-                f"max_batch_delay is {max_batch_delay_s * 1000:g} ms; it must be from 0 to "
-                f"{LONGEST_BATCH_DELAY_S * 1000:g}."
-            )
+        check_batching(batch_size, max_batch_delay_s)
         if self._is_draining:
             raise Draining
         chosen = self._versions.find(model, version)
@@ -394,17 +384,7 @@ class Registry:
                 claim.give_up()
             await asyncio.gather(*(claim.wait_until_ended() for claim in being_installed))
             return
-        entry = self._versions.model(model)
-        name = entry.default if version is None else version
-        if name not in entry.versions:  # a label is another name for asking, not for taking away
-            raise VersionNotFound(model, name)
-        chosen = entry.versions[name]
-        if len(entry.versions) > 1:
-            if name == entry.default:
-                raise DefaultVersionInUse(model)
-            labels, has_weight = entry.names_of(name), entry.weight_of(name) > 0
-            if (labels or has_weight) and not force:
-                raise VersionInUse(model, name, has_weight=has_weight, labels=labels)
+        chosen = self._versions.find_leaver(model, version, force=force)
         self._registering.remove(chosen)
         self._note_change(chosen)
         await self._changes.carry_through(self._registering.retire(chosen, drain_s=self._options.unregister_timeout_s))
@@ -419,15 +399,26 @@ class Registry:
         """The version of this name or label, or the default one. Raises ModelNotFound or VersionNotFound."""
         return self._versions.find(model, version).name
 
-    async def look_into(self, parameters: RegisterParameters) -> tuple[str, str]:
-        """The names of the model and the version that a registration would make; nothing is registered, nor kept.
+    @contextlib.asynccontextmanager
+    async def looking_into(self, parameters: RegisterParameters) -> AsyncIterator[tuple[str, str]]:
+        """The names of the model and the version that a registration would make; nothing is registered.
 
-        Raises as `register` does before it starts workers.
+        The archive stays unpacked while the block runs: a change that loads this version from this address then gets
+        it, and fetches nothing. Raises as `register` does before it starts workers.
         """
-        unpacked = await self._registering.take_in(parameters, is_only_a_look=True)
+        unpacked = await self._registering.take_in(parameters, as_it_is_now=True)
         plan = await self._registering.plan(parameters, unpacked)
-        await asyncio.to_thread(plan.discard)
-        return plan.facts.options.model, plan.facts.options.version
+        options = plan.facts.options
+        lent, key = self._registering.lent, (parameters.url, options.model, options.version)
+        is_lent = lent.setdefault(key, unpacked) is unpacked  # else another call is about to load the same
+        try:
+            yield options.model, options.version
+        finally:
+            is_taken = is_lent and lent.get(key) is not unpacked
+            if not is_taken:
+                if is_lent:
+                    del lent[key]
+                await asyncio.to_thread(unpacked.discard)
 
     def actual(self) -> ActualState:
         """What is registered, as a desired state can be compared with it. Nodes of workflows are left out."""
@@ -510,6 +501,10 @@ class Registry:
     async def wait_until_loaded(self) -> list[str]:
         """Wait until the workers of the models of the start have loaded them; sentences about those that cannot."""
         return await self._starting.wait_until_loaded()
+
+    async def wait_for_loads(self) -> None:
+        """Wait until the models of the start are loaded, or cannot be. Who waits may be cancelled."""
+        await self._starting.wait_for_loads()
 
     def end_start(self, models: Iterable[str], failures: Iterable[str]) -> None:
         """The models of the start were tried, by somebody else than the registry; `failures` are sentences."""

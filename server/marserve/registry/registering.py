@@ -67,6 +67,8 @@ class Registering:
         self._tidy_at = 0.0
         self.installations = Installations()
         self.coming = Coming()
+        # Archives that were looked into and are unpacked, by address, model and version: `prepare` takes them.
+        self.lent: dict[tuple[str, str | None, str | None], Unpacked] = {}
 
     @property
     def is_draining(self) -> bool:
@@ -82,11 +84,13 @@ class Registering:
 
     # ---------------------------------------------------------------------------------------------- coming
 
-    async def register(self, parameters: RegisterParameters, unpacked: Unpacked | None = None) -> Registered:
+    async def register(
+        self, parameters: RegisterParameters, unpacked: Unpacked | None = None, *, as_it_is_now: bool = False
+    ) -> Registered:
         """Take an archive in, unless the caller has unpacked it, and make it a version. See `Registry.register`."""
         check_parameters(parameters)
         if unpacked is None:
-            unpacked = await self.take_in(parameters)
+            unpacked = await self.take_in(parameters, as_it_is_now=as_it_is_now)
         version = await self.establish(parameters, await self.plan(parameters, unpacked))
         workers = version.min_workers
         if not workers:
@@ -115,17 +119,21 @@ class Registering:
         is_at_startup: bool = False,
         as_it_is_now: bool = False,
         is_only_a_look: bool = False,
+        is_rehearsal: bool = False,
     ) -> Unpacked:
         """Fetch, unpack and check an archive. Raises as `Intake` does, and Draining.
 
         Documents and swaps mean what lies at an address now (`as_it_is_now`), and not what the store has kept under
         that name; the file in the store stays as it is. `is_only_a_look`: the same, and the store gets none either.
+        `is_rehearsal`: as neither, but the store gets none.
         """
         url = parameters.url
         if not self._intake.fetches(url):  # does not wait until others have been fetched
             return await self._unpack(url, None)
         fetch: Callable[[str, OnBegin], Fetched | None] = self._intake.fetch
-        if as_it_is_now or is_only_a_look:
+        if is_rehearsal:
+            fetch = self._intake.fetch_for_a_look
+        elif as_it_is_now or is_only_a_look:
             fetch = self._intake.fetch_aside if is_only_a_look else self._fetch_as_it_is_now
         version = parameters.version or (parameters.restored.version if parameters.restored is not None else None)
         with self.coming.awaiting(url, parameters.model_name, version) as awaited:
@@ -173,7 +181,9 @@ class Registering:
         Raises as `register`, but for VersionConflict; nothing of it is left then.
         """
         check_parameters(parameters)
-        unpacked = await self.take_in(parameters, as_it_is_now=True)
+        unpacked = self.lent.pop((parameters.url, parameters.model_name, parameters.version), None)
+        if unpacked is None:
+            unpacked = await self.take_in(parameters, as_it_is_now=True)
         return await self.establish(parameters, await self.plan(parameters, unpacked), is_beside=True)
 
     def publish(self, version: Version) -> Version | None:
@@ -338,11 +348,8 @@ class Registering:
 
         Raises NotEnoughMemory; nothing has changed then.
         """
-        most = version.facts.options.most_workers
-        if most:
-            min_workers, max_workers = min(min_workers, most), min(max_workers, most)
-        may_sleep = version.facts.options.idle_timeout_s is not None
-        version.pool.scale(min_workers, max_workers if min_workers or may_sleep else 0)
+        min_workers, max_workers = bounds_of(version, min_workers, max_workers)
+        version.pool.scale(min_workers, most_at_work(version, min_workers, max_workers))
         version.min_workers, version.max_workers = min_workers, max_workers
 
     # ---------------------------------------------------------------------------------------------- going
@@ -387,6 +394,18 @@ class Registering:
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_EVERY_S
             await asyncio.to_thread(give_back_free_memory)
+
+
+def bounds_of(version: Version, min_workers: int, max_workers: int) -> tuple[int, int]:
+    """The bounds that a version can have of those that were asked for: as many workers as there are devices for."""
+    most = version.facts.options.most_workers
+    return (min(min_workers, most), min(max_workers, most)) if most else (min_workers, max_workers)
+
+
+def most_at_work(version: Version, min_workers: int, max_workers: int) -> int:
+    """How many workers its pool may have within these bounds: 0 as the least ends all, but of a version that wakes."""
+    may_sleep = version.facts.options.idle_timeout_s is not None
+    return max_workers if min_workers or may_sleep else 0
 
 
 # Remarks on calls that a version keeps for describe.

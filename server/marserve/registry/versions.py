@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from marserve.errors import LabelTaken, ModelNotFound, VersionConflict, VersionNotFound
+from marserve.errors import (
+    DefaultVersionInUse,
+    LabelTaken,
+    ModelNotFound,
+    VersionConflict,
+    VersionInUse,
+    VersionNotFound,
+)
 from marserve.messages import Request
 from marserve.registry.beside import Beside
 from marserve.registry.plan import Plan
@@ -206,6 +213,24 @@ class Versions:
         """The default version of every model."""
         return (model.versions[model.default] for model in self.models.values())
 
+    def find_leaver(self, model: str, version: str | None, *, force: bool) -> Version:
+        """The version that may be taken off the list by this name (None: the default's): labels name none to leave.
+
+        Raises ModelNotFound, VersionNotFound, DefaultVersionInUse while there are others, and without `force`
+        VersionInUse where it has a weight or a label.
+        """
+        entry = self.model(model)
+        name = entry.default if version is None else version
+        if name not in entry.versions:
+            raise VersionNotFound(model, name)
+        if len(entry.versions) > 1:
+            if name == entry.default:
+                raise DefaultVersionInUse(model)
+            labels, has_weight = entry.names_of(name), entry.weight_of(name) > 0
+            if (labels or has_weight) and not force:
+                raise VersionInUse(model, name, has_weight=has_weight, labels=labels)
+        return entry.versions[name]
+
     def is_listed(self, version: Version) -> bool:
         """Whether this very version is on the list."""
         model = self.models.get(version.model)
@@ -371,10 +396,15 @@ class Versions:
     def _tell_share(self, version: Version, model: Model) -> None:
         version.pool.metrics.read_share = lambda: model.share_of(version)
 
-    def set_default(self, model: str, version: str) -> Version:
-        """Let a version answer what names none, from now on. Raises ModelNotFound or VersionNotFound."""
+    def find_named(self, model: str, version: str) -> Version:
+        """The version of this very name, no label. Raises ModelNotFound or VersionNotFound."""
         entry = self.model(model)
         if version not in entry.versions:
             raise VersionNotFound(model, version, f"Model version {version} does not exist for model {model}")
-        entry.default = version
         return entry.versions[version]
+
+    def set_default(self, model: str, version: str) -> Version:
+        """Let a version answer what names none, from now on. Raises ModelNotFound or VersionNotFound."""
+        found = self.find_named(model, version)
+        self.models[model].default = version
+        return found

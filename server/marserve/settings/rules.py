@@ -41,7 +41,8 @@ def _check_folders(settings: Settings) -> Iterator[str]:
             raise BadSettings(f"--{name.replace('_', '-')} directory not found: {_given(settings, name)}", key=name)
         if not _is_given(settings, name):
             # A default is nobody's wish: commands that only want to know an address run in any folder.
-            yield f"{name} is {_given(settings, name)!r}, and there is no such folder: there is nothing to load"
+            remedy = f"there is nothing to load; create it, or name another with --{name.replace('_', '-')}"
+            yield f"{name} is {_given(settings, name)!r}, and there is no such folder: {remedy}"
             continue
         step = f"name {'a folder' if folder.exists() else 'another'} with --{name.replace('_', '-')}"
         what = f"which is a file; {step}" if folder.exists() else f"and there is no such folder; create it, or {step}"
@@ -178,11 +179,11 @@ def _check_desired_state(settings: Settings) -> None:
     """There is one word on which models are loaded; a file that is named must be there."""
     if settings.desired_state is None:
         return
-    where = _where(settings, "desired_state")
+    where, shown = _where(settings, "desired_state"), KEYS["desired_state"].show(settings.desired_state)
     for name in ("load_models", "model_snapshot", "watch_model_store", "watches"):
         if getattr(settings, name):
             raise BadSettings(
-                f"desired_state={settings.desired_state} ({where}) decides alone which models there are, and {name} "
+                f"desired_state={shown} ({where}) decides alone which models there are, and {name} "
                 "says it too; remove one of the two",
                 key=name,
                 source=_where(settings, name),
@@ -197,7 +198,7 @@ def _check_desired_state(settings: Settings) -> None:
         )
     if settings.desired_state_changes == "adopt" and settings.desired_state.lower().startswith(("http://", "https://")):
         raise BadSettings(
-            f"desired_state_changes=adopt writes into the document, and desired_state={settings.desired_state} cannot "
+            f"desired_state_changes=adopt writes into the document, and desired_state={shown} cannot "
             "be written; name a file or an object of a store, or refuse such calls",
             key="desired_state_changes",
             source=_where(settings, "desired_state_changes"),

@@ -14,11 +14,12 @@ each is read). Times are in seconds and sizes in bytes, but for keys whose name 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+from marserve.settings.shown_address import hide_each, hide_query
 from marserve.settings.stores import NO_STORES, STORES, Secret, Stores
 from marserve.settings.values import (
     BOOL,
@@ -76,7 +77,8 @@ ADDRESSES, MODELS_AND_WORKERS, SECURITY, OBSERVING, LIMITS, LIFE, KEPT = SECTION
 class Key:
     """What the table says of one key. `defaults` are by entry; `ts_env` and `always_env` are variables' names.
 
-    `example` is the value that the root `config.properties` sets. Keys that TorchServe has keep its precedence.
+    `example` is the value that the root `config.properties` sets. `hide` leaves out of a text what may be secret in it.
+    Keys that TorchServe has keep its precedence.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Key:
     refuses: str | None = None
     example: str | None = None
     is_secret: bool = False
+    hide: Callable[[str], str] | None = None
     is_torchserves: bool = True
 
     @property
@@ -103,7 +106,13 @@ class Key:
 
     def show(self, value: object) -> str:
         """The value as one would write it in the file; secrets are hidden."""
-        return "***" if self.is_secret else self.kind.write(value)
+        return self.show_text(self.kind.write(value))
+
+    def show_text(self, text: str) -> str:
+        """The same for a value as it was written."""
+        if self.is_secret:
+            return "***"
+        return text if self.hide is None else self.hide(text)
 
 
 @dataclass(frozen=True)
@@ -111,11 +120,13 @@ class Origin:
     """Where a value of a key stood: `config.properties, line 14`, `--model-store`, `TS_JOB_QUEUE_SIZE`.
 
     `raw` is what stood there before variables took the place of `$$NAME$$`, None where there was none of those.
+    `is_default`: an image says it for all that nobody says.
     """
 
     where: str
     text: str
     raw: str | None = None
+    is_default: bool = False
 
 
 _SAME = cast(Any, object())
@@ -414,6 +425,7 @@ class Settings:
         MODELS_AND_WORKERS,
         ts_env="TS_LOAD_MODELS",
         example="all",
+        hide=hide_each,
     )
     strict_start: bool = _own(
         BOOL,
@@ -442,6 +454,7 @@ class Settings:
         "The document that says which models there are: a file, or the address of an object. It alone decides: "
         "load_models and model_snapshot may not stand beside it, and snapshots are not read.",
         MODELS_AND_WORKERS,
+        hide=hide_query,
     )
     desired_state_changes: Literal["refuse", "adopt"] = _own(
         CHOICE,
@@ -561,6 +574,13 @@ class Settings:
         "Install the requirements that archives bring.",
         MODELS_AND_WORKERS,
         ts_env="TS_INSTALL_PY_DEP_PER_MODEL",
+    )
+    default_requirements_file: str | None = _own(
+        OPTIONAL_TEXT,
+        None,
+        "Requirements file of models without a manifest: where it is there it is installed, into an environment of the "
+        "model's own.",
+        MODELS_AND_WORKERS,
     )
     watch_model_store: NewVersionPolicy | None = _own(
         STORE_POLICY,
@@ -1250,9 +1270,7 @@ class Settings:
         if not origins:
             return f"{value} (default of {self.entry})"
         *overruled, winner = origins
-        beaten = "".join(
-            f", over {origin.where} ({'***' if key.is_secret else origin.text})" for origin in reversed(overruled)
-        )
+        beaten = "".join(f", over {origin.where} ({key.show_text(origin.text)})" for origin in reversed(overruled))
         return f"{value} ({winner.where}{beaten})"
 
 

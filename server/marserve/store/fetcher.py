@@ -44,7 +44,7 @@ from marserve.store.fetch_guard import (
 )
 from marserve.store.file_source import FileOrigins
 from marserve.store.http import HttpOrigins
-from marserve.store.source import Failed, Gathered, Missing, Opener, Source, SourceError
+from marserve.store.source import Entry, Failed, Gathered, Missing, Opener, Source, SourceError
 
 log = logging.getLogger("marserve.store")
 
@@ -132,8 +132,12 @@ class Fetcher:
         self._closing.set()
         self.downloads.cancel_all(STOPPING)
 
-    def fetch_address(self, url: str, store: Path | None, *, on_begin: OnBegin | None = None) -> Fetched | None:
+    def fetch_address(
+        self, url: str, store: Path | None, *, on_begin: OnBegin | None = None, is_only_a_look: bool = False
+    ) -> Fetched | None:
         """Fetch what a registration's `url` names; None where that is a name in the store and no address.
+
+        With `is_only_a_look` the store gets no name of it, and all that would be refused is.
 
         An address of an object store is one where a pattern allows it. Raises as `fetch`; ArchiveNotFound, in
         TorchServe's words, for an address with `..` and where there is no store.
@@ -144,7 +148,7 @@ class Fetcher:
             raise ArchiveNotFound(f"Relative path is not allowed in url: {hide_query(url)}")
         if store is None:
             raise ArchiveNotFound("Model store has not been configured.")
-        return self.fetch(url, store, on_begin=on_begin)
+        return self.fetch(url, store, on_begin=on_begin, is_only_a_look=is_only_a_look)
 
     def is_for(self, url: str) -> bool:
         """Whether a registration's `url` is an address, not a name in the store."""
@@ -159,12 +163,19 @@ class Fetcher:
         return True
 
     def fetch(
-        self, url: str, store: Path | None, *, late_s: float | None = None, on_begin: OnBegin | None = None
+        self,
+        url: str,
+        store: Path | None,
+        *,
+        late_s: float | None = None,
+        on_begin: OnBegin | None = None,
+        is_only_a_look: bool = False,
     ) -> Fetched:
         """Fetch an archive, and give it the last part of its path as its name in `store` (None: no name).
 
         A store that is read-only gets none. What is in the store is never replaced; it is taken in the archive's place
-        where the address has a digest and it is that. `late_s` in place of the options'.
+        where the address has a digest and it is that. `late_s` in place of the options'. With `is_only_a_look` it is
+        left as it is.
 
         Raises ArchiveNotFound (not allowed, no URL that is fetched), ArchiveExists (a file of that name is there),
         DigestMismatch, DownloadFailed with what happened as its cause, OutOfMemory when the disk is full. Nothing is
@@ -176,6 +187,8 @@ class Fetcher:
         name = target.file_name
         if store is not None and target.scheme not in self._gathers and (store / name).exists():
             return self._existing(store / name, url, digest)
+        if is_only_a_look:
+            store = None
         with self.downloads.under_way(hide_query(plain), name) as listed:
             if on_begin is not None:
                 on_begin(listed)
@@ -190,6 +203,26 @@ class Fetcher:
             with contextlib.suppress(OSError):
                 self._placed[name] = fetched.in_store.stat().st_ino
         return fetched
+
+    def look(self, url: str, store: Path) -> Entry | None:
+        """What `fetch` would fetch into `store`, as its origin describes it now; None where the store has it already.
+
+        Nothing is fetched but a digest beside it. Raises as `fetch`, as far as that can be known before.
+        """
+        plain, digest = split_digest(url)
+        target = parse_target(plain)
+        self._allowed.check(target)
+        if (store / target.file_name).exists():
+            self._existing(store / target.file_name, url, digest)
+            return None
+        with self._as_typed(url):
+            opener = self._openers.get(target.scheme)
+            if opener is None:
+                raise Failed(f"nothing here reads {target.scheme}://")
+            if digest is None:
+                self._digest_beside(target, opener, Cancel(), 0.0)
+            with contextlib.closing(opener(target)) as source:
+                return source.stat()
 
     def has_placed(self, path: Path) -> bool:
         """Whether this very file got its name in a store here: nobody else put it there."""
@@ -210,7 +243,7 @@ class Fetcher:
             if error.errno in _FULL:
                 raise OutOfMemory(f"No space is left to save model: {shown}") from error
             log.warning("%s could not be fetched: %s", shown, error)
-            raise DownloadFailed(shown, reason=str(error)) from error
+            raise DownloadFailed(shown, reason=error.strerror or type(error).__name__) from error
         except SourceError as error:
             log.warning("%s could not be fetched: %s", shown, error)
             # TorchServe knows no such addresses, so there are no words of its own to keep to.
