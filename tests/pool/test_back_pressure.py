@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from marserve.errors import WorkerDied
-from marserve.messages import Part, Request, Result
+from marserve.messages import Part, Raised, Request, Result
 from marserve.pool.batcher import Flight
 from marserve.pool.dispatcher import Dispatcher
 from marserve.pool.options import PoolOptions
@@ -96,6 +96,22 @@ def test_whoever_ends_holds_nobody_any_more(how: str) -> None:
     assert stage.log == ["hold w", "resume w"]
     first.hold()
     first.resume()
+    assert stage.log == ["hold w", "resume w"]
+
+
+@pytest.mark.parametrize("how", ["answered", "raised"])
+def test_a_held_worker_that_was_retired_is_read_again_when_its_stream_ends(how: str) -> None:
+    """Its last pieces and its result came at once; that it ends must still be read."""
+    stage = Stage()
+    first, _ = stage.run_two()
+    first.hold()
+    assert not stage.dispatcher.close_lane("w")
+
+    if how == "answered":
+        stage.end()
+    else:
+        stage.dispatcher.raised("w", Raised(1, 0.1, "handler", "Prediction failed", 503, ""), 0.2)
+
     assert stage.log == ["hold w", "resume w"]
 
 

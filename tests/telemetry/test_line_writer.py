@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import random
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from marserve.telemetry.line_writer import DescriptorSink, LineWriter, RollingFile
+from support.small_disk import small_disk
 
 
 class GatedSink:
@@ -22,6 +25,7 @@ class GatedSink:
         self.gate.set()
         self.entered = threading.Event()
         self.fails = False
+        self.failed = threading.Semaphore(0)
         self.is_closed = False
 
     def write(self, data: bytes, give_up: threading.Event) -> None:
@@ -31,6 +35,7 @@ class GatedSink:
             if give_up.is_set():
                 raise BrokenPipeError
         if self.fails:
+            self.failed.release()
             raise OSError(28, "No space left on device")
         self.written += data
 
@@ -191,7 +196,7 @@ def test_a_disk_that_is_full_does_not_end_the_log() -> None:
 
 
 def test_trouble_is_told_when_it_begins_and_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once each, however many lines are lost between."""
+    """Once each, however many batches are lost between; the log itself says how many lines those were."""
     monkeypatch.setattr("marserve.telemetry.line_writer._REST_S", 0.02)
     told: list[str | None] = []
     is_told = threading.Semaphore(0)
@@ -208,16 +213,18 @@ def test_trouble_is_told_when_it_begins_and_when_it_is_over(monkeypatch: pytest.
     writer.start()
     writer.write("lost")
     assert is_told.acquire(timeout=5)
-    for number in range(50):
+    assert sink.failed.acquire(timeout=5)
+    for number in range(3):
         writer.write(f"{number}")
+        assert sink.failed.acquire(timeout=5)
     sink.fails = False
     writer.write("kept")
     assert is_told.acquire(timeout=5)
     writer.close(5)
 
     assert told == ["No space left on device", None]
-    assert sink.written.decode().splitlines()[0] == f"{writer.dropped} lost"
-    assert sink.written.decode().splitlines()[-1] == "kept"
+    assert sink.written.decode().splitlines() == ["4 lost", "kept"]
+    assert writer.dropped == 4
 
 
 def test_a_line_that_was_cut_off_by_a_full_disk_is_ended_before_the_next(
@@ -342,3 +349,88 @@ def test_a_log_of_another_day_is_packed_before_the_next_line(tmp_path: Path) -> 
 
     assert path.read_text() == "new\n"
     assert gzip.decompress((tmp_path / "access_log.31-Jan.log.gz").read_bytes()) == b"old\n"
+
+
+def test_a_log_without_room_to_be_packed_grows_until_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No try leaves anything behind or costs a line, and archives of before stay."""
+    monkeypatch.setattr("marserve.telemetry.line_writer._ROLL_REST_S", 0.0)
+    never = threading.Event()
+    dice = random.Random(0)
+    lines = [dice.randbytes(4_000).hex().encode() + b"\n" for _ in range(20)]
+    with small_disk(tmp_path / "disk", 256) as disk:
+        older = disk.folder / "ts_log.01-Jan.log.gz"
+        older.write_bytes(gzip.compress(b"older\n"))
+        os.utime(older, (0, 0))
+        log = RollingFile(disk.folder / "ts_log.log", max_bytes=140_000, keep=2)
+        (disk.folder / "ballast").write_bytes(bytes(80_000))
+        for line in lines[:19]:
+            log.write(line, never)
+        grown = {path.name for path in disk.folder.iterdir()}
+
+        disk.empty()
+        log.write(lines[19], never)
+        log.close()
+        archives = sorted(disk.folder.glob("*.gz"), key=lambda path: path.stat().st_mtime_ns)
+        packed = [gzip.decompress(path.read_bytes()) for path in archives]
+        left = {path.name for path in disk.folder.iterdir()}
+
+    assert grown == {"ts_log.log", "ts_log.01-Jan.log.gz", "ballast"}
+    assert packed == [b"older\n", b"".join(lines)]
+    assert left == {"ts_log.log", *(path.name for path in archives)}
+    assert [record.getMessage() for record in caplog.records] == [
+        "ts_log.log cannot be packed (No space left on device): it grows until it can",
+        "ts_log.log is packed again",
+    ]
+
+
+def test_yesterdays_log_that_cannot_be_packed_is_tried_again_a_while_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for every line, and under the name of its day still."""
+    path = tmp_path / "access_log.log"
+    path.write_text("old\n")
+    january = 1_769_860_800  # 2026-01-31 12:00 UTC
+    os.utime(path, (january, january))
+    log = RollingFile(path)
+    never = threading.Event()
+    tries = []
+
+    def fill(full: object, packed: gzip.GzipFile, length: int) -> None:
+        tries.append(length)
+        packed.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(shutil, "copyfileobj", fill)
+        log.write(b"new\n", never)
+        log.write(b"newer\n", never)
+    assert len(tries) == 1
+    assert path.read_text() == "old\nnew\nnewer\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+    monkeypatch.setattr(log, "_roll_from", 0.0)
+    log.write(b"newest\n", never)
+    log.close()
+
+    assert path.read_text() == "newest\n"
+    assert gzip.decompress((tmp_path / "access_log.31-Jan.log.gz").read_bytes()) == b"old\nnew\nnewer\n"
+
+
+def test_a_log_that_somebody_took_away_is_begun_anew_when_it_is_full(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is nothing to pack, and what is written must not go to a file without a name."""
+    path = tmp_path / "ts_log.log"
+    log = RollingFile(path, max_bytes=10)
+    never = threading.Event()
+    path.unlink()
+
+    log.write(b"to nobody....\n", never)
+    log.write(b"short\n", never)
+    log.close()
+
+    assert path.read_text() == "short\n"
+    assert list(tmp_path.iterdir()) == [path]
+    assert not caplog.records

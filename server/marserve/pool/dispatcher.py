@@ -303,7 +303,6 @@ class Dispatcher:
     def _forget_lane(self, lane: WorkerLane) -> None:
         """A worker is gone, or is about to go. Who has it among the idle takes it out there."""
         del self._lanes[lane.key]
-        self._holders.pop(lane.key, None)
         self._room_ahead.forget(lane)
         self._under_way -= sum(not flight.is_check for flight in lane.flights)
         if self._free_order is not None:
@@ -661,6 +660,7 @@ class Dispatcher:
         `may_retry` the batch that was its turn counts as begun: it is what the worker was ended for. Without
         `is_suspect` its machine was lost, which counts against no request.
         """
+        self._holders.pop(key, None)  # one that ends in order is read until all that it has said was told
         lane = self._lanes.get(key)
         if lane is not None:
             self._forget_lane(lane)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import logging
+import math
 import os
 import select
 import shutil
@@ -25,6 +27,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Generic, Protocol, TypeVar
 
+log = logging.getLogger(__name__)
+
 Record = TypeVar("Record")
 
 # Between two writes the other threads get their turn: what is made at once must not take long under the GIL.
@@ -34,6 +38,8 @@ _LINES_A_PIECE = 64
 _PIECES_AT_ONCE = 64
 # Between two tries to write what cannot be written, in seconds.
 _REST_S = 1.0
+# Between two tries to pack a full file, in seconds: each reads all of it, and takes what room there is for a moment.
+_ROLL_REST_S = 60.0
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -167,7 +173,6 @@ class LineWriter(Generic[Record]):
 
     def _write_some(self) -> None:
         lost = self.dropped - self._told_dropped
-        self._told_dropped += lost
         pieces, records, count = self._take()
         try:
             if lost:
@@ -177,12 +182,13 @@ class LineWriter(Generic[Record]):
             self._sink.write(b"".join(pieces), self._give_up)
         except Exception as error:
             # This thread must not die of one batch, or nothing would be logged ever after. The other outlets are told,
-            # and this one's count says so as soon as something can be written.
+            # and the first batch that can be written begins with how many lines are missing of all those before.
             self.dropped += count
             self._tell((error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}")
             # A disk that stays full would otherwise be asked for every batch of lines.
             self._closing.wait(_REST_S)
         else:
+            self._told_dropped += lost
             self._tell(None)
 
     def _tell(self, trouble: str | None) -> None:
@@ -258,7 +264,8 @@ class RollingFile:
     """A log file that starts anew each day and at `max_bytes`.
 
     The old one is kept as `{stem}.{dd-MMM}.log.gz` (a second one of that day as `{stem}.{dd-MMM}.2.log.gz`); of these
-    the newest `keep` stay. Opening creates the file and raises OSError where that cannot be done.
+    the newest `keep` stay. While there is no room to pack it, which the server log says, it grows. Opening creates the
+    file and raises OSError where that cannot be done.
     """
 
     def __init__(self, path: Path, max_bytes: int = 100 * 1024 * 1024, keep: int = 5) -> None:
@@ -267,14 +274,16 @@ class RollingFile:
         self._keep = keep
         self._file: BinaryIO | None = None
         self._ends_in_half_a_line = False
+        self._roll_from = -math.inf
+        self._can_roll = True
         self._open()
 
     def write(self, data: bytes, give_up: threading.Event) -> None:
         """Append `data`; roll first if the day has changed, and after if the file is full."""
+        if self._file is not None and self._day != _today():
+            self._roll()
         if self._file is None:
             self._open()
-        elif self._day != _today():
-            self._roll()
         assert self._file is not None
         if self._ends_in_half_a_line:
             data = b"\n" + data
@@ -307,19 +316,52 @@ class RollingFile:
         self._day = _day_of(status.st_mtime) if self._size else _today()
 
     def _roll(self) -> None:
+        """Begin anew; while the old file cannot be packed, go on in it. What was written is not lost by that."""
+        if time.monotonic() < self._roll_from:
+            return
+        try:
+            self._pack()
+        except FileNotFoundError:
+            pass  # somebody has taken it away
+        except OSError as error:
+            self._roll_from = time.monotonic() + _ROLL_REST_S
+            if self._can_roll:
+                log.error("%s cannot be packed (%s): it grows until it can", self._path.name, error.strerror or error)
+            self._can_roll = False
+            if self._path.exists():
+                return
+        else:
+            if not self._can_roll:
+                log.warning("%s is packed again", self._path.name)
+            self._can_roll = True
         self.close()
+        with contextlib.suppress(OSError):  # the next write tries again, and says why it cannot
+            self._open()
+
+    def _pack(self) -> None:
+        """Make an archive of the file and remove it; what there was no room for leaves nothing behind."""
         stem = f"{self._path.stem}.{self._day[2]:02}-{_MONTHS[self._day[1] - 1]}"
         target, number = self._path.with_name(f"{stem}.log.gz"), 1
         while target.exists():
             number += 1
             target = self._path.with_name(f"{stem}.{number}.log.gz")
-        with open(self._path, "rb") as full, gzip.open(target, "wb", compresslevel=1) as packed:
-            shutil.copyfileobj(full, packed, 1 << 20)
+        part = self._path.with_name(f"{self._path.name}.gz.part")
+        try:
+            with (
+                open(self._path, "rb") as full,
+                open(part, "wb") as file,
+                gzip.GzipFile(target.name, "wb", compresslevel=1, fileobj=file) as packed,
+            ):
+                shutil.copyfileobj(full, packed, 1 << 20)
+            part.replace(target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
         self._path.unlink()
         rolled = sorted(self._path.parent.glob(f"{self._path.stem}.*.log.gz"), key=lambda p: p.stat().st_mtime_ns)
         for old in rolled[: -self._keep]:
             old.unlink(missing_ok=True)
-        self._open()
 
 
 def _day_of(at: float) -> tuple[int, int, int]:
