@@ -6,7 +6,7 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -56,7 +56,7 @@ class Door(Unbounded):
         """Remember it."""
         self.heard.append(f"shrink {workers}")
 
-    async def enter(self) -> None:
+    async def enter(self, devices: Sequence[int]) -> None:
         """Wait at the door, not for ever."""
         try:
             await asyncio.wait_for(self.is_open.wait(), self.limit_s)

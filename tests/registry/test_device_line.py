@@ -35,7 +35,7 @@ class Slot:
     """A worker's place, and what its process does: it takes its memory at once, and frees it when it has ended."""
 
     def __init__(self, pool: Sleeper, key: str, uses: tuple[int, ...]) -> None:
-        self.key, self.uses = key, uses
+        self.worker_key, self.uses = key, uses
         self.process: list[int] = []  # devices that it holds memory of
         self._pool = pool
         self.task = asyncio.create_task(self._run())
@@ -43,20 +43,20 @@ class Slot:
     async def _run(self) -> None:
         pool = self._pool
         try:
-            await pool.room.enter()
-            pool.room.begin(self.key, self.uses)
+            await pool.room.enter(self.uses)
+            pool.room.begin(self.worker_key, self.uses)
         except (NotEnoughMemory, NoMemoryNow) as error:
             pool.failed.append(error)
             return
         self.process = list(self.uses)
         assert min(pool.house.watch.free_of(device) for device in range(pool.house.watch.devices)) >= 0
         pool.is_loading = False
-        pool.room.loaded_on_device(self.key, 0)
+        pool.room.loaded_on_device(self.worker_key, 0)
 
     def end(self) -> None:
         """The process is gone."""
         self.process = []
-        self._pool.room.ended_on_device(self.key)
+        self._pool.room.ended_on_device(self.worker_key)
 
 
 class Sleeper:
@@ -280,7 +280,7 @@ async def test_room_is_made_on_one_device_not_on_all() -> None:
 
 
 async def test_a_model_that_is_always_there_has_sleepy_ones_leave_for_all_of_its_workers() -> None:
-    """On both devices, when it is registered; its workers begin when there is room for all of them."""
+    """On both devices, when it is registered; each worker begins when there is room on its own."""
     house = House(2)
     sleepy = [await house.add_loaded(str(number), 60_000) for number in range(2)]
 
@@ -289,9 +289,10 @@ async def test_a_model_that_is_always_there_has_sleepy_ones_leave_for_all_of_its
     always.start(2)
     assert all(model.reasons for model in sleepy)
     sleepy[0].see_out()
+    await until(lambda: any(slot.process for slot in always.slots), "the first one is there")
     for _ in range(20):
         await asyncio.sleep(0.001)
-    assert not any(slot.process for slot in always.slots)
+    assert [slot.uses for slot in always.slots if slot.process] == [(0,)]
     sleepy[1].see_out()
     await until(lambda: always.is_loaded, "both are there")
 
@@ -339,6 +340,109 @@ async def test_who_waits_too_long_is_told_and_its_place_is_free_again() -> None:
     late.sleep("there was no memory to load it")
     assert house.rooms.could_be_had(0) == 20_000 * MIB
     assert busy.reasons == []
+
+
+async def test_a_worker_that_starts_again_does_not_wait_for_another_ones_device() -> None:
+    """Another one's place on a device that is busy is no reason to keep it from its own, which is free."""
+    house = House(2)
+    busy = await house.add_loaded("busy", 60_000)
+    growing = await house.add_loaded("growing", 60_000)
+    busy.has_requests = True
+    first = growing.slots[0]
+    growing.room.ask(2)
+    growing.start(1)
+    assert (first.uses, growing.slots[1].uses) == ((1,), (0,))
+
+    first.end()
+    growing.slots[0] = again = Slot(growing, "again", first.uses)
+    await until(lambda: bool(again.process), "it has started again")
+
+    assert growing.slots[1].process == []
+    busy.has_requests = False
+    await until(lambda: bool(busy.leaving), "the one that was in use is told to go")
+    busy.see_out()
+    await until(lambda: growing.is_loaded, "the other one is there, too")
+
+
+async def test_of_two_workers_that_wait_for_one_device_each_has_its_own_wait() -> None:
+    """The first begins when there is room for it; the second waits, is told in the end, and loses only its own."""
+    house = House(1)
+    sleepy, busy = await house.add_loaded("sleepy"), await house.add_loaded("busy")
+    busy.has_requests = True
+    pair = house.add("pair", min_workers=2, startup_timeout_s=0.05)
+    pair.can_sleep = False
+
+    pair.start(2)
+    sleepy.see_out()
+    await until(lambda: any(slot.process for slot in pair.slots), "the first one is there")
+    assert [bool(slot.process) for slot in pair.slots] == [True, False]
+    await until(lambda: bool(pair.failed), "the second one is told")
+
+    assert [type(error) for error in pair.failed] == [NoMemoryNow]
+    assert house.rooms.books.holders(0) == [("busy 1.0", 30_000 * MIB), ("pair 1.0", 30_000 * MIB)]
+
+
+async def test_a_worker_that_begins_elsewhere_than_in_the_place_kept_for_it_has_that_given_back() -> None:
+    """It had died when another one went that waited: that one's place was kept for it, and there was room before."""
+    house = House(1)
+    growing = await house.add_loaded("growing")
+    busy = await house.add_loaded("busy", 40_000)
+    busy.has_requests = True
+    growing.room.ask(2)
+    growing.start(1)
+    first = growing.slots[0]
+    first.end()
+    first.worker_key = "again"
+    growing.slots.pop().task.cancel()
+    growing.room.shrink(1)
+    assert house.rooms.books.holders(0) == [("busy 1.0", 40_000 * MIB), ("growing 1.0", 30_000 * MIB)]
+    busy.slots.pop().end()
+
+    growing.room.begin("again", (0,))
+
+    assert house.rooms.books.holders(0) == [("growing 1.0", 30_000 * MIB)]
+
+
+async def test_a_worker_does_not_begin_in_a_place_that_is_not_there_yet() -> None:
+    """It died, and others took its memory: what another one waits for is not to be begun in."""
+    house = House(1)
+    growing = await house.add_loaded("growing")
+    busy = await house.add_loaded("busy", 40_000)
+    busy.has_requests = True
+    growing.room.ask(2)
+    growing.start(1)
+    growing.slots[0].end()
+    house.watch.others[0] = 30_000
+
+    with pytest.raises(NotEnoughDeviceMemory):
+        growing.room.begin("again", (0,))
+
+    house.watch.others[0] = 0
+    await until(lambda: bool(growing.slots[1].process), "the one that waited is there")
+
+
+async def test_a_place_that_was_waited_for_is_given_back_when_it_is_scaled_down() -> None:
+    """The worker that is there owes nothing: nobody leaves for a place that no worker will take."""
+    house = House(1)
+    growing = await house.add_loaded("growing")
+    busy = await house.add_loaded("busy", 40_000)
+    busy.has_requests = True
+    growing.room.ask(2)
+    growing.start(1)
+    held = house.rooms.books.holders(0)
+    assert held == [("growing 1.0", 60_000 * MIB), ("busy 1.0", 40_000 * MIB)]
+
+    growing.slots.pop().task.cancel()
+    growing.room.shrink(1)
+
+    assert house.rooms.books.holders(0) == [("busy 1.0", 40_000 * MIB), ("growing 1.0", 30_000 * MIB)]
+    busy.has_requests = False
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert busy.reasons == []
+    growing.slots[0].end()
+    growing.slots[0] = again = Slot(growing, "again", (0,))
+    await until(lambda: bool(again.process), "its next start waits for nobody")
 
 
 async def test_nobody_leaves_for_a_model_that_nobody_waits_for_any_more(monkeypatch: pytest.MonkeyPatch) -> None:

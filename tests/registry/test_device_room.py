@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -37,9 +37,10 @@ class FakeWatch:
 
 @dataclass
 class FakeSlot:
-    """A place for a worker."""
+    """A place for a worker; of one that has begun its key."""
 
     uses: tuple[int, ...]
+    worker_key: str = ""
 
 
 @dataclass
@@ -71,8 +72,9 @@ class FakePool:
         while len(self.slots) < count:
             devices = self.room.place()
             assert devices is not None
-            self.slots.append(FakeSlot(devices))
-            self.room.begin(f"w{len(self.slots)}", devices)
+            key = f"w{len(self.slots) + 1}"
+            self.slots.append(FakeSlot(devices, key))
+            self.room.begin(key, devices)
         return [slot.uses for slot in self.slots]
 
 
@@ -271,6 +273,22 @@ def test_a_slot_that_goes_before_its_worker_began_leaves_no_promise() -> None:
     assert house.rooms.could_be_had(0) == 70_000 * MIB
 
 
+def test_a_slot_that_goes_beside_one_that_has_begun_leaves_no_promise() -> None:
+    """The one that stays has taken its place already, and is not owed another one on the same device."""
+    house = House(70_000)
+    pool = house.add()
+    pool.resize(1)
+    pool.room.ask(2)
+    devices = pool.room.place()
+    assert devices == (0,)
+    pool.slots.append(FakeSlot(devices))
+
+    pool.slots.pop()
+    pool.room.shrink(1)
+
+    assert house.rooms.books.holders(0) == [("m 1.0", 30_000 * MIB)]
+
+
 def test_a_version_that_goes_leaves_no_promise() -> None:
     """Whether its workers had begun or not."""
     house = House(70_000)
@@ -296,6 +314,26 @@ def test_what_a_worker_would_take_is_told_and_nothing_is_kept() -> None:
     assert told == {"bytesPerWorker": 30_000 * MIB, "source": "declared", "places": 2, "othersMakeRoom": False}
     assert house.rooms.refused == 0
     assert house.add(min_workers=2).resize(2) == [(0,), (0,)]
+
+
+def test_what_one_that_leaves_before_holds_there_is_room_for() -> None:
+    """Whether its worker has begun or not; what others hold, that may not leave, is none."""
+    house = House(40_000)
+    house.add().resize(1)
+    house.watch.free[0] = 10_000
+    old = PoolOptions("m", "1.0", 1, 1, gpu_ids=(0,))
+    new = replace(old, version="2.0", device_memory_bytes=38_000 * MIB)
+
+    with pytest.raises(NotEnoughDeviceMemory):
+        house.rooms.foresee(new, None, 1)
+    told = house.rooms.foresee(new, None, 1, old)
+    with pytest.raises(NotEnoughDeviceMemory):
+        house.rooms.foresee(new, None, 2, old)
+    with pytest.raises(NotEnoughDeviceMemory):
+        house.rooms.foresee(new, None, 1, replace(old, model="another"))
+
+    assert (told["places"], told["othersMakeRoom"]) == (1, False)
+    assert house.rooms.books.holders(0) == [("m 1.0", 30_000 * MIB)]
 
 
 def test_a_version_on_the_cpu_needs_no_device() -> None:

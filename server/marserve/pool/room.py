@@ -26,8 +26,11 @@ class Room(Protocol):
     def shrink(self, workers: int) -> None:
         """There are to be so few workers from now on."""
 
-    async def enter(self) -> None:
-        """Wait until there is memory for what was asked for. Raises NoMemoryNow when that takes too long."""
+    async def enter(self, devices: Sequence[int]) -> None:
+        """Wait until there is memory for a worker on these devices, and in the host for what was asked for.
+
+        Raises NoMemoryNow when that takes too long.
+        """
 
     def place(self) -> tuple[int, ...] | None:
         """The devices that are kept for the next worker; None where nobody keeps any."""
@@ -101,7 +104,7 @@ class Unbounded(WithoutDevices):
     def shrink(self, workers: int) -> None:
         """Nobody counts."""
 
-    async def enter(self) -> None:
+    async def enter(self, devices: Sequence[int]) -> None:
         """There is no door."""
 
     def loaded(self) -> None:

@@ -230,6 +230,11 @@ class Slot:
         return self.devices or (() if self.gpu_id is None else (self.gpu_id,))
 
     @property
+    def worker_key(self) -> str:
+        """What the pool and its room call the present worker by; empty where there is none."""
+        return self._life.key if self._life is not None else ""
+
+    @property
     def cannot_load(self) -> bool:
         """Whether the model failed to load twice and more since a worker of this slot last had it loaded."""
         return self._failed_loads >= 2
@@ -356,7 +361,7 @@ class Slot:
         return death
 
     async def _start_when_there_is_room(self, life: Life) -> None:
-        await self._owner.room.enter()
+        await self._owner.room.enter(self.uses)
         await self._owner.launcher.reserve(self.id)
         async with self._owner.first_load.turn():
             self._owner.room.begin(life.key, self.uses)

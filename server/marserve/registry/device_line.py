@@ -25,7 +25,6 @@ from marserve.registry.device_eviction import (
     Place,
     choose_place,
     choose_victims_on,
-    most_on,
 )
 from marserve.registry.eviction import Demand
 from marserve.telemetry.metrics import VersionMetrics
@@ -103,11 +102,12 @@ class Guest:
 
 @dataclass(eq=False)
 class Waiting:
-    """A worker's place that is promised, and not there yet."""
+    """A worker's place that is promised, and not there yet. `is_claimed`: a worker is at the door for it."""
 
     guest: Guest
     devices: Devices
     promises: Sequence[Promise]
+    is_claimed: bool = False
 
 
 class DeviceLine:
@@ -153,15 +153,16 @@ class DeviceLine:
 
     # ---------------------------------------------------------------------------------------------- who waits
 
-    def find(self, guest: Guest, candidates: Sequence[Devices], needed_bytes: int) -> Place[Guest] | None:
-        """Where a worker could go if others left; None: nowhere, even if all left that may. Nobody leaves yet."""
-        free = self._free({device for chosen in candidates for device in chosen})
-        residents, later = self._residents(guest), self._later(guest)
-        return choose_place(candidates, needed_bytes, free, residents, time.monotonic(), later)
+    def find(
+        self, guest: Guest, candidates: Sequence[Devices], needed_bytes: int, leaving: Guest | None = None
+    ) -> Place[Guest] | None:
+        """Where a worker could go if others left; None: nowhere, even if all left that may. Nobody leaves yet.
 
-    def most_on(self, guest: Guest, devices: Iterable[int]) -> Mapping[int, int]:
-        """What its workers could have of each device if all others left that may; none of those nobody can read."""
-        return most_on(self._free(devices), self._residents(guest), self._later(guest))
+        `leaving` is one that would leave though it may not.
+        """
+        free = self._free({device for chosen in candidates for device in chosen})
+        residents, later = self._residents(guest, leaving), self._later(guest, leaving)
+        return choose_place(candidates, needed_bytes, free, residents, time.monotonic(), later)
 
     def join(self, guest: Guest, devices: Devices, promises: Sequence[Promise]) -> None:
         """A worker waits for what it is promised; others begin to leave for it."""
@@ -176,12 +177,19 @@ class DeviceLine:
             )
             self._send_away(names or (), guest)
 
-    async def wait(self, guest: Guest) -> None:
-        """Wait until there is all that a version was promised, at most `startupTimeout`. Raises NoMemoryNow."""
+    def first_unclaimed(self, guest: Guest, devices: Devices) -> Waiting | None:
+        """The first place of a version on these devices that is not there yet, and that no worker waits for."""
+        mine = (each for each in self._line if each.guest is guest and each.devices == devices)
+        return next((each for each in mine if not each.is_claimed), None)
+
+    async def wait(self, waiting: Waiting) -> None:
+        """Wait until a place is there, or given back, at most `startupTimeout`. Raises NoMemoryNow."""
+        guest = waiting.guest
         limit_s = guest.options.startup_timeout_s
+        waiting.is_claimed = True
         try:
             async with asyncio.timeout(limit_s):
-                while self._is_waiting(guest):
+                while waiting in self._line:
                     self._changed.clear()
                     self._watch.look_soon()
                     with contextlib.suppress(TimeoutError):
@@ -191,13 +199,12 @@ class DeviceLine:
         except TimeoutError:
             log.warning("%s: no memory of a device came free within startupTimeout, %g s", guest.label, limit_s)
             raise NoMemoryNow(guest.options.model, retry_after_s=RETRY_AFTER_S) from None
+        finally:
+            waiting.is_claimed = False
 
-    def promises_awaited(self, guest: Guest) -> list[Promise]:
-        """What a version was promised that is not there yet."""
-        return [promise for waiting in self._line if waiting.guest is guest for promise in waiting.promises]
-
-    def _is_waiting(self, guest: Guest) -> bool:
-        return any(waiting.guest is guest for waiting in self._line)
+    def is_awaited(self, promises: Sequence[Promise]) -> bool:
+        """Whether a place is not there yet."""
+        return any(waiting.promises is promises for waiting in self._line)
 
     # ---------------------------------------------------------------------------------------------- who leaves
 
@@ -285,13 +292,14 @@ class DeviceLine:
     def _leaving_on(self, device: int) -> int:
         return sum(promise.size for promise in self._leaving if promise.device == device)
 
-    def _residents(self, asking: Guest) -> list[DeviceResident[Guest]]:
+    def _residents(self, asking: Guest, leaving_too: Guest | None = None) -> list[DeviceResident[Guest]]:
         self._count_demand()
         leaving = set(map(id, self._leaving))
         residents = []
         for guest in self._guests:
             promises = guest.read_promises()
-            if guest is asking or not guest.may_leave or not promises or any(id(each) in leaving for each in promises):
+            may_leave = guest.may_leave or guest is leaving_too
+            if guest is asking or not may_leave or not promises or any(id(each) in leaving for each in promises):
                 continue
             sizes: dict[int, int] = {}
             for promise in promises:
@@ -307,10 +315,11 @@ class DeviceLine:
             )
         return residents
 
-    def _later(self, asking: Guest) -> Mapping[int, int]:
+    def _later(self, asking: Guest, leaving_too: Guest | None = None) -> Mapping[int, int]:
         later: dict[int, int] = {}
         for guest in self._guests:
-            for promise in guest.read_kept() if guest is not asking and guest.may_leave else ():
+            may_leave = guest.may_leave or guest is leaving_too
+            for promise in guest.read_kept() if guest is not asking and may_leave else ():
                 later[promise.device] = later.get(promise.device, 0) + promise.size
         return later
 

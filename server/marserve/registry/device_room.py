@@ -39,6 +39,10 @@ class HasDevices(Protocol):
     def uses(self) -> Devices:
         """The devices of its worker."""
 
+    @property
+    def worker_key(self) -> str:
+        """The key of its present worker; empty where there is none."""
+
 
 class HasSlots(SleepyPool, Protocol):
     """A pool, as its room sees it."""
@@ -85,18 +89,21 @@ class DeviceRooms:
         room.join(kept)
         return pool
 
-    def foresee(self, options: PoolOptions, before: int | None, workers: int) -> dict[str, Any]:
+    def foresee(
+        self, options: PoolOptions, before: int | None, workers: int, leaving: PoolOptions | None = None
+    ) -> dict[str, Any]:
         """What a worker of a version would take on its devices, and for how many more there are places. Bytes.
 
-        It has `before` workers, None: it is not there. Nothing is kept. Empty where it uses no device, or nobody knows.
-        Raises NotEnoughDeviceMemory where there are no places for `workers`.
+        It has `before` workers, None: it is not there; `leaving` will have gone before. Nothing is kept. Empty where it
+        uses no device, or nobody knows. Raises NotEnoughDeviceMemory where there are no places for `workers`.
         """
         if not options.gpu_ids:
             return {}
         room = DeviceRoom(self, Unbounded(), options)
         if before is not None:  # it makes no room for itself
             room.guest = self.line.guest_of(room.guest.label) or room.guest
-        return room.foresee(max(0, workers - (before or 0)))
+        gone = None if leaving is None else self.line.guest_of(_label(leaving))
+        return room.foresee(max(0, workers - (before or 0)), gone)
 
     def could_be_had(self, device: int) -> int | None:
         """What one more worker could have on a device; None where nobody knows."""
@@ -128,7 +135,7 @@ class DeviceRoom:
     def __init__(self, rooms: DeviceRooms, inner: Room, options: PoolOptions) -> None:
         self.pool: HasSlots | None = None
         self._rooms, self._inner, self._options = rooms, inner, options
-        self._label = f"{options.model} {options.version}"
+        self._label = _label(options)
         self._key = (options.model, options.version, options.weight_bytes)
         self._places: list[tuple[Devices, list[Promise]]] = []
         self._owed: list[tuple[Devices, list[Promise]]] = []
@@ -165,16 +172,21 @@ class DeviceRoom:
         self._forget_gone()
         self._inner.shrink(workers)
 
-    async def enter(self) -> None:
-        """Wait for host memory, then for that of devices. Raises NoMemoryNow; places not there are lost then."""
-        await self._inner.enter()
+    async def enter(self, devices: Sequence[int]) -> None:
+        """Wait for host memory, then for the worker's place on its devices, where that is not there yet.
+
+        Raises NoMemoryNow; that place is lost then.
+        """
+        await self._inner.enter(devices)
+        waiting = self._rooms.line.first_unclaimed(self.guest, tuple(devices))
+        if waiting is None:
+            return
         try:
-            await self._rooms.line.wait(self.guest)
+            await self._rooms.line.wait(waiting)
         except NoMemoryNow:
-            awaited = self._rooms.line.promises_awaited(self.guest)
             for kept in (self._places, self._owed):
-                kept[:] = [place for place in kept if not any(promise in awaited for promise in place[1])]
-            self._rooms.end(awaited)
+                kept[:] = [place for place in kept if place[1] is not waiting.promises]
+            self._rooms.end(waiting.promises)
             raise
 
     def place(self) -> Devices | None:
@@ -190,7 +202,7 @@ class DeviceRoom:
         wanted = tuple(devices)
         for kept in (self._owed, self._places):
             for place in kept:
-                if place[0] == wanted:
+                if place[0] == wanted and not self._rooms.line.is_awaited(place[1]):
                     kept.remove(place)
                     self._note_begun(key, place[1])
                     return
@@ -297,27 +309,32 @@ class DeviceRoom:
             self._rooms.refused += 1
             raise
 
-    def foresee(self, more: int) -> dict[str, Any]:
+    def foresee(self, more: int, leaving: Guest | None) -> dict[str, Any]:
         """See `DeviceRooms.foresee`: whether there are places for so many more workers."""
         need, candidates, places = self._need(), self._candidates(), 0
+        freed: Counter[int] = Counter()
+        for promise in () if leaving is None else (*leaving.read_promises(), *leaving.read_kept()):
+            freed[promise.device] += promise.size
         for group in candidates:
-            had = [size for device in group if (size := self._rooms.could_be_had(device)) is not None]
+            had = [size + freed[device] for device in group if (size := self._rooms.could_be_had(device)) is not None]
             if len(had) < len(group):
                 return {}
             places += min(had) // max(1, need.size)
         if others_leave := places < more:
-            self._see_whether_others_leave(more, need, candidates)
+            self._see_whether_others_leave(more, need, candidates, leaving)
         told = {"bytesPerWorker": need.size, "source": need.source, "places": places}
         return {**told, "othersMakeRoom": others_leave}
 
-    def _see_whether_others_leave(self, more: int, need: DeviceNeed, candidates: list[Devices]) -> None:
+    def _see_whether_others_leave(
+        self, more: int, need: DeviceNeed, candidates: list[Devices], leaving: Guest | None
+    ) -> None:
         """Raise NotEnoughDeviceMemory where so many more find no places even then. What is tried is taken back."""
         rooms, tried = self._rooms, []
         try:
             for _ in range(more):
                 devices = next((group for group in candidates if self._fits(group, need)), None)
                 if devices is None:
-                    place = rooms.line.find(self.guest, candidates, need.size)
+                    place = rooms.line.find(self.guest, candidates, need.size, leaving)
                     if place is None:
                         raise self._refusal(candidates, need)
                     devices = place.devices
@@ -337,6 +354,7 @@ class DeviceRoom:
 
     def _note_begun(self, key: str, promises: list[Promise]) -> None:
         self._begun[key], self._begun_at[key] = promises, time.monotonic()
+        self._forget_gone()
 
     def _read_begun(self) -> list[Promise]:
         return [promise for promises in self._begun.values() for promise in promises]
@@ -354,7 +372,7 @@ class DeviceRoom:
     def _forget_gone(self) -> None:
         """Give back what was kept for workers whose slots went before they began."""
         slots = self.pool.slots if self.pool is not None else ()
-        expected = Counter(slot.uses for slot in slots)
+        expected = Counter(slot.uses for slot in slots if slot.worker_key not in self._begun)
         owed, self._owed = self._owed, []
         for devices, promises in owed:
             if expected[devices] > 0:
@@ -415,3 +433,7 @@ class DeviceRoom:
             devices=told,
             holders=[holder for device in devices for holder in holders[device]],
         )
+
+
+def _label(options: PoolOptions) -> str:
+    return f"{options.model} {options.version}"
