@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
+import os
 import pickle
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from marserve.errors import MarserveError, UnsafeArchive
+from marserve.errors import BadArchive, MarserveError, UnsafeArchive
 from marserve.link import ArchiveRef
 from marserve.node import archives as module
 from marserve.node.archives import ArchiveChanged, NodeArchives, NodeUnfit
@@ -265,3 +267,119 @@ def test_a_path_that_cannot_be_looked_at_here_does_not_count(tmp_path: Path) -> 
     NodeArchives(tmp_path / "node").prepare(hidden, server).release()
 
     assert server.calls == 1
+
+
+def test_a_path_that_is_replaced_while_it_is_unpacked_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer archive would be served under the old digest, for good."""
+    ref = make(tmp_path / "m.mar", h__py=b"x = 1")
+    make(tmp_path / "newer.mar", h__py=b"x = 2")
+    shared = ArchiveRef(ref.sha256, ref.name, path=str(tmp_path / "m.mar"))
+    unpack = module.unpack
+
+    def unpack_the_newer(archive: Path, target: Path, limits: Any) -> None:
+        (tmp_path / "newer.mar").rename(archive)
+        unpack(archive, target, limits)
+
+    monkeypatch.setattr(module, "unpack", unpack_the_newer)
+    with pytest.raises(ArchiveChanged, match=rf"m\.mar was replaced at .* {ref.sha256}\. Swap"):
+        NodeArchives(tmp_path / "node").prepare(shared, refuse)
+
+    assert not (tmp_path / "node" / "models" / ref.sha256).exists()
+    assert list((tmp_path / "node" / "incoming").iterdir()) == []
+
+
+def test_what_is_deleted_as_its_lock_is_changed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another agent of the node makes room just then."""
+    ref, server = make(tmp_path / "m.mar", h__py=b"x = 1"), Sender(tmp_path / "m.mar")
+    archives = NodeArchives(tmp_path / "node")
+    flock, others = fcntl.flock, [NodeArchives(tmp_path / "node")]
+
+    def flock_late(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_SH and others:
+            flock(descriptor, fcntl.LOCK_UN)  # what the kernel does first
+            assert others.pop()._prune(0)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_late)
+    prepared = archives.prepare(ref, server)
+
+    assert (prepared.folder / "h.py").read_bytes() == b"x = 1"
+    assert server.calls == 2
+    prepared.release()
+
+
+def full_until_gone(monkeypatch: pytest.MonkeyPatch, unused: Path, ending: str) -> None:
+    """No new file or lock of this name can be made as long as there is `unused`."""
+    real = os.open
+
+    def open_where_there_is_room(path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
+        if str(path).endswith(ending) and not os.path.exists(path) and unused.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, flags, mode, **more)
+
+    monkeypatch.setattr(os, "open", open_where_there_is_room)
+
+
+def test_a_disk_without_room_for_a_lock_costs_what_nobody_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is said of archives in use."""
+    archives = NodeArchives(tmp_path / "node")
+    unused, wanted = (make(tmp_path / f"{name}.mar", h__py=name.encode()) for name in ("unused", "new"))
+    archives.prepare(unused, Sender(tmp_path / "unused.mar")).release()
+
+    full_until_gone(monkeypatch, tmp_path / "node" / "models" / unused.sha256, f"{wanted.sha256}.lock")
+    archives.prepare(wanted, Sender(tmp_path / "new.mar")).release()
+
+    kept = {path.name for path in (tmp_path / "node" / "models").iterdir() if path.is_dir()}
+    assert kept == {wanted.sha256}
+
+
+def test_a_disk_without_room_for_a_folder_costs_what_nobody_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent's first look at its folder, on which others have been."""
+    unused = make(tmp_path / "unused.mar", h__py=b"x = 1")
+    NodeArchives(tmp_path / "node").prepare(unused, Sender(tmp_path / "unused.mar")).release()
+    folder, mkdir = tmp_path / "node" / "models" / unused.sha256, Path.mkdir
+
+    def mkdir_where_there_is_room(path: Path, *args: Any, **more: Any) -> None:
+        if folder.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        mkdir(path, *args, **more)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_where_there_is_room)
+    NodeArchives(tmp_path / "node")
+
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "expected", "match"),
+    [
+        (
+            errno.ENAMETOOLONG,
+            BadArchive,
+            r"m\.mar cannot be unpacked: File name too long, for the member 'h\.py'\. Give",
+        ),
+        (errno.EILSEQ, BadArchive, r"for the member 'h\.py'"),
+        (errno.EIO, NodeUnfit, r"node cannot be used \(Input/output error\)"),
+        (errno.EACCES, NodeUnfit, r"node cannot be used \(Permission denied\)"),
+    ],
+)
+def test_a_member_that_cannot_be_written_is_the_archives_fault_or_the_disks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: type[Exception], match: str
+) -> None:
+    """A name that a file system refuses makes no node unfit, which would be spared for a minute."""
+    ref, write = make(tmp_path / "m.mar", h__py=b"x = 1"), os.open
+
+    def refuse_the_member(path: Any, *rest: Any, **more: Any) -> int:
+        if Path(path).name == "h.py":
+            raise OSError(number, os.strerror(number), str(path))
+        return write(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse_the_member)
+    with pytest.raises(expected, match=match):
+        NodeArchives(tmp_path / "node").prepare(ref, Sender(tmp_path / "m.mar"))
+
+    assert list((tmp_path / "node" / "incoming").iterdir()) == []

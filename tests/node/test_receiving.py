@@ -67,3 +67,26 @@ async def test_a_full_disk_is_told_when_the_last_part_has_passed(tmp_path: Path)
     receiver.end("")
     await again
     assert (tmp_path / "archive").read_bytes() == b"three"
+
+
+async def test_whoever_asks_after_the_server_has_gone_does_not_wait(tmp_path: Path) -> None:
+    """A thread that was still at a store: the agent's end would wait for it for ever."""
+    asked: list[str] = []
+    receiver = Receiver(asked.append)
+    receiver.close("the server has gone")
+
+    with pytest.raises(MarserveError, match="the server has gone"):
+        await asyncio.wait_for(receiver.receive(REF, tmp_path / "archive"), 5)
+
+    assert asked == []
+    assert not (tmp_path / "archive").exists()
+
+
+async def test_whoever_waits_when_the_server_goes_waits_no_longer(tmp_path: Path) -> None:
+    """With the reason."""
+    receiver = Receiver(lambda sha256: None)
+    task = await begin(receiver, tmp_path / "archive")
+    receiver.close("the server has gone")
+
+    with pytest.raises(MarserveError, match="the server has gone"):
+        await task

@@ -202,6 +202,7 @@ class Agent:
     async def _start_worker(self, order: link.Start) -> link.Started:
         load, launcher = await self._starter.prepare(order)
         run = WorkerRun(self)
+        run.stop_reading("full", self._is_link_full)
         self._run = run
         try:
             launched = await run.start(order, launcher)

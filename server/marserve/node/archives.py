@@ -23,10 +23,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits, unpack
-from marserve.errors import MarserveError
+from marserve.errors import BadArchive, MarserveError
 from marserve.link import ArchiveRef
 from marserve.pool.environments import size_of
 from marserve.store.download import DownloadOptions
@@ -36,11 +37,15 @@ from marserve.store.source import Opener
 
 log = logging.getLogger("marserve.node")
 
+Made = TypeVar("Made")
+
 USUAL_CACHE_BYTES = 64 << 30
 LOOK_S = 0.05
 # How often in a row a store is tried that gives nothing: the server has the archive as well.
 ATTEMPTS = 2
 FULL = (errno.ENOSPC, errno.EDQUOT)
+# What a file system says of a member's name, whichever node's it is.
+OF_THE_NAME = (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EEXIST)
 
 
 def usual_folder() -> Path:
@@ -86,12 +91,15 @@ class NodeArchives:
         self._max_bytes = max_bytes
         self._openers = dict(openers or {})
         try:
-            for each in (self._models, self._incoming):
-                each.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError), (folder / "CACHEDIR.TAG").open("x") as tag:
-                tag.write("Signature: 8a477f597d28d172789f06886806bc55\n# Models that marserve unpacked.\n")
+            self._with_room(self._make_folders)
         except OSError as error:
             raise self._unfit(error) from error
+
+    def _make_folders(self) -> None:
+        for each in (self._models, self._incoming):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), (self._folder / "CACHEDIR.TAG").open("x") as tag:
+            tag.write("Signature: 8a477f597d28d172789f06886806bc55\n# Models that marserve unpacked.\n")
 
     def prepare(
         self, ref: ArchiveRef, receive: Callable[[Path], None], stop: threading.Event | None = None
@@ -107,15 +115,8 @@ class NodeArchives:
         name = f"{ref.sha256}-trusted" if ref.is_trusted else ref.sha256
         folder = self._models / name
         try:
-            lock = self._lock(name, stop or threading.Event())
-            try:
-                if not folder.is_dir():
-                    self._make_with_room(ref, folder, receive)
-                os.utime(folder)
-                fcntl.flock(lock, fcntl.LOCK_SH)
-            except BaseException:
-                os.close(lock)
-                raise
+            while (lock := self._shared(ref, folder, receive, stop or threading.Event())) is None:
+                log.info("%s was deleted as soon as it was made: once more", name)
         except OSError as error:
             raise self._unfit(error, ref.name) from error
         try:
@@ -123,6 +124,25 @@ class NodeArchives:
         except OSError as error:
             log.warning("what nobody uses in %s could not be looked for: %s", self._folder, error)
         return Prepared(folder, lock)
+
+    def _shared(
+        self, ref: ArchiveRef, folder: Path, receive: Callable[[Path], None], stop: threading.Event
+    ) -> int | None:
+        """A shared lock on the archive, made where it is missing; None where it was deleted before we had the lock."""
+        lock = self._with_room(lambda: self._lock(folder.name, stop))
+        try:
+            if not folder.is_dir():
+                self._sweep(folder.name)
+                self._with_room(lambda: self._make(ref, folder, receive))
+            os.utime(folder)
+            fcntl.flock(lock, fcntl.LOCK_SH)  # lets an exclusive lock go first: somebody may come in between
+            if folder.is_dir():
+                return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+        return None
 
     def _unfit(self, error: OSError, name: str = "an archive") -> NodeUnfit:
         if error.errno in FULL:
@@ -152,15 +172,14 @@ class NodeArchives:
 
     # ------------------------------------------------------------------------------------------- making
 
-    def _make_with_room(self, ref: ArchiveRef, folder: Path, receive: Callable[[Path], None]) -> None:
-        """Make it; on a full disk once more after all that nobody uses was deleted."""
-        self._sweep(folder.name)
+    def _with_room(self, make: Callable[[], Made]) -> Made:
+        """Make something; on a full disk once more after all that nobody uses was deleted."""
         try:
-            self._make(ref, folder, receive)
+            return make()
         except OSError as error:
             if error.errno not in FULL or not self._prune(0):
                 raise
-            self._make(ref, folder, receive)
+            return make()
 
     def _make(self, ref: ArchiveRef, folder: Path, receive: Callable[[Path], None]) -> None:
         limits = Limits()
@@ -171,7 +190,7 @@ class NodeArchives:
         try:
             unpacked = making / "unpacked"
             with self._archive(ref, receive, making) as path:
-                unpack(path, unpacked, limits)
+                _unpack(path, unpacked, limits, ref.name)
             for finding in check_folder(unpacked, trusted=ref.is_trusted):
                 log.warning("%s: trusted all the same: %s", ref.name, finding)
             unpacked.rename(folder)
@@ -184,6 +203,11 @@ class NodeArchives:
         """The archive's file, for as long as the block lasts; one that is made here is below `making`."""
         if ref.path and _is(Path(ref.path), ref.sha256):
             yield Path(ref.path)
+            if not _is(Path(ref.path), ref.sha256):
+                raise ArchiveChanged(
+                    f"{ref.name} was replaced at {ref.path} while it was unpacked from there: its SHA-256 digest is no "
+                    f"more {ref.sha256}. Swap the model for what is there now, or put the old archive back."
+                )
             return
         if ref.address:
             try:
@@ -276,13 +300,27 @@ def _is(path: Path, sha256: str) -> bool:
         return False
 
 
+def _unpack(path: Path, target: Path, limits: Limits, name: str) -> None:
+    """Unpack it; a file name that cannot be is the archive's fault, and no disk's. Raises OSError and BadArchive."""
+    try:
+        unpack(path, target, limits)
+    except OSError as error:
+        if error.errno not in OF_THE_NAME:
+            raise
+        member = Path(error.filename or "").name
+        raise BadArchive(
+            f"{name} cannot be unpacked: {error.strerror}, for the member {member!r}. Give it another name in the "
+            "archive."
+        ) from error
+
+
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _folders(folder: Path) -> list[Path]:
-    return [each for each in folder.iterdir() if each.is_dir()]
+    return [each for each in folder.iterdir() if each.is_dir()] if folder.is_dir() else []
 
 
 def _when_used(folder: Path) -> float:

@@ -19,9 +19,12 @@ class Receiver:
         self._file: BinaryIO | None = None
         self._failed: OSError | None = None
         self._ended: asyncio.Future[str] | None = None
+        self._closed = ""
 
     async def receive(self, ref: ArchiveRef, path: Path) -> None:
         """Have the archive sent into this file. Raises OSError where it cannot be written, MarserveError else."""
+        if self._closed:
+            raise MarserveError(f"{ref.name} cannot be had on this node: {self._closed}")
         self._ended, self._failed = asyncio.get_running_loop().create_future(), None
         try:
             with path.open("wb", buffering=0) as self._file:
@@ -49,3 +52,8 @@ class Receiver:
         """It was the last part; or there is no more, for this reason."""
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(reason)
+
+    def close(self, reason: str) -> None:
+        """There is no more, and never will be, for this reason."""
+        self._closed = reason
+        self.end(reason)

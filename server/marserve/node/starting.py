@@ -104,7 +104,7 @@ class Starter:
     def give_up(self) -> None:
         """Wait for no archive any more: the server has gone."""
         self._stop.set()
-        self.receiver.end("the server has gone")
+        self.receiver.close("the server has gone")
 
     async def close(self) -> None:
         """End the templates, and let go of what was kept. After `give_up`, and the last worker's end."""

@@ -54,6 +54,11 @@ class WorkerEnd(asyncio.Protocol):
         """Hand on. A worker writes its page before it answers, so the page goes first."""
         self._run.from_worker(data)
 
+    def begin(self) -> None:
+        """What was said before it was connected holds. Not for `connection_made`: uvloop forgets a pause there."""
+        if self._transport is not None and self._stops:
+            self._transport.pause_reading()
+
     def connection_lost(self, error: Exception | None) -> None:
         """The worker has closed its wire."""
         self._transport = None
@@ -91,6 +96,7 @@ class WorkerRun:
         self._page: Page | None = None
         self._page_inode = 0
         self._output: WorkerOutput | None = None
+        self._is_over = False
         self.launched: Launched | None = None
         self.ended = asyncio.Event()
 
@@ -115,6 +121,7 @@ class WorkerRun:
             except BaseException:
                 ours.close()
                 raise
+            self._end.begin()
             launched = await launcher.launch(
                 order.worker_id,
                 WorkerEnds(theirs.fileno(), out, err, page),
@@ -138,7 +145,9 @@ class WorkerRun:
         return link.page_record(running, max(0.0, time.monotonic() - began) if running else 0.0, self._page.finished)
 
     def from_worker(self, data: bytes) -> None:
-        """Hand bytes of the worker's on."""
+        """Hand bytes of the worker's on; once the server knows of its end, the next worker would be given them."""
+        if self._is_over:
+            return
         head = link.HEADER.pack(link.DATA_KIND, len(data))
         self._agent.link.write([self.page_record(), head, data])
 
@@ -166,7 +175,9 @@ class WorkerRun:
             self.launched.process.signal_group(number)
 
     def wire_closed(self) -> None:
-        """The worker hears and says nothing more: the server should know at once."""
+        """The worker hears and says nothing more: the server should know at once, unless it knows of its end."""
+        if self._is_over:
+            return
         self._agent.link.write([self.page_record(), link.control(link.WireClosed())])
 
     async def _see_out(self, launcher: Launcher) -> None:
@@ -178,6 +189,7 @@ class WorkerRun:
         status = process.exited.result()
         was_killed = (status is None or status == signal.SIGKILL) and self._agent.was_killed_for_memory()
         await output.drained(LAST_OUTPUT_S)
+        self._is_over = True
         self._agent.link.write([self.page_record(), link.control(link.WorkerExited(status, was_killed))])
         self._agent.run_ended(self)
         await launcher.end_leftovers(process, self._page_inode)
@@ -185,6 +197,7 @@ class WorkerRun:
 
     def close(self) -> None:
         """Let go of what is this machine's."""
+        self._is_over = True
         self._end.close()
         if self._page is not None:
             self._page.close()
