@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from support.ballast import MIB, make_ballast
-from support.server import Server, poll
+from support.server import Server, make_archive, poll
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes by way of /proc")
 
@@ -360,3 +360,31 @@ def test_the_setting_has_all_models_loaded_on_demand(tmp_path: Path) -> None:
     assert ready == 200
     assert answer.status_code == 200
     assert len(after["workers"]) == 2
+
+
+def test_a_swap_where_two_do_not_fit_loads_in_the_memory_of_the_version_before(tmp_path: Path) -> None:
+    """Dry runs say in which order it can be; one that cannot load has the version before come back."""
+    store = tmp_path / "store"
+    store.mkdir()
+    make_ballast(store / "m.mar", held_mib=8, memory="60MiB")
+    make_ballast(store / "new.mar", held_mib=8, memory="65MiB")
+    make_archive(store / "bad.mar", "raise ValueError('no')", name="m", version="2.0", config="memory: 65MiB\n")
+    make_ballast(store / "huge.mar", held_mib=8, memory="90MiB")
+
+    with Server(tmp_path, entry="marserve", store=store, settings={"model_memory": "70MiB"}) as server:
+
+        def swap(archive: str, order: str, *, dry_run: bool = False) -> httpx.Response:
+            asked = {"url": archive, "order": order, "dry_run": str(dry_run).lower()}
+            return server.client.post(f"{server.management}/models/m/swap", params=asked)
+
+        server.register("m.mar").raise_for_status()
+        tried = [swap("new.mar", order, dry_run=True) for order in ("load_first", "unload_first")]
+        done = [swap("new.mar", order) for order in ("load_first", "unload_first")]
+        tried.append(swap("huge.mar", "unload_first", dry_run=True))
+        done += [swap("huge.mar", "unload_first"), swap("bad.mar", "unload_first")]
+        answered = server.predict("m").status_code
+
+    assert [answer.status_code for answer in tried] == [507, 200, 507], [answer.text for answer in tried]
+    assert [answer.status_code for answer in done] == [507, 200, 507, 500], [answer.text for answer in done]
+    assert tried[1].json()["memory"]["othersMakeRoom"] is False
+    assert answered == 200

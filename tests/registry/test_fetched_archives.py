@@ -23,6 +23,7 @@ from marserve.errors import (
     DigestMismatch,
     DownloadFailed,
     Draining,
+    VersionConflict,
 )
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.intake import Intake
@@ -496,4 +497,32 @@ async def test_what_was_looked_into_for_a_change_is_fetched_once(tmp_path: Path)
     async with house.registry.looking_into(RegisterParameters(address.url)):
         pass
     assert house.folders() == []
+    await house.registry.stop()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("handler", [None, "gone.py"])
+async def test_a_change_that_is_refused_leaves_no_file_in_the_store(tmp_path: Path, handler: str | None) -> None:
+    """Whether the archive is refused or what was to be done with it, loaded or not; what was there before stays."""
+    address = Overwritten(tmp_path, has_cache=False)
+    house = address.server()
+    digest = address.put("one")
+    asked = RegisterParameters(address.url, handler=handler)
+
+    async def change() -> None:
+        async with house.registry.looking_into(asked) as (model, version):
+            begun = house.registry.begin_change()
+            await begun.prepare(replace(asked, model_name=model, version=version, initial_workers=1))
+            await begun.abandon()
+            raise VersionConflict(model, version)
+
+    with pytest.raises(BadArchive if handler else VersionConflict):
+        await change()
+
+    assert (list(house.store.iterdir()), house.folders()) == ([], [])
+    await house.registry.register(RegisterParameters(address.url))
+    with contextlib.suppress(BadArchive, VersionConflict):
+        async with house.registry.looking_into(replace(asked, url=f"{address.url}#sha256={digest}")):
+            raise VersionConflict("m", "1.0")
+    assert [path.name for path in house.store.iterdir()] == ["m.mar"]
     await house.registry.stop()

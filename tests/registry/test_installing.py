@@ -11,6 +11,7 @@ import pytest
 
 from marserve.errors import BadArchive, DependencyFailed, Draining, LoadFailed, ModelNotFound, VersionConflict
 from marserve.registry.calls import Registered, RegisterParameters
+from marserve.registry.swapping import SwapParameters
 from marserve.settings import ModelToLoad
 from support.echo_archives import manifest, write_mar
 from support.fake_environments import FakeEnvironments
@@ -383,3 +384,28 @@ async def test_at_the_start_a_failed_installation_costs_only_its_model(house: Ho
 
     assert [name for name, _ in house.registry.list_models().models] == ["n"]
     assert any(WORDS in reason for reason in house.registry.readiness().startup_reasons)
+
+
+async def test_a_dry_run_sees_that_a_version_is_being_installed(house: House) -> None:
+    """It is refused as the call is, of a registration and of a swap; a version of another name is not."""
+    await house.add(house.put("m", "1.0"))
+    house.environments.gate.clear()
+    url, other = house.put_needy(version="2.0"), house.put_needy(version="3.0")
+    installing = asyncio.create_task(house.add(url))
+    async with asyncio.timeout(5):
+        while not house.environments.asked:
+            await asyncio.sleep(0.001)
+
+    with pytest.raises(VersionConflict):
+        await house.add(url)
+    with pytest.raises(VersionConflict):
+        await house.registry.rehearsal.register(RegisterParameters(url))
+    with pytest.raises(VersionConflict):
+        await house.registry.swap(SwapParameters("m", RegisterParameters(url), dry_run=True))
+    told = await house.registry.rehearsal.register(RegisterParameters(other))
+    swapped = await house.registry.swap(SwapParameters("m", RegisterParameters(other), dry_run=True))
+
+    house.environments.gate.set()
+    await installing
+    for notes in (told.notes, swapped.notes):
+        assert "what it requires would be installed first (needs.txt); whether that can be is not tried" in notes

@@ -107,7 +107,9 @@ async def test_memory_is_asked_about_and_not_promised(house: House) -> None:
     """The answer, or the refusal, of whoever counts it; a new version has no workers yet, a listed one has some."""
     asked: list[tuple[str, int | None, int]] = []
 
-    def foresee(options: PoolOptions, before: int | None, workers: int) -> Mapping[str, Any]:
+    def foresee(
+        options: PoolOptions, before: int | None, workers: int, leaving: PoolOptions | None = None
+    ) -> Mapping[str, Any]:
         asked.append((options.version, before, workers))
         if workers > 3:
             raise NotEnoughMemory(

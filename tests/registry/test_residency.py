@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,7 @@ class World:
         if not tenancy.account.workers:
             tenancy.ask(1)
         pool.wanted_workers = 1
-        await asyncio.wait_for(tenancy.enter(), 5)
+        await asyncio.wait_for(tenancy.enter(()), 5)
         pool.ready_workers = 1
         pool.held = pool.own = held if held is not None else tenancy.account.need.first_bytes
         tenancy.loaded()
@@ -184,7 +185,7 @@ async def test_who_finds_none_waits_until_the_processes_of_another_are_gone() ->
         pool_of(seldom).may_end.clear()
 
         new.ask(1)
-        entering = asyncio.create_task(new.enter())
+        entering = asyncio.create_task(new.enter(()))
         await asyncio.sleep(0.05)
         was_in = entering.done()
         state = new.described["memory"]["state"], seldom.described["memory"]["state"]
@@ -210,7 +211,7 @@ async def test_what_is_in_use_or_pinned_never_makes_room() -> None:
 
         new.ask(1)
         with pytest.raises(NoMemoryNow) as refused:
-            await new.enter()
+            await new.enter(())
         charged = there.residency.figures().charged
         pool_of(busy).is_in_use = False
         await there.load(new)
@@ -260,7 +261,7 @@ async def test_what_serves_nobody_leaves_before_anything_else() -> None:
         assert spare.described["memory"]["mayMakeRoom"]
         comer = there.add("comer", 50, workers=1)
         assert given_up == ["spare"]
-        entering = asyncio.create_task(comer.enter())
+        entering = asyncio.create_task(comer.enter(()))
         await asyncio.sleep(0)
         assert not entering.done()  # its processes are still there
 
@@ -342,7 +343,7 @@ async def test_several_who_wait_are_all_let_in() -> None:
         for tenancy in new:
             tenancy.ask(1)
         reasons = [len(pool_of(tenancy).reasons) for tenancy in old]
-        await asyncio.wait_for(asyncio.gather(*(tenancy.enter() for tenancy in new)), 5)
+        await asyncio.wait_for(asyncio.gather(*(tenancy.enter(()) for tenancy in new)), 5)
 
         assert reasons == [1, 1, 1]
 
@@ -412,7 +413,7 @@ async def test_a_load_that_takes_more_than_there_is_is_ended() -> None:
         pool_of(busy).is_in_use = True
 
         liar.ask(1)
-        await asyncio.wait_for(liar.enter(), 5)
+        await asyncio.wait_for(liar.enter(()), 5)
         pool = pool_of(liar)
         pool.is_loading, pool.is_in_use, pool.held = True, True, 400 * MIB
         there.residency.look_soon()
@@ -559,6 +560,12 @@ async def test_what_would_be_needed_is_told_and_not_promised() -> None:
         with pytest.raises(NotEnoughMemory, match="needs 50 MiB"):
             here.residency.foresee(PoolOptions("huge", "1.0", 1, 1, memory_bytes=50 * MIB), None, 1)
 
+        huge = replace(new, memory_bytes=90 * MIB)
+        instead = here.residency.foresee(huge, None, 1, served.options)
+        with pytest.raises(NotEnoughMemory, match="needs 101 MiB"):
+            here.residency.foresee(replace(huge, memory_bytes=101 * MIB), None, 1, served.options)
+
+        assert (instead["moreBytes"], instead["othersMakeRoom"]) == (30 * MIB, True)
         assert told == {
             "moreBytes": 30 * MIB,
             "source": "declared",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ from marserve.errors import (
     WorkerDied,
 )
 from marserve.messages import Answer, Part, Request
+from marserve.pool.options import PoolOptions
 from marserve.registry.calls import RegisterParameters
+from marserve.registry.intake import Unpacked
 from marserve.registry.plan import Plan
 from marserve.registry.swapping import SwapOrder, SwapParameters, Swapped
 from marserve.registry.traffic import Traffic
@@ -352,6 +354,92 @@ async def test_a_dry_run_says_what_would_be_and_leaves_nothing(house: House) -> 
     assert swapped.message == 'Model "m" Version: 2.0 would take the place of version 1.0'
     assert "it has no samples" in swapped.notes[0]
     assert (house.versions(), len(house.folders()), len(house.pools.made)) == ({"1.0": True}, 1, 1)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+async def test_a_dry_run_tells_versions_and_workers_as_the_swap_leaves_them(house: House, order: SwapOrder) -> None:
+    """What is and what would be, as it is then."""
+    await house.add(workers=3)
+    await house.add("0.9", workers=1)
+    archive = house.archive("2.0")
+
+    told = (await house.swap(archive, dry_run=True, order=order)).rehearsed
+    assert told is not None
+    assert told.before == {"versions": ["1.0", "0.9"], "defaultVersion": "1.0", "minWorkers": 3, "maxWorkers": 3}
+    await house.swap(archive, order=order)
+
+    described = house.registry.describe("m")
+    assert told.after == {
+        "versions": list(house.versions()),
+        "defaultVersion": described["modelVersion"],
+        "minWorkers": described["minWorkers"],
+        "maxWorkers": described["maxWorkers"],
+    }
+    assert "whether its workers can load it is not tried" in told.notes
+
+
+async def test_a_dry_run_that_keeps_the_old_version_tells_both(house: House) -> None:
+    """The new one is the default, for the old one was."""
+    await house.add()
+
+    told = (await house.swap(house.archive("2.0"), dry_run=True, keeps_old=True)).rehearsed
+
+    assert told is not None
+    assert (told.after["versions"], told.after["defaultVersion"]) == (["1.0", "2.0"], "2.0")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+async def test_a_dry_run_is_refused_where_there_is_no_memory(house: House, order: SwapOrder) -> None:
+    """Loading first both have to fit; unloading first the old one has gone before. The refusal is the swap's."""
+    asked: list[tuple[str, int | None, int, str | None]] = []
+    more = 7
+
+    def foresee(
+        options: PoolOptions, before: int | None, workers: int, leaving: PoolOptions | None = None
+    ) -> Mapping[str, Any]:
+        asked.append((options.version, before, workers, leaving.version if leaving is not None else None))
+        if more > 7:
+            raise NotEnoughMemory("m", "2.0", needed_bytes=9, source="estimated", could_be_had=1, budget_bytes=5)
+        return {"moreBytes": more, "source": "estimated"}
+
+    await house.add(workers=2)
+    house.registry.hooks.memory = foresee
+    archive = house.archive("2.0")
+    told = (await house.swap(archive, dry_run=True, order=order)).rehearsed
+    more = 8
+    with pytest.raises(SwapFailed if order == "load_first" else NotEnoughMemory) as raised:
+        await house.swap(archive, dry_run=True, order=order)
+
+    assert told is not None
+    assert told.memory["moreBytes"] == 7
+    assert asked == [("2.0", None, 2, "1.0" if order == "unload_first" else None)] * 2
+    assert error_status(raised.value) == 507
+    assert ("With order=unload_first" in str(raised.value)) == (order == "load_first")
+    assert (house.versions(), len(house.folders()), len(house.pools.made)) == ({"1.0": True}, 1, 1)
+
+
+async def test_a_dry_run_keeps_no_swap_from_beginning(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it looks at its archive; nor does a swap that is under way keep it from looking."""
+    await house.add()
+    registering = house.registry._registering
+    take_in, looks, goes_on = registering.take_in, asyncio.Event(), asyncio.Event()
+
+    async def slow_look(parameters: RegisterParameters, **how: bool) -> Unpacked:
+        if how.get("is_only_a_look"):
+            looks.set()
+            await goes_on.wait()
+        return await take_in(parameters, **how)
+
+    monkeypatch.setattr(registering, "take_in", slow_look)
+    dry = asyncio.create_task(house.swap(house.archive("3.0"), dry_run=True))
+    await looks.wait()
+    swap = asyncio.create_task(house.swap(house.archive("2.0"), Behaviour(load="wait", body=b"new")))
+    await until(lambda: swap.done() or len(house.pools.made) == 2)
+    goes_on.set()
+
+    assert (await dry).rehearsed is not None
+    house.pools.made[1].finish_load()
+    assert (await swap).version == "2.0"
 
 
 # ------------------------------------------------------------------------------------------- trials

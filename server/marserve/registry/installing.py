@@ -26,9 +26,13 @@ class Claim:
         self._is_given_up = False
         self._ended = asyncio.Event()
 
-    def __enter__(self) -> Claim:
+    def check(self) -> None:
+        """Raise VersionConflict while another has the name."""
         if self._key in self._claims:
             raise VersionConflict(*self._key)
+
+    def __enter__(self) -> Claim:
+        self.check()
         self._claims[self._key] = self
         return self
 

@@ -33,7 +33,7 @@ class Unpacked:
 
     `warnings` tell what was found in pickles of an archive that the operator trusts. `archive` is the word by which a
     later start finds it again. `origin` is what other machines fetch, None for a folder; its digest is left
-    out where the archive's own configuration sends no worker elsewhere.
+    out where the archive's own configuration sends no worker elsewhere. `placed` is the file that the store got of it.
     """
 
     folder: Path
@@ -43,11 +43,17 @@ class Unpacked:
     warnings: tuple[str, ...] = ()
     archive: str = ""
     origin: ArchiveRef | None = None
+    placed: Path | None = None
 
     def discard(self) -> None:
         """Delete the folder if it is private. Blocks; may be called twice."""
         if self.is_private:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def take_away(self) -> None:
+        """Take from the store what it got of it, for nobody is to have it. Blocks; may be called twice."""
+        if self.placed is not None:
+            self.placed.unlink(missing_ok=True)
 
 
 class Intake:
@@ -118,9 +124,10 @@ class Intake:
                 if fetched is not None:
                     fetched.discard()
                 raise
-            if fetched is not None:
-                fetched.release()
-            return unpacked
+            if fetched is None:
+                return unpacked
+            fetched.release()
+            return replace(unpacked, placed=fetched.in_store if fetched.is_new else None)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfMemory(f"No space is left to save model: {hide_query(url)}") from error

@@ -111,17 +111,18 @@ class Registry:
         self._starting = Starting(intake, self._registering, self._versions, self._changes)
         self.remarks_of_readiness: list[Callable[[], Iterable[str]]] = []
         self.traffic = TrafficControl(self._versions, self._note_change)
-        self._swapping = Swapping(
-            self._registering,
-            self._versions,
-            order=options.swap_order,
-            drain_s=options.unregister_timeout_s,
-            note_change=self._note_change,
-        )
         self.keeping = Keeping(options.undo_window_s, self._end_kept)
         self.mirrors = Mirrors(self._versions)
         self.hooks.after_left.append(self.mirrors.forget)
         self.rehearsal = Rehearsal(options, self._registering, self._versions, self.mirrors, self.hooks)
+        self._swapping = Swapping(
+            self._registering,
+            self._versions,
+            self.rehearsal,
+            order=options.swap_order,
+            drain_s=options.unregister_timeout_s,
+            note_change=self._note_change,
+        )
         self._is_leaving = False
         self._is_draining = False
 
@@ -404,9 +405,19 @@ class Registry:
         """The names of the model and the version that a registration would make; nothing is registered.
 
         The archive stays unpacked while the block runs: a change that loads this version from this address then gets
-        it, and fetches nothing. Raises as `register` does before it starts workers.
+        it, and fetches nothing. Where the block raises, the store has no file of it either. Raises as `register` does
+        before it starts workers.
         """
         unpacked = await self._registering.take_in(parameters, as_it_is_now=True)
+        try:
+            async with self._lending(parameters, unpacked) as names:
+                yield names
+        except BaseException:
+            await asyncio.to_thread(unpacked.take_away)
+            raise
+
+    @contextlib.asynccontextmanager
+    async def _lending(self, parameters: RegisterParameters, unpacked: Unpacked) -> AsyncIterator[tuple[str, str]]:
         plan = await self._registering.plan(parameters, unpacked)
         options = plan.facts.options
         lent, key = self._registering.lent, (parameters.url, options.model, options.version)

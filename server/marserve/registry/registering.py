@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from marserve.allocator import give_back_free_memory
 from marserve.errors import ArchiveExists, CleanUpTimedOut, DependencyFailed, DigestMismatch, Draining, LoadFailed
@@ -279,6 +280,27 @@ class Registering:
         version = self._make(plan)
         self._versions.leaving.add(version)
         return version
+
+    async def make_idle(self, plan: Plan) -> Version:
+        """As `make`, and no memory is promised for its workers: begin them with `begin_idle`, when there is room.
+
+        Deletes what belongs to the plan, and raises Draining.
+        """
+        options = plan.facts.options
+        idle = replace(plan, facts=replace(plan.facts, options=replace(options, min_workers=0)))
+        try:
+            version = self.make(idle)
+        except BaseException:
+            await asyncio.to_thread(plan.discard)
+            raise
+        version.plan, version.facts = plan, plan.facts
+        version.min_workers, version.is_settled = options.min_workers, not options.min_workers
+        return version
+
+    def begin_idle(self, version: Version, min_workers: int, max_workers: int) -> None:
+        """Begin to start the workers of a version that `make_idle` made. Raises NotEnoughMemory."""
+        version.pool.start()
+        self.scale(version, min_workers, max_workers)
 
     def _start(self, plan: Plan) -> Version:
         """Make a version's pool and begin to start its workers; it is not on the list yet."""

@@ -100,6 +100,7 @@ class Rehearsal:
         await asyncio.to_thread(plan.discard)
         options = plan.facts.options
         self._versions.refuse_conflict(options.model, options.version)
+        self._check_installation(plan)
         memory, on_devices, note = self._foresee(options, None, options.min_workers)
         entry = self._versions.models.get(options.model)
         names = [] if entry is None else list(entry.versions)
@@ -119,6 +120,41 @@ class Rehearsal:
             memory,
             on_devices,
             (*_installs(plan), *note, *plan.facts.warnings, *([NOT_LOADED] if options.max_workers else [])),
+        )
+
+    def swap(
+        self, status: str, plan: Plan, old: Version, bounds: tuple[int, int], *, unloads_first: bool, keeps_old: bool
+    ) -> Rehearsed:
+        """See `Registry.swap`: the plan's version in the place of a listed one, which may have to go before.
+
+        `bounds` are the least and the most workers that it would have then. Raises VersionConflict, NotEnoughMemory.
+        """
+        self._check_installation(plan)
+        options = plan.facts.options
+        leaving = old.pool.options if unloads_first else None
+        memory, on_devices, note = self._foresee(options, None, options.min_workers, leaving)
+        entry = self._versions.model(old.model)
+        names, new = list(entry.versions), options.version
+        then = [*names, new] if keeps_old else [new if name == old.name else name for name in names]
+        return Rehearsed(
+            status,
+            old.model,
+            new,
+            {
+                "versions": names,
+                "defaultVersion": entry.default,
+                "minWorkers": old.min_workers,
+                "maxWorkers": old.max_workers,
+            },
+            {
+                "versions": then,
+                "defaultVersion": new if entry.default == old.name else entry.default,
+                "minWorkers": bounds[0],
+                "maxWorkers": bounds[1],
+            },
+            memory,
+            on_devices,
+            (*_installs(plan), *note, *plan.facts.warnings, NOT_LOADED),
         )
 
     def scale(self, model: str, version: str | None, *, min_workers: int, max_workers: int) -> Rehearsed:
@@ -207,14 +243,19 @@ class Rehearsal:
             raise Draining
         return self._versions.find(model, version)
 
+    def _check_installation(self, plan: Plan) -> None:
+        """Raise VersionConflict where what the plan's version requires is being installed for one of its name."""
+        if plan.wanted is not None:
+            self._registering.installations.claim(plan.facts.options.model, plan.facts.options.version).check()
+
     def _foresee(
-        self, options: PoolOptions, before: int | None, workers: int
+        self, options: PoolOptions, before: int | None, workers: int, leaving: PoolOptions | None = None
     ) -> tuple[Mapping[str, Any], Mapping[str, Any], tuple[str, ...]]:
-        """What so many workers would take. Raises NotEnoughMemory."""
+        """What so many workers would take, when `leaving` has gone. Raises NotEnoughMemory."""
         if options.ray is not None:
             return {}, {}, ("its workers run on other machines, whose memory is not looked at",)
-        memory = self._hooks.memory(options, before, workers)
-        on_devices = self._hooks.device_memory(options, before, workers)
+        memory = self._hooks.memory(options, before, workers, leaving)
+        on_devices = self._hooks.device_memory(options, before, workers, leaving)
         waits = ("other models would make room, and it would wait until they have",)
         has_to_wait = memory.get("othersMakeRoom") or on_devices.get("othersMakeRoom")
         return memory, on_devices, waits if has_to_wait else ()

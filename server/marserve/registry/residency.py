@@ -177,7 +177,7 @@ class Tenancy(WithoutDevices):
         """There are to be so few workers."""
         self._residency.ledger.shrink(self.account, workers)
 
-    async def enter(self) -> None:
+    async def enter(self, devices: Sequence[int]) -> None:
         """Wait for the memory that was asked for, at most `startupTimeout`. Raises NoMemoryNow."""
         if not self.account.workers and self.pool is not None and self.pool.wanted_workers:
             try:  # the wait before was given up, and here is the next try
@@ -340,24 +340,27 @@ class Residency:
             uses_devices=bool(options.gpu_ids),
         )
 
-    def foresee(self, options: PoolOptions, before: int | None, workers: int) -> dict[str, Any]:
+    def foresee(
+        self, options: PoolOptions, before: int | None, workers: int, leaving: PoolOptions | None = None
+    ) -> dict[str, Any]:
         """What so many workers of a version would take in the host's memory, and what there is, in bytes.
 
-        It has `before` workers; None: it is not there, though a version of its name may be. Nothing changes, and
-        nothing is promised. Raises NotEnoughMemory, as `ask` would.
+        It has `before` workers; None: it is not there, though a version of its name may be. `leaving` will have gone
+        before. Nothing changes, and nothing is promised. Raises NotEnoughMemory, as `ask` would.
         """
-        account = Account(_label(options), self._need(options))
-        if before is not None:
-            label = account.label
-            there = (each for each in self._tenancies.values() if each.account.label == label and each.give_up is None)
-            tenancy = next(there, None)
-            account = account if tenancy is None else tenancy.account
+        there = None if before is None else self._account_of(options)
+        account = there or Account(_label(options), self._need(options))
+        gone = None if leaving is None else self._account_of(leaving)
         ledger = self.ledger
+
+        def stays(other: Account) -> bool:
+            return other is not gone and not self._tenancies[other].may_leave
+
         try:
-            own, could_be_had = ledger.weigh(account, workers, stays=lambda other: not self._tenancies[other].may_leave)
+            own, could_be_had = ledger.weigh(account, workers, stays)
         except DoesNotFit as error:
             raise self._refusal(options, account, error) from None
-        more = own - account.own_bytes
+        more = own - account.own_bytes - (gone.own_bytes if gone is not None else 0)
         return {
             "moreBytes": more,
             "source": account.need.source,
@@ -366,6 +369,12 @@ class Residency:
             "budgetBytes": ledger.budget_bytes,
             "othersMakeRoom": more > ledger.free_bytes,
         }
+
+    def _account_of(self, options: PoolOptions) -> Account | None:
+        """The account of the version of this name that serves."""
+        label = _label(options)
+        there = (each for each in self._tenancies.values() if each.account.label == label and each.give_up is None)
+        return next((each.account for each in there), None)
 
     def close(self, tenancy: Tenancy) -> None:
         """A version and all of its processes are gone."""

@@ -32,6 +32,7 @@ from marserve.registry.calls import RegisterParameters
 from marserve.registry.intake import Unpacked
 from marserve.registry.plan import Plan, check_parameters
 from marserve.registry.registering import Registering, log_failure
+from marserve.registry.rehearsal import Rehearsal, Rehearsed
 from marserve.registry.trial import NO_SAMPLES, Unfit, answers_of, read_inputs, try_out
 from marserve.registry.versions import Version, Versions
 
@@ -60,7 +61,10 @@ class SwapParameters:
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """What was swapped, or would be. `notes` are sentences about what could not be looked at. Times in seconds."""
+    """What was swapped, or with `rehearsed` would be. `notes` are sentences about what could not be looked at.
+
+    Times in seconds.
+    """
 
     model: str
     version: str
@@ -71,6 +75,7 @@ class Swapped:
     keeps_old: bool = False
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    rehearsed: Rehearsed | None = None
 
     @property
     def message(self) -> str:
@@ -87,6 +92,7 @@ class Swapping:
         self,
         registering: Registering,
         versions: Versions,
+        rehearsal: Rehearsal,
         *,
         order: SwapOrder,
         drain_s: float,
@@ -95,6 +101,7 @@ class Swapping:
         """`order` is what a swap does that names none; a version that goes has `drain_s` to finish."""
         self._registering = registering
         self._versions = versions
+        self._rehearsal = rehearsal
         self._order: SwapOrder = order
         self._drain_s = drain_s
         self._note_change = note_change
@@ -108,19 +115,22 @@ class Swapping:
         if wish.version is not None:
             self._listed(model, wish.version)
         check_parameters(wish.registration)
-        if model in self._under_way:
-            raise SwapUnderWay(model)
-        self._under_way.add(model)
-        try:
-            if unpacked is None:
-                named = replace(wish.registration, model_name=model)
-                unpacked = await self._registering.take_in(named, as_it_is_now=True, is_only_a_look=wish.dry_run)
+        if wish.dry_run:  # which keeps no other swap of the model from beginning
             swapped = await self._swap(wish, unpacked)
-        finally:
-            self._under_way.discard(model)
+        elif model in self._under_way:
+            raise SwapUnderWay(model)
+        else:
+            self._under_way.add(model)
+            try:
+                swapped = await self._swap(wish, unpacked)
+            finally:
+                self._under_way.discard(model)
         return replace(swapped, seconds=round(time.monotonic() - began, 3))
 
-    async def _swap(self, wish: SwapParameters, unpacked: Unpacked) -> Swapped:
+    async def _swap(self, wish: SwapParameters, unpacked: Unpacked | None) -> Swapped:
+        if unpacked is None:
+            named = replace(wish.registration, model_name=wish.model)
+            unpacked = await self._registering.take_in(named, as_it_is_now=True, is_only_a_look=wish.dry_run)
         try:
             old = self._find_old(wish, unpacked)
             parameters = replace(wish.registration, model_name=wish.model, synchronous=True)
@@ -145,11 +155,26 @@ class Swapping:
             raise
         if wish.dry_run:
             await asyncio.to_thread(plan.discard)
-            return swapped
+            return self._rehearse(wish, swapped, plan, old)
         swap = self._load_first if order == "load_first" else self._unload_first
         new = await swap(wish, parameters, plan, old)
         log.info("Model %s: version %s has taken the place of version %s", wish.model, new.name, old.name)
         return replace(swapped, workers=new.min_workers)
+
+    def _rehearse(self, wish: SwapParameters, swapped: Swapped, plan: Plan, old: Version) -> Swapped:
+        """What a swap would be. Raises what it would, as far as that can be known before."""
+        bounds = _bounds_of(wish, plan, old)
+        unloads_first = swapped.order == "unload_first"
+        try:
+            told = self._rehearsal.swap(
+                swapped.message, plan, old, bounds, unloads_first=unloads_first, keeps_old=wish.keeps_old
+            )
+        except NotEnoughMemory as error:
+            if unloads_first:
+                raise
+            raise _no_room_beside(error, plan, old) from error
+        told = replace(told, notes=(*swapped.notes, *told.notes))
+        return replace(swapped, workers=bounds[0], notes=told.notes, rehearsed=told)
 
     def _find_old(self, wish: SwapParameters, unpacked: Unpacked) -> Version:
         entry = self._versions.model(wish.model)
@@ -181,12 +206,10 @@ class Swapping:
     async def _load_first(
         self, wish: SwapParameters, parameters: RegisterParameters, plan: Plan, old: Version
     ) -> Version:
-        name = plan.facts.options.version
         try:
             new = await self._registering.establish(parameters, plan, is_beside=True)
         except NotEnoughMemory as error:
-            why = f"{error} With order=unload_first it would load where version {old.name} is now."
-            raise SwapFailed(wish.model, name, old.name, why, cause=error.cause or "") from error
+            raise _no_room_beside(error, plan, old) from error
         try:
             await self._wait_until_ready(new, old)
             if wish.checks:
@@ -220,7 +243,7 @@ class Swapping:
         self, wish: SwapParameters, parameters: RegisterParameters, plan: Plan, old: Version
     ) -> Version:
         plan = await self._registering.install(parameters, plan)
-        new = self._registering.make(plan)
+        new = await self._registering.make_idle(plan)
         try:
             inputs, before = await self._learn(wish, new, old)
             self._switch(wish, old, new)
@@ -238,7 +261,7 @@ class Swapping:
             await self._registering.ask_hooks(plan)
             if self._registering.is_draining:
                 raise Draining
-            new.pool.start()
+            self._registering.begin_idle(new, new.min_workers, new.max_workers)
             await self._wait_until_ready(new, old)
             if wish.checks:
                 await try_out(new, inputs, before)
@@ -264,12 +287,14 @@ class Swapping:
             await self._end(new, drain_s=0.0)
             await asyncio.to_thread(kept.discard)
             return
-        again = self._registering.make(kept)
+        again = await self._registering.make_idle(kept)
         again.remarks = old.remarks
         self._registering.replace(new, again)
         await self._end(new, drain_s=0.0)
-        again.pool.start()
-        self._registering.scale(again, old.min_workers, old.max_workers)
+        try:
+            self._registering.begin_idle(again, old.min_workers, old.max_workers)
+        except NotEnoughMemory as error:  # others took what the new one gave back
+            log.error("Model %s version %s has no workers: %s", again.model, again.name, error)
         self._note_change(again)
         try:
             await self._registering.wait_until_ready(again)
@@ -287,9 +312,8 @@ class Swapping:
 
     def _follow_size(self, wish: SwapParameters, new: Version, old: Version) -> None:
         """Give the new version the old one's bounds, unless its archive or the caller has some of its own."""
-        has_none = wish.registration.initial_workers is None and new.facts.config.max_workers is None
-        bounds = old.min_workers, max(old.max_workers, new.min_workers)
-        if has_none and old.max_workers and bounds != (new.min_workers, new.max_workers):
+        bounds = _bounds_of(wish, new.plan, old)
+        if bounds != (new.min_workers, new.max_workers):
             self._registering.scale(new, *bounds)
             self._note_change(new)
 
@@ -312,3 +336,17 @@ class Swapping:
         if isinstance(error, MarserveError):
             log.error("Model %s version %s was not taken: %s", new.model, new.name, error)
         return error
+
+
+def _bounds_of(wish: SwapParameters, plan: Plan, old: Version) -> tuple[int, int]:
+    """The least and the most workers of the new version: the old one's, unless its archive or the caller has some."""
+    options = plan.facts.options
+    has_none = wish.registration.initial_workers is None and plan.facts.config.max_workers is None
+    if has_none and old.max_workers:
+        return old.min_workers, max(old.max_workers, options.min_workers)
+    return options.min_workers, options.max_workers
+
+
+def _no_room_beside(error: NotEnoughMemory, plan: Plan, old: Version) -> SwapFailed:
+    why = f"{error} With order=unload_first it would load where version {old.name} is now."
+    return SwapFailed(old.model, plan.facts.options.version, old.name, why, cause=error.cause or "")
