@@ -120,6 +120,44 @@ async def test_a_registration_as_json_can_be_tried(house: House, client: httpx.A
     assert len(house.registry.describe_all("m")) == 2
 
 
+@pytest.mark.parametrize(
+    ("query", "more"),
+    [
+        ("?dry_run=true", {}),
+        ("?dry_run=true", {"dry_run": False}),
+        ("", {"dry_run": True}),
+        ("?dry_run=false", {"dry_run": "true"}),
+    ],
+)
+async def test_parameters_as_json_are_tried_where_either_says_so(
+    house: House, client: httpx.AsyncClient, query: str, more: dict[str, Any]
+) -> None:
+    """The query, or the body: of a registration and of a swap."""
+    before = (await client.get("/models/m/all")).json()
+
+    for path in ("/models", "/models/m/swap"):
+        answer = await client.post(f"{path}{query}", json={"url": "m-3.0.mar", **more})
+        assert (answer.status_code, answer.json().get("isDryRun")) == (200, True), answer.text
+
+    assert (await client.get("/models/m/all")).json() == before
+
+
+@pytest.mark.parametrize("path", ["/models", "/models/m/swap"])
+@pytest.mark.parametrize("name", ["dryrun", "dryRun", "dry-run", "DRY_RUN"])
+@pytest.mark.parametrize("in_body", [True, False])
+async def test_another_spelling_beside_json_does_nothing(
+    house: House, client: httpx.AsyncClient, path: str, name: str, in_body: bool
+) -> None:
+    """Ignored, it would do what was only to be tried."""
+    before = (await client.get("/models/m/all")).json()
+    body = {"url": "m-3.0.mar", **({name: True} if in_body else {})}
+
+    answer = await client.post(path, json=body, params={} if in_body else {name: "true"})
+
+    assert (answer.status_code, "did you mean dry_run?" in answer.json()["message"]) == (400, True)
+    assert (await client.get("/models/m/all")).json() == before
+
+
 async def test_scaling_and_batches_of_one_call_are_told_together(client: httpx.AsyncClient) -> None:
     """As the call does both."""
     told = (await client.put("/models/m?min_worker=3&batch_size=4&dry_run=true")).json()

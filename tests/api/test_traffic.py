@@ -202,8 +202,12 @@ async def test_a_swap_can_be_tried_without_doing_it(house: House, client: httpx.
     """The archive was looked at."""
     answer = await client.post(f"/models/m/swap?url={house.put('m', '3.0')}&dry_run=true")
 
-    assert answer.json()["isDryRun"] is True
-    assert answer.json()["status"] == 'Model "m" Version: 3.0 would take the place of version 1.0'
+    told = answer.json()
+    SwapStatus.model_validate(told)
+    assert told["isDryRun"] is True
+    assert told["status"] == 'Model "m" Version: 3.0 would take the place of version 1.0'
+    assert (told["before"]["versions"], told["after"]["versions"]) == (["1.0", "2.0"], ["3.0", "2.0"])
+    assert (told["replacedVersion"], told["order"], told["workers"]) == ("1.0", "load_first", 1)
     assert len((await client.get("/models/m/all")).json()) == 2
 
 

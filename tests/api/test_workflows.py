@@ -81,6 +81,34 @@ async def test_a_workflow_lives_from_registration_to_removal(client: httpx.Async
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("name", ["dry_run", "dryRun"])
+async def test_what_cannot_be_tried_is_not_done_instead(client: httpx.AsyncClient, name: str) -> None:
+    """Workflows have no dry runs: a registration, also as JSON, and an end are refused."""
+    body = {"url": "w.war", name: True}
+    refused = [
+        await client.post("/workflows", params={"url": "w.war", name: "true"}),
+        await client.post("/workflows", json=body),
+        await client.post("/workflows", json={"url": "w.war"}, params={name: "true"}),
+    ]
+    assert (await client.get("/workflows")).json() == {"workflows": []}
+    await client.post("/workflows", params={"url": "w.war"})
+    refused.append(await client.delete("/workflows/w", params={name: "true"}))
+
+    assert (await client.get("/workflows/w")).status_code == 200
+    for answer in refused:
+        assert (answer.status_code, "cannot be tried" in answer.json()["message"]) == (400, True)
+
+
+def test_workflows_do_not_claim_dry_runs(workflows: Workflows) -> None:
+    """Their answers are described as what was done."""
+    paths = build_app([workflow_router(workflows, enable_model_api=True)], title="t").openapi()["paths"]
+
+    for call in (paths["/workflows"]["post"], paths["/workflows/{workflow_name}"]["delete"]):
+        schema = call["responses"]["200"]["content"]["application/json"]["schema"]
+        assert schema["$ref"].endswith("/StatusMessage")
+
+
+@pytest.mark.anyio
 async def test_pages_and_names_are_as_for_models(client: httpx.AsyncClient) -> None:
     """A name in JSON, a page of one, and where the next begins."""
     for name in ("b", "a"):

@@ -14,7 +14,7 @@ import typer.main
 from marserve.cli.commands import build_commands
 from marserve.cli.pid_file import marserve_pid_file
 from support.command_line import marserve
-from support.fake_apis import FakeApis, description_with_dry_runs, fake_apis
+from support.fake_apis import FakeApis, description, description_with_dry_runs, fake_apis
 
 # Commands that change nothing, each with why; every other one has --dry-run.
 CHANGES_NOTHING = {
@@ -229,13 +229,38 @@ def test_what_would_be_fetched_is_told_with_its_size(folder: Path) -> None:
     assert files(folder) == before
 
 
+def test_a_fetch_that_is_only_told_leaves_the_cache_alone(folder: Path) -> None:
+    """Its folders are neither made nor swept."""
+    make_archive()
+    archive = folder / "model_store" / "echo.mar"
+    (folder / "config.properties").write_text("download_cache=cache\n")
+    before = files(folder)
+
+    ran = marserve("fetch", archive.as_uri(), "--to", "new", "--dry-run")
+
+    assert (ran.status, files(folder)) == (0, before)
+
+
+@pytest.mark.parametrize("place", ["h.py", "h.py/below"])
+def test_a_fetch_to_what_is_no_folder_is_refused_as_the_call_is(folder: Path, place: str) -> None:
+    """A file is there, or on the way."""
+    make_archive()
+    url = (folder / "model_store" / "echo.mar").as_uri()
+
+    tried, done = marserve("fetch", url, "--to", place, "--dry-run"), marserve("fetch", url, "--to", place)
+
+    for ran in (tried, done):
+        assert (ran.status, f"The folder {place} cannot be made (" in ran.err) == (1, True)
+
+
 @pytest.fixture
 def addresses() -> list[str]:
-    """Options of a start on an address that is free: the system gave it, and has it back."""
+    """Options of a start on an address that is free, the system gave it and has it back; its gRPC ports are any."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    return [word for name in ("inference", "management", "metrics") for word in (f"--{name}-address", address)]
+    grpc = [word for name in ("inference", "management") for word in ("--set", f"grpc_{name}_port=0")]
+    return [word for name in ("inference", "management", "metrics") for word in (f"--{name}-address", address)] + grpc
 
 
 def test_a_start_is_told_with_its_models_and_the_sources_of_its_settings(folder: Path, addresses: list[str]) -> None:
@@ -264,7 +289,78 @@ def test_a_start_that_would_fail_does(folder: Path, addresses: list[str]) -> Non
 
     assert ran.status == 1
     assert "gone.mar would not be loaded: Model not found at: gone.mar" in ran.err
-    assert "Nothing can listen at http://127.0.0.1" in ran.err
+    assert "Failed to bind to address: http://127.0.0.1" in ran.err
+    assert "Set metrics_address to a free one." in ran.err
+
+
+def test_a_metrics_address_that_would_not_be_used_may_be_taken(folder: Path, addresses: list[str]) -> None:
+    """The start does not listen there; nor does the rehearsal say that it would."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        used = ["--metrics-address", f"http://127.0.0.1:{taken.getsockname()[1]}"]
+        ran = marserve("start", *addresses, *used, "--set", "enable_metrics_api=false", "--dry-run", "--json")
+
+    assert (ran.status, ran.document["metrics"]) == (0, None), ran.out
+
+
+@pytest.mark.parametrize("name", ["grpc_inference", "grpc_management"])
+def test_a_taken_grpc_port_fails_as_in_the_start(folder: Path, addresses: list[str], name: str) -> None:
+    """Where gRPC is installed, and by the key that names another."""
+    pytest.importorskip("grpc_reflection")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = marserve("start", *addresses, "--set", f"{name}_port={port}", "--dry-run")
+
+    assert ran.status == 1
+    assert f"Failed to bind to address: 127.0.0.1:{port} (Address already in use)." in ran.err
+    assert f"Set {name}_port or {name}_address to a free one." in ran.err
+
+
+def test_a_socket_of_a_server_or_a_file_in_its_place_fails(folder: Path, addresses: list[str]) -> None:
+    """One that a dead server left does not, and stays: the start replaces it."""
+    (folder / "file").write_text("x")
+    with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as live:
+        dead.bind(str(folder / "dead"))
+        live.bind(str(folder / "live"))
+        live.listen()
+        dead.close()
+        ran = {
+            name: marserve("start", *addresses, "--inference-address", f"unix:{folder}/{name}", "--dry-run")
+            for name in ("live", "file", "dead", "free", "none/free")
+        }
+
+    assert {name: each.status for name, each in ran.items()} == {
+        "live": 1,
+        "file": 1,
+        "dead": 0,
+        "free": 0,
+        "none/free": 1,
+    }
+    assert "Address already in use" in ran["live"].err
+    assert "there is a file that is no socket" in ran["file"].err
+    assert files(folder) == ["dead", "file", "h.py", "live", "model_store"]
+
+
+def test_a_folder_that_a_start_cannot_use_is_a_sentence(folder: Path, addresses: list[str]) -> None:
+    """The words and the status of the start."""
+    (folder / "file").write_text("x")
+
+    ran = marserve("start", *addresses, "--set", "state_folder=file", "--dry-run")
+
+    assert (ran.status, "state_folder is 'file', where the server cannot write (it is a file)" in ran.err) == (2, True)
+
+
+def test_a_store_is_listed_only_where_the_start_lists_it(
+    folder: Path, addresses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a store whose files may be read and not listed, a named archive loads."""
+
+    def unreadable(self: object) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    make_archive()
+    monkeypatch.setattr("marserve.store.local.LocalStore.names", unreadable)
+
+    assert marserve("start", *addresses, "--models", "echo.mar", "--dry-run").status == 0
 
 
 def test_a_stop_is_told_with_what_would_be_answered_first(
@@ -275,5 +371,39 @@ def test_a_stop_is_told_with_what_would_be_answered_first(
 
     ran = marserve("stop", "--dry-run", "--json", "--management", apis.url)
 
-    assert ran.document == {"stopped": False, "pid": os.getpid(), "models": 0, "pendingRequests": 0, "isDryRun": True}
+    none = {"models": 0, "pendingRequests": 0, "runningRequests": 0}
+    assert ran.document == {"stopped": False, "pid": os.getpid(), **none, "isDryRun": True}
     assert not marserve_pid_file(apis.url).path.exists()
+
+
+def test_a_stop_tells_what_waits_and_what_is_being_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all versions together; a server that does not tell the one tells the other."""
+    monkeypatch.setattr("marserve.cli.pid_file.PidFile.running_pid", lambda self: os.getpid())
+    queue = {"jobQueueStatus": {"remainingCapacity": 1, "pendingRequests": 3}}
+    versions = [{**description(version=version), **queue} for version in ("1.0", "2.0")]
+
+    with fake_apis() as apis:
+        apis.answer("GET /models", {"models": [{"modelName": "digits", "modelUrl": "digits.mar"}]})
+        apis.answer("GET /models/digits/all", versions)
+        apis.answer("GET /models/digits/all", [{**version, "runningRequests": 2} for version in versions])
+        before = marserve("stop", "--dry-run", "--management", apis.url)
+        now = marserve("stop", "--dry-run", "--management", apis.url)
+
+    assert "answer what it has accepted first: of 2 versions of models 6 wait." in before.out
+    assert "of 2 versions of models 4 requests are being answered, 6 wait." in now.out
+
+
+def test_a_stop_needs_no_answer_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor has its rehearsal to have its key: the numbers are unknown then, and why."""
+    monkeypatch.setattr("marserve.cli.pid_file.PidFile.running_pid", lambda self: os.getpid())
+    with fake_apis() as apis:
+        error = {"code": 400, "type": "InvalidKeyException", "message": "Token Authorization failed."}
+        apis.answer("GET /models", error, status=400)
+
+        told = marserve("stop", "--dry-run", "--management", apis.url)
+        document = marserve("stop", "--dry-run", "--json", "--management", apis.url).document
+
+    assert told.status == 0, told.err
+    assert "it does not tell (" in told.out
+    assert "Token Authorization failed" in told.out
+    assert (document["pid"], document["models"], document["runningRequests"]) == (os.getpid(), None, None)

@@ -223,6 +223,19 @@ def test_a_swap_tells_what_was_not_looked_at(apis: FakeApis) -> None:
     assert swap(apis, "--json", told=told).document == told
 
 
+def test_a_swap_that_is_tried_tells_what_is_and_what_would_be(apis: FakeApis) -> None:
+    """As other dry runs, and an older server's sentence alone."""
+    told = {**SWAPPED, "isDryRun": True, "before": {"versions": ["1.0"]}, "after": {"versions": ["2.0"]}}
+
+    lines = swap(apis, "--dry-run", told={**told, "notes": ["it has no samples"]}).out.splitlines()
+    older = swap(apis, "--dry-run", told={**SWAPPED, "isDryRun": True}).out
+
+    assert lines[0] == "This would be, and nothing was changed:"
+    assert any(line.split() == ["versions", "1.0", "2.0"] for line in lines)
+    assert lines[-1] == "Note: it has no samples."
+    assert SWAPPED["status"] in older
+
+
 def test_a_swap_that_failed_says_what_goes_on_and_why(apis: FakeApis) -> None:
     """The reason travels beside the sentence."""
     apis.answer("GET /models/digits/all", [description()])
@@ -235,6 +248,28 @@ def test_a_swap_that_failed_says_what_goes_on_and_why(apis: FakeApis) -> None:
     assert ran.status == 1
     assert message in ran.err
     assert "ValueError: no weights" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ([], "The swap of digits goes on in the server"),
+        (["--dry-run"], "The dry run was ended; of digits nothing was changed."),
+    ],
+)
+def test_a_swap_that_is_not_waited_for_goes_on_if_it_is_one(
+    apis: FakeApis, monkeypatch: pytest.MonkeyPatch, options: list[str], sentence: str
+) -> None:
+    """Ctrl-C ends the command; of a dry run nothing goes on."""
+
+    def interrupt(*words: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("marserve.cli.swap.while_showing", interrupt)
+
+    ran = swap(apis, *options)
+
+    assert (ran.status, sentence in ran.err) == (130, True)
 
 
 def test_a_swap_of_no_model_is_said_before_it_begins(apis: FakeApis) -> None:

@@ -25,6 +25,7 @@ from marserve.errors import (
 )
 from marserve.messages import Answer, Part, Request
 from marserve.registry.calls import RegisterParameters
+from marserve.rollout.changes import AdoptedChanges
 from marserve.rollout.desired_state import DesiredVersion, NewVersions, read
 from marserve.rollout.document_place import DocumentUnreadable, FilePlace, Found
 from marserve.rollout.history import History
@@ -807,3 +808,21 @@ async def test_what_an_earlier_document_let_in_at_the_last_moment_goes(shop: Wor
     await shop.reconciler.let_go([("m", NewVersions("m-", "load-and-default"))])
     assert shop.versions() == {"m": ["1.0"], "n": ["1.0"]}
     assert len(shop.reconciler.history()) == 1
+
+
+async def test_a_label_names_no_version_to_leave_in_the_document_either(shop: Workshop) -> None:
+    """The call and its dry run refuse it alike; by its own name the version goes."""
+    await shop.start(m=["1.0", "2.0"])
+    changes = AdoptedChanges(shop.registry, shop.reconciler)
+    await changes.put_label("m", "old", "2.0")
+    before = shop.path.read_bytes()
+
+    with pytest.raises(VersionNotFound):
+        shop.registry.rehearsal.unregister("m", "old", force=True)
+    with pytest.raises(VersionNotFound):
+        await changes.unregister("m", "old", force=True)
+    assert (shop.path.read_bytes(), shop.versions()) == (before, {"m": ["1.0", "2.0"]})
+    assert shop.registry.rehearsal.unregister("m", "2.0", force=True).version == "2.0"
+    await changes.unregister("m", "2.0", force=True)
+
+    assert shop.versions() == {"m": ["1.0"]}

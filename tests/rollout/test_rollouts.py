@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from marserve.registry.calls import RegisterParameters
+from marserve.registry.traffic import Traffic
 from marserve.rollout import rollouts as rollouts_module
 from marserve.rollout.course import read_rollout
 from marserve.rollout.records import Records
@@ -96,3 +97,23 @@ async def test_a_version_that_was_being_registered_when_the_server_stopped_is_th
 
     assert [each["modelVersion"] for each in house.registry.describe_all("m")] == ["1.0"]
     await second.stop()
+
+
+async def test_a_promotion_after_a_change_by_hand_is_told_as_what_it_ends_as(house: House) -> None:
+    """What somebody set stays: the order ends the roll-out as aborted, and its dry run says so."""
+    await house.registry.register(RegisterParameters("m-2.0.mar", initial_workers=1))
+    rollouts = Rollouts(house.registry, None)
+    rollouts.begin("m", read_rollout({"version": "2.0"}))
+    await until(lambda: rollouts.describe("m")["state"] == "running")
+    untouched = rollouts.rehearse("m", "promote")
+
+    # From here to the order nothing is awaited: the roll-out has not looked itself.
+    house.registry.traffic.put("m", Traffic({"1.0": 1, "2.0": 1}))
+    told = rollouts.rehearse("m", "promote")
+    state = rollouts.describe("m")["state"]
+    done = rollouts.order("m", "promote")
+
+    assert (untouched.after["state"], state) == ("promoted", "running")
+    assert (told.after["state"], told.after["share"]) == (done["state"], done["share"]) == ("aborted", 0.0)
+    assert told.notes == (done["reason"],) == ("the traffic was changed by hand meanwhile",)
+    await rollouts.stop()

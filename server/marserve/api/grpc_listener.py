@@ -209,7 +209,7 @@ class GrpcPorts:
         handlers: Sequence[grpc.GenericRpcHandler],
         services: list[str],
     ) -> GrpcListener:
-        _check_free(address)
+        check_free(address)
         server = grpc.aio.server(options=limits.options())
         server.add_generic_rpc_handlers(tuple(handlers))
         health_pb2_grpc.add_HealthServicer_to_server(GrpcHealth(self._registry, services), server)
@@ -227,7 +227,7 @@ class GrpcPorts:
         return GrpcListener(name, GrpcAddress(address.host, port), services, calls, server)
 
 
-def _check_free(address: GrpcAddress) -> None:
+def check_free(address: GrpcAddress) -> None:
     """Raise OSError, which says why, where the address cannot be had; grpcio would only say that it cannot."""
     infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, where = infos[0]

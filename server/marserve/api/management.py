@@ -407,7 +407,7 @@ def _add_register(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> Non
         dry_run: Dry = None,
     ) -> Response:
         parameters = await _parameters(request)
-        if is_dry(request) if isinstance(parameters, QueryParameters) else parameters.flag("dry_run", False):
+        if is_dry(request, parameters):
             return PrettyJson((await dry_runs.register(read_registration(parameters))).document())
         registered = await changes.register(read_registration(parameters))
         return PrettyJson({"status": registered.message}, status_code=_STATUS[registered.progress])

@@ -28,6 +28,11 @@ class QueryParameters:
         self._values = values
         self.warnings = _unknown(values, known)
 
+    @property
+    def names(self) -> Collection[str]:
+        """Of all that is given, known or not."""
+        return self._values.keys()
+
     def has(self, name: str) -> bool:
         """Whether a value is given."""
         return self._values.get(name) is not None
@@ -77,6 +82,11 @@ class JsonParameters:
             raise BadInput("The body must be a JSON object that holds the parameters.")
         self._values: dict[str, Any] = values
         self.warnings = _unknown(values, known)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all that is given, known or not."""
+        return self._values.keys()
 
     def has(self, name: str) -> bool:
         """Whether a value is given."""

@@ -616,3 +616,7 @@ class SwapStatus(Shape):
     seconds: Annotated[float, Field(description="from the call to the end of the version before")]
     notes: Annotated[list[str] | None, Field(description="what could not be looked at")] = None
     isDryRun: bool | None = None
+    before: Annotated[dict[str, Any] | None, Field(description="in a dry run: versions and workers now")] = None
+    after: Annotated[dict[str, Any] | None, Field(description="the same, as they would be")] = None
+    memory: Annotated[dict[str, Any] | None, Field(description="the host's, in bytes")] = None
+    deviceMemory: Annotated[dict[str, Any] | None, Field(description="that of its devices, in bytes")] = None

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from marserve.api.application import PrettyJson
 from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
 from marserve.api.schemas import Name, SwapBody, SwapStatus, error_answers
+from marserve.api.traffic import is_dry
 from marserve.errors import BadInput
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.models import Registry
@@ -56,7 +57,7 @@ def add_swap(
         ] = None,
     ) -> Response:
         parameters = await _parameters(request, known)
-        wish = _read_wish(model_name, parameters, read)
+        wish = _read_wish(model_name, parameters, read, dry_run=is_dry(request, parameters))
         changes.check("swap a version")
         swapped = await registry.swap(wish)
         return PrettyJson(describe(swapped))
@@ -73,7 +74,7 @@ def describe(swapped: Swapped) -> dict[str, Any]:
         "workers": swapped.workers,
         "seconds": swapped.seconds,
         **({"notes": list(swapped.notes)} if swapped.notes else {}),
-        **({"isDryRun": True} if swapped.is_dry else {}),
+        **({} if swapped.rehearsed is None else swapped.rehearsed.document()),
     }
 
 
@@ -83,7 +84,9 @@ async def _parameters(request: Request, known: Sequence[str]) -> Parameters:
     return QueryParameters(request.query_params, known)
 
 
-def _read_wish(model: str, parameters: Parameters, read: Callable[[Parameters], RegisterParameters]) -> SwapParameters:
+def _read_wish(
+    model: str, parameters: Parameters, read: Callable[[Parameters], RegisterParameters], *, dry_run: bool
+) -> SwapParameters:
     """Raises BadInput: a swap's parameters are nobody's old habit, so what is not understood is refused."""
     if (name := parameters.text("model_name")) is not None and name != model:
         raise BadInput(f"model_name is {name[:60]!r}; a swap stays within its model, {model}.")
@@ -100,8 +103,8 @@ def _read_wish(model: str, parameters: Parameters, read: Callable[[Parameters], 
         order=order,  # type: ignore[arg-type]
         keeps_old=flags["keep_old"],
         checks=flags["check"],
-        dry_run=flags["dry_run"],
+        dry_run=dry_run,
     )
 
 
-_FLAGS = {"keep_old": False, "check": True, "dry_run": False}
+_FLAGS = {"keep_old": False, "check": True}

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
-from marserve.api.parameters import QueryParameters
+from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
 from marserve.api.schemas import (
     LabelBody,
     LabelStatus,
@@ -130,20 +130,32 @@ def _add_labels(router: APIRouter, registry: Registry, changes: Changes) -> None
         return PrettyJson({"status": f'Label "{label}" of model "{model_name}" {told}'})
 
 
-def is_dry(request: Request) -> bool:
-    """Whether the query says `dry_run=true`.
+def is_dry(request: Request, parameters: Parameters | None = None) -> bool:
+    """Whether the query says `dry_run=true`, or `parameters`, where those of the body count, say so.
 
     Raises BadInput for what is neither true nor false, and for other spellings of the name: what is only to be tried
     must not be done because of them.
     """
-    for name in request.query_params:
-        if name != "dry_run" and name.lower().replace("-", "").replace("_", "") == "dryrun":
+    in_body = isinstance(parameters, JsonParameters) and parameters.flag("dry_run", False)
+    for name in _spelled_dry_run(request, parameters):
+        if name != "dry_run":
             raise BadInput(f"parameter {name!r} is not known; did you mean dry_run?")
     word = QueryParameters(request.query_params, ("dry_run",)).text("dry_run")
     if word is not None and word.lower() not in ("true", "false"):
         # What would count as false elsewhere would here do what was only to be tried.
         raise BadInput(f"dry_run is {word[:60]!r}; it must be true or false.")
-    return word is not None and word.lower() == "true"
+    return in_body or (word is not None and word.lower() == "true")
+
+
+def refuse_dry_run(what: str, request: Request, parameters: Parameters | None = None) -> None:
+    """For calls that know no dry run. Raises BadInput where one is asked for, however it is spelled."""
+    for name in _spelled_dry_run(request, parameters):
+        raise BadInput(f"{what} cannot be tried, and {name} would be ignored: nothing was done. Leave {name} out.")
+
+
+def _spelled_dry_run(request: Request, parameters: Parameters | None) -> list[str]:
+    names = {*request.query_params, *(() if parameters is None else parameters.names)}
+    return [name for name in sorted(names) if name.lower().replace("-", "").replace("_", "") == "dryrun"]
 
 
 async def read_object(request: Request) -> dict[str, Any]:

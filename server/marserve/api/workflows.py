@@ -12,9 +12,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
-from marserve.api.management import Flag, Integer, Remarks, said, sign
+from marserve.api.management import Flag, Integer, Remarks, sign
 from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
-from marserve.api.schemas import Name, RegisterWorkflowBody, WorkflowDescription, WorkflowList, error_answers
+from marserve.api.schemas import (
+    Name,
+    RegisterWorkflowBody,
+    StatusMessage,
+    WorkflowDescription,
+    WorkflowList,
+    error_answers,
+)
+from marserve.api.traffic import refuse_dry_run
 from marserve.errors import BadInput
 from marserve.workflows.workflows import WorkflowParameters, Workflows
 
@@ -65,7 +73,7 @@ def _add_changes(router: APIRouter, workflows: Workflows) -> None:
         "/workflows",
         operation_id="registerWorkflow",
         summary="Register a workflow's archive, and its nodes as models",
-        responses={**said(200), **error_answers(400, 404, 409, 500, 503, 507)},
+        responses={200: {"model": StatusMessage}, **error_answers(400, 404, 409, 500, 503, 507)},
         openapi_extra={
             "requestBody": {
                 "description": "the parameters as JSON, in place of the query",
@@ -81,16 +89,19 @@ def _add_changes(router: APIRouter, workflows: Workflows) -> None:
         startup_timeout: Annotated[Integer, Query(description="longest time to load a node, seconds")] = None,
         s3_sse_kms: Annotated[Flag, Query(description="sign the download from an https address of S3")] = None,
     ) -> Response:
-        name = await workflows.register(read_workflow_registration(await _parameters(request)))
+        parameters = await _parameters(request)
+        refuse_dry_run("The registration of a workflow", request, parameters)
+        name = await workflows.register(read_workflow_registration(parameters))
         return PrettyJson({"status": f"Workflow {name} has been registered and scaled successfully."})
 
     @router.delete(
         "/workflows/{workflow_name}",
         operation_id="unregisterWorkflow",
         summary="Unregister a workflow, and its nodes",
-        responses={**said(200), **error_answers(404, 408)},
+        responses={200: {"model": StatusMessage}, **error_answers(400, 404, 408)},
     )
-    async def unregister(workflow_name: Name) -> Response:
+    async def unregister(request: Request, workflow_name: Name) -> Response:
+        refuse_dry_run("The end of a workflow", request)
         await workflows.unregister(workflow_name)
         return PrettyJson({"status": f'Workflow "{workflow_name}" unregistered'})
 

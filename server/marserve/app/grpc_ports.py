@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from marserve.app.access import grpc_identity
@@ -10,6 +11,7 @@ from marserve.app.cannot_start import CannotStart, cannot_bind
 from marserve.app.from_settings import grpc_limits, sequence_headers
 from marserve.app.parts import Parts
 from marserve.errors import BadSettings
+from marserve.settings import Settings
 
 if TYPE_CHECKING:
     from marserve.api.grpc_listener import GrpcListener
@@ -26,7 +28,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
     try:
         from marserve.api.grpc_listener import GrpcAddress, GrpcPorts
     except ImportError as error:
-        if (error.name or "").partition(".")[0] not in GRPC_PACKAGES:
+        if not _is_missing_package(error):
             raise
         log.warning(
             "gRPC ports %d and %d stay closed: %s is not installed; pip install 'marserve[grpc]' opens them",
@@ -78,3 +80,25 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
     except OSError as error:
         raise cannot_bind(address, error, f"{name}_port", f"{name}_address") from error
     return listeners
+
+
+def taken_grpc_ports(settings: Settings) -> Iterator[CannotStart]:
+    """What binding the gRPC ports would raise now, of each; nothing without the libraries that they need."""
+    try:
+        from marserve.api.grpc_listener import GrpcAddress, check_free
+    except ImportError as error:
+        if not _is_missing_package(error):
+            raise
+        return
+    for name, address in {
+        "grpc_inference": GrpcAddress(settings.grpc_inference_address, settings.grpc_inference_port),
+        "grpc_management": GrpcAddress(settings.grpc_management_address, settings.grpc_management_port),
+    }.items():
+        try:
+            check_free(address)
+        except OSError as error:
+            yield cannot_bind(address, error, f"{name}_port", f"{name}_address")
+
+
+def _is_missing_package(error: ImportError) -> bool:
+    return (error.name or "").partition(".")[0] in GRPC_PACKAGES

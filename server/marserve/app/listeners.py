@@ -15,6 +15,7 @@ import ssl
 import stat
 import struct
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -26,7 +27,7 @@ from marserve.api.application import build_app
 from marserve.api.http_connection import HttpConnection, bind_connection
 from marserve.api.inference import InferenceSurface
 from marserve.api.response_headers import ResponseHeaders
-from marserve.app.cannot_start import cannot_bind
+from marserve.app.cannot_start import CannotStart, cannot_bind
 from marserve.app.from_settings import cors_headers, http_limits
 from marserve.app.parts import Parts
 from marserve.app.routes import build_routes, own_access
@@ -140,6 +141,22 @@ def apis_by_address(settings: Settings) -> list[tuple[Address, list[str]]]:
     return [(wanted[names[0]], names) for names in by_address.values()]
 
 
+def taken_addresses(settings: Settings) -> Iterator[CannotStart]:
+    """What binding the addresses would raise now, of each. Nothing is left open, made or removed."""
+    for address, names in apis_by_address(settings):
+        try:
+            if address.scheme == "unix":
+                _check_path(Path(address.path or ""))
+            else:
+                bind(address).close()
+        except OSError as error:
+            yield _cannot_bind(address, error, names)
+
+
+def _cannot_bind(address: Address, error: OSError, names: list[str]) -> CannotStart:
+    return cannot_bind(address, error, *(f"{name.lower()}_address" for name in names))
+
+
 def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener:
     settings, own = parts.settings, own_access(names)
     routers = build_routes(names, parts)
@@ -175,7 +192,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         config.ssl = parts.access.tls if address.is_tls else None
         sock = bind(address)
     except OSError as error:
-        raise cannot_bind(address, error, *(f"{name.lower()}_address" for name in names)) from error
+        raise _cannot_bind(address, error, names) from error
     return Listener(address, names, sock, config, ServerState())
 
 
@@ -205,6 +222,21 @@ def bind(address: Address) -> socket.socket:
 
 def _remove_stale(path: Path) -> None:
     """Remove a socket that nobody listens on (contract §6.3). Raises OSError for a server's, and for what is none."""
+    _check_stale(path)
+    path.unlink(missing_ok=True)
+
+
+def _check_path(path: Path) -> None:
+    """Raise OSError where no socket can be made at this path, without making one."""
+    _check_stale(path)
+    if not path.parent.is_dir():
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _check_stale(path: Path) -> None:
+    """Raise OSError where somebody listens on this file, or where it is no socket."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise OSError(errno.EEXIST, "there is a file that is no socket")
@@ -212,7 +244,6 @@ def _remove_stale(path: Path) -> None:
             client.settimeout(STALE_SOCKET_S)
             client.connect(str(path))
     except (FileNotFoundError, ConnectionRefusedError):
-        path.unlink(missing_ok=True)
         return
     except (TimeoutError, BlockingIOError):  # who listens has more callers than it takes
         pass

@@ -143,11 +143,11 @@ class Server:
         reading = keep(stack, _load_models(parts))
         keep(stack, parts.desired.watch(reading))
         await self._wait_for_models(parts.registry, reading)
-        if settings.strict_start:
-            await self._insist_on_models(parts.registry, reading, stack)
         gc.collect()  # before anybody is let in: it holds everything up for a tenth of a second
         gc.freeze()  # what the start made stays: collections on the hot path need not look at it again
         gc.enable()  # who started this may have put it off until now
+        if settings.strict_start:
+            await self._insist_on_models(parts.registry, reading, stack)
         for listener in listeners:
             await listener.accept()
             log.info("%s API listens on %s", " and ".join(listener.names), listener.address)

@@ -5,6 +5,7 @@ What is typed is allowed; redirects, digests, credentials and bounds are those o
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -55,11 +56,15 @@ def fetch(
     with Output(as_json) as output:
         wanted = [_read(address) for address in addresses]
         _refuse_one_name_twice(wanted)
-        if not dry_run:
+        if dry_run:
+            _refuse_unmakeable(to)
+        else:
             _make(to)
         # A folder that would only be made stands in for one that is there: settings insist on a model store.
         store = next(folder for folder in (to, *to.absolute().parents) if folder.is_dir())
         settings = load_as_typed({"model_store": str(store)} | ({} if config is None else {"ts_config": str(config)}))
+        if dry_run:
+            settings = replace(settings, download_cache=None)  # one would be made, and swept
         downloads = DownloadList()
         fetcher = build_fetcher(_allowing(settings, wanted), settings.max_archive_bytes, downloads)
         if dry_run:
@@ -108,9 +113,22 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CommandFailed(
-            f"The folder {folder} cannot be made ({error.strerror}).", "Name another one with --to."
-        ) from error
+        raise _unmakeable(folder, f"{error.strerror}") from error
+
+
+def _refuse_unmakeable(folder: Path) -> None:
+    """Raise CommandFailed where `_make` would: by what is nearest on the way to a folder that is not there."""
+    if os.path.isdir(folder):
+        return
+    nearest = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not os.path.isdir(nearest):
+        raise _unmakeable(folder, f"{nearest} is no folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise _unmakeable(folder, f"{nearest} may not be written")
+
+
+def _unmakeable(folder: Path, why: str) -> CommandFailed:
+    return CommandFailed(f"The folder {folder} cannot be made ({why}).", "Name another one with --to.")
 
 
 def _allowing(settings: Settings, wanted: Sequence[Wanted]) -> Settings:

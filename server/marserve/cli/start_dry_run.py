@@ -5,13 +5,15 @@ Knows settings, the model store and addresses. Nothing is started, written or fe
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from marserve.app.grpc_ports import taken_grpc_ports
+from marserve.app.listeners import taken_addresses
+from marserve.app.places import refuse_unusable
 from marserve.archive.weight_size import weigh
 from marserve.cli.dry_run import HEAD, MIB, as_dry
 from marserve.cli.output import CommandFailed, Output, table
@@ -19,7 +21,7 @@ from marserve.cli.pid_file import AlreadyRunning, PidFile
 from marserve.errors import MarserveError
 from marserve.registry.admission import need_of
 from marserve.registry.startup import models_to_load
-from marserve.settings import Address, Settings
+from marserve.settings import Settings
 from marserve.settings.report import sources_report
 from marserve.store.digests import split_digest
 from marserve.store.fetch_guard import AllowedUrls, hide_query, is_address, is_store_address, parse_target
@@ -29,17 +31,20 @@ from marserve.store.local import LocalStore
 def rehearse_start(settings: Settings, pid_file: PidFile, output: Output) -> None:
     """Say what would listen where, which models would be loaded, and which source set what.
 
-    Raises AlreadyRunning, and CommandFailed for what would keep the server, or a model, from starting.
+    Raises AlreadyRunning, BadSettings for folders that cannot be used, and CommandFailed for what else would keep the
+    server, or a model, from starting.
     """
+    refuse_unusable(settings)
     running = pid_file.running_pid()
     if running is not None:
         raise AlreadyRunning(running)
     models = list(_models(settings))
-    failures = [*_taken_addresses(settings), *(each["reason"] for each in models if "reason" in each)]
-    document = {
+    taken = [str(each) for each in (*taken_addresses(settings), *taken_grpc_ports(settings))]
+    failures = [*taken, *(each["reason"] for each in models if "reason" in each)]
+    document: dict[str, Any] = {
         "inference": str(settings.inference_address),
         "management": str(settings.management_address),
-        "metrics": str(settings.metrics_address),
+        "metrics": str(settings.metrics_address) if settings.enable_metrics_api else None,
         "models": models,
         "sources": sources_report(settings),
         "warnings": [*settings.warnings, *settings.notes],
@@ -54,7 +59,7 @@ def rehearse_start(settings: Settings, pid_file: PidFile, output: Output) -> Non
 
 def _lines(document: dict[str, Any]) -> Iterator[str | Table]:
     inference, management = document["inference"], document["management"]
-    yield f"marserve would answer at {inference} (management {management}, metrics {document['metrics']})."
+    yield f"marserve would answer at {inference} (management {management}, metrics {document['metrics'] or 'nowhere'})."
     rows = [[each["archive"], each.get("name", "-"), _size(each.get("memoryBytes"))] for each in document["models"]]
     if rows:
         yield table(["archive", "as", "memory with one worker, estimated"], rows)
@@ -66,7 +71,7 @@ def _models(settings: Settings) -> Iterator[dict[str, Any]]:
     if settings.desired_state is not None or settings.model_snapshot is not None or not settings.load_models:
         return
     store = LocalStore(settings.model_store, roots=settings.model_roots)
-    for model in models_to_load(settings.load_models, store.names()):
+    for model in models_to_load(settings.load_models, store.names() if settings.load_models == "all" else ()):
         told: dict[str, Any] = {"archive": hide_query(model.url), **({"name": model.name} if model.name else {})}
         try:
             if is_address(model.url) or is_store_address(model.url):
@@ -87,31 +92,6 @@ def _estimate(archive: Path) -> int:
         uses_devices=False,
     )
     return need.loading(1)
-
-
-def _taken_addresses(settings: Settings) -> Iterator[str]:
-    """A sentence for each address on which this machine would let nobody listen now."""
-    named = {"inference": settings.inference_address, "management": settings.management_address}
-    seen: set[str] = set()
-    for name, address in {**named, "metrics": settings.metrics_address}.items():
-        if str(address) in seen or address.scheme == "unix":
-            continue
-        seen.add(str(address))
-        try:
-            _bind(address)
-        except OSError as error:
-            flag = f"--{name}-address"
-            yield f"Nothing can listen at {address} ({error.strerror or error}); name another address with {flag}."
-
-
-def _bind(address: Address) -> None:
-    """Take the address for a moment. Raises OSError."""
-    family, kind, protocol, _, place = socket.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(place)
 
 
 def _size(size_bytes: int | None) -> str:

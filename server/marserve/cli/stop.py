@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Output
 from marserve.cli.pid_file import PidFile, marserve_pid_file
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
+from marserve.errors import BadSettings
 
 LOOK_EVERY_S = 0.05
 KILLED_WITHIN_S = 10.0
@@ -50,21 +51,39 @@ def stop(
 
 
 def _rehearse(output: Output, address: str, pid: int, timeout_s: float, kill: bool) -> None:
-    """Say which server would end, and what it has to answer before. Raises CommandFailed where it may not be told."""
+    """Say which server would end, and what it has to answer before, where it tells that.
+
+    Raises CommandFailed where it may not be told to end.
+    """
     try:
         os.kill(pid, 0)
     except PermissionError as error:
         raise CommandFailed(f"Process {pid} belongs to another user.", "Stop it as that user.", pid=pid) from error
-    with Management(address) as server:
-        versions = server.describe_all()
-    waiting = sum(int(version["jobQueueStatus"]["pendingRequests"]) for version in versions)
+    load, now = _look(address)
     end = "it would be killed" if kill else "this command would give up"
     output.result(
-        as_dry({"stopped": False, "pid": pid, "models": len(versions), "pendingRequests": waiting}),
+        as_dry({"stopped": False, "pid": pid, **load}),
         HEAD,
-        f"The server at {address} (process {pid}, {len(versions)} versions of models) would be asked to stop.",
-        f"It would answer what it has accepted first; now {waiting} requests wait. After {timeout_s:g} s {end}.",
+        f"The server at {address} (process {pid}) would be asked to stop.",
+        f"It would answer what it has accepted first: {now}. After {timeout_s:g} s {end}.",
     )
+
+
+def _look(address: str) -> tuple[dict[str, Any], str]:
+    """What the server has to answer now, for a script and for a person; a stop needs neither its answer nor its key."""
+    try:
+        with Management(address) as server:
+            versions = server.describe_all()
+    except (BadSettings, CommandFailed) as error:
+        unknown = dict.fromkeys(("models", "pendingRequests", "runningRequests"))
+        return {**unknown, "reason": error.message}, f"how much that is, it does not tell ({error.message.rstrip('.')})"
+    waiting = sum(int(version["jobQueueStatus"]["pendingRequests"]) for version in versions)
+    # A server of an earlier release does not tell.
+    tells = all("runningRequests" in version for version in versions)
+    running = sum(int(version["runningRequests"]) for version in versions) if tells else None
+    answered = "" if running is None else f"{running} requests are being answered, "
+    load = {"models": len(versions), "pendingRequests": waiting, "runningRequests": running}
+    return load, f"of {len(versions)} versions of models {answered}{waiting} wait"
 
 
 def _refuse_foreign(address: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from marserve.cli.dry_run import HEAD
+from marserve.cli.dry_run import HEAD, lines_of
 from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
@@ -59,8 +59,10 @@ def swap(
                 f"Swapping {model}",
             )
         except KeyboardInterrupt:
+            if dry_run:
+                raise Interrupted(f"The dry run was ended; of {model} nothing was changed.") from None
             raise Interrupted(
                 f"The swap of {model} goes on in the server; `marserve models {model}` shows how far it is."
             ) from None
         notes = (f"Note: {note}." for note in told.get("notes", []))
-        output.result(told, *([HEAD] if dry_run else []), told["status"], *notes)
+        output.result(told, *((HEAD, *lines_of(told)) if dry_run else (told["status"], *notes)))

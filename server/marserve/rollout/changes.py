@@ -29,7 +29,12 @@ from marserve.store.digests import split_digest
 
 
 class Changes(Protocol):
-    """The calls that change models, as surfaces make them. Each raises what the registry's raises."""
+    """The calls that change models, as surfaces make them. Each raises what the registry's raises.
+
+    `takes_what_is_there`: a registration takes what lies at its address now, whatever the store has under its name.
+    """
+
+    takes_what_is_there: bool
 
     def check(self, call: str) -> None:
         """Raise DesiredStateDecides where a call that is not named here (`swap`, say) would change what is declared."""
@@ -74,6 +79,8 @@ class Changes(Protocol):
 
 class DirectChanges:
     """Changes go to the registry. No desired state decides."""
+
+    takes_what_is_there = False
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -132,6 +139,8 @@ class DirectChanges:
 
 class RefusedChanges:
     """A desired state decides alone: every change is refused, with what to do instead."""
+
+    takes_what_is_there = False
 
     def __init__(self, where: str) -> None:
         """`where` is the document's name for people."""
@@ -195,6 +204,8 @@ class RefusedChanges:
 
 class AdoptedChanges:
     """A desired state decides, and what calls change is written into it by compare-and-swap, and applied from there."""
+
+    takes_what_is_there = True  # so does the document
 
     def __init__(self, registry: Registry, reconciler: Reconciler) -> None:
         self._registry = registry
@@ -266,6 +277,8 @@ class AdoptedChanges:
     async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
         """See `Registry.unregister`."""
         name = self._registry.name_of(model, version)
+        if version not in (None, name):  # labels name none to leave
+            raise VersionNotFound(model, version)
 
         def remove(state: DesiredState) -> DesiredState:
             found = _model(state, model)

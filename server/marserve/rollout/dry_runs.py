@@ -9,7 +9,7 @@ from __future__ import annotations
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.models import Registry
 from marserve.registry.rehearsal import Rehearsed
-from marserve.rollout.changes import AdoptedChanges, Changes
+from marserve.rollout.changes import Changes
 from marserve.rollout.rollouts import Rollouts
 
 
@@ -24,9 +24,8 @@ class DryRuns:
     async def register(self, parameters: RegisterParameters) -> Rehearsed:
         """See `Registry.register`."""
         notes = self._changes.vet("register a model")
-        # What a document names is what lies there now, whatever the store has under its name.
-        is_adopted = isinstance(self._changes, AdoptedChanges)
-        return (await self._registry.rehearsal.register(parameters, as_it_is_now=is_adopted)).noting(*notes)
+        as_it_is_now = self._changes.takes_what_is_there
+        return (await self._registry.rehearsal.register(parameters, as_it_is_now=as_it_is_now)).noting(*notes)
 
     def scale(self, model: str, version: str | None, *, min_workers: int, max_workers: int) -> Rehearsed:
         """See `Registry.scale`."""

@@ -399,14 +399,15 @@ class _Rollout:
         """What an order would do. Raises RolloutUnderWay where that cannot be."""
         self._check_order(order)
         course, candidate, baseline = self.course, self.spec.version, self.baseline
-        state, share, notes = _AFTER[order], course.share, []
-        if order == "promote":
+        by_hand = self._find_hands() if order == "promote" else ""
+        state, share, notes = "aborted" if by_hand else _AFTER[order], course.share, []
+        if state == "promoted":
             share = 100.0
             notes = [f"version {candidate} would be the default version and answer all requests that name none"]
-        elif order == "abort":
-            share = 0.0
-            notes = [f"version {baseline} would answer as before; what waits for {candidate} would be handed to it"]
-            if self._has_registered:
+        elif state == "aborted":
+            as_before = f"version {baseline} would answer as before; what waits for {candidate} would be handed to it"
+            share, notes = 0.0, [by_hand or as_before]
+            if self._has_registered and self._is_its_own_there():
                 notes.append(f"version {candidate} would be unregistered, for the roll-out registered it")
         return Rehearsed(
             f"The roll-out of model {self.model} to version {candidate} would be {state}",
@@ -613,6 +614,14 @@ class _Rollout:
         """Whether somebody changed what the roll-out goes by; then it has ended, and what they set stays."""
         if self.course.has_ended:
             return True
+        why = self._find_hands()
+        if not why:
+            return False
+        self._end("aborted", why)
+        return True
+
+    def _find_hands(self) -> str:
+        """What somebody changed of that by which the roll-out goes, in a sentence; empty mostly."""
         registry = self._rollouts.registry
         why = ""
         for name, pool in self._pools.items():
@@ -626,10 +635,7 @@ class _Rollout:
                     why = "the shadow that answers were compared by was removed or replaced meanwhile"
             except ModelNotFound:
                 why = "the model was unregistered meanwhile"
-        if not why:
-            return False
-        self._end("aborted", why)
-        return True
+        return why
 
     # ------------------------------------------------------------------------------------------- its end
 
@@ -693,13 +699,15 @@ class _Rollout:
     def _is_there(self, version: str) -> bool:
         return self._rollouts.registry.mirrors.pool_of(self.model, version) is not None
 
+    def _is_its_own_there(self) -> bool:
+        """Whether the version is there, and is not somebody else's by now."""
+        pool = self._rollouts.registry.mirrors.pool_of(self.model, self.spec.version)
+        return pool is not None and (not self._pools or self._pools.get(self.spec.version) is pool)
+
     async def _clear_away(self) -> None:
         """Unregister a version that the roll-out itself registered and that is not to stay."""
-        pool = self._rollouts.registry.mirrors.pool_of(self.model, self.spec.version)
-        if self.course.state == "promoted" or not self._has_registered or pool is None:
+        if self.course.state == "promoted" or not self._has_registered or not self._is_its_own_there():
             return
-        if self._pools and self._pools.get(self.spec.version) is not pool:
-            return  # somebody else's by now
         try:
             await self._rollouts.registry.unregister(self.model, self.spec.version)
             self._has_registered = False
