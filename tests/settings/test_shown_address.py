@@ -21,6 +21,7 @@ DIGEST = "#sha256=" + "0a" * 32
         "digits@abc.mar",
         f"m.mar{DIGEST}",
         "https://h:8080/m@1.mar",
+        "http://h:8080/packages/m@1.0/m.mar",
         f"https://h/m.mar{DIGEST}",
         "http://[::1]:80/m.mar",
         "az://box@account1/m.mar",
@@ -74,4 +75,6 @@ def test_addresses_are_hidden_in_lists_and_texts() -> None:
     """What stands around them stays."""
     assert hide_each(f"a=https://h/m?{SECRET},b.mar,c=s3://k:{SECRET}@b/m") == "a=https://h/m?…,b.mar,c=s3://b/m"
     assert hide_each("all") == "all"
+    assert hide_each(f"b.mar,c=https:/me:{SECRET}@h/m.mar") == "b.mar,c=https:/h/m.mar"
+    assert hide_quoted(f"'https:/me:{SECRET}@h/m.mar' and C:/m.mar") == "'https:/h/m.mar' and C:/m.mar"
     assert hide_quoted(f'{{"place": "s3://k:{SECRET}@b/"}} and m.mar') == '{"place": "s3://b/"} and m.mar'

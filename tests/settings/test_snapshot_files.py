@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -144,20 +145,24 @@ def writer(folder: Path, fate: str) -> tuple[subprocess.Popen[str], Path]:
 
 
 def test_what_a_killed_server_left_is_deleted_by_the_next_that_writes(tmp_path: Path) -> None:
-    """However new it is; not what another server is writing, and nobody else's files."""
+    """A minute later; not what another server is writing, however long it takes, and nobody else's files."""
     other = tmp_path / ".mine.tmp"
     other.write_text("half")
     dead, left = writer(tmp_path, "killed")
     with dead:
         dead.wait()
-    assert left.exists()
     alive, written = writer(tmp_path, "waits")
     with alive:
         FolderSnapshots(tmp_path).save("20260131120000001-startup.cfg", b"")
-        found = [path.exists() for path in (left, written, other)]
+        at_once = [path.exists() for path in (left, written, other)]
+        for path in (left, written, other):
+            os.utime(path, (time.time() - 120,) * 2)
+        FolderSnapshots(tmp_path).save("20260131120000002-startup.cfg", b"")
+        later = [path.exists() for path in (left, written, other)]
         alive.communicate("")
 
-    assert found == [False, True, True]
+    assert at_once == [True, True, True]
+    assert later == [False, True, True]
     assert not written.exists()
 
 

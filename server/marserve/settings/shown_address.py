@@ -14,8 +14,8 @@ CONTAINER = re.compile(r"\$root|\$web|\$logs|[a-z0-9](-?[a-z0-9]){2,62}")
 """What a container of Azure's may be called: it stands before the `@` of an address, and is no user of it."""
 
 _ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.\-]*)://(.*)", re.DOTALL)
-_PIECE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://.*", re.DOTALL)
-_QUOTED = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s'\"]*")
+_PIECE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/.*", re.DOTALL)
+_QUOTED = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/[^\s'\"]*")
 # What an address begins with whose slashes are too few, or that has lost its scheme.
 _BEGINNING = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/+|//+|")
 _HOST_AND_PORT = re.compile(r"\[[0-9A-Fa-f:.]*\](:[0-9]*)?|[^:%@]*(:[0-9]*)?")

@@ -33,7 +33,8 @@ VERSION, CONFIG_FILE_BEFORE, FACTS = FACT_NAMES = ("version", "tsConfigFile", "m
 
 _NAME = re.compile(r"(?P<time>\d{14})(?P<milliseconds>\d{3})-(?P<kind>startup|snapshot|shutdown)\.cfg")
 _LEFTOVER = re.compile(r"\.[0-9a-f]{32}\.tmp")
-LEFTOVER_AGE_S = 3600.0
+# So old is a leftover, in seconds: one that nobody has locked, and one that nobody can lock.
+UNLOCKED_AGE_S, LEFTOVER_AGE_S = 60.0, 3600.0
 _ORDER = ("startup", "snapshot", "shutdown")
 # File systems without hard links.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
@@ -120,18 +121,22 @@ def _own_file(folder: Path) -> tuple[Path, int]:
 
 
 def _remove_if_left(path: Path) -> None:
-    """Delete a file that nobody has locked; where there are no locks, one that is old. Raises OSError."""
+    """Delete a file that nobody has locked and that is no longer new; without locks, one that is old. Raises OSError.
+
+    Another machine's lock is not seen on every file system that several share, and a snapshot takes a moment to write.
+    """
     descriptor = os.open(path, os.O_WRONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
+        most_s = UNLOCKED_AGE_S
     except BlockingIOError:
         return
     except OSError:
-        if time.time() - path.stat().st_mtime > LEFTOVER_AGE_S:
-            path.unlink()
+        most_s = LEFTOVER_AGE_S
     finally:
         os.close(descriptor)
+    if time.time() - path.stat().st_mtime > most_s:
+        path.unlink()
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:
