@@ -121,6 +121,33 @@ async def test_a_listener_accepts_when_it_is_told_to_and_leaves_nothing(tmp_path
     assert not path.exists()
 
 
+@pytest.mark.anyio
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell who waits")
+async def test_a_loop_that_was_held_up_takes_in_who_waits_before_it_closes() -> None:
+    """On a busy machine a rest is over before the loop has looked at its sockets: nobody who waits there is reset."""
+    config = uvicorn.Config("", http=Greeting, ws="none", lifespan="off", log_config=None)  # type: ignore[arg-type]
+    config.http_protocol_class, config.ssl = Greeting, None
+    address = Address("http", "127.0.0.1", 0)
+    listener = Listener(address, ["Inference"], bind(address), config, ServerState())
+    await listener.accept()
+    accept = listener.sock.dup()  # nobody looks at this one's queue while the loop is held up
+    loop = asyncio.get_running_loop()
+    loop.remove_reader(listener.sock)
+    clients = [socket.create_connection(listener.sock.getsockname()) for _ in range(50)]
+    assert listener._waiting == 50
+
+    turning = asyncio.ensure_future(listener.turn_away())
+    await asyncio.sleep(0.05)
+    assert not turning.done()
+    accept.setblocking(False)
+    taken = [accept.accept()[0] for _ in clients]
+    await turning
+    listener.close()
+
+    for sock in (accept, *clients, *taken):
+        sock.close()
+
+
 def test_a_handshake_that_is_half_done_is_not_lost_when_new_connections_are_turned_away() -> None:
     """Across a network a connection takes a while to open; who began before the end is answered, who comes is not."""
     if os.geteuid() != 0 or not Path("/dev/net/tun").exists() or shutil.which("unshare") is None:

@@ -20,7 +20,7 @@ import trustme
 import marserve
 from images.test_dockerfile import instructions, stages
 from support.connect_proxy import connect_proxy
-from support.images import BASE, ROOT, configuration, docker_in, has_image, make_base, missing, run
+from support.images import BASE, ROOT, configuration, docker_in, missing, run
 from support.own_network import cannot_be_had, own_network
 from support.pages import block
 
@@ -125,12 +125,13 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """A reader who has built the image; no container of his stays."""
+def reader(tmp_path_factory: pytest.TempPathFactory, image: str) -> Iterator[Reader]:
+    """A reader who has built the image; no container of his stays.
+
+    After `image`: old buildahs take a label whose build argument has changed from what was built before.
+    """
     if why := cannot_be_had():
         pytest.skip(f"{why}: the ports that the page names may be somebody else's")
-    if not has_image(BASE):
-        make_base(tmp_path_factory.mktemp("base"))
     with own_network() as network:
         made = Reader(docker_in(tmp_path_factory.mktemp("tools")), network)
         made.builds(block(PAGE, "build"))

@@ -40,6 +40,9 @@ SO_ATTACH_FILTER = 26
 DROP_NEW = [(0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF)]
 # Long enough for what is half opened to arrive, and for the loop to take it in; who knocks meanwhile waits a second.
 ACCEPT_REST_S = 0.005
+# So long at most for all that waits to be taken in. How many do is what a listening socket has as `tcpi_unacked`.
+MOST_ACCEPT_S = 1.0
+TCP_INFO_UNACKED = 24
 # How long a client may take to agree on TLS.
 HANDSHAKE_S = 10.0
 # How long whoever listens on a socket's file may take to show that it does.
@@ -101,6 +104,18 @@ class Listener:
             with contextlib.suppress(OSError):
                 self.sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
         await asyncio.sleep(ACCEPT_REST_S)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + MOST_ACCEPT_S
+        while self._waiting and loop.time() < end:  # a busy machine may not have looked at the sockets yet
+            await asyncio.sleep(ACCEPT_REST_S)
+
+    @property
+    def _waiting(self) -> int:
+        """How many connections the system has accepted that nobody has taken in; 0 where it does not tell."""
+        if sys.platform != "linux" or self.address.scheme == "unix":
+            return 0
+        facts = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_UNACKED + 4)
+        return int.from_bytes(facts[TCP_INFO_UNACKED:], sys.byteorder)
 
     def close(self) -> None:
         """Listen no more."""
