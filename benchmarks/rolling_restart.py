@@ -156,10 +156,13 @@ def _measured(
     restarting = threading.Thread(target=restart)
     restarting.start()
     sent = Sent()
-    while restarting.is_alive():
-        part = _load(client, pair.port, rate, REST_S, seed := seed + 1)
-        sent.latencies += part.latencies
-        sent.refused += part.refused
+    try:
+        while restarting.is_alive():
+            part = _load(client, pair.port, rate, REST_S, seed := seed + 1)
+            sent.latencies += part.latencies
+            sent.refused += part.refused
+    finally:
+        restarting.join()  # a server that it is just starting would be left behind
     if failure:
         raise CannotMeasure(f"a server could not be restarted: {failure[0]}")
     return time.monotonic() - began, sent

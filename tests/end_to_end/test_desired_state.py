@@ -583,6 +583,7 @@ def test_a_document_and_its_archives_may_lie_elsewhere(tmp_path: Path) -> None:
     assert planted_nowhere(server)
 
 
+@pytest.mark.long
 def test_a_fleet_follows_an_object_and_each_may_adopt_calls_into_it(s3: S3Server, tmp_path: Path) -> None:
     """What is applied at one server is in force at the other; of calls at one time none that was accepted is lost."""
     pytest.importorskip("obstore")

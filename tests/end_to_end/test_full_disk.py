@@ -6,6 +6,7 @@ import random
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 from support.file_server import file_server, whole
@@ -119,6 +120,7 @@ def test_a_start_on_a_full_disk_leaves_models_out_and_names_them(tmp_path: Path)
     assert is_served
 
 
+@pytest.mark.long
 def test_a_document_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     """An apply on a full disk is refused with the reason, and what was in force is; with room it is done."""
     with small_disk(tmp_path / "disk", 512) as disk:

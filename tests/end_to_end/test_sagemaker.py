@@ -174,6 +174,7 @@ def test_a_multi_model_endpoint_loads_lists_invokes_and_unloads(image: ImageHome
     assert ping.status_code == 200
 
 
+@pytest.mark.long
 def test_models_come_and_go_under_traffic_and_nobody_else_notices(image: ImageHome) -> None:
     """Three loads and unloads: the other model always answers, this one while it is loaded, and 404 else."""
     models = {name: unpacked(ml(image) / "models" / name / "model", TARGET) for name in ("stays", "moves")}
