@@ -382,14 +382,20 @@ async def test_of_two_workers_that_wait_for_one_device_each_has_its_own_wait() -
     assert house.rooms.books.holders(0) == [("busy 1.0", 30_000 * MIB), ("pair 1.0", 30_000 * MIB)]
 
 
-async def test_a_worker_that_begins_elsewhere_than_in_the_place_kept_for_it_has_that_given_back() -> None:
-    """It had died when another one went that waited: that one's place was kept for it, and there was room before."""
+async def one_that_grows_beside_a_busy_one() -> tuple[House, Model, Model]:
+    """A house with one device; a version with one worker there that waits for memory for another, and a busy one."""
     house = House(1)
     growing = await house.add_loaded("growing")
     busy = await house.add_loaded("busy", 40_000)
     busy.has_requests = True
     growing.room.ask(2)
     growing.start(1)
+    return house, growing, busy
+
+
+async def test_a_worker_that_begins_elsewhere_than_in_the_place_kept_for_it_has_that_given_back() -> None:
+    """It had died when another one went that waited: that one's place was kept for it, and there was room before."""
+    house, growing, busy = await one_that_grows_beside_a_busy_one()
     first = growing.slots[0]
     first.end()
     first.worker_key = "again"
@@ -405,12 +411,7 @@ async def test_a_worker_that_begins_elsewhere_than_in_the_place_kept_for_it_has_
 
 async def test_a_worker_does_not_begin_in_a_place_that_is_not_there_yet() -> None:
     """It died, and others took its memory: what another one waits for is not to be begun in."""
-    house = House(1)
-    growing = await house.add_loaded("growing")
-    busy = await house.add_loaded("busy", 40_000)
-    busy.has_requests = True
-    growing.room.ask(2)
-    growing.start(1)
+    house, growing, _busy = await one_that_grows_beside_a_busy_one()
     growing.slots[0].end()
     house.watch.others[0] = 30_000
 
@@ -423,12 +424,7 @@ async def test_a_worker_does_not_begin_in_a_place_that_is_not_there_yet() -> Non
 
 async def test_a_place_that_was_waited_for_is_given_back_when_it_is_scaled_down() -> None:
     """The worker that is there owes nothing: nobody leaves for a place that no worker will take."""
-    house = House(1)
-    growing = await house.add_loaded("growing")
-    busy = await house.add_loaded("busy", 40_000)
-    busy.has_requests = True
-    growing.room.ask(2)
-    growing.start(1)
+    house, growing, busy = await one_that_grows_beside_a_busy_one()
     held = house.rooms.books.holders(0)
     assert held == [("growing 1.0", 60_000 * MIB), ("busy 1.0", 40_000 * MIB)]
 
