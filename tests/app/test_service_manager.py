@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from pathlib import Path
 
@@ -24,12 +25,36 @@ def test_a_start_and_a_stop_are_a_datagram_each(is_abstract: bool, tmp_path: Pat
         manager.is_stopping(65.5)
 
         assert listener.recv(4096) == b"READY=1\nSTATUS=Answers at http://127.0.0.1:8080"
-        assert listener.recv(4096).splitlines()[::2] == [b"STOPPING=1", b"EXTEND_TIMEOUT_USEC=65500000"]
+        assert listener.recv(4096) == (b"STOPPING=1\nSTATUS=Answers what was accepted\nEXTEND_TIMEOUT_USEC=65500000")
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.recv(4096)
 
 
-def test_nothing_is_said_where_nobody_asked() -> None:
+def test_a_manager_that_reads_nothing_holds_nobody_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its full socket costs a warning each time, and neither a wait nor a descriptor."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        manager = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "notify")})
+        before = os.listdir("/dev/fd")
+
+        for _ in range(10_000):
+            manager.is_serving("http://127.0.0.1:8080")
+            if caplog.records:
+                break
+
+        assert "which takes no message" in caplog.text
+        assert os.listdir("/dev/fd") == before
+
+
+def test_nothing_is_said_where_nobody_asked(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """No variable, no socket, no warning."""
-    ServiceManager({}).is_serving("http://127.0.0.1:8080")
+    monkeypatch.setattr(socket, "socket", None)
+
+    for environment in ({}, {"NOTIFY_SOCKET": ""}):
+        ServiceManager(environment).is_serving("http://127.0.0.1:8080")
+
+    assert not caplog.records
 
 
 def test_a_manager_that_is_gone_does_not_end_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -293,6 +293,81 @@ def test_a_canary_in_any_place_is_refused_by_member(tmp_path: Path, path: str, p
     assert error.member == member
 
 
+DECEPTIVE = {
+    "twice in one zip file": (
+        [stored("a/data.pkl", HARMLESS), stored("a/data.pkl", HARMLESS)],
+        "a.pt!data.pkl",
+        "it is in there twice",
+    ),
+    "twice but for case": (
+        [stored("a/data.pkl", HARMLESS), stored("a/DATA.pkl", HARMLESS)],
+        "a.pt!DATA.pkl",
+        "it is in there twice",
+    ),
+    "unknown compression": (
+        [ZipMember("a/data.pkl", HARMLESS, method=12)],
+        "a.pt!data.pkl",
+        "is compressed by method 12",
+    ),
+    "encrypted flag": ([stored("a/data.pkl", HARMLESS, flags=1)], "a.pt!data.pkl", "is encrypted"),
+    "encrypted flag, deflated": (
+        [ZipMember("a/data.pkl", HARMLESS, flags=1)],
+        "a.pt!data.pkl",
+        "is encrypted",
+    ),
+    "two names for one record": (
+        [stored("a/data.pkl", HARMLESS, local_name=b"a/evil.pkl")],
+        "a.pt!data.pkl",
+        "has another name in its own record",
+    ),
+    "two methods for one record": (
+        [stored("a/data.pkl", HARMLESS, local_method=8)],
+        "a.pt!data.pkl",
+        "the two records of 'a/data.pkl' disagree",
+    ),
+    "two sizes for one stored record": (
+        [stored("a/data.pkl", HARMLESS, size=len(HARMLESS) + 1)],
+        "a.pt!data.pkl",
+        "its two sizes differ",
+    ),
+    "wrong checksum": (
+        [ZipMember("a/data.pkl", HARMLESS, crc=1)],
+        "a.pt!data.pkl",
+        "fails its checksum",
+    ),
+    "wrong checksum in the middle of torch's files": (
+        [stored("a/data.pkl", HARMLESS), ZipMember("a/data/0", bytes(8), crc=1)],
+        "a.pt!data/0",
+        "fails its checksum",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DECEPTIVE)
+def test_what_two_readers_may_read_differently_is_refused_whatever_it_holds(tmp_path: Path, what: str) -> None:
+    """Every record is harmless here: it is the zip file itself that is refused, with what is wrong with it."""
+    members, member, words = DECEPTIVE[what]
+
+    error = refusal_of(tmp_path, {"a.pt": raw_zip(members)})
+
+    assert error.member == member
+    assert words in error.message
+
+
+def test_a_stored_record_is_judged_by_its_bytes_whatever_its_checksum_says(tmp_path: Path) -> None:
+    """What torch would open in place is read in place, and gigabytes of weights are not read for their checksum."""
+    (tmp_path / "a.pt").write_bytes(raw_zip([stored("a/data.pkl", HARMLESS, crc=1)]))
+
+    assert check_folder(tmp_path) == []
+
+
+def test_other_files_may_stand_twice_but_for_case(tmp_path: Path) -> None:
+    """Only what torch would open as a pickle is looked up without regard to case."""
+    (tmp_path / "a.zip").write_bytes(raw_zip([stored("a/readme", b"x"), stored("a/README", b"y")]))
+
+    assert check_folder(tmp_path) == []
+
+
 def test_the_operator_may_trust_an_archive_and_is_told_what_is_in_it(tmp_path: Path, path: str) -> None:
     """With `trusted` nothing is raised; the sentences are for the log."""
     (tmp_path / "model").mkdir()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import tarfile
 import tempfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,15 +153,24 @@ def test_a_handler_may_be_named_in_each_way(
 
 
 @pytest.mark.parametrize("archive_format", FORMATS)
-def test_the_same_files_give_the_same_bytes(inputs: Path, tmp_path: Path, archive_format: str) -> None:
-    """Wherever they lie, in whichever order they are listed, whatever their modes are."""
+def test_the_same_files_give_the_same_bytes(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive_format: str
+) -> None:
+    """Wherever they lie, in whichever order they were made and are named, whatever their modes are."""
     one = write_archive(full_spec(), tmp_path / "one", archive_format=archive_format)
+    moved = tmp_path / "elsewhere" / "far down"
     for path in sorted(inputs.rglob("*"), reverse=True):
         if path.is_file():
-            path.chmod(0o600)
+            copy = moved / path.relative_to(inputs)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
+            copy.chmod(0o600)
+    shutil.rmtree(inputs)
+    monkeypatch.chdir(moved)
     old = os.umask(0o077)
     try:
-        other = write_archive(full_spec(), tmp_path / "deeper" / "other", archive_format=archive_format)
+        spec = replace(full_spec(), extra_files=("more", str(moved / "b.json"), "a.json"))
+        other = write_archive(spec, tmp_path / "deeper" / "other", archive_format=archive_format)
     finally:
         os.umask(old)
 

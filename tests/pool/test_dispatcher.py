@@ -590,6 +590,33 @@ def test_a_job_that_waits_to_be_run_again_still_has_its_deadline() -> None:
     assert stage.dispatcher.is_empty
 
 
+def test_a_job_that_runs_though_its_deadline_had_passed_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counter that stays at zero everywhere else counts where nothing looks at deadlines; in time is in time."""
+    monkeypatch.setattr(Dispatcher, "_expire", lambda dispatcher, now: None)
+    stage = Stage(batch_size=3, max_batch_delay_s=0.0)
+    stage.submit(b"early", 0.0, deadline=1.0)
+    stage.submit(b"at its end", 0.0, deadline=2.0)
+    stage.submit(b"in time", 0.0, deadline=2.5)
+
+    stage.open("a", now=2.0)
+    stage.answer("a", now=3.0)
+
+    assert stage.sent == [("a", [b"early", b"at its end", b"in time"])]
+    assert stage.metrics.expired_run == 2
+
+
+def test_a_job_whose_item_a_worker_left_out_was_not_run_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker saw its deadline and never ran it."""
+    monkeypatch.setattr(Dispatcher, "_expire", lambda dispatcher, now: None)
+    stage = Stage()
+    stage.submit(b"early", 0.0, deadline=1.0)
+    stage.open("a", now=2.0)
+
+    stage.answer("a", now=3.0, results=[Result(504, "", [], error="expired")])
+
+    assert stage.metrics.expired_run == 0
+
+
 def test_ended_jobs_are_not_kept_until_their_deadline() -> None:
     """Requests that were answered long ago must not hold memory for an hour."""
     stage = Stage()

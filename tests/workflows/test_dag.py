@@ -26,8 +26,18 @@ def test_a_diamond_has_a_start_a_leaf_and_parents_in_the_order_of_the_spec() -> 
     dag = Dag({"pre": ["b", "a"], "a": ["post"], "b": ["post"]})
 
     assert (dag.start, dag.leaves, dag.nodes) == ("pre", ("post",), ("pre", "b", "a", "post"))
-    assert dag.parents["post"] == ("b", "a") or dag.parents["post"] == ("a", "b")
-    assert dag.children["pre"] == ("b", "a")
+    assert dag.parents == {"pre": (), "b": ("pre",), "a": ("pre",), "post": ("b", "a")}
+    assert dag.children == {"pre": ("b", "a"), "b": ("post",), "a": ("post",), "post": ()}
+
+
+def test_leaves_and_parents_stand_in_the_order_in_which_the_spec_first_names_them() -> None:
+    """Whether as a node or behind one: the first that is named comes first, not the first that has followers."""
+    dag = Dag({"one": ["late", "early"], "early": ["leaf2", "join"], "late": ["leaf1", "join"]})
+
+    assert dag.nodes == ("one", "late", "early", "leaf2", "join", "leaf1")
+    assert dag.leaves == ("leaf2", "join", "leaf1")
+    assert dag.parents["join"] == ("late", "early")
+    assert run(dag) == ["one", "late", "early", "leaf1", "leaf2", "join"]
 
 
 def test_a_node_runs_when_the_last_of_its_parents_has_answered() -> None:
