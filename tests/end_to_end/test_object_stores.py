@@ -124,12 +124,12 @@ def test_torchserves_flag_asks_for_an_https_address_with_a_signature(s3: S3Serve
 
 
 def test_nothing_is_asked_for_what_is_not_allowed(s3: S3Server, bucket: Bucket, tmp_path: Path) -> None:
-    """Without a pattern the last part is a name in the store, as for TorchServe; and what is not there is told."""
+    """An address that no pattern allows is refused, although the store has a file of that name."""
     with server_of(s3, tmp_path / "server", allowed_urls=f"s3://{bucket.name}/public/.*") as server:
         url = f"s3://{bucket.name}/models/echo.mar"
-        refused = server.register(url)
         make_archive(server.store / "echo.mar", ECHO)
-        local = server.register(url)
+        refused = server.register(url)
+        local = server.register("echo.mar")
 
         assert refused.status_code == 404
         assert refused.json()["message"] == f"Given URL {url} does not match any allowed URL(s)"

@@ -7,6 +7,7 @@ import ipaddress
 import pytest
 
 from marserve.errors import ArchiveNotFound
+from marserve.settings.stores import SCHEMES
 from marserve.store.fetch_guard import (
     AllowedUrls,
     BadTarget,
@@ -258,8 +259,21 @@ def test_secrets_of_a_url_are_not_shown() -> None:
 
 @pytest.mark.parametrize(
     ("url", "answer"),
-    [("m.mar", False), ("a/m.mar", False), ("http://x/m", True), ("FILE:///m", True), ("s3://b/m", False)],
+    [
+        ("m.mar", False),
+        ("a/m.mar", False),
+        ("http://x/m", True),
+        ("FILE:///m", True),
+        ("ftp://b/m", False),
+        ("s3x://b/m", False),
+    ],
 )
 def test_an_address_is_told_from_a_name(url: str, answer: bool) -> None:
     """By its scheme."""
     assert is_address(url) is answer
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, "S3", "Hf"])
+def test_every_scheme_of_a_store_is_that_of_an_address(scheme: str) -> None:
+    """Whether a pattern allows it or not: else the last part of another bucket's key would name a file here."""
+    assert is_address(f"{scheme}://other/a/mnist.mar")

@@ -377,8 +377,9 @@ def test_the_list_keeps_the_last_that_ended() -> None:
 # ------------------------------------------------------------------------------------------- what is an address
 
 
-def test_object_stores_are_addresses_where_a_pattern_allows_them(store: Path) -> None:
-    """And else names in the store, as for TorchServe; whoever reads them is asked for those alone."""
+def test_an_object_store_is_asked_for_what_a_pattern_allows_and_the_rest_is_refused(store: Path) -> None:
+    """A refused address names no file of the store, although one has the name of its last part."""
+    (store / "m.mar").write_bytes(b"local")
     folder = store.parent / "hub"
     folder.mkdir()
     asked: list[str] = []
@@ -390,9 +391,11 @@ def test_object_stores_are_addresses_where_a_pattern_allows_them(store: Path) ->
 
     fetching = Fetcher(AllowedUrls(["hf://org/.*"]), gathers={"hf": gather})
 
-    assert fetching.fetch_address("s3://bucket/m.mar", store) is None
-    assert fetching.fetch_address("hf://other/name@main", store) is None
+    for refused in ("s3://bucket/m.mar", "gcs://bucket/m.mar", "adl://container/m.mar", "hf://other/name@main"):
+        with pytest.raises(ArchiveNotFound, match="does not match any allowed"):
+            fetching.fetch_address(refused, store)
     assert fetching.fetch_address("m.mar", store) is None
+    assert fetching.fetch_address("ftp://host/m.mar", store) is None
     fetched = fetching.fetch_address("hf://org/name@main", store)
     assert fetched is not None
     assert (fetched.path, fetched.in_store) == (folder, None)

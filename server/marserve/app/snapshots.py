@@ -18,7 +18,7 @@ from marserve.registry.snapshot_writer import SnapshotWriter
 from marserve.rollout.watches import watched_folders
 from marserve.settings import Settings
 from marserve.settings.snapshot_files import FolderSnapshots, effective_properties, snapshot_folder
-from marserve.store.fetch_guard import is_address, is_store_address
+from marserve.store.fetch_guard import is_address
 from marserve.store.local import LocalStore
 
 log = logging.getLogger("marserve.app")
@@ -34,7 +34,7 @@ def read_snapshot(settings: Settings) -> list[SnapshotVersion] | None:
     store = LocalStore(settings.model_store, roots=[*settings.model_roots, *watched_folders(settings)])
 
     def has_archive(name: str) -> bool:
-        if is_address(name) or is_store_address(name):
+        if is_address(name):
             return True  # it will be fetched, or was kept
         try:
             store.find(name)

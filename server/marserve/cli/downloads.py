@@ -7,7 +7,7 @@ from typing import Any
 from marserve.cli.output import CommandFailed, Step
 from marserve.cli.remote import Management
 from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import BadTarget, hide_query, is_address, is_store_address
+from marserve.store.fetch_guard import BadTarget, hide_query, is_address
 
 UNDER_WAY = ("waiting", "downloading")
 
@@ -19,7 +19,7 @@ class AwaitedDownload:
         self._server = server
         self._url = ""
         self._before: set[int] = set()
-        if is_address(url) or is_store_address(url):
+        if is_address(url):
             try:
                 self._url = hide_query(split_digest(url)[0])
             except BadTarget:

@@ -24,7 +24,7 @@ from marserve.registry.startup import models_to_load
 from marserve.settings import Settings
 from marserve.settings.report import sources_report
 from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import AllowedUrls, hide_query, is_address, is_store_address, parse_target
+from marserve.store.fetch_guard import AllowedUrls, hide_query, is_address, parse_target
 from marserve.store.local import LocalStore
 
 
@@ -74,7 +74,7 @@ def _models(settings: Settings) -> Iterator[dict[str, Any]]:
     for model in models_to_load(settings.load_models, store.names() if settings.load_models == "all" else ()):
         told: dict[str, Any] = {"archive": hide_query(model.url), **({"name": model.name} if model.name else {})}
         try:
-            if is_address(model.url) or is_store_address(model.url):
+            if is_address(model.url):
                 AllowedUrls(settings.allowed_urls).check(parse_target(split_digest(model.url)[0]))
             else:
                 told["memoryBytes"] = _estimate(store.find(split_digest(model.url)[0]).path)

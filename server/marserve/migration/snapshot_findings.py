@@ -11,7 +11,7 @@ from marserve.migration.script_findings import FOLDERS
 from marserve.registry.snapshot import read_models
 from marserve.settings.load import read_properties
 from marserve.settings.snapshot_files import FolderSnapshots
-from marserve.store.fetch_guard import is_address, is_store_address
+from marserve.store.fetch_guard import is_address
 
 _INSTEAD = "delete it, or start with --ncs"
 
@@ -41,7 +41,7 @@ def judge_models(text: str, shown: str, line: int, layout: Layout) -> Iterator[F
         yield Finding("action", shown, line, error.message.rstrip("."), _INSTEAD)
         return
     for each in versions:
-        if is_address(each.archive) or is_store_address(each.archive):
+        if is_address(each.archive):
             continue  # it is fetched at the start, by its address
         if each.archive not in layout.archive_names and layout.has_archives:
             yield Finding(

@@ -22,7 +22,7 @@ from marserve.archive.reader import Limits, unpack
 from marserve.errors import ArchiveNotFound, BadInput, DigestMismatch, MarserveError, OutOfMemory
 from marserve.link import ArchiveRef
 from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import hide_query, is_address, is_store_address, parse_target
+from marserve.store.fetch_guard import hide_query, is_address
 from marserve.store.fetcher import Fetched, Fetcher, OnBegin
 from marserve.store.local import Found, LocalStore, look_at
 
@@ -156,7 +156,7 @@ class Intake:
             digest_of(found.path) if unpacked.config.launcher == "ray" else "",
             found.path.name,
             path=str(found.path.resolve()),
-            address=plain if is_address(plain) or is_store_address(plain) else "",
+            address=plain if is_address(plain) else "",
             is_trusted=is_trusted,
             max_entries=self._limits.max_entries,
             max_total_bytes=self._limits.max_total_bytes,
@@ -173,13 +173,7 @@ class Intake:
             address = fetched.address or hide_query(url).removesuffix("?…")
             return look_at(fetched.path, str(fetched.path)), None, address
         plain, digest = split_digest(url)
-        try:
-            found = self.store.find(plain)
-        except ArchiveNotFound:
-            if self._fetcher is not None and is_store_address(plain):
-                parse_target(plain)  # what is no address is told as that
-                raise ArchiveNotFound(f"Given URL {hide_query(plain)} does not match any allowed URL(s)") from None
-            raise
+        found = self.store.find(plain)
         return found, digest, found.name
 
     def clear(self) -> None:

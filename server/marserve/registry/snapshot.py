@@ -16,7 +16,7 @@ from marserve.errors import BadInput, InvalidSnapshot
 from marserve.registry.traffic import NO_ROLE, Role, read_role
 from marserve.settings.values import NO_WISH, MemoryWish, read_memory_wish
 from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import is_address, is_store_address
+from marserve.store.fetch_guard import is_address
 
 DEFAULT_TIMEOUT_S = 120
 # Beyond this nothing can be meant; what the server bears is the plan's to say.
@@ -61,7 +61,7 @@ def restored_archive(word: str) -> str:
 
     Those are of archives that got no name in the store: it was read-only, or they lie below a further root.
     """
-    return word if is_address(word) or is_store_address(word) or word.startswith("/") else archive_name(word)
+    return word if is_address(word) or word.startswith("/") else archive_name(word)
 
 
 def lies_as(word: str, model: str, version: str, *, says_version: bool) -> bool:

@@ -20,7 +20,7 @@ from marserve.rollout.history import History
 from marserve.rollout.memory_cost import MemoryCost
 from marserve.rollout.reconciler import Reconciler
 from marserve.settings.table import Settings
-from marserve.store.fetch_guard import AllowedUrls, Target, hide_query, is_address, is_store_address, parse_target
+from marserve.store.fetch_guard import AllowedUrls, Target, hide_query, is_address, parse_target
 from marserve.store.file_source import FileOrigins
 from marserve.store.http import HttpOrigins
 from marserve.store.local import LocalStore
@@ -168,7 +168,7 @@ class DesiredStates:
 
     def _open_archive(self, url: str) -> Source | None:
         """An archive of the document that may be fetched, to estimate its size. Raises ArchiveNotFound."""
-        if not (is_address(url) or is_store_address(url)):
+        if not is_address(url):
             return None
         target = parse_target(url)
         if target.scheme not in ("http", "https", "s3", "gs", "az", "file"):

@@ -86,8 +86,11 @@ class BadTarget(ArchiveNotFound):
 
 
 def is_address(url: str) -> bool:
-    """Whether a registration's `url` is an address. Of what has another scheme the last part is a name in the store."""
-    return bool(_ADDRESS.match(url))
+    """Whether a registration's `url` is an address: its scheme is one that is fetched, allowed or not.
+
+    Of what has another scheme, ftp for example, the last part is a name in the store.
+    """
+    return bool(_ADDRESS.match(url)) or is_store_address(url)
 
 
 def parse_target(url: str) -> Target:

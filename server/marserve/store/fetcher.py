@@ -139,8 +139,7 @@ class Fetcher:
 
         With `is_only_a_look` the store gets no name of it, and all that would be refused is.
 
-        An address of an object store is one where a pattern allows it. Raises as `fetch`; ArchiveNotFound, in
-        TorchServe's words, for an address with `..` and where there is no store.
+        Raises as `fetch`; ArchiveNotFound, in TorchServe's words, for an address with `..` and where there is no store.
         """
         if not self.is_for(url):
             return None
@@ -152,15 +151,7 @@ class Fetcher:
 
     def is_for(self, url: str) -> bool:
         """Whether a registration's `url` is an address, not a name in the store."""
-        if is_address(url):
-            return True
-        if not is_store_address(url):
-            return False
-        try:
-            self._allowed.check(parse_target(split_digest(url)[0]))
-        except ArchiveNotFound:
-            return False
-        return True
+        return is_address(url)
 
     def fetch(
         self,
