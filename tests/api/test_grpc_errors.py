@@ -128,6 +128,26 @@ def test_cause_and_time_to_retry_travel_along() -> None:
     assert trailers == {"x-marserve-cause": "queue_full", "retry-after": "1", "grpc-retry-pushback-ms": "250"}
 
 
+def test_a_handlers_failure_forbids_another_try_and_nothing_else_does() -> None:
+    """Whatever status its author chose; a worker that died and a full device say nothing."""
+    told = {
+        type(error).__name__: dict(grpc_status(error).trailers).get("grpc-retry-pushback-ms")
+        for error in (
+            errors.HandlerFailed(),
+            errors.WorkerDied("killed"),
+            errors.OutOfMemory("x"),
+            errors.NoWorker("m"),
+            errors.Draining(),
+            RuntimeError("x"),
+        )
+    }
+    chosen = dict(grpc_status(errors.HandlerFailed("busy", 404)).trailers)
+
+    assert told.pop("Draining") == "1000"
+    assert told.pop("HandlerFailed") == chosen["grpc-retry-pushback-ms"] == "-1"
+    assert set(told.values()) == {None}
+
+
 def test_a_description_is_bounded_and_encodable() -> None:
     """It travels as a header; a handler may have said anything."""
     status = grpc_status(errors.HandlerFailed("ä\ud800" * MAX_DESCRIPTION_CHARACTERS))

@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2
 
 from marserve.api.grpc_inference import SERVICE
 from marserve.api.grpc_listener import GrpcLimits
-from marserve.errors import ModelNotFound, QueueFull, WorkerDied
+from marserve.errors import HandlerFailed, MarserveError, ModelNotFound, NoWorker, QueueFull, WorkerDied
 from support.grpc_house import SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, refusal
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
@@ -116,6 +116,59 @@ async def test_an_error_of_the_worker_carries_its_cause() -> None:
         trailers = dict(await call.trailing_metadata())
 
     assert (code, trailers["x-marserve-cause"]) == ("INTERNAL", "killed")
+
+
+OPEN_INFERENCE = ["inference", "org.pytorch.serve.grpc.openinference"]
+FORMS = [
+    (SERVICE, "Predictions", {"input": {"data": b"x"}}),
+    (SERVICE, "StreamPredictions", {"input": {"data": b"x"}}),
+    *((f"{package}.GRPCInferenceService", "ModelInfer", {}) for package in OPEN_INFERENCE),
+]
+
+
+@pytest.mark.parametrize(("service", "method", "fields"), FORMS)
+@pytest.mark.parametrize(
+    ("error", "code", "attempts"),
+    [
+        (HandlerFailed(), "UNAVAILABLE", 1),
+        (HandlerFailed("my own words", 500), "INTERNAL", 1),
+        (QueueFull("m", retry_after_s=0.001), "UNAVAILABLE", 4),
+        (NoWorker("m"), "UNAVAILABLE", 4),
+    ],
+)
+async def test_a_client_that_retries_runs_a_failing_handler_once(
+    service: str, method: str, fields: dict[str, Any], error: MarserveError, code: str, attempts: int
+) -> None:
+    """gRPC's own retry policy heeds the trailer; what another try may help is tried as often as the policy says."""
+    registry = FakeRegistry(errors={"m": error})
+    async with (
+        inference_port(registry, has_open_inference=True) as port,
+        client_of(port, most_attempts=4) as client,
+    ):
+        call = client.method(service, method)(model_name="m", timeout=10, **fields)
+        told = await refusal(call.read() if method == "StreamPredictions" else call)
+        pushback = dict(await call.trailing_metadata()).get("grpc-retry-pushback-ms")
+
+    assert (told[0], len(registry.submitted)) == (code, attempts)
+    assert (pushback == "-1") is isinstance(error, HandlerFailed)
+
+
+async def test_a_stream_that_its_handler_breaks_off_is_not_tried_again() -> None:
+    """Neither before its first piece nor behind it."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port, most_attempts=4) as client:
+        for count, pieces in enumerate(([], [b"one"]), start=1):
+            call = client.method(SERVICE, "StreamPredictions")(model_name="m", input={"data": b"x"}, timeout=10)
+            job = await registry.wait_for(count)
+            for piece in pieces:
+                job.piece(piece)
+                assert (await call.read()).prediction == piece
+            job.fail(HandlerFailed())
+
+            assert (await refusal(call.read()))[0] == "UNAVAILABLE"
+            assert dict(await call.trailing_metadata())["grpc-retry-pushback-ms"] == "-1"
+
+    assert len(registry.submitted) == 2
 
 
 async def test_the_deadline_of_a_call_is_its_requests() -> None:

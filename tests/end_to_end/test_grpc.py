@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -50,7 +51,10 @@ class Handler:
             print("SLEEPS")
             time.sleep(float(body[5:]))
         if body == b"raise":
+            print("RAISES")
             raise ValueError("no")
+        if body == b"fence":
+            print("FENCE")
         return [body] * len(data)
 """
 
@@ -108,6 +112,24 @@ def test_predictions_reach_the_handler(channel: grpc.Channel) -> None:
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert caught.value.details() == "Prediction failed\norg.pytorch.serve.http.InternalServerException"
     assert dict(caught.value.trailing_metadata())["x-marserve-cause"] == "handler"
+
+
+@pytest.mark.parametrize("path", [PREDICTIONS, PIECES])
+def test_a_failing_handler_runs_once_for_a_client_that_retries(server: Server, path: str) -> None:
+    """A channel whose policy tries `UNAVAILABLE` four times."""
+    policy = {"maxAttempts": 4, "initialBackoff": "0.01s", "maxBackoff": "0.02s", "backoffMultiplier": 2}
+    config = {"methodConfig": [{"name": [{}], "retryPolicy": {**policy, "retryableStatusCodes": ["UNAVAILABLE"]}}]}
+    begun, fences = (server.output().count(word) for word in ("RAISES", "FENCE"))
+
+    with grpc.insecure_channel(server.grpc_inference, [("grpc.service_config", json.dumps(config))]) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            list(method(channel, path)(request(b"raise"), timeout=30))
+        # Its own line of the log comes behind those of every attempt: one worker, one pipe.
+        method(channel, PREDICTIONS)(request(b"fence"), timeout=30)
+
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    wait_for_output(server, "FENCE", fences + 1)
+    assert server.output().count("RAISES") == begun + 1
 
 
 def test_a_cancelled_stream_ends_in_the_worker(server: Server, channel: grpc.Channel) -> None:

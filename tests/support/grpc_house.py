@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -127,16 +128,32 @@ async def _accepting(listener: GrpcListener) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def client_of(
-    listener: GrpcListener, credentials: grpc.ChannelCredentials | None = None
+    listener: GrpcListener, credentials: grpc.ChannelCredentials | None = None, *, most_attempts: int = 1
 ) -> AsyncIterator[Client]:
-    """A client of a listener, whose messages may be of any length."""
-    options = (("grpc.max_receive_message_length", -1),)
+    """A client of a listener, whose messages may be of any length.
+
+    With `most_attempts` above 1 gRPC itself tries again what is UNAVAILABLE or INTERNAL, by the channel's retry policy.
+    """
+    options: list[tuple[str, Any]] = [("grpc.max_receive_message_length", -1)]
+    if most_attempts > 1:
+        options.append(("grpc.service_config", json.dumps(_retry_policy(most_attempts))))
     if credentials is None:
         channel = grpc.aio.insecure_channel(str(listener.address), options)
     else:
         channel = grpc.aio.secure_channel(str(listener.address), credentials, options)
     async with channel:
         yield Client(channel)
+
+
+def _retry_policy(most_attempts: int) -> dict[str, Any]:
+    policy = {
+        "maxAttempts": most_attempts,
+        "initialBackoff": "0.01s",
+        "maxBackoff": "0.02s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE", "INTERNAL"],
+    }
+    return {"methodConfig": [{"name": [{}], "retryPolicy": policy}]}
 
 
 async def refusal(call: Any) -> tuple[str, str]:

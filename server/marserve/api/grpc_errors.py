@@ -46,6 +46,8 @@ from marserve.errors import (
 
 # A description travels as a header, which clients bound at 8 KiB, and may need three bytes for one.
 MAX_DESCRIPTION_CHARACTERS: Final = 2000
+# gRPC clients with a retry policy wait this long before the next attempt; a negative number forbids it.
+RETRY_PUSHBACK: Final = "grpc-retry-pushback-ms"
 
 
 class MethodNotFound(ClientError):
@@ -189,8 +191,10 @@ def _trailers(error: BaseException) -> list[tuple[str, str]]:
         trailers.append(error.version_header)
     if isinstance(error, Unavailable) and error.retry_after_s is not None:
         trailers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
-        # The word that gRPC clients with a retry policy heed by themselves.
-        trailers.append(("grpc-retry-pushback-ms", str(math.ceil(error.retry_after_s * 1000))))
+        trailers.append((RETRY_PUSHBACK, str(math.ceil(error.retry_after_s * 1000))))
+    elif isinstance(error, HandlerFailed):
+        # UNAVAILABLE is what retry policies try again, and the handler would fail each time.
+        trailers.append((RETRY_PUSHBACK, "-1"))
     return trailers
 
 
