@@ -106,6 +106,7 @@ def test_a_keystore_of_java_is_read(tmp_path: Path, authority: trustme.CA, pem: 
         (b"no keystore", "changeit", "PKCS12", "no PKCS12 keystore, or keystore_pass is not its password"),
         (b"", "wrong", "PKCS12", "no PKCS12 keystore, or keystore_pass is not its password"),
         (b"", "changeit", "JKS", "keytool -importkeystore"),
+        (b"\xfe\xed\xfe\xed\0\0\0\2", "changeit", "PKCS12", "is a JKS keystore"),
     ],
 )
 def test_a_keystore_that_cannot_be_used_is_told_without_its_password(

@@ -21,6 +21,8 @@ from marserve.errors import BadSettings
 if TYPE_CHECKING:
     from cryptography.x509 import GeneralName
 
+# What Java's own keystores begin with.
+_JKS = b"\xfe\xed\xfe\xed"
 SELF_SIGNED_FOR = timedelta(days=365)
 # Clocks differ: what was made now must count for who is a little behind.
 SELF_SIGNED_SINCE = timedelta(days=1)
@@ -63,6 +65,12 @@ def read_keystore(file: Path, password: str, kind: str) -> Identity:
             f"keystore is {str(file)!r}, which cannot be read ({error.strerror})", key="keystore"
         ) from error
     except ValueError as error:
+        if data.startswith(_JKS):
+            raise BadSettings(
+                f"keystore is {str(file)!r}, which is a JKS keystore, and only PKCS12 keystores can be read; "
+                "`keytool -importkeystore -deststoretype PKCS12` makes one of it",
+                key="keystore",
+            ) from error
         raise BadSettings(
             f"keystore is {str(file)!r}, which is no PKCS12 keystore, or keystore_pass is not its password",
             key="keystore",
