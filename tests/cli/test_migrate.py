@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.archives import manifest, zip_of
 from support.command_line import marserve
 from support.fake_apis import fake_apis
 from support.old_installation import PLANTED, make_installation
@@ -50,6 +51,25 @@ def test_a_sound_folder_ends_with_0(tmp_path: Path) -> None:
 
     assert ran.status == 0
     assert "0 needs action" in ran.out
+
+
+def test_a_start_is_tried_before_nothing_is_said_to_need_action(tmp_path: Path) -> None:
+    """A model that does not fit into the memory that models may take: each line by itself is sound."""
+    (tmp_path / "model_store").mkdir()
+    archive = {"h.py": b"def handle(d, c):\n    return d\n", "MAR-INF/MANIFEST.json": manifest("good")}
+    (tmp_path / "model_store" / "good.mar").write_bytes(zip_of(archive))
+    settings = tmp_path / "config.properties"
+    settings.write_text("model_store=model_store\nload_models=all\n")
+
+    sound = marserve("migrate", tmp_path, "--all")
+    settings.write_text("model_store=model_store\nload_models=all\nmodel_memory=1MiB\n")
+    too_small = marserve("migrate", tmp_path, "--json")
+
+    assert "a start was tried with these settings" in sound.out
+    assert too_small.status == 1
+    (found,) = [each for each in too_small.document["findings"] if each["verdict"] == "action"]
+    assert found["place"] == "config.properties:2"
+    assert "good.mar would not be loaded" in found["what"]
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -9,31 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from marserve.cli.torchserve import parser
-from marserve.migration.findings import Finding
-from marserve.migration.survey import survey
 from support.archives import manifest, zip_of
+from support.surveys import actions, look, write
 
-FLAGS = [flag for action in parser()._actions for flag in action.option_strings]
 MAKE_FIXTURES = Path(__file__).parents[1] / "contract" / "fixtures" / "make_fixtures.py"
 GOOD = b"def handle(data, context):\n    return data\n"
-
-
-def look(root: Path) -> list[Finding]:
-    """Survey a folder as the command does."""
-    return survey(root, flags=FLAGS, environment={})
-
-
-def needing_action(root: Path) -> dict[str, str]:
-    """What needs somebody, by place."""
-    return {each.place: each.what for each in look(root) if each.verdict == "action"}
-
-
-def write(root: Path, files: dict[str, str]) -> None:
-    """Text files below `root`."""
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
 
 
 # ------------------------------------------------------------------------------------------------------- KServe
@@ -90,7 +70,7 @@ def test_kserves_bucket_needs_nothing(tmp_path: Path) -> None:
 
     found = {each.place: each for each in look(tmp_path)}
 
-    assert needing_action(tmp_path) == {}
+    assert actions(tmp_path) == {}
     assert found["config/config.properties:7"].verdict == "differs"
     assert found["runtime.yaml:13"].what == "TS_SERVICE_ENVELOPE=kservev2"
     assert found["runtime.yaml:8"].verdict == "works"
@@ -100,9 +80,7 @@ def test_a_model_that_the_bucket_lacks_is_found_in_its_settings(tmp_path: Path) 
     """The server would not start."""
     make_kserve(tmp_path, "digits", "lost")
 
-    assert needing_action(tmp_path) == {
-        "config/config.properties:15": "lost 1.0 is lost.mar, which is in no store here"
-    }
+    assert actions(tmp_path) == {"config/config.properties:15": "lost 1.0 is lost.mar, which is in no store here"}
 
 
 def test_a_model_that_is_fetched_by_its_address_is_not_missing(tmp_path: Path) -> None:
@@ -111,7 +89,7 @@ def test_a_model_that_is_fetched_by_its_address_is_not_missing(tmp_path: Path) -
     text = (tmp_path / "config" / "config.properties").read_text()
     assert "far.mar" in text
 
-    assert needing_action(tmp_path) == {}
+    assert actions(tmp_path) == {}
 
 
 # ---------------------------------------------------------------------------------------------------- SageMaker
@@ -145,7 +123,7 @@ def test_sagemakers_container_needs_nothing(tmp_path: Path) -> None:
 
     found = look(tmp_path)
 
-    assert needing_action(tmp_path) == {}
+    assert actions(tmp_path) == {}
     assert any(each.place == "toolkit.sh:3" and "--log-config" in each.what for each in found)
 
 
@@ -190,7 +168,7 @@ args: ["torchserve", "--start", "--model-store", "{{ .Values.store }}", "--no-su
 """
     write(tmp_path, {"templates/deployment.yaml": chart, "config.properties": "metrics_mode=prometheus\n"})
 
-    found = needing_action(tmp_path)
+    found = actions(tmp_path)
 
     assert list(found) == ["templates/deployment.yaml:2"]
 
@@ -226,7 +204,7 @@ def test_each_form_of_a_start_is_read(tmp_path: Path, name: str, text: str, want
     write(tmp_path, {name: text, "config.properties": "model_store=store\nenable_envvars_config=true\n"})
     (tmp_path / "store").mkdir()
 
-    found = needing_action(tmp_path)
+    found = actions(tmp_path)
 
     assert found.keys() == wanted.keys()
     assert all(wanted[place] in what for place, what in found.items())
@@ -236,7 +214,7 @@ def test_a_store_that_nobody_names_is_missing(tmp_path: Path) -> None:
     """Neither the command nor the settings do."""
     write(tmp_path, {"config.properties": "metrics_mode=prometheus\n", "start.sh": "torchserve --start --ncs\n"})
 
-    assert needing_action(tmp_path) == {"start.sh:1": "no model store is named, here or in the settings"}
+    assert actions(tmp_path) == {"start.sh:1": "no model store is named, here or in the settings"}
 
 
 def test_yaml_that_nests_without_end_is_bounded(tmp_path: Path) -> None:
@@ -247,7 +225,7 @@ def test_yaml_that_nests_without_end_is_bounded(tmp_path: Path) -> None:
     )
     write(tmp_path, {"deep.yaml": deep, "bomb.yaml": bomb, "config.properties": "metrics_mode=prometheus\n"})
 
-    assert needing_action(tmp_path) == {}
+    assert actions(tmp_path) == {}
 
 
 # --------------------------------------------------------------------------------------- the contract's archives
@@ -259,7 +237,7 @@ WRONG = {
     "bad_yaml.war": "yaml",
     "config_bad.mar": "no YAML",
     "config_odd.mar": "minWorkers is 'two'",
-    "cycle.war": "Not a valid DAG",
+    "cycle.war": "there is a loop: add1, then add10, then add1",
     "empty.mar": "no handler",
     "func_unknown.mar": "no_such_function",
     "linear_nofile.mar": "gone.pt",

@@ -6,18 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from marserve.cli.torchserve import parser
-from marserve.migration.findings import Finding, counts
-from marserve.migration.survey import survey
+from marserve.migration.findings import counts
 from support.archives import manifest, zip_of
 from support.old_installation import PLANTED, make_installation
-
-FLAGS = [flag for action in parser()._actions for flag in action.option_strings]
-
-
-def look(root: Path) -> list[Finding]:
-    """Survey a folder as the command does."""
-    return survey(root, flags=FLAGS, environment={})
+from support.surveys import look
 
 
 @pytest.fixture
@@ -182,3 +174,30 @@ def test_a_line_of_requirements_that_pip_would_not_be_given_is_found(tmp_path: P
     assert (without.place, without.verdict) == ("model_store/m.mar!requirements.txt:2", "action")
     assert "matches none of allowed_urls" in without.what
     assert with_it.verdict == "works"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"from ts.handler_utils.distributed.pt_pippy import get_pipeline_driver\n",
+        b"from ts.handler_utils.distributed.pt_pippy import initialize_rpc_workers, get_pipeline_driver as make\n",
+        b"import ts.handler_utils.distributed.pt_pippy as pippy\ndriver = pippy.get_pipeline_driver\n",
+    ],
+)
+def test_what_always_refuses_needs_action(tmp_path: Path, source: bytes) -> None:
+    """A name that can be imported and never works: the handler would fail when it loads."""
+    archive = {"h.py": source + b"def handle(d, c): ...\n", "MAR-INF/MANIFEST.json": manifest("m")}
+    (tmp_path / "m.mar").write_bytes(zip_of(archive))
+
+    (found,) = [each for each in look(tmp_path) if each.verdict == "action"]
+
+    assert found.place == "m.mar!h.py:1"
+    assert "get_pipeline_driver, which refuses whenever it is called" in found.what
+
+
+def test_what_works_beside_it_needs_none(tmp_path: Path) -> None:
+    """The ranks of PiPPy work."""
+    source = b"from ts.handler_utils.distributed.pt_pippy import initialize_rpc_workers\ndef handle(d, c): ...\n"
+    (tmp_path / "m.mar").write_bytes(zip_of({"h.py": source, "MAR-INF/MANIFEST.json": manifest("m")}))
+
+    assert [each.what for each in look(tmp_path) if each.verdict == "action"] == []

@@ -47,14 +47,17 @@ def migrate(
 
 
 def _survey(output: Output, folder: Path, show_all: bool) -> None:
-    # Late: archives are read with parts of the server that other commands do not need.
-    from marserve.cli.torchserve import parser
+    # Late: archives are read, and a start is tried, with parts of the server that other commands do not need.
+    from marserve.app.trial import try_start
+    from marserve.cli.torchserve import parser, settings_of_command
     from marserve.migration.findings import as_document, counts
     from marserve.migration.survey import survey
 
     flags = [flag for action in parser()._actions for flag in action.option_strings]
     try:
-        findings = survey(folder, flags=flags, environment=os.environ)
+        findings = survey(
+            folder, flags=flags, read_command=settings_of_command, environment=os.environ, try_start=try_start
+        )
     except NotADirectoryError as error:
         raise CommandFailed(f"{error}.", "Name the folder that holds config.properties or the model store.") from error
     number = counts(findings)

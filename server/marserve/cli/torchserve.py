@@ -9,6 +9,8 @@ so that whoever supervises the server learns that it failed.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import signal
 import sys
@@ -119,6 +121,15 @@ def _missing_path(flags: argparse.Namespace) -> str | None:
     if temporary and not Path(temporary).is_dir():
         return f"Invalid temp directory: {temporary}, please check TEMP environment variable."
     return None
+
+
+def settings_of_command(words: Sequence[str]) -> dict[str, object]:
+    """The settings that the words of a command give, by their keys. Raises ValueError for no such command."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            return _as_settings(parser().parse_args(list(words)))
+    except SystemExit as error:
+        raise ValueError(f"{' '.join(words)} is no command of torchserve") from error
 
 
 def _as_settings(flags: argparse.Namespace) -> dict[str, object]:

@@ -13,29 +13,22 @@ from pathlib import Path
 from marserve.archive.manifest import MANIFEST_PATH, RUNTIMES, Manifest, read_manifest
 from marserve.archive.model_config import read_model_config
 from marserve.archive.pickle_check import check_folder
-from marserve.archive.reader import Limits, unpack
+from marserve.archive.reader import unpack
 from marserve.archive.requirements import read_requirements
-from marserve.errors import BadArchive, DependencyFailed, MarserveError, UnsafeArchive
+from marserve.errors import BadArchive, DependencyFailed, UnsafeArchive
 from marserve.migration.findings import Finding
-from marserve.migration.imports import TS, internal_in_ts, is_there, missing_in_ts, names_of, read_imports
+from marserve.migration.imports import is_there, names_of
 from marserve.migration.layout import Layout
-from marserve.migration.overview import Overview, judge_location
+from marserve.migration.overview import Overview
+from marserve.migration.source_findings import judge_source, module_of
+from marserve.migration.workflow_findings import judge_workflow
 from marserve.registry.handler_check import find_defect, folder_of
 from marserve.registry.handler_check import module_of as handler_module
-from marserve.workflows.intake import WorkflowIntake
 
 WORKFLOW_ENDING = ".war"
-MAX_SOURCE_BYTES = 4_000_000
 _IN_LINE = re.compile(r" in line (\d+)$")
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._\-]*)")
 _REQUIREMENTS_LINE = re.compile(r"(.+?), line (\d+): (.*)", re.DOTALL)
-# Distributions whose modules have another name; for the rest the two are alike but for dashes.
-_MODULES = {"opencv-python": "cv2", "opencv-python-headless": "cv2", "pillow": "PIL", "pyyaml": "yaml"} | {
-    "scikit-learn": "sklearn",
-    "scikit-image": "skimage",
-    "protobuf": "google",
-    "beautifulsoup4": "bs4",
-}
 
 
 def judge_archive(file: Path, shown: str, overview: Overview, layout: Layout) -> Iterator[Finding]:
@@ -43,7 +36,7 @@ def judge_archive(file: Path, shown: str, overview: Overview, layout: Layout) ->
     folder = Path(tempfile.mkdtemp(prefix="marserve-migrate-"))
     try:
         if file.suffix.lower() == WORKFLOW_ENDING:
-            yield from _judge_workflow(file, folder, shown, overview, layout)
+            yield from judge_workflow(file, folder, shown, overview, layout)
             return
         target = folder / "archive"
         try:
@@ -63,27 +56,6 @@ def judge_model_folder(folder: Path, shown: str, overview: Overview) -> Iterator
     """A model that lies in the store unpacked."""
     for found in _judge_unpacked(folder, shown, overview):
         yield replace(found, file=found.file.replace(f"{shown}!", f"{shown}/", 1))
-
-
-def _judge_workflow(file: Path, scratch: Path, shown: str, overview: Overview, layout: Layout) -> Iterator[Finding]:
-    """A workflow's archive: taken in as the server does, its functions' source parsed."""
-    try:
-        unpacked = WorkflowIntake(file.parent, scratch, Limits()).take_in(file.name)
-    except MarserveError as error:
-        yield Finding("action", shown, 0, error.message, "mend the workflow's archive")
-        return
-    found = [Finding("differs", shown, 0, warning) for warning in unpacked.warnings]
-    for node in unpacked.spec.nodes.values():
-        if node.url is not None:
-            place = f"{shown}!{unpacked.manifest.spec_file}"
-            lines = _lines(unpacked.folder / (unpacked.manifest.spec_file or ""))
-            line = next((at for at, text in enumerate(lines, 1) if node.url in text), 0)
-            found += judge_location(node.url, f"node {node.name}", place, line, layout, overview.allowed_urls)
-    for path in sorted(unpacked.folder.rglob("*.py")):
-        found += _judge_source(path, unpacked.folder, shown, {})
-    yield from found
-    if not any(each.verdict == "action" for each in found):
-        yield Finding("works", shown, 0, f"workflow {unpacked.manifest.workflow_name or file.stem}")
 
 
 def _inner(folder: Path) -> Path:
@@ -184,7 +156,7 @@ def _judge_handler(folder: Path, manifest: Manifest, shown: str, *, installs_req
                 "install it beside marserve, or set install_py_dep_per_model=true",
             )
     for path in sorted(folder.rglob("*.py")):
-        yield from _judge_source(path, folder, shown, asked if installs_requirements else {})
+        yield from judge_source(path, folder, shown, asked if installs_requirements else {})
 
 
 def _judge_function(handler: str, folder: Path, shown: str) -> Iterator[Finding]:
@@ -201,39 +173,6 @@ def _judge_function(handler: str, folder: Path, shown: str) -> Iterator[Finding]
             place = f"{shown}!{path.relative_to(folder).as_posix()}"
             said = f"has no {function}, which the manifest names as handler ({handler})"
             yield Finding("action", place, 0, said, "name one that is there, or add it")
-
-
-def _judge_source(path: Path, folder: Path, shown: str, asked: dict[str, int]) -> Iterator[Finding]:
-    place = f"{shown}!{path.relative_to(folder).as_posix()}"
-    if path.stat().st_size > MAX_SOURCE_BYTES:
-        return
-    try:
-        imports = read_imports(path.read_bytes())
-    except SyntaxError as error:
-        yield Finding(
-            "action", place, error.lineno or 0, f"it is no Python that runs here: {error.msg}", "mend the source"
-        )
-        return
-    except ValueError as error:
-        yield Finding("action", place, 0, f"it is no Python that runs here: {error}", "mend the source")
-        return
-    brought = {module_of(name) for name in asked}
-    for wanted in imports:
-        top = wanted.module.partition(".")[0]
-        if top == TS and not (folder / "ts.py").exists() and not (folder / "ts").is_dir():
-            for name in missing_in_ts(wanted):
-                yield Finding(
-                    *("action", place, wanted.line, f"imports {name}, which is not there under TorchServe's names"),
-                    "see docs/migrating.md for what takes its place",
-                )
-            for name in internal_in_ts(wanted):
-                said = f"imports {name}: a part of TorchServe's server, which raises one sentence when it is called"
-                yield Finding("differs", place, wanted.line, said)
-        elif top not in brought and top != TS and not is_there(wanted.module, folder):
-            yield Finding(
-                *("action", place, wanted.line, f"imports {wanted.module}, which is not installed here"),
-                f"install what brings {top}, or name it in the archive's requirements file",
-            )
 
 
 def _judge_requirements(folder: Path, file: str, shown: str, allowed_urls: Sequence[str]) -> Iterator[Finding]:
@@ -256,11 +195,6 @@ def _requirements(folder: Path, manifest: Manifest) -> dict[str, int]:
         if match and not text.lstrip().startswith(("#", "-")):
             found.setdefault(match[1].lower(), at)
     return found
-
-
-def module_of(distribution: str) -> str:
-    """The module that a distribution most likely brings."""
-    return _MODULES.get(distribution.lower(), distribution.replace("-", "_"))
 
 
 def _lines(path: Path) -> list[str]:

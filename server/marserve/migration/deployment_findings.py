@@ -5,7 +5,7 @@ Templates, which are none until they are filled in, are read line by line as scr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import yaml
 from marserve.migration.findings import Finding
 from marserve.migration.layout import Layout
 from marserve.migration.overview import Overview
-from marserve.migration.script_findings import judge_command, judge_image, judge_lines, judge_variable
+from marserve.migration.script_findings import Starts, judge_command, judge_image, judge_lines, judge_variable
 from marserve.migration.settings_findings import judge_text
 
 MAX_BYTES = 1_000_000
@@ -25,7 +25,7 @@ _PROGRAM = "torchserve"
 _SPEAKS_OF_IT = (_PROGRAM, "TS_")
 
 
-def judge_deployment(file: Path, layout: Layout, overview: Overview, flags: Collection[str]) -> Iterator[Finding]:
+def judge_deployment(file: Path, layout: Layout, overview: Overview, starts: Starts) -> Iterator[Finding]:
     """Every image, command, variable and file of settings in it that has to do with the server."""
     shown = layout.shown(file)
     try:
@@ -40,9 +40,9 @@ def judge_deployment(file: Path, layout: Layout, overview: Overview, flags: Coll
     try:
         documents = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None]
     except (yaml.YAMLError, RecursionError):
-        yield from judge_lines(text, shown, 0, layout, overview, flags)
+        yield from judge_lines(text, shown, 0, layout, overview, starts)
         return
-    judge = _Judge(shown, text, layout, overview, flags, set())
+    judge = _Judge(shown, text, layout, overview, starts, set())
     for document in documents:
         yield from judge.walk(document, 0)
 
@@ -53,7 +53,7 @@ class _Judge:
     text: str
     layout: Layout
     overview: Overview
-    flags: Collection[str]
+    starts: Starts
     walked: set[int]  # nodes by id: one that has many names is walked once
 
     def walk(self, node: yaml.Node, depth: int) -> Iterator[Finding]:
@@ -91,14 +91,14 @@ class _Judge:
         for at, word in enumerate(words):
             if " " in word.value.strip():
                 before = word.start_mark.line + (1 if word.style in ("|", ">") else 0)
-                yield from judge_lines(word.value, self.shown, before, self.layout, self.overview, self.flags)
+                yield from judge_lines(word.value, self.shown, before, self.layout, self.overview, self.starts)
             elif Path(word.value).name == _PROGRAM:
                 yield from self._judge_words(word, words[at + 1 :])
 
     def _judge_words(self, program: yaml.ScalarNode, following: list[yaml.ScalarNode]) -> Iterator[Finding]:
         """What a command gets wrong stands at the line of the word that it is about."""
         given = [each.value for each in following]
-        judged = judge_command(given, self.shown, _line(program), self.layout, self.overview, self.flags, self.text)
+        judged = judge_command(given, self.shown, _line(program), self.layout, self.overview, self.starts, self.text)
         for found in judged:
             about = [each for each in following if found.verdict != "works" and found.what.startswith(_flag_of(each))]
             line = _line(about[0]) if about else found.line

@@ -119,6 +119,50 @@ def internal_in_ts(wanted: Import) -> Iterator[str]:
         yield from (f"{wanted.module}.{name}" for name in wanted.names if name in internals)
 
 
+def refusing_in_ts(source: bytes, wanted: Import) -> Iterator[str]:
+    """Names under `ts` that a source takes from a module, and that raise whenever they are called.
+
+    `source` has the import; of `import m` the attributes that it uses count.
+    """
+    folder = _ts_folder()
+    if folder is None:
+        return
+    path = folder.joinpath(*wanted.module.split(".")[1:])
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if file.is_file():
+        refusing = _refusing_of(file)
+        used = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+        names = used if not wanted.names else refusing if "*" in wanted.names else set(wanted.names)
+        yield from (f"{wanted.module}.{name}" for name in sorted(refusing & names))
+
+
+@cache
+def _refusing_of(file: Path) -> frozenset[str]:
+    """What a module under TorchServe's names hands on, and what is declared to return never."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module != INTERNALS:
+            defined = _functions_without_return(node.module)
+            found.update(alias.asname or alias.name for alias in node.names if alias.name in defined)
+    return frozenset(found)
+
+
+@cache
+def _functions_without_return(module: str) -> frozenset[str]:
+    folder = _ts_folder()
+    package, _, rest = module.partition(".")
+    if folder is None or package != "marserve_handlers":
+        return frozenset()
+    file = folder.parents[1].joinpath(*rest.split(".")).with_suffix(".py")
+    if not file.is_file():
+        return frozenset()
+    return frozenset(
+        node.name
+        for node in ast.parse(file.read_bytes()).body
+        if isinstance(node, ast.FunctionDef) and isinstance(node.returns, ast.Name) and node.returns.id == "NoReturn"
+    )
+
+
 @cache
 def _internals_of(file: Path) -> frozenset[str]:
     return frozenset(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,8 +29,25 @@ _LEFT_OUT = ("node_modules", "site-packages", "venv", "env", "__pycache__")
 
 
 @dataclass(frozen=True, slots=True)
+class Volume:
+    """What a container sees at the path `inside`: `outside` on this machine, None for a volume that Docker keeps.
+
+    `source` is what was written, in the file `shown` at `line`.
+    """
+
+    inside: str
+    source: str
+    outside: Path | None
+    shown: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
-    """The pieces below `root`, each a path; `cut_short`: there was more than is looked at."""
+    """The pieces below `root`, and in the folders of its containers' `volumes`.
+
+    `cut_short`: there was more than is looked at.
+    """
 
     root: Path
     configs: list[Path] = field(default_factory=list)
@@ -42,6 +59,8 @@ class Layout:
     package_lists: list[Path] = field(default_factory=list)
     log_configs: list[Path] = field(default_factory=list)
     key_files: list[Path] = field(default_factory=list)
+    jars: list[Path] = field(default_factory=list)
+    volumes: list[Volume] = field(default_factory=list)
     cut_short: bool = False
 
     @property
@@ -59,10 +78,13 @@ class Layout:
         return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
 
     def find_folder(self, named: str) -> Path | None:
-        """The folder that a setting or a flag names, here: as it stands, or of that name below the root.
+        """The folder that a setting or a flag names, here: by a volume, as it stands, or of that name below the root.
 
         Settings of containers name folders that exist inside of them alone.
         """
+        seen = self._seen_in_container(named)
+        if seen is not None and seen.is_dir():
+            return seen
         path = self.root / named
         if path.is_dir():
             return path
@@ -71,12 +93,31 @@ class Layout:
 
     def find_file(self, named: str) -> Path | None:
         """The file that a setting names, here, as `find_folder` does."""
+        seen = self._seen_in_container(named)
+        if seen is not None and seen.is_file():
+            return seen
         path = self.root / named
         if path.is_file():
             return path
         last = Path(named).name
         known = [*self.configs, *self.snapshots, *self.archives, *self.scripts, *self.deployments, *self.log_configs]
         return next((file for file in known if file.name == last), None)
+
+    def docker_volume(self, named: str) -> str | None:
+        """The volume that Docker keeps, which was not looked into, and that holds this path of a container."""
+        volume = self._volume_of(named)
+        return volume.source if volume is not None and volume.outside is None else None
+
+    def _seen_in_container(self, named: str) -> Path | None:
+        volume = self._volume_of(named)
+        if volume is None or volume.outside is None:
+            return None
+        return volume.outside / named[len(volume.inside) :].strip("/")
+
+    def _volume_of(self, named: str) -> Volume | None:
+        """The innermost volume that a container's path lies in."""
+        holds = [each for each in self.volumes if f"{named.rstrip('/')}/".startswith(f"{each.inside.rstrip('/')}/")]
+        return max(holds, key=lambda each: len(each.inside), default=None)
 
     def _folders(self) -> Iterator[Path]:
         for folder, names, _ in _walk(self.root):
@@ -89,9 +130,22 @@ def find_layout(root: Path) -> Layout:
     root = root.resolve()
     if not root.is_dir():
         raise NotADirectoryError(f"{root} is no folder")
-    layout = Layout(root)
+    return _collect(Layout(root), root)
+
+
+def follow_volumes(layout: Layout, volumes: Sequence[Volume]) -> Layout:
+    """The layout with what its containers see, folders outside of the root among it."""
+    layout = replace(layout, volumes=list(volumes))
+    # dict.fromkeys: several containers may see one folder.
+    for folder in dict.fromkeys(each.outside for each in volumes):
+        if folder is not None and folder.is_dir() and not folder.is_relative_to(layout.root):
+            layout = _collect(layout, folder)
+    return layout
+
+
+def _collect(layout: Layout, within: Path) -> Layout:
     seen = 0
-    for folder, folders, names in _walk(root):
+    for folder, folders, names in _walk(within):
         if MODEL_FOLDER_MARK in folders:
             layout.model_folders.append(folder)
             folders.clear()
@@ -116,6 +170,8 @@ def _sort_in(layout: Layout, path: Path) -> None:
         layout.configs.append(path)
     elif lower.endswith(ARCHIVE_ENDINGS):
         layout.archives.append(path)
+    elif lower.endswith(".jar"):
+        layout.jars.append(path)
     elif name == "key_file.json":
         layout.key_files.append(path)
     elif lower.endswith(SCRIPT_ENDINGS) or name in SCRIPT_NAMES or lower.startswith("dockerfile"):

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from marserve.migration.findings import Finding
 from marserve.migration.layout import Layout
@@ -27,21 +29,45 @@ _VARIABLE = re.compile(
     r"(?:\bENV\s+(?=TS_\w+\s+[^=\s])|(?<![${\w])(?=TS_\w+\s*[=:]))(TS_[A-Z0-9_]+)\s*[=:]?\s*"
     r"(?:\"([^\"]*)\"|'([^']*)'|([^\s\"']*))"
 )
+# A command that runs or looks for Java. Where it fails, and the script ends because of it, the server is not started.
+_RUNS_JAVA = re.compile(
+    r"(?:^|[;&|(`!]|\$\(|\bif|\bthen|\bRUN|\bdo)\s*(?:(?:command\s+-v|which|type|hash)\s+)?"
+    r"(?:[\w./${}\-]*/)?(java|keytool)(?=\s|$|[;&|)])"
+)
+_ENDS_WITHOUT = re.compile(r"\|\|\s*(?:\{[^}]*)?(?:exit|return|false|die)\b|&&\s*\S|^\s*RUN\b|\bif\s+!")
+_GOES_ON = re.compile(r"\|\|\s*(?:true|:|echo)\b")
+_ENDS_AT_ONCE = re.compile(r"^\s*set\s+-[a-z]*e|^\s*set\s+-o\s+errexit|^#!.*sh\s+-[a-z]*e", re.MULTILINE)
+_WANTS_JAVA_HOME = re.compile(
+    r"\$\{JAVA_HOME:?\?|(?:-z\s+\"?\$\{?JAVA_HOME\b|!\s*-[dxn]\s+\"?\$\{?JAVA_HOME\b).*\b(?:exit|return|then)\b"
+)
+_REGISTERS = re.compile(r"/models/?\?(?:[^\"'\s]*&)?url=([^&\"'\s]+)")
 _ASKS = {"-v", "--version", "-h", "--help"}
 FOLDERS = ("model_store", "workflow_store")
 _ALWAYS_READ = {"TS_CONFIG_FILE", "TS_OPEN_INFERENCE_PROTOCOL", "TS_MODEL_SERVER_HOME"}
 _WITHOUT_EFFECT = {
     "--log-config": "is accepted without effect: see log_level, log_format and log_location",
     "--cpp-log-config": "is accepted without effect: there is no C++ backend",
-    "--plugins-path": "is accepted; Java plug-ins are not loaded (see plugins_path in docs/settings.md)",
-    "--ppath": "is accepted; Java plug-ins are not loaded (see plugins_path in docs/settings.md)",
 }
+_PLUGIN_FLAGS = ("--plugins-path", "--ppath")
+# Jars that come with TorchServe, or whose work a setting does.
+_KNOWN_JARS = re.compile(r"sagemaker|torchserve-plugins-sdk", re.IGNORECASE)
 # Where something else is in the line of a command; a shell's way to name it.
 _ELSEWHERE = ("$", "{{", "`")
 
 
-def judge_script(file: Path, layout: Layout, overview: Overview, flags: Collection[str]) -> Iterator[Finding]:
-    """Every line that has to do with the server. `flags` are those that `torchserve` takes here."""
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """How commands that start the server are judged: by the `flags` of `torchserve` here, and by a trial.
+
+    `try_command` takes the words of a sound command, the file and the line that it stands in.
+    """
+
+    flags: Collection[str]
+    try_command: Callable[[list[str], str, int], Iterator[Finding]]
+
+
+def judge_script(file: Path, layout: Layout, overview: Overview, starts: Starts) -> Iterator[Finding]:
+    """Every line that has to do with the server."""
     shown = layout.shown(file)
     try:
         if file.stat().st_size > MAX_BYTES:
@@ -50,19 +76,19 @@ def judge_script(file: Path, layout: Layout, overview: Overview, flags: Collecti
     except OSError as error:
         yield Finding("action", shown, 0, f"it cannot be read: {error.strerror}", "look at it yourself")
         return
-    yield from judge_lines(text, shown, 0, layout, overview, flags)
+    yield from judge_lines(text, shown, 0, layout, overview, starts)
 
 
 def judge_lines(
-    text: str, shown: str, before: int, layout: Layout, overview: Overview, flags: Collection[str]
+    text: str, shown: str, before: int, layout: Layout, overview: Overview, starts: Starts
 ) -> Iterator[Finding]:
     """Every line of a text that begins after `before` lines of the file."""
-    for line, words in _logical_lines(text):
+    for line, words in logical_lines(text):
         if not words.lstrip().startswith(("#", "REM ", "//")):
-            yield from _judge_line(shown, before + line, words, layout, overview, flags, text)
+            yield from _judge_line(shown, before + line, words, layout, overview, starts, text)
 
 
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Lines with their continuations, and where each begins."""
     begun, parts = 0, []
     for number, line in enumerate(text.splitlines(), 1):
@@ -88,7 +114,7 @@ def judge_image(text: str, shown: str, line: int) -> Iterator[Finding]:
 
 
 def _judge_line(
-    shown: str, line: int, text: str, layout: Layout, overview: Overview, flags: Collection[str], whole: str
+    shown: str, line: int, text: str, layout: Layout, overview: Overview, starts: Starts, whole: str
 ) -> Iterator[Finding]:
     image = list(judge_image(text, shown, line))
     yield from image
@@ -102,15 +128,32 @@ def _judge_line(
     if archiver:
         yield Finding("differs", shown, line, f"installs {archiver[1]}: marserve has this command; the line may go")
     java = _JAVA.search(text)
-    if java:
+    if _insists_on_java(text, whole):
+        yield Finding(
+            *("action", shown, line, "the script ends here where there is no Java"),
+            "delete the line: marserve needs none",
+        )
+    elif java:
         yield Finding("differs", shown, line, f"{java[1]}: there is no Java here; the line may go")
     for name, *values in _VARIABLE.findall(text):
         if re.search(rf"\$\{{?{name}\b", whole):
             continue  # the script's own: it uses it itself
         yield judge_variable(name, "".join(values), shown, line, layout, overview)
+    for address in _REGISTERS.findall(text):
+        yield from judge_location(unquote(address), "registration", shown, line, layout, overview.allowed_urls)
     if not installs and not image:
         for words in _commands(text, "torchserve"):
-            yield from judge_command(words, shown, line, layout, overview, flags, whole)
+            yield from judge_command(words, shown, line, layout, overview, starts, whole)
+
+
+def _insists_on_java(text: str, whole: str) -> bool:
+    """Whether this line ends the script, or the build of an image, where Java is missing."""
+    if _WANTS_JAVA_HOME.search(text):
+        return True
+    if not _RUNS_JAVA.search(text) or _GOES_ON.search(text):
+        return False
+    is_only_asked = re.search(r"\bif\s+(?!!)|\bwhile\b|\buntil\b", text) is not None
+    return bool(_ENDS_WITHOUT.search(text)) or (bool(_ENDS_AT_ONCE.search(whole)) and not is_only_asked)
 
 
 def judge_variable(name: str, value: str, shown: str, line: int, layout: Layout, overview: Overview) -> Finding:
@@ -157,27 +200,32 @@ def _commands(text: str, program: str) -> Iterator[list[str]]:
 
 
 def judge_command(
-    words: list[str], shown: str, line: int, layout: Layout, overview: Overview, flags: Collection[str], whole: str
+    words: list[str], shown: str, line: int, layout: Layout, overview: Overview, starts: Starts, whole: str
 ) -> Iterator[Finding]:
     """What follows `torchserve`; `whole` is the script, which may make the folders that are named."""
-    given = _by_flag(words, flags)
+    given = _by_flag(words, starts.flags)
     found: list[Finding] = []
     for flag in given:
         if not _is_elsewhere(flag):
-            found += _judge_flag(flag, flags, shown, line)
+            found += _judge_flag(flag, starts.flags, shown, line)
     for flag, sentence in _WITHOUT_EFFECT.items():
         if flag in given:
             found.append(Finding("differs", shown, line, f"{flag} {sentence}"))
     for flag in ("--model-store", "--workflow-store"):
         for named in given.get(flag, [])[:1]:
             is_made = whole.count(named.rstrip("/")) > 1
-            if not _is_elsewhere(named) and layout.find_folder(named) is None and not is_made:
+            volume = layout.docker_volume(named)
+            if volume is None and not _is_elsewhere(named) and layout.find_folder(named) is None and not is_made:
                 said = f"{flag} {named}: there is no such folder here"
                 found.append(Finding("action", shown, line, said, "create or bring it"))
+    for flag in _PLUGIN_FLAGS:
+        for named in given.get(flag, [])[:1]:
+            found += judge_plugins(named, flag, shown, line, layout)
     for flag in ("--ts-config", "--log-config"):
         for named in given.get(flag, [])[:1]:
             is_of_machine = flag == "--log-config" and Path(named).is_absolute()
-            if not _is_elsewhere(named) and layout.find_file(named) is None and not is_of_machine:
+            is_known = is_of_machine or layout.docker_volume(named) is not None
+            if not _is_elsewhere(named) and layout.find_file(named) is None and not is_known:
                 said = f"{flag} {named}: there is no such file here"
                 found.append(Finding("action", shown, line, said, "bring it, or leave the flag out"))
     for location in given.get("--models", []):
@@ -188,7 +236,26 @@ def judge_command(
         found.append(Finding("action", shown, line, said, "give --model-store, or set model_store"))
     yield from found
     if not any(each.verdict == "action" for each in found):
+        if "--stop" not in given and not given.keys() & _ASKS and not any(map(_is_elsewhere, words)):
+            yield from starts.try_command(words, shown, line)
         yield Finding("works", shown, line, "torchserve " + " ".join(words))
+
+
+def judge_plugins(named: str, by: str, shown: str, line: int, layout: Layout) -> Iterator[Finding]:
+    """A folder of Java plug-ins: what its jars do must be done otherwise."""
+    folder = None if not named or _is_elsewhere(named) else layout.find_folder(named)
+    jars = sorted(file.name for file in layout.jars if folder is not None and file.is_relative_to(folder))
+    custom = [name for name in jars if not _KNOWN_JARS.search(name)]
+    instead = "write what it does as a Python package (docs/plugins.md), and leave the setting out"
+    if folder is None:
+        said = f"{by} {named}: Java plug-ins are not loaded, and the folder is not here, so its jars were not seen"
+        yield Finding("action", shown, line, said, instead)
+    elif custom:
+        said = f"{by} {named}: {', '.join(custom)}: Java plug-ins are not loaded"
+        yield Finding("action", shown, line, said, instead)
+    else:
+        said = f"{by} is accepted; Java plug-ins are not loaded (see plugins_path in docs/settings.md)"
+        yield Finding("differs", shown, line, said)
 
 
 def _by_flag(words: list[str], flags: Collection[str]) -> dict[str, list[str]]:

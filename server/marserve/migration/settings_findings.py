@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
+from marserve.api.tls import read_keystore, read_pem_files, server_context
 from marserve.errors import BadSettings
 from marserve.migration.findings import Finding
 from marserve.migration.layout import Layout
 from marserve.migration.overview import Overview, judge_location
-from marserve.migration.script_findings import FOLDERS
+from marserve.migration.script_findings import FOLDERS, judge_plugins
 from marserve.migration.snapshot_findings import judge_models
-from marserve.settings import KEYS, load_settings
+from marserve.settings import KEYS, Settings, load_settings
 from marserve.settings.load import read_properties
 from marserve.settings.values import Reading, Wrong
+from marserve.telemetry.metric_definitions import read_metrics_file
 
 _LINE = re.compile(r", line (\d+)\)?\.?$")
 # What names folders and files of the machine that the server runs on, which need not be this one.
@@ -25,9 +29,14 @@ _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
 _OF_PLATFORMS = ("SAGEMAKER_", "AIP_")
 FILES = ("private_key_file", "certificate_file", "keystore", "metrics_config")
 
+StartTrial = Callable[[Settings], list[BadSettings]]
+"""Tries a start with settings, of which nothing is left: what would keep the server, or one of its models, from it."""
 
-def judge_settings(file: Path, layout: Layout, overview: Overview, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Every key of one file, and then the file as a whole."""
+
+def judge_settings(
+    file: Path, layout: Layout, overview: Overview, environment: Mapping[str, str], try_start: StartTrial
+) -> Iterator[Finding]:
+    """Every key of one file, and then the file as a whole, by a trial of a start."""
     shown = layout.shown(file)
     try:
         data = file.read_bytes()
@@ -37,7 +46,7 @@ def judge_settings(file: Path, layout: Layout, overview: Overview, environment: 
     found = list(judge_text(data, shown, 0, layout, overview))
     yield from found
     if not any(each.verdict == "action" for each in found):
-        yield from _judge_whole(data, layout, shown, environment)
+        yield from _judge_whole(data, layout, shown, environment, try_start)
 
 
 def judge_text(data: bytes, shown: str, before: int, layout: Layout, overview: Overview) -> Iterator[Finding]:
@@ -48,6 +57,7 @@ def judge_text(data: bytes, shown: str, before: int, layout: Layout, overview: O
         yield Finding("action", shown, 0, error.message, "mend the file")
         return
     names = {name for name, _, _ in entries}
+    yield from _judge_files({name: (text.strip(), before + line) for name, text, line in entries}, shown, layout)
     for name, text, line in entries:
         finding = _judge_key(name, text, shown, before + line, layout, names)
         yield finding
@@ -60,8 +70,10 @@ def judge_text(data: bytes, shown: str, before: int, layout: Layout, overview: O
 
 
 def _judge_models(name: str, text: str, shown: str, line: int, layout: Layout, overview: Overview) -> Iterator[Finding]:
-    """Whether the archives that a key names can be had."""
-    if name == "model_snapshot":
+    """Whether the archives and plug-ins that a key names can be had."""
+    if name == "plugins_path" and text.strip():
+        yield from judge_plugins(text.strip(), name, shown, line, layout)
+    elif name == "model_snapshot":
         yield from judge_models(text, shown, line, layout)
     elif name == "load_models":
         for entry in text.split(","):
@@ -86,6 +98,8 @@ def _judge_key(name: str, text: str, shown: str, line: int, layout: Layout, besi
         return Finding("works", shown, line, f"{name} takes its value from the environment")
     if name in FOLDERS:
         return _judge_folder(name, text, shown, line, layout)
+    if name in FILES and (volume := layout.docker_volume(text.strip())) is not None:
+        return Finding("differs", shown, line, f"{name}={text} is in the volume {volume}, which was not looked into")
     if name in FILES and text.strip() and layout.find_file(text.strip()) is None and not Path(text.strip()).exists():
         return Finding(
             *("action", shown, line, f"{name}={text}: there is no such file here"),
@@ -109,6 +123,8 @@ def _judge_key(name: str, text: str, shown: str, line: int, layout: Layout, besi
 
 def _judge_folder(name: str, text: str, shown: str, line: int, layout: Layout) -> Finding:
     found = layout.find_folder(text.strip())
+    if found is None and (volume := layout.docker_volume(text.strip())) is not None:
+        return Finding("differs", shown, line, f"{name}={text} is the volume {volume}, which was not looked into")
     if found is None:
         return Finding(
             *("action", shown, line, f"{name}={text}: there is no such folder here"),
@@ -120,32 +136,98 @@ def _judge_folder(name: str, text: str, shown: str, line: int, layout: Layout) -
     return Finding("works", shown, line, f"{name}={text}")
 
 
-def _judge_whole(data: bytes, layout: Layout, shown: str, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """What the settings must hold together: the server's own rules, on a copy that names folders as they lie here.
+def _judge_files(said: Mapping[str, tuple[str, int]], shown: str, layout: Layout) -> Iterator[Finding]:
+    """Whether the server can read the files that are named here: metrics, certificates and keys."""
+
+    def find(name: str) -> Path | None:
+        text = said.get(name, ("", 0))[0]
+        return (layout.find_file(text) or _here(text)) if text else None
+
+    def value(name: str) -> str:
+        key = KEYS[name]
+        return said[name][0] if name in said else key.show(key.defaults["torchserve"])
+
+    metrics, keystore = find("metrics_config"), find("keystore")
+    certificate, key = find("certificate_file"), find("private_key_file")
+    addresses = ("inference_address", "management_address", "metrics_address")
+    is_https = any(value(name).lower().startswith("https:") for name in addresses)
+    checks: list[Callable[[], object]] = []
+    if metrics is not None:
+        checks.append(functools.partial(read_metrics_file, metrics))
+    if is_https and keystore is not None:
+        password, kind = value("keystore_pass"), value("keystore_type")
+        checks.append(lambda: server_context(read_keystore(keystore, password, kind)))
+    elif certificate is not None and key is not None and (is_https or value("enable_grpc_ssl").lower() == "true"):
+        checks.append(lambda: server_context(read_pem_files(certificate, key)))
+    for check in checks:
+        try:
+            check()
+        except BadSettings as error:
+            named = (error.key or "", "keystore", "private_key_file", "metrics_config")
+            line = next((said[name][1] for name in named if name in said), 0)
+            yield Finding("action", shown, line, error.message, "bring a file that the server can read")
+
+
+def _here(text: str) -> Path | None:
+    path = Path(text)
+    return path if path.is_absolute() and path.is_file() else None
+
+
+def _judge_whole(
+    data: bytes, layout: Layout, shown: str, environment: Mapping[str, str], try_start: StartTrial
+) -> Iterator[Finding]:
+    """What the settings must hold together: a start is tried with folders and files as they lie here."""
+    flags: dict[str, object] = {"ts_config": str(layout.root / shown)}
+    for name, text, _ in read_properties(data, shown):
+        find = {**dict.fromkeys(FOLDERS, layout.find_folder), **dict.fromkeys(FILES, layout.find_file)}.get(name)
+        found = find(text.strip()) if find is not None and text.strip() else None
+        if found is not None:
+            flags[name] = str(found)
+    yield from judge_start(flags, environment, layout, shown, 0, try_start)
+
+
+def _stand_ins(file: Path) -> dict[str, str]:
+    """Values for the variables that a file of settings names: the default of their key, or a port."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError, BadSettings):
+        for name, text, _ in read_properties(file.read_bytes(), file.name):
+            for variable in _VARIABLE.findall(text):
+                is_all = name in KEYS and text.strip() == f"$${variable}$$"
+                found[variable] = KEYS[name].show(KEYS[name].defaults["torchserve"]) if is_all else "8080"
+    return found
+
+
+def judge_start(
+    flags: dict[str, object],
+    environment: Mapping[str, str],
+    layout: Layout,
+    shown: str,
+    line: int,
+    try_start: StartTrial,
+) -> Iterator[Finding]:
+    """What a trial of a start says, of the settings that these flags make. `shown` and `line` are whose they are.
 
     A variable that is not set here stands for the default of its key, or for a port.
     """
-    flags: dict[str, object] = {"ts_config": str(layout.root / shown)}
-    stand_ins: dict[str, str] = {}
-    for name, text, _ in read_properties(data, shown):
-        found = layout.find_folder(text.strip()) if name in FOLDERS and text.strip() else None
-        if found is not None:
-            flags[name] = str(found)
-        for variable in _VARIABLE.findall(text):
-            is_all = name in KEYS and text.strip() == f"$${variable}$$"
-            stand_ins[variable] = KEYS[name].show(KEYS[name].defaults["torchserve"]) if is_all else "8080"
     if "model_store" not in flags:
         stores = sorted({path.parent for path in layout.archives})
-        flags["model_store"] = str(stores[0] if stores else layout.root)
-    environment = stand_ins | dict(environment)
+        flags = {**flags, "model_store": str(stores[0] if stores else layout.root)}
+    file = Path(str(flags.get("ts_config") or layout.root / "config.properties"))
     try:
-        settings = load_settings("torchserve", flags, environment, layout.root)
+        settings = load_settings("torchserve", flags, _stand_ins(file) | dict(environment), layout.root)
     except BadSettings as error:
-        line = _line_of(error.source)
-        yield Finding("action", shown, line, error.message, "mend this before the server is started")
+        yield Finding(
+            "action", shown, _line_of(error.source) or line, error.message, "mend this before the server is started"
+        )
         return
     for sentence in settings.warnings:
-        yield Finding("differs", shown, _line_of(sentence), _LINE.sub("", sentence))
+        yield Finding("differs", shown, _line_of(sentence) or line, _LINE.sub("", sentence))
+    problems = try_start(settings)
+    for problem in problems:
+        said = f"a start was tried and failed: {problem.message}"
+        yield Finding("action", shown, _line_of(problem.source) or line, said, "mend this before the server is started")
+    if not problems:
+        yield Finding("works", shown, line, "a start was tried with these settings, without workers")
 
 
 def _line_of(text: str | None) -> int:

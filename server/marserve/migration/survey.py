@@ -2,43 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from marserve.migration.archive_findings import judge_archive, judge_model_folder
 from marserve.migration.deployment_findings import judge_deployment
 from marserve.migration.findings import Finding, in_order
-from marserve.migration.layout import Layout, find_layout
+from marserve.migration.layout import Layout, find_layout, follow_volumes
 from marserve.migration.overview import Overview, read_overview
 from marserve.migration.package_findings import judge_packages
-from marserve.migration.script_findings import judge_script
-from marserve.migration.settings_findings import judge_settings
+from marserve.migration.script_findings import FOLDERS, Starts, judge_script
+from marserve.migration.settings_findings import StartTrial, judge_settings, judge_start
 from marserve.migration.snapshot_findings import judge_snapshots
+from marserve.migration.volumes import judge_volumes, read_volumes
+
+ReadCommand = Callable[[Sequence[str]], dict[str, object]]
+"""The settings that the words of a `torchserve` command give, by their keys; raises ValueError where it gives none."""
 
 
-def survey(root: Path, *, flags: Collection[str], environment: Mapping[str, str]) -> list[Finding]:
+def survey(
+    root: Path,
+    *,
+    flags: Collection[str],
+    read_command: ReadCommand,
+    environment: Mapping[str, str],
+    try_start: StartTrial,
+) -> list[Finding]:
     """Look at a TorchServe installation's folder; nothing of it is run or changed.
 
-    `flags` are the flags of `torchserve` here. Raises NotADirectoryError where there is no such folder.
+    `flags` are the flags of `torchserve` here. `try_start` tries a start with the settings that were read, without
+    workers. Raises NotADirectoryError where there is no such folder.
     """
     layout = find_layout(root)
+    layout = follow_volumes(layout, read_volumes(layout))
     overview = read_overview(layout)
     findings: list[Finding] = []
     for file in layout.configs:
-        findings += judge_settings(file, layout, overview, environment)
+        findings += judge_settings(file, layout, overview, environment, try_start)
     for file in layout.archives:
         findings += judge_archive(file, layout.shown(file), overview, layout)
     for folder in layout.model_folders:
         findings += judge_model_folder(folder, layout.shown(folder), overview)
+
+    def try_command(words: list[str], shown: str, line: int) -> Iterator[Finding]:
+        faulty = {each.file for each in findings if each.verdict == "action"}
+        yield from _try_command(words, shown, line, layout, read_command, environment, try_start, faulty)
+
+    starts = Starts(flags, try_command)
     for file in layout.scripts:
-        findings += judge_script(file, layout, overview, flags)
+        findings += judge_script(file, layout, overview, starts)
     for file in layout.deployments:
-        findings += judge_deployment(file, layout, overview, flags)
+        findings += judge_deployment(file, layout, overview, starts)
     for file in layout.package_lists:
         findings += judge_packages(file, layout.shown(file))
     findings += judge_snapshots(layout)
+    findings += judge_volumes(layout)
     findings += _judge_rest(layout, overview)
+    if not layout.configs and layout.has_archives and not any(each.verdict == "action" for each in findings):
+        findings += judge_start({"load_models": "all"}, environment, layout, ".", 0, try_start)
     return in_order(dict.fromkeys(findings))
+
+
+def _try_command(
+    words: Sequence[str],
+    shown: str,
+    line: int,
+    layout: Layout,
+    read_command: ReadCommand,
+    environment: Mapping[str, str],
+    try_start: StartTrial,
+    faulty: Collection[str],
+) -> Iterator[Finding]:
+    """A trial with what a command gives, on folders as they lie here; none where its settings are at fault already."""
+    try:
+        given = read_command(words)
+    except ValueError:
+        return
+    for name in (*FOLDERS, "ts_config"):
+        find = layout.find_file if name == "ts_config" else layout.find_folder
+        named = str(given.get(name) or "")
+        if layout.docker_volume(named) is not None:
+            return  # what would be started lies where nothing was looked into
+        found = find(named) if named else None
+        if found is not None:
+            given[name] = str(found)
+        elif name in FOLDERS:
+            given.pop(name, None)  # the script makes it, or it was found missing before
+    file = Path(str(given.get("ts_config") or layout.root / "config.properties"))
+    if layout.shown(file) not in faulty:
+        yield from judge_start(given, environment, layout, shown, line, try_start)
 
 
 def _judge_rest(layout: Layout, overview: Overview) -> Iterator[Finding]:
@@ -51,7 +103,7 @@ def _judge_rest(layout: Layout, overview: Overview) -> Iterator[Finding]:
         yield Finding("differs", layout.shown(file), 0, said)
     if layout.cut_short:
         yield Finding("action", ".", 0, "there are more files than were looked at", "survey its parts one by one")
-    if not layout.configs and not layout.has_archives and not layout.scripts:
+    if not (layout.configs or layout.has_archives or layout.scripts or layout.volumes):
         yield Finding(
             *(
                 "action",

@@ -85,10 +85,13 @@ class Rehearsal:
         self._mirrors = mirrors
         self._hooks = hooks
 
-    async def register(self, parameters: RegisterParameters, *, as_it_is_now: bool = False) -> Rehearsed:
+    async def register(
+        self, parameters: RegisterParameters, *, as_it_is_now: bool = False, is_at_startup: bool = False
+    ) -> Rehearsed:
         """See `Registry.register`: the archive is fetched, unpacked and looked at, and deleted again.
 
-        `as_it_is_now`: what lies at the address counts, whatever the store has under its name.
+        `as_it_is_now`: what lies at the address counts, whatever the store has under its name. `is_at_startup`: as the
+        start loads it, which names a model by its file where nothing else does.
         """
         check_parameters(parameters)
         if self._registering.is_draining:
@@ -96,7 +99,7 @@ class Rehearsal:
         unpacked = await self._registering.take_in(
             parameters, is_only_a_look=as_it_is_now, is_rehearsal=not as_it_is_now
         )
-        plan = await self._registering.plan(parameters, unpacked)
+        plan = await self._registering.plan(parameters, unpacked, is_at_startup=is_at_startup)
         await asyncio.to_thread(plan.discard)
         options = plan.facts.options
         self._versions.refuse_conflict(options.model, options.version)

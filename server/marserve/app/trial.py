@@ -1,0 +1,102 @@
+"""A trial of a start: everything is read and built as a start does, and every archive looked at; nothing is served.
+
+No worker is started, no port is taken, nothing is fetched. What is written goes into a folder that is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from marserve.app.cannot_start import CannotStart
+from marserve.app.parts import Parts, build_parts
+from marserve.errors import BadSettings, MarserveError
+from marserve.machine.describe import describe_machine
+from marserve.registry.calls import RegisterParameters
+from marserve.registry.startup import models_to_load
+from marserve.settings import Settings
+from marserve.store.fetch_guard import hide_query, is_address, is_store_address
+from marserve.store.local import LocalStore
+from marserve.telemetry.logs import configure_logs
+
+_WRITTEN_FOLDERS = ("temporary_folder", "log_location", "state_folder", "download_cache", "environment_folder")
+
+
+def try_start(settings: Settings) -> list[BadSettings]:
+    """What would keep the server from starting, or a model of the start from being loaded; empty for neither.
+
+    Each has the key that it is about, where it is about one, and where that stands. Blocks, for about a second.
+    """
+    with tempfile.TemporaryDirectory(prefix="marserve-trial-") as folder:
+        return asyncio.run(_try(_apart(settings, Path(folder))))
+
+
+def _apart(settings: Settings, folder: Path) -> Settings:
+    """The settings with everything that a server writes in `folder`."""
+    apart: dict[str, Any] = {name: folder / name for name in _WRITTEN_FOLDERS}
+    for path in apart.values():
+        path.mkdir()
+    return replace(settings, **apart, metrics_location=None, token_file=folder / "key_file.json")
+
+
+async def _try(settings: Settings) -> list[BadSettings]:
+    logs = configure_logs(folder=settings.log_location, to_stdout=False)
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            machine = await asyncio.to_thread(describe_machine, os.environ, is_strict=settings.entry == "marserve")
+            parts = await build_parts(settings, logs, machine, stack, lambda reason: None)
+            return [problem async for problem in _try_models(settings, parts)]
+    except CannotStart as error:
+        cause = error.__cause__
+        return [_placed(cause if isinstance(cause, BadSettings) else BadSettings(str(error)), settings)]
+    except BadSettings as error:
+        return [_placed(error, settings)]
+    finally:
+        logs.close()
+
+
+async def _try_models(settings: Settings, parts: Parts) -> AsyncIterator[BadSettings]:
+    for key, parameters in _models(settings, parts):
+        if is_address(parameters.url) or is_store_address(parameters.url):
+            continue
+        try:
+            await parts.registry.rehearsal.register(parameters, is_at_startup=True)
+        except MarserveError as error:
+            said = f"{hide_query(parameters.url)} would not be loaded: {error}"
+            yield _placed(BadSettings(said, key), settings)
+
+
+def _models(settings: Settings, parts: Parts) -> Iterator[tuple[str, RegisterParameters]]:
+    """The models of the start, each with the key that names it; a snapshot goes before `load_models`."""
+    if parts.desired.place is not None:
+        return
+    if parts.restored is not None:
+        for version in parts.restored:
+            yield (
+                "model_snapshot",
+                RegisterParameters(
+                    url=version.archive,
+                    model_name=version.model,
+                    handler=version.handler,
+                    synchronous=False,
+                    restored=version,
+                ),
+            )
+    elif settings.load_models:
+        names = LocalStore(settings.model_store, roots=settings.model_roots).names()
+        for model in models_to_load(settings.load_models, names):
+            yield "load_models", RegisterParameters(url=model.url, model_name=model.name, synchronous=False)
+
+
+def _placed(error: BadSettings, settings: Settings) -> BadSettings:
+    """The error with the place of its key, where it has one and does not say it."""
+    origins = settings.origins.get(error.key or "", ())
+    if error.source is not None or not origins:
+        return error
+    return BadSettings(error.message, error.key, origins[-1].where)

@@ -1,0 +1,93 @@
+"""Judges one workflow's archive: taken in as the server does, its graph by line and node. Runs nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from marserve.archive.bounded_yaml import Marked, load_marked_yaml
+from marserve.archive.reader import Limits, unpack
+from marserve.archive.workflow_manifest import read_workflow_manifest
+from marserve.errors import BadDag, MarserveError
+from marserve.migration.findings import Finding
+from marserve.migration.layout import Layout
+from marserve.migration.overview import Overview, judge_location
+from marserve.migration.source_findings import judge_source
+from marserve.workflows.intake import WorkflowIntake
+
+
+def judge_workflow(file: Path, scratch: Path, shown: str, overview: Overview, layout: Layout) -> Iterator[Finding]:
+    """Everything about one workflow's archive; `scratch` is a folder that the caller deletes."""
+    try:
+        unpacked = WorkflowIntake(file.parent, scratch, Limits()).take_in(file.name)
+    except BadDag as error:
+        yield _place_in_graph(file, scratch / "graph", shown, error)
+        return
+    except MarserveError as error:
+        yield Finding("action", shown, 0, error.message, "mend the workflow's archive")
+        return
+    spec_file = unpacked.manifest.spec_file
+    found = [Finding("differs", shown, 0, warning) for warning in unpacked.warnings]
+    lines = _lines(unpacked.folder / spec_file)
+    for node in unpacked.spec.nodes.values():
+        if node.url is not None:
+            line = next((at for at, text in enumerate(lines, 1) if node.url in text), 0)
+            place = f"{shown}!{spec_file}"
+            found += judge_location(node.url, f"node {node.name}", place, line, layout, overview.allowed_urls)
+    for path in sorted(unpacked.folder.rglob("*.py")):
+        found += judge_source(path, unpacked.folder, shown, {})
+    yield from found
+    if not any(each.verdict == "action" for each in found):
+        yield Finding("works", shown, 0, f"workflow {unpacked.manifest.workflow_name or file.stem}")
+
+
+def find_loop(edges: Mapping[str, Sequence[str]]) -> list[str]:
+    """Nodes that lead from one to the next and from the last to the first; empty where there is no loop."""
+    finished: set[str] = set()
+    for start in edges:
+        path: dict[str, None] = {}
+        ahead = [iter([start])]
+        while ahead:
+            node = next(ahead[-1], None)
+            if node is None:
+                ahead.pop()
+                if path:
+                    finished.add(path.popitem()[0])
+            elif node in path:
+                return list(path)[list(path).index(node) :]
+            elif node not in finished:
+                path[node] = None
+                ahead.append(iter(edges.get(node, ())))
+    return []
+
+
+def _place_in_graph(file: Path, folder: Path, shown: str, error: BadDag) -> Finding:
+    """The line of the edge that closes a loop, with the loop's nodes; else the line at which the graph begins."""
+    unpack(file, folder)
+    spec_file = read_workflow_manifest(folder).spec_file
+    dag = _marked_dag(folder / spec_file)
+    place, fix = f"{shown}!{spec_file}", "mend the graph"
+    if dag is None:
+        return Finding("action", place, 0, error.message, fix)
+    children = {name: node.value if isinstance(node.value, list) else [] for name, node in dag.value.items()}
+    loop = find_loop({name: [str(child.value) for child in following] for name, following in children.items()})
+    if not loop:
+        return Finding("action", place, dag.key_line, f"{error.message}: {error.reason}", fix)
+    line = next(child.line for child in children[loop[-1]] if str(child.value) == loop[0])
+    said = f"there is a loop: {', then '.join([*loop, loop[0]])}"
+    return Finding("action", place, line, said, f"take {loop[0]} out of what follows {loop[-1]}")
+
+
+def _marked_dag(path: Path) -> Marked | None:
+    try:
+        document = load_marked_yaml(path.read_bytes(), path.name, [])
+    except (yaml.YAMLError, MarserveError, ValueError, OSError):
+        return None
+    dag = document.value.get("dag") if document is not None and isinstance(document.value, dict) else None
+    return dag if dag is not None and isinstance(dag.value, dict) else None
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text("utf-8", "replace").splitlines()
