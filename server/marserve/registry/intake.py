@@ -19,7 +19,7 @@ from marserve.archive.manifest import Manifest, read_manifest
 from marserve.archive.model_config import ModelConfig, read_model_config
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits, unpack
-from marserve.errors import ArchiveNotFound, BadInput, DigestMismatch, MarserveError, OutOfMemory
+from marserve.errors import BadInput, DigestMismatch, MarserveError, OutOfMemory
 from marserve.link import ArchiveRef
 from marserve.store.digests import split_digest
 from marserve.store.fetch_guard import hide_query, is_address
