@@ -132,6 +132,7 @@ class MetricValue(NamedTuple):
 
 
 Record = Callable[[MetricValue], None]
+Drop = Callable[[], None]
 
 
 class CachingMetric:
@@ -145,15 +146,20 @@ class CachingMetric:
         metric_type: MetricTypes = MetricTypes.COUNTER,
         *,
         record: Record | None = None,
+        drop: Drop | None = None,
         is_configured: bool = True,
     ) -> None:
-        """`record` takes the values; without it they are only checked. `is_configured`: not made on the fly."""
+        """`record` takes the values; without it they are only checked. `is_configured`: not made on the fly.
+
+        `drop` is called for each value that cannot be taken.
+        """
         self.metric_name = metric_name
         self.unit = unit
         self.dimension_names = list(dimension_names or [])
         self.metric_type = metric_type
         self.is_configured = is_configured
         self._record = record
+        self._drop = drop
 
     def __str__(self) -> str:
         return (
@@ -174,6 +180,7 @@ class CachingMetric:
                 self.dimension_names,
                 list(dimension_values),
             )
+            self._note_dropped()
             return
         self.add_pairs(value, list(zip(self.dimension_names, map(str, dimension_values), strict=True)), request_id)
 
@@ -207,9 +214,11 @@ class CachingMetric:
             number = float(value)
         except (TypeError, ValueError):
             logger.error("Metric %s takes numbers, not %r; the value is not counted", self.metric_name, value)
+            self._note_dropped()
             return
         if number < 0 and self.metric_type is MetricTypes.COUNTER:
             logger.error("Counter %s only grows; the value %s is not counted", self.metric_name, value)
+            self._note_dropped()
             return
         if self._record is not None:
             self._record(
@@ -223,6 +232,10 @@ class CachingMetric:
                 )
             )
 
+    def _note_dropped(self) -> None:
+        if self._drop is not None:
+            self._drop()
+
 
 _NO_METRICS: dict[str, CachingMetric] = {}
 
@@ -232,6 +245,8 @@ class MetricsCache:
 
     `MetricsCache()` knows the two ready-made timings, `HandlerTime` and `PredictionTime`; with a metrics file,
     `initialize_cache` reads its `model_metrics`. Metrics that a handler names first are made on the fly.
+
+    `dropped` counts the values that could not be taken; the worker's loop reports it to the server and sets it to 0.
     """
 
     def __init__(self, config_file_path: str | None = None, *, model_name: str = "") -> None:
@@ -240,6 +255,7 @@ class MetricsCache:
         self.request_ids: dict[int, str] | None = None
         self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {}
         self.store: list[MetricValue] = []
+        self.dropped = 0
         self._is_overfull = False
         if config_file_path is None:
             self.initialize_cache()
@@ -342,7 +358,9 @@ class MetricsCache:
         of_type = self.cache.setdefault(metric_type, {})
         if metric_name in of_type:
             logger.warning("Metric %s of type %s was known already and is replaced", metric_name, metric_type.value)
-        metric = CachingMetric(metric_name, unit, dimension_names, metric_type, record=self._keep)
+        metric = CachingMetric(
+            metric_name, unit, dimension_names, metric_type, record=self._keep, drop=self._note_dropped
+        )
         of_type[metric_name] = metric
         return metric
 
@@ -384,29 +402,25 @@ class MetricsCache:
         dimensions: Sequence[Dimension],
         metric_type: MetricTypes,
     ) -> None:
-        ids = self._ids_of(idx)
-        if not dimensions and ids is not None:
+        ids = self._ids_of(idx) or ""
+        if not dimensions:
             # The short way of what every batch adds: a known metric with the default dimensions, in their order.
             known = self.cache.get(metric_type, _NO_METRICS).get(name)
             if known is not None and known.dimension_names == _DEFAULT_NAMES:
                 known.add_pairs(value, [("ModelName", self.model_name), ("Level", "Model")], ids)
                 return
         self._check(name, unit, dimensions, metric_type)
-        own = self._with_defaults(dimensions, ids)
-        self._get_or_make(name, unit, own, metric_type).add_under(own, value, ids or "")
+        own = self._with_defaults(dimensions)
+        self._get_or_make(name, unit, own, metric_type).add_under(own, value, ids)
 
     def _ids_of(self, idx: int | None) -> str | None:
         """The id of request `idx`, all ids joined by commas without one, None where no request is running."""
         return ids_of(self.request_ids, idx)
 
-    def _with_defaults(self, dimensions: Sequence[Dimension], ids: str | None) -> list[Dimension]:
-        """A copy with `ModelName` and `Level:Model` added where absent; outside a request only `Level:Error`."""
+    def _with_defaults(self, dimensions: Sequence[Dimension]) -> list[Dimension]:
+        """A copy with `ModelName` and `Level:Model` added where absent, in `initialize` as in a request."""
         own = list(dimensions)
         names = {dimension.name for dimension in own}
-        if ids is None:
-            if "Level" not in names:
-                own.append(Dimension("Level", "Error"))
-            return own
         if "ModelName" not in names:
             own.append(Dimension("ModelName", self.model_name))
         if "Level" not in names:
@@ -421,16 +435,27 @@ class MetricsCache:
         if metric is None:
             names = [dimension.name for dimension in dimensions]
             metric = of_type[name] = CachingMetric(
-                name, unit, names, metric_type, record=self._keep, is_configured=False
+                name,
+                unit,
+                names,
+                metric_type,
+                record=self._keep,
+                drop=self._note_dropped,
+                is_configured=False,
             )
         return metric
 
     def _keep(self, value: MetricValue) -> None:
         if len(self.store) < MAX_VALUES_HELD:
             self.store.append(value)
-        elif not self._is_overfull:
+            return
+        self._note_dropped()
+        if not self._is_overfull:
             self._is_overfull = True
             logger.error("More than %d metric values in one batch; the rest is not counted", MAX_VALUES_HELD)
+
+    def _note_dropped(self) -> None:
+        self.dropped += 1
 
     def _check(self, name: Any, unit: Any, dimensions: Any, metric_type: Any) -> None:
         self._check_type(name, str, "The name of a metric")

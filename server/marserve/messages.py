@@ -433,9 +433,10 @@ class Metric(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Metrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
-    """Custom metrics of a batch, or of loading."""
+    """Custom metrics of a batch, or of loading. `dropped` counts values that the worker could not take."""
 
     values: list[Metric]
+    dropped: int = 0
 
 
 ToWorker = Load | Batch | Batches | AskLengths | Check | Cancel | Stop | Preload | Fork

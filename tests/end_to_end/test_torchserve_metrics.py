@@ -26,6 +26,7 @@ class Measurer:
     def handle(self, data, context):
         metrics = context.metrics
         metrics.add_counter("Jobs", 2)
+        metrics.add_counter("Jobs", -1)
         metrics.add_time("Think", 12.5)
         metrics.add_size("Size", 3.5, unit="kB")
         metrics.add_percent("Full", 42)
@@ -52,6 +53,7 @@ ts_metrics:
     - {name: RoomTemperature, unit: Celsius, dimensions: [Room, "Hostname"]}
 model_metrics:
   counter:
+    - {name: Begun, unit: Count, dimensions: [*model, *level]}
     - {name: Jobs, unit: Count, dimensions: [*model, *level]}
     - {name: Printed, unit: Count, dimensions: [*model, *level]}
     - {name: Trouble, unit: unit, dimensions: [*level]}
@@ -115,6 +117,7 @@ def test_in_log_mode_what_is_measured_is_lines(tmp_path: Path) -> None:
     assert read == {
         "Requests2XX": ("Count", "1.0", "Level:Host"),
         "RoomTemperature": ("Celsius", "21.5", "Room:1"),
+        "Begun": ("Count", "1.0", "ModelName:m,Level:Model"),
         "Jobs": ("Count", "2.0", "ModelName:m,Level:Model"),
         "Trouble": ("unit", "1.0", "Level:Error"),
         "Depth": ("m", "9.0", "ModelName:m,Level:Model"),
@@ -136,7 +139,10 @@ def test_on_the_page_what_is_measured_has_the_files_types(tmp_path: Path) -> Non
             samples = samples_of(page)
             if samples.get("Printed") == 8:
                 break
-    assert (samples["Jobs"], samples["Depth"], samples["PredictionTime_count"]) == (4, 9, 2)
+    assert (samples["Begun"], samples["Jobs"], samples["Depth"], samples["PredictionTime_count"]) == (1, 4, 9, 2)
+    assert 'Begun{ModelName="m",Level="Model",' in page
+    # Seven a request: a counter's negative value, and six metrics that the file does not list.
+    assert samples["marserve_dropped_metric_values_total"] == 14
     assert "Think" not in page
     assert "HandlerTime" not in page
 

@@ -79,22 +79,55 @@ def test_an_error_belongs_to_no_model(cache: MetricsCache) -> None:
     assert cache.drain() == [("Trouble", 1.0, "unit", "counter", [("Level", "Error")], "a,b")]
 
 
-def test_outside_a_request_the_level_is_error() -> None:
-    """What is counted in `initialize` has no request and no model."""
+@pytest.mark.parametrize("calls", ["add_counter", "add_time", "add_metric"])
+def test_what_initialize_measures_belongs_to_its_model(calls: str) -> None:
+    """Under the dimensions of a request's values, also those that a metrics file lists; without a request's id."""
     cache = MetricsCache(model_name="m")
-    cache.add_counter("Inits", 1)
+    listed = cache.add_metric_to_cache("Listed", "Count", ["ModelName", "Level"], MetricTypes.COUNTER)
+    arguments: dict[str, tuple[Any, ...]] = {"add_metric": ("New", 1, "Count"), "add_time": ("HandlerTime", 2.5)}
 
-    assert cache.drain() == [("Inits", 1.0, "Count", "counter", [("Level", "Error")], "")]
+    getattr(cache, calls)(*arguments.get(calls, ("Listed", 1)))
+    cache.add_counter("Coloured", 1, dimensions=[Dimension("Colour", "blue")])
+
+    values = cache.drain()
+    assert [value.dimensions for value in values] == [MODEL_DIMENSIONS, [("Colour", "blue"), *MODEL_DIMENSIONS]]
+    assert ([value.request_ids for value in values], cache.dropped) == (["", ""], 0)
+    assert listed.dimension_names == ["ModelName", "Level"]
 
 
 def test_a_metric_first_seen_while_loading_still_counts_in_batches(cache: MetricsCache) -> None:
-    """The other dimensions of the first sight do not spoil those of a request."""
+    """Under the same dimensions, so that a server that detected it then takes it now."""
     cache.set_request_ids(None)
     cache.add_counter("Jobs", 1)
     cache.set_request_ids({0: "a"})
     cache.add_counter("Jobs", 1)
 
-    assert [value.dimensions for value in cache.drain()] == [[("Level", "Error")], MODEL_DIMENSIONS]
+    values = cache.drain()
+    assert [value.dimensions for value in values] == [MODEL_DIMENSIONS] * 2
+    assert [value.request_ids for value in values] == ["", "a"]
+
+
+def test_every_value_that_is_not_taken_is_counted(cache: MetricsCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By kind: a counter's negative value, no number, a wrong number of dimensions, one too many in a batch."""
+    listed = cache.add_metric_to_cache("Listed", "Count", ["Colour", "Shape"], MetricTypes.GAUGE)
+    found = []
+    for add in (
+        lambda: cache.add_counter("Jobs", -1),
+        lambda: cache.add_counter("Jobs", "many"),  # type: ignore[arg-type]
+        lambda: listed.add_or_update(1, ["blue"]),
+        lambda: listed.update(1, dimensions=[Dimension("Colour", "blue")]),  # takes these dimensions as its own
+        lambda: cache.add_percent("Full", 1),
+    ):
+        before = cache.dropped
+        add()
+        found.append((cache.dropped - before, len(cache.drain())))
+    monkeypatch.setattr(metrics_module, "MAX_VALUES_HELD", 1)
+    before = cache.dropped
+    for _ in range(3):
+        cache.add_percent("Full", 1)
+
+    assert found == [(1, 0), (1, 0), (1, 0), (0, 1), (0, 1)]
+    assert cache.dropped - before == 2
 
 
 def test_the_callers_dimensions_are_not_touched(cache: MetricsCache) -> None:

@@ -284,6 +284,42 @@ def test_a_handler_metric_that_does_not_fit_is_dropped_and_counted(metric: Metri
     assert not [name for name, _ in samples if name in ("JobsSeen", "HandlerTime")]
 
 
+def test_what_a_worker_dropped_and_a_handlers_own_prediction_time_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Beside what does not fit here; a worker that says a negative number counts as one that says none."""
+    metrics = Metrics("box")
+    with caplog.at_level("ERROR"):
+        metrics.update_custom("echo", [handler_time(1.5)], dropped=3)
+        for dropped in (-7, 0):
+            metrics.update_custom("echo", [Metric("PredictionTime", 1.0, "Milliseconds", "gauge", [], "")], dropped)
+
+    assert value_of(read_page(metrics), "marserve_dropped_metric_values_total") == 5
+    assert caplog.text.count("PredictionTime of model echo is measured by the server itself") == 1
+
+
+@pytest.mark.parametrize(
+    ("is_listed", "detects", "is_there"),
+    [(False, True, True), (False, False, False), (True, True, True)],
+    ids=["detected", "not listed", "listed"],
+)
+def test_the_time_of_predictions_is_detected_where_no_file_lists_it(
+    is_listed: bool, detects: bool, is_there: bool
+) -> None:
+    """With its first batch, as handlers' metrics are: TorchServe's workers send it like one of those."""
+    listed = {"PredictionTime": BUILT_IN.model["PredictionTime"]} if is_listed else {}
+    definitions = Definitions({}, listed)
+    metrics = Metrics("box", definitions=definitions, model_metrics=ModelMetrics(definitions, detects=detects))
+    before = metrics.render().decode()
+    metrics.register(busy_version())
+
+    found = [read_page(metrics, "PredictionTime") for _ in range(2)]
+
+    its = {"ModelName": "echo", "Level": "Model", "Hostname": "box"}
+    assert found == [{("PredictionTime", tuple(sorted(its.items()))): 9.0} if is_there else {}] * 2
+    assert ("# TYPE PredictionTime gauge" in before) is is_listed
+
+
 def test_a_handler_cannot_make_series_without_end() -> None:
     """A dimension that changes with each request stops at the bound."""
     metrics = Metrics("box")

@@ -49,6 +49,19 @@ class House:
         return lines
 
 
+@pytest.mark.parametrize("detects", [True, False])
+def test_the_time_of_predictions_has_its_line_where_metrics_are_detected(detects: bool) -> None:
+    """In the unit of TorchServe's workers, where the metrics file does not list it."""
+    house = House(Definitions({}, {}), detects=detects)
+    assert house.version.tap is not None
+    house.version.tap.ran(["6a0f"], 0.08293, 0.001)
+
+    line = (
+        "PredictionTime.Milliseconds:82.93|#ModelName:m,Level:Model|#hostname:box,requestID:6a0f,timestamp:1717105307"
+    )
+    assert house.lines(MODEL) == ([line] if detects else [])
+
+
 def test_requests_and_answers_have_a_line_each() -> None:
     """In TorchServe's form; the version is the one that was named, or the word default."""
     house = House()

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from marserve.messages import Metric
-from marserve.telemetry.metric_definitions import Definition, Definitions
+from marserve.telemetry.metric_definitions import BUILT_IN, Definition, Definitions
 from marserve.telemetry.model_metrics import MAX_DETECTED, MAX_IDS, MAX_WORDS, ModelMetrics
 
 DEPTH = Definition("Depth", "gauge", "m", ("ModelName", "Level", "Hostname"))
@@ -115,3 +115,10 @@ def test_names_without_end_stop_at_the_bound() -> None:
 
     assert fitted[-3:] == [None] * 3
     assert models.dropped == 3
+
+
+def test_the_servers_own_time_is_no_detected_one_where_the_file_has_it() -> None:
+    """As a metric of the server's, say."""
+    front = Definitions({"PredictionTime": BUILT_IN.model["PredictionTime"]}, {})
+
+    assert "PredictionTime" not in ModelMetrics(front, detects=True).known

@@ -142,7 +142,7 @@ def pool_maker(
                 launchers,
                 version,
                 worker_log,
-                on_measured=lambda values: metrics.update_custom(options.model, values),
+                on_measured=lambda measured: metrics.update_custom(options.model, measured.values, measured.dropped),
                 on_failed=on_failed,
                 room=room,
             )

@@ -19,7 +19,7 @@ import msgspec
 from marserve.errors import Draining, LoadFailed, MarserveError, NoMemoryNow, NotEnoughMemory
 from marserve.machine.device_readings import describe_usage
 from marserve.machine.devices import choose_group
-from marserve.messages import Answer, Checked, Load, Metric, Metrics, Part, Receiver, Request, Tolerance
+from marserve.messages import Answer, Checked, Load, Metrics, Part, Receiver, Request, Tolerance
 from marserve.pool.asked_lengths import Question
 from marserve.pool.batcher import Flight
 from marserve.pool.cause_of_death import Cause, Death
@@ -58,7 +58,7 @@ class Pool:
         metrics: VersionMetrics,
         worker_log: WorkerLog,
         *,
-        on_measured: Callable[[list[Metric]], None] | None = None,
+        on_measured: Callable[[Metrics], None] | None = None,
         on_failed: Callable[[str], None] | None = None,
         room: Room | None = None,
     ) -> None:
@@ -568,7 +568,7 @@ class Pool:
 
     def worker_measured(self, metrics: Metrics) -> None:
         """Hand on what a handler measured."""
-        self.on_measured(metrics.values)
+        self.on_measured(metrics)
 
     def worker_due(self, slot: Slot, reason: str) -> None:
         """Replace a worker that has served long enough, when a replacement is there."""

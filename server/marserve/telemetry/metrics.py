@@ -15,6 +15,7 @@ modes that write lines, versions get a `Tap`, which tells single events.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from marserve.telemetry.measurements import (
     Tap,
 )
 from marserve.telemetry.metric_definitions import BUILT_IN, Definition, Definitions
-from marserve.telemetry.model_metrics import ModelMetrics
+from marserve.telemetry.model_metrics import PREDICTION_TIME, ModelMetrics
 from marserve.telemetry.series import Series, labels
 from marserve.telemetry.series import escape as _escape
 from marserve.telemetry.series import number as _number
@@ -261,7 +262,7 @@ class Metrics:
         self._versions: list[_VersionLines] = []
         self._by_default: dict[str, _DefaultTotals] = {}
         self._definitions = definitions
-        self._model_metrics = model_metrics if model_metrics is not None else ModelMetrics(definitions)
+        models = self._model_metrics = model_metrics if model_metrics is not None else ModelMetrics(definitions)
         self._mode = mode
         self._lines = lines
         # What is fed update by update, by name: the machine's figures, handlers' values, and what counts cannot tell.
@@ -275,6 +276,8 @@ class Metrics:
             self._families = tuple(
                 family for family in self._declare_families() if mode == "prometheus" or family.name in LEGACY_PAGE
             )
+        # The family of the detected `PredictionTime` appears with its first value, as all detected ones do.
+        self._detected_time = None if PREDICTION_TIME in definitions.model else models.known.get(PREDICTION_TIME)
         for text in misfits(definitions):
             log.warning("%s", text)
         # Names whose single events go to `self._fed`.
@@ -347,14 +350,17 @@ class Metrics:
         self._take(Measurement(metric.name, tuple([value for _, value in metric.dimensions]), [metric.value]))
         return True
 
-    def update_custom(self, model: str, values: Iterable[Metric]) -> None:
-        """Take over what a handler of `model` measured.
+    def update_custom(self, model: str, values: Iterable[Metric], dropped: int = 0) -> None:
+        """Take over what a handler of `model` measured; its worker dropped `dropped` values more.
 
         TorchServe's rule: a metric that is not declared is dropped, and so is one whose dimensions do not fit the
-        declaration. `PredictionTime` is known here already and is skipped.
+        declaration. So is a handler's own `PredictionTime`, which the server measures.
         """
+        self._model_metrics.dropped += max(0, dropped)
         for value in values:
-            if value.name == "PredictionTime":
+            if value.name == PREDICTION_TIME:
+                self._model_metrics.dropped += 1
+                self._model_metrics.tell(model, value.name, "is measured by the server itself")
                 continue
             fitting = self._model_metrics.fit(model, value)
             if fitting is None:
@@ -567,6 +573,10 @@ class Metrics:
             self._last_queue_s = queue_s
             self._last_server_s = max(0.0, version.total_seconds.last - queue_s - handler_s)
             self._last_handler_s[version.model] = handler_s
+        if self._last_handler_s and self._detected_time is not None and self._mode == "prometheus":
+            definition, self._detected_time = self._detected_time, None
+            collect = functools.partial(self._prediction_time, definition.dimensions)
+            self._families += (_Family(definition.name, definition.kind, _help(definition), collect),)
 
     def _queue_time(self, names: Sequence[str]) -> list[str]:
         return self._of_last_request("QueueTime", names, self._last_queue_s)

@@ -16,6 +16,8 @@ from marserve.telemetry.metric_definitions import BUILT_IN, KINDS, Definition, D
 
 log = logging.getLogger("marserve.telemetry")
 
+# The server measures it itself; a handler's own values of that name are dropped.
+PREDICTION_TIME = "PredictionTime"
 # Handlers may name metrics after anything they see.
 MAX_DETECTED = 1000
 _MAX_TOLD = 1000
@@ -38,6 +40,9 @@ class ModelMetrics:
         self.known: dict[str, Definition] = dict(definitions.model)
         self.dropped = 0
         self._front: Mapping[str, Definition] = definitions.front
+        if detects and PREDICTION_TIME not in definitions.front:
+            # TorchServe's workers send it like a metric of the handler's, so it is detected like one.
+            self.known.setdefault(PREDICTION_TIME, BUILT_IN.model[PREDICTION_TIME]._replace(unit="Milliseconds"))
         self._detects = detects
         self._detected = 0
         self._told: set[str] = set()

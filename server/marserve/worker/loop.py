@@ -63,6 +63,7 @@ from marserve_handlers.errors import (
     describe_failure,
     is_out_of_memory,
 )
+from marserve_handlers.metrics import MetricsCache
 
 if TYPE_CHECKING:
     from marserve.worker.concurrent import ConcurrentLoop
@@ -255,9 +256,7 @@ class WorkerLoop:
             model, check, bodies, lambda: self._page.begin(check.number, time.monotonic()), answer_alone
         )
         self._page.finish()
-        drain = getattr(model.context.metrics, "drain", None)
-        if drain is not None:
-            drain()  # what a check measured is nobody's request
+        self._take_metrics()  # what a check measured belongs to no request
         self._connection.send(checked)
 
     # ------------------------------------------------------------------------------------------- lengths
@@ -451,12 +450,20 @@ class WorkerLoop:
 
     def send_metrics(self) -> None:
         """Send what the handler measured since the last time."""
+        metrics = self._take_metrics()
+        if metrics.values or metrics.dropped:
+            self._connection.send(metrics)
+
+    def _take_metrics(self) -> Metrics:
+        """What the handler measured since the last time."""
         assert self._model is not None
         metrics = self._model.context.metrics
         drain = getattr(metrics, "drain", None)  # an author may have put an object of his own there
         values = drain() if drain is not None else []
-        if values:
-            self._connection.send(Metrics([Metric(*value) for value in values]))
+        dropped = 0
+        if isinstance(metrics, MetricsCache):
+            dropped, metrics.dropped = metrics.dropped, 0
+        return Metrics([Metric(*value) for value in values], dropped)
 
 
 # ------------------------------------------------------------------------------------------------ values
