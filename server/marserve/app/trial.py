@@ -21,7 +21,7 @@ from marserve.machine.describe import describe_machine
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.startup import models_to_load
 from marserve.settings import Settings
-from marserve.store.fetch_guard import hide_query, is_address, is_store_address
+from marserve.store.fetch_guard import hide_query, is_address
 from marserve.store.local import LocalStore
 from marserve.telemetry.logs import configure_logs
 
@@ -63,7 +63,7 @@ async def _try(settings: Settings) -> list[BadSettings]:
 
 async def _try_models(settings: Settings, parts: Parts) -> AsyncIterator[BadSettings]:
     for key, parameters in _models(settings, parts):
-        if is_address(parameters.url) or is_store_address(parameters.url):
+        if is_address(parameters.url):
             continue
         try:
             await parts.registry.rehearsal.register(parameters, is_at_startup=True)

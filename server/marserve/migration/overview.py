@@ -11,7 +11,7 @@ from marserve.errors import BadSettings, MarserveError
 from marserve.migration.findings import Finding
 from marserve.migration.layout import Layout
 from marserve.settings.load import read_properties
-from marserve.store.fetch_guard import AllowedUrls, is_address, is_store_address, parse_target
+from marserve.store.fetch_guard import AllowedUrls, is_address, parse_target
 
 # How scripts, Dockerfiles, units and files of variables set one.
 _SETS = re.compile(r"^\s*(?:export\s+|ENV\s+|Environment=\"?|-\s+)?([A-Z][A-Z0-9_]*)(?:\s*[=:]\s*|\s+)\S", re.MULTILINE)
@@ -57,7 +57,7 @@ def judge_location(
     """Whether an archive that settings, a flag or a workflow name can be had: from the store or from its address."""
     if not location or "$" in location or location.lower() == "all":
         return
-    if is_address(location) or is_store_address(location):
+    if is_address(location):
         try:
             AllowedUrls(allowed_urls).check(parse_target(location))
         except MarserveError as error:
