@@ -127,6 +127,41 @@ async def test_reflection_shows_services_and_their_messages() -> None:
     assert [message.name for message in file.message_type][:2] == ["PredictionsRequest", "PredictionResponse"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("unary_unary", "/grpc.health.v1.Health/Check"),
+        ("unary_stream", "/grpc.health.v1.Health/Watch"),
+        ("stream_stream", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
+    ],
+)
+async def test_bytes_that_are_no_message_are_the_clients_fault(
+    kind: str, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """INVALID_ARGUMENT, and no traceback in the log: whoever reaches the port can send them."""
+    unreadable = b"\x0a\xff"
+    async with inference_port() as port, client_of(port) as client:
+        method = getattr(client.channel, kind)(path)
+        call = method(iter([unreadable])) if kind == "stream_stream" else method(unreadable)
+
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await (call if kind == "unary_unary" else call.read())
+
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "cannot be read as grpc." in refused.value.details()
+    assert not caplog.records
+
+
+async def test_a_method_that_no_service_has_is_unimplemented(caplog: pytest.LogCaptureFixture) -> None:
+    """`List` of the health service is one; grpcio's own answer to it is a traceback."""
+    async with inference_port() as port, client_of(port) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.channel.unary_unary("/grpc.health.v1.Health/List")(b"")
+
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not caplog.records
+
+
 async def test_a_taken_port_is_found_at_once() -> None:
     """With the system's own reason."""
     with socket.socket() as taken:

@@ -320,6 +320,14 @@ def parse(message: Any, data: bytes) -> Any:
         raise BadInput(f"The message cannot be read as {message.DESCRIPTOR.full_name}.") from None
 
 
+async def parse_or_abort(message: Any, data: bytes, context: Any) -> Any:
+    """The message in these bytes, for services that are no `Calls`; else the call ends with INVALID_ARGUMENT."""
+    try:
+        return parse(message, data)
+    except BadInput as error:
+        await context.abort(StatusCode.INVALID_ARGUMENT, error.message)
+
+
 def peer_of(peer: str) -> str:
     """grpcio's `ipv4:127.0.0.1:50000` or `ipv6:%5B::1%5D:50000` as HTTP's lines have it: `127.0.0.1:50000`."""
     scheme, _, address = peer.partition(":")

@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
-from marserve.api import grpc_health, grpc_inference, grpc_management
+from marserve.api import grpc_health, grpc_inference, grpc_management, grpc_reflection
 from marserve.api.grpc_calls import STALL_TIMEOUT_S, Authorize, CallMetrics, Calls
 from marserve.api.grpc_health import GrpcHealth
 from marserve.api.grpc_inference import GrpcInference
 from marserve.api.grpc_management import GrpcManagement
 from marserve.api.grpc_open_inference import GrpcOpenInference
+from marserve.api.grpc_reflection import GrpcReflection
 from marserve.api.grpc_schema import OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE, Schema
 from marserve.api.listener import AccessLog
 from marserve.api.tls import Identity
@@ -211,11 +210,10 @@ class GrpcPorts:
     ) -> GrpcListener:
         check_free(address)
         server = grpc.aio.server(options=limits.options())
-        server.add_generic_rpc_handlers(tuple(handlers))
-        health_pb2_grpc.add_HealthServicer_to_server(GrpcHealth(self._registry, services), server)
-        shown = (*services, grpc_health.SERVICE, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(shown, server, self._schema.pool)
-        server.add_generic_rpc_handlers((calls.unknown_methods(),))
+        shown = (*services, grpc_health.SERVICE, grpc_reflection.SERVICE)
+        health = GrpcHealth(self._registry, services).handler()
+        reflection = GrpcReflection(shown, self._schema.pool).handler()
+        server.add_generic_rpc_handlers((*handlers, health, reflection, calls.unknown_methods()))
         try:
             if self._identity is None:
                 port = server.add_insecure_port(str(address))
