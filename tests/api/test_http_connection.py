@@ -458,6 +458,23 @@ async def test_an_offer_of_http2_is_overlooked_and_the_body_kept(listener: Liste
     assert (b"A", b"b") in listener.plane.submitted[0].request.headers
 
 
+@pytest.mark.parametrize(("stays", "offer"), [(False, "Upgrade"), (True, "keep-alive, Upgrade")])
+async def test_an_offer_of_another_protocol_does_not_make_http10_http11(
+    listener: Listening, stays: bool, offer: str
+) -> None:
+    """It still needs no Host, and its connection closes unless it asks for more."""
+    head = f"POST /predictions/echo HTTP/1.0\r\nConnection: {offer}\r\nUpgrade: h2c\r\nContent-Length: 5\r\n\r\n"
+
+    async with listener.connect() as client:
+        answer = await client.ask(head.encode() + b"hello")
+        if not stays:
+            assert await client.read_all() == []
+
+    assert (answer.status, answer.body) == (200, b"hello")
+    assert answer.header("connection") == ("keep-alive" if stays else "close")
+    assert [line.split('"')[1] for line in listener.log.lines] == ["POST /predictions/echo HTTP/1.0"]
+
+
 # ------------------------------------------------------------------------------------------------- pipelining
 
 

@@ -454,16 +454,18 @@ class HttpConnection(HttpToolsProtocol):
         self._refuse(MalformedRequest())
 
     def _on_upgrade(self, data: bytes, offset: int) -> None:
-        """The client offered another protocol, and the parser stopped there; but we go on in HTTP/1.1.
+        """The client offered another protocol, and the parser stopped there; but we go on in its version of HTTP.
 
         Java's client does so with every first request. The header is read once more without the offer, then the body.
         """
         assert self.replay is not None
+        assert self.head is not None
+        version = b"1.0" if self.head.is_http10 else b"1.1"
         (method, target, lines), self.replay = self.replay, None
         self.parser = httptools.HttpRequestParser(self)
         self.phase = IDLE
         head = b"".join([b"%b: %b\r\n" % line for line in strip_upgrade(lines)])
-        self.data_received(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, target, head, data[offset:]))
+        self.data_received(b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, target, version, head, data[offset:]))
 
     def _refuse(self, error: BaseException) -> None:
         """Answer the request being read with an error, in its turn, and close; nothing more is read."""
