@@ -3,7 +3,7 @@
 MarserveError
   ClientError                            the client asked for, or sent, what cannot be used
     BadInput                             its message says what was wrong
-      BodyTooLarge
+      BodyTooLarge, BadName
       BadDesiredState                    a desired state says what cannot be; names each line
     RouteNotFound, MethodNotAllowed
     InvalidToken                         no key, a wrong one, or one that has expired
@@ -79,6 +79,10 @@ class ClientError(MarserveError):
 
 class BadInput(ClientError):
     """What the client sent cannot be used; the message says what and what would be right."""
+
+
+class BadName(BadInput):
+    """A name that no model, version or workflow newly gets."""
 
 
 class BodyTooLarge(BadInput):

@@ -274,6 +274,7 @@ REFUSED = {
     "a name with a line end": (ArchiveSpec("a\n", "1", "image_classifier"), "model name"),
     "a name that begins with a dot": (ArchiveSpec(".a", "1", "image_classifier"), "must begin with a letter"),
     "no version": (ArchiveSpec("m", "", "image_classifier"), "version is empty"),
+    "a version that misleads": (ArchiveSpec("m", "1\u202e0", "image_classifier"), "holds U\\+202E"),
     "no such runtime": (ArchiveSpec("m", "1", "image_classifier", runtime="ruby"), "no runtime 'ruby'"),
     "no handler": (ArchiveSpec("m", "1", ""), "names no module"),
     "no handler's file": (ArchiveSpec("m", "1", "gone.py"), "Handler file does not exist: gone.py"),

@@ -35,6 +35,22 @@ def test_a_result_for_a_script_is_one_json_document(capsys: pytest.CaptureFixtur
     assert told.err == ""
 
 
+def test_a_name_reaches_no_terminal_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names that a snapshot or a start brought with them are shown escaped, in tables, sentences and documents."""
+    odd = "a\x1b[2J\u202eb"
+    with Output(as_json=False) as output:
+        output.result({}, f"{odd} is ready\nand more", table(("name",), [(f"{odd}\n",)]))
+        output.note(odd)
+    told = capsys.readouterr()
+    shown = r"a\x1b[2J\u202eb"
+    assert (told.out, told.err) == (f"{shown} is ready\nand more\nname\n{shown}\\n\n", f"{shown}\n")
+
+    Output(as_json=True).result({"name": odd})
+    told = capsys.readouterr()
+    assert told.out.rstrip("\n").isprintable()
+    assert json.loads(told.out) == {"name": odd}
+
+
 def test_a_note_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     """So that a pipe carries results alone."""
     Output(as_json=False).note("by the way")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from marserve.api.errors import error_status
@@ -17,6 +18,7 @@ from marserve.errors import (
     ArchiveExists,
     BadArchive,
     BadInput,
+    BadName,
     CleanUpTimedOut,
     DefaultVersionInUse,
     Draining,
@@ -31,11 +33,13 @@ from marserve.errors import (
     VersionNotFound,
 )
 from marserve.messages import Answer, Part, Request
+from marserve.names import encodable, escaped
 from marserve.registry import models as models_module
 from marserve.registry import registering
 from marserve.registry.calls import Registered, RegisterParameters, Scaled
 from marserve.registry.shadow import ShadowSpec
 from marserve.registry.snapshot import SnapshotVersion, read_models, write_models
+from marserve.registry.swapping import SwapParameters
 from marserve.registry.traffic import VERSION_HEADER
 from marserve.settings import ModelDefaults, ModelToLoad
 from marserve.settings.values import MemoryWish
@@ -1014,6 +1018,55 @@ async def test_what_cannot_be_restored_stays_in_snapshots_until_it_is_unregister
         await house.registry.unregister("bad")
     assert house.registry.snapshot() == [good]
     assert house.changes == 1
+
+
+ODD_NAMES = ["a\x1b[2J", "a\u202eb", "a\u2028b", "\ud800", ".", ".."]
+
+
+@pytest.mark.parametrize("odd", ODD_NAMES)
+async def test_no_model_or_version_is_newly_registered_under_a_name_that_misleads(house: House, odd: str) -> None:
+    """Whether the call or the archive gives it; nothing is left of it, and nothing is fetched for the call's."""
+    write_mar(house.store / "model.mar", manifest(odd, "1.0"))
+    write_mar(house.store / "version.mar", manifest("m", odd))
+
+    for parameters in (
+        RegisterParameters("not_there.mar", model_name=odd),
+        RegisterParameters("model.mar"),
+        RegisterParameters("version.mar"),
+    ):
+        with pytest.raises(BadName):
+            await house.registry.register(parameters)
+
+    assert error_status(BadName("")) == 400
+    assert (house.registry.list_models().models, house.folders()) == ([], [])
+
+
+@pytest.mark.parametrize("odd", ODD_NAMES)
+async def test_a_start_keeps_such_a_name_and_warns(house: House, odd: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Of the setting and of a snapshot alike; the warning shows it escaped."""
+    house.put("m")
+    write_mar(house.store / "other.mar", manifest("other", odd))
+
+    await house.registry.load_at_start([ModelToLoad("m-1.0.mar", odd)])
+    await house.registry.restore([version_of("other", odd, archive="other.mar", is_default=True)])
+
+    kept, shown = encodable(odd), escaped(odd)
+    assert {one.model for one in house.registry.snapshot()} == {kept, "other"}
+    assert all(msgspec.msgpack.encode(pool.load) for pool in house.pools.made)  # a worker can be told
+    [model], [version] = house.registry.describe(kept)["warnings"], house.registry.describe("other")["warnings"]
+    assert model.startswith(f"the model name '{shown}' ")
+    assert version.startswith(f"the version name '{shown}' ")
+    assert any(model in record.getMessage() for record in caplog.records)
+
+
+async def test_a_model_that_has_such_a_name_can_be_swapped(house: House) -> None:
+    """It is not a new name."""
+    house.put("m")
+    await house.registry.load_at_start([ModelToLoad("m-1.0.mar", "a\u202eb")])
+
+    swapped = await house.registry.swap(SwapParameters("a\u202eb", RegisterParameters("m-1.0.mar")))
+
+    assert swapped.version == "1.0"
 
 
 async def test_a_snapshot_of_too_many_workers_is_not_restored(house: House) -> None:

@@ -147,6 +147,8 @@ def test_no_models_is_a_state_too() -> None:
         ("versions: {v: m.mar}\nnewVersions: {prefix: a, policy: canari}", "is 'canari'; did you mean canary?"),
         ("versions: {v: m.mar}\nversions: {v: m.mar}", "versions stands twice in one map"),
         ("versions: {all: m.mar}", "'all' is no name of a version"),
+        ('versions: {"..": m.mar}', "'..' is no name of a version"),
+        ('versions: {"1\\u202e": m.mar}', "'1\\u202e' is no name of a version"),
     ],
 )
 def test_what_cannot_be_meant_is_named_with_its_line(text: str, expected: str) -> None:

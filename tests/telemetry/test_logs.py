@@ -117,7 +117,7 @@ def test_json_is_one_object_a_line() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", server["time"])
 
 
-@pytest.mark.parametrize("evil", ["a\nb", "a\rb", "\x1b[2Ja", "a\x85b", "a\u2028b", "a\x00b", "\ud800"])
+@pytest.mark.parametrize("evil", ["a\nb", "a\rb", "\x1b[2Ja", "a\x85b", "a\u2028b", "a\x00b", "\ud800", "a\u202eb"])
 def test_no_text_breaks_a_line_or_reaches_the_terminal(evil: str) -> None:
     """Control characters and ANSI codes of clients and handlers are escaped."""
     console = Console()

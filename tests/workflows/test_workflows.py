@@ -10,6 +10,7 @@ import pytest
 from marserve.archive.reader import Limits
 from marserve.errors import (
     BadDag,
+    BadName,
     Draining,
     VersionConflict,
     WorkflowArchiveNotFound,
@@ -26,7 +27,7 @@ from support.echo_archives import manifest, write_mar
 from support.fake_pool import Behaviour
 from support.management_house import House
 from support.receivers import Waiting
-from support.workflow_archives import THREE_NODES, write_war
+from support.workflow_archives import THREE_NODES, war_manifest, write_war
 
 pytestmark = pytest.mark.anyio
 
@@ -97,6 +98,29 @@ async def test_a_workflow_is_registered_with_a_version_for_each_node(place: Work
     options = place.pools.of("w__prepare").options
     assert (options.min_workers, options.max_workers, options.batch_size, options.max_batch_delay_s) == (1, 1, 1, 0.0)
     assert (await place.submit().told()) == Answer(b"w__finish 1.0", headers=[("content-type", "application/json")])
+
+
+@pytest.mark.parametrize("odd", ["a\x1b[2J", "a\u202eb", "a\u2028b", ".."])
+async def test_no_workflow_is_newly_registered_under_a_name_that_misleads(place: Workplace, odd: str) -> None:
+    """Whether the call or the archive gives it; a node's model is named after both, so its own name is judged too."""
+    write_war(place.store / "odd.war", document=war_manifest(odd))
+
+    for url, name in (("not_there.war", odd), ("odd.war", None)):
+        with pytest.raises(BadName, match="The workflow name"):
+            await place.register(url, name)
+
+    assert (place.models(), place.left()) == ([], [])
+
+
+async def test_a_node_cannot_have_a_name_that_misleads(place: Workplace) -> None:
+    """Its author's mistake."""
+    write_war(place.store / "odd.war", 'models: {"a\\e[2J": {url: middle.mar}}\ndag: {"a\\e[2J": [finish]}\n')
+
+    with pytest.raises(WorkflowFailed, match="The model name") as failed:
+        await place.register("odd.war")
+
+    assert failed.value.is_authors
+    assert place.models() == []
 
 
 async def test_the_specs_numbers_win_over_those_of_the_models_own_configuration(place: Workplace) -> None:

@@ -31,6 +31,7 @@ from marserve.errors import (
     RouteNotFound,
     WorkflowFailed,
 )
+from marserve.names import json_escaped
 
 # A reason in a header: long enough for an exception's words, short enough for any proxy.
 MAX_REASON_CHARACTERS = 500
@@ -42,11 +43,11 @@ _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("/", "").replace("%", "")
 
 
 class PrettyJson(JSONResponse):
-    """JSON as TorchServe writes it: indented by two, not escaped, one line end."""
+    """JSON as TorchServe writes it: indented by two, one line end; only what could mislead a reader is escaped."""
 
     def render(self, content: Any) -> bytes:
         """The body."""
-        return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+        return (json_escaped(json.dumps(content, indent=2, ensure_ascii=False)) + "\n").encode()
 
 
 def build_app(

@@ -17,6 +17,7 @@ from marserve.api.grpc_schema import MANAGEMENT, Schema
 from marserve.api.management import REGISTER_PARAMETERS, read_registration
 from marserve.api.parameters import QueryParameters
 from marserve.errors import BadInput
+from marserve.names import json_escaped
 from marserve.registry.calls import default_set_message, unregistered_message
 from marserve.registry.models import Registry
 from marserve.rollout.changes import Changes, DirectChanges
@@ -94,8 +95,8 @@ class GrpcManagement:
         return self._response(msg=unregistered_message(model))
 
     def _document(self, document: Any) -> Any:
-        text = json.dumps(document, indent=2, ensure_ascii=False)
-        return self._response(msg=text.encode("utf-8", "replace").decode())
+        text = json_escaped(json.dumps(document, indent=2, ensure_ascii=False))
+        return self._response(msg=text)
 
 
 def _named(message: Any) -> str:

@@ -35,6 +35,7 @@ from marserve.archive.manifest import MANIFEST_PATH, RUNTIMES
 from marserve.archive.member_names import NameSpace, split_name
 from marserve.archive.torchscript import strip_debug_records
 from marserve.errors import CannotArchive, UnsafeArchive
+from marserve.names import name_fault
 
 ArchiveFormat = Literal["default", "zip-store", "tgz", "no-archive"]
 FORMATS: tuple[str, ...] = get_args(ArchiveFormat)
@@ -174,6 +175,8 @@ def plan_archive(spec: ArchiveSpec) -> Plan:
         raise CannotArchive(f"There is no runtime {spec.runtime!r}; choose one of {', '.join(RUNTIMES)}.")
     if not spec.version:
         raise CannotArchive("The version is empty; name one, such as 1.0.")
+    if (fault := name_fault("version", spec.version)) is not None:
+        raise CannotArchive(f"{fault[0].upper()}{fault[1:]}; name another, such as 1.0.")
     warnings: list[str] = []
     collected = Collection()
     handler = handler_file(spec.handler, spec.runtime)

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marserve.errors import BadSettings
+from marserve.names import escaped, json_escaped
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, for scripts.")]
 
@@ -100,18 +101,18 @@ class Output:
     def note(self, text: str) -> None:
         """Say something beside the result; silent under `--json`."""
         if not self.as_json:
-            self._notes.print(text, markup=False, soft_wrap=True)
+            self._notes.print(escaped(text, keep="\n\t"), markup=False, soft_wrap=True)
 
     def result(self, document: Any, *lines: str | Table) -> None:
         """The command's result: `document` for scripts, or the lines and tables for a person."""
         if self.as_json:
-            typer.echo(json.dumps(document, ensure_ascii=False))
+            typer.echo(json_escaped(json.dumps(document, ensure_ascii=False)))
             return
         for line in lines:
             if isinstance(line, Table):
                 self._print_table(line)
             else:
-                self._results.print(line, markup=False, soft_wrap=True)
+                self._results.print(escaped(line, keep="\n\t"), markup=False, soft_wrap=True)
 
     def _print_table(self, drawn: Table) -> None:
         """As wide as its words need: a name broken in two can be neither copied nor found by a script."""
@@ -126,7 +127,8 @@ class Output:
     def _fail(self, message: str, next_step: str | None, detail: dict[str, Any], status: int) -> None:
         if self.as_json:
             hint = {"next_step": next_step} if next_step else {}
-            typer.echo(json.dumps({"error": {"message": message, **hint, **detail}}, ensure_ascii=False))
+            document = {"error": {"message": message, **hint, **detail}}
+            typer.echo(json_escaped(json.dumps(document, ensure_ascii=False)))
         else:
             self.note(f"marserve: {message}")
             if detail.get("reason"):
@@ -137,7 +139,8 @@ class Output:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table without frames: a headline and one line a row; cells are taken literally."""
+    """A table without frames: a headline and one line a row; cells are taken literally, controls in them escaped."""
+    rows = [[escaped(cell) for cell in row] for row in rows]
     drawn = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
         cells = [column, *(row[number] for row in rows)]

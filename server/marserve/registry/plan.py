@@ -19,6 +19,7 @@ from marserve.archive.weight_size import weigh
 from marserve.errors import BadArchive, BadInput, DependencyFailed, LoadFailed
 from marserve.link import ArchiveRef
 from marserve.messages import Load
+from marserve.names import check_new_name, encodable, encodable_document, name_fault
 from marserve.pool.options import PoolOptions
 from marserve.registry.calls import MOST_WORKERS, RegisterParameters, RegistryOptions
 from marserve.registry.describe import Facts
@@ -77,6 +78,8 @@ class Plan:
 
 def check_parameters(parameters: RegisterParameters) -> None:
     """Raise BadInput for what no registration can mean."""
+    if parameters.model_name is not None:
+        check_new_name("model", parameters.model_name)
     runtime = parameters.runtime
     if runtime == "LSP":
         raise BadInput("The runtime LSP (TorchServe's C++ backend) is not supported; use python.")
@@ -104,7 +107,11 @@ def make_plan(
     caller would have waited for workers; NotEnoughDevices; DependencyFailed for requirements that are not allowed.
     """
     model, version = _name(parameters, unpacked, is_at_startup)
+    odd = _odd_names(model, version)
+    if odd and (is_at_startup or parameters.restored is not None):
+        model, version = encodable(model), encodable(version)
     facts = _facts(model, version, parameters, unpacked, options, is_at_startup)
+    facts = replace(facts, warnings=(*odd, *facts.warnings))
     handler = parameters.handler or unpacked.manifest.handler or options.default_handler
     facts, wanted = _read_wanted(facts, unpacked, options)
     defect = find_defect(
@@ -297,6 +304,12 @@ def _facts(
     )
 
 
+def _odd_names(model: str, version: str) -> list[str]:
+    """Sentences about names that a new registration would not get; those of a start and of a snapshot stay."""
+    faults = (name_fault("model", model), name_fault("version", version))
+    return [f"{fault}: it is loaded all the same, and refused in a new registration" for fault in faults if fault]
+
+
 def _resolved_url(url: str, archive: str) -> str | None:
     """The address that names exactly what was fetched, where the registration's names what may change."""
     is_exact = is_store_address(archive) or split_digest(archive)[1] is not None
@@ -335,8 +348,8 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         version=options.version,
         model_dir=str(unpacked.folder),
         handler=handler,
-        manifest=unpacked.manifest.document,
-        model_config=unpacked.config.document,
+        manifest=encodable_document(unpacked.manifest.document),
+        model_config=encodable_document(unpacked.config.document),
         batch_size=options.batch_size,
         device_type="gpu" if options.gpu_ids or (options.ray is not None and options.ray.gpus) else "cpu",
         envelope=server.envelope,

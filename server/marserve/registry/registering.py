@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from marserve.allocator import give_back_free_memory
 from marserve.errors import ArchiveExists, CleanUpTimedOut, DependencyFailed, DigestMismatch, Draining, LoadFailed
+from marserve.names import check_new_name
 from marserve.registry.calls import Registered, RegisterParameters, RegistryOptions
 from marserve.registry.changes import Changes
 from marserve.registry.coming import Coming
@@ -168,12 +169,26 @@ class Registering:
             return self._intake.fetch_aside(url, on_begin)
 
     async def plan(self, parameters: RegisterParameters, unpacked: Unpacked, *, is_at_startup: bool = False) -> Plan:
-        """Plan a version of the unpacked archive, or delete it and raise."""
+        """Plan a version of the unpacked archive, or delete it and raise.
+
+        Raises BadName for a new name that cannot be; a start and a snapshot keep what they had.
+        """
         try:
-            return await asyncio.to_thread(make_plan, parameters, unpacked, self._options, is_at_startup=is_at_startup)
+            plan = await asyncio.to_thread(make_plan, parameters, unpacked, self._options, is_at_startup=is_at_startup)
+            if not is_at_startup and parameters.restored is None:
+                self._check_new_names(plan)
+            return plan
         except BaseException:
             await asyncio.to_thread(unpacked.discard)
             raise
+
+    def _check_new_names(self, plan: Plan) -> None:
+        model, version = plan.facts.options.model, plan.facts.options.version
+        known = self._versions.models.get(model)
+        if known is None:
+            check_new_name("model", model)
+        if known is None or version not in known.versions:
+            check_new_name("version", version)
 
     async def prepare(self, parameters: RegisterParameters) -> Version:
         """Make a version beside what is on the list, and begin to start its workers; no request finds it yet.

@@ -34,6 +34,7 @@ from marserve.archive.bounded_yaml import Marked, load_marked_yaml
 from marserve.archive.model_config import KEYS as CONFIG_KEYS
 from marserve.archive.model_config import read_value
 from marserve.errors import BadArchive, BadDesiredState, BadInput
+from marserve.names import name_fault
 from marserve.registry.calls import MOST_WORKERS
 from marserve.registry.effective_options import RUNTIMES
 from marserve.registry.shadow import read_shadow
@@ -243,7 +244,10 @@ class _Reader:
         models: dict[str, DesiredModel] = {}
         for name, value in place.value.items():
             if not _is_name(name):
-                self.wrong(value, f"{name!r} is no name of a model: it is empty, too long or holds control characters")
+                self.wrong(
+                    value,
+                    f"{name!r} is no name of a model: it is empty, too long, a dot or two, or holds control characters",
+                )
             model = self._model(name, value)
             if model is not None:
                 models[name] = model
@@ -489,7 +493,7 @@ def _fold(key: str) -> str:
 
 
 def _is_name(name: str) -> bool:
-    return bool(name) and len(name) <= 200 and name.isprintable() and name == name.strip()
+    return 0 < len(name) <= 200 and name.isprintable() and name == name.strip() and name_fault("", name) is None
 
 
 def _words(names: Collection[str]) -> str:

@@ -19,7 +19,7 @@ AccessRecord = tuple[float, str]
 # A request line may have 8 KiB; a log of such lines would be a way to fill memory while nobody reads it.
 _MAX_TARGET = 2048
 # What would end its quotes, or the line, or reach a terminal as a command: it is percent-encoded as the octet it was.
-_UNFIT = re.compile(r'["\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
+_UNFIT = re.compile(r'["\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
 
 
 def access_line(

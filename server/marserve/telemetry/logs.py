@@ -3,8 +3,8 @@
 Text is laid out as TorchServe lays it out, in `access_log.log`, `ts_log.log`, `model_log.log`, `ts_metrics.log` and
 `model_metrics.log`; `json` writes one object a line. Nothing here blocks who logs: each file and standard output has a
 `LineWriter` of its own, so a reader that stops loses lines of that outlet alone, and they are counted. What clients
-and handlers wrote cannot break a line or forge one: control characters are escaped, and a traceback's lines are
-indented.
+and handlers wrote cannot break a line or forge one: control characters, bidirectional ones among them, are escaped,
+and a traceback's lines are indented.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from marserve.errors import BadSettings
+from marserve.names import escaped
 from marserve.telemetry.access_log import AccessLog, AccessRecord, TextAccessLog
 from marserve.telemetry.line_writer import DescriptorSink, LineWriter, RollingFile, Sink
 
@@ -265,7 +266,6 @@ _TEXT_LEVELS = {
     "FATAL": "FATAL",
 }
 _quote = json.encoder.encode_basestring_ascii
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class _TextEncoder:
@@ -387,6 +387,4 @@ def _access(line: str) -> str:
 
 
 def _clean(text: str) -> str:
-    if text.isprintable():
-        return text
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return escaped(text, keep="\t")

@@ -28,6 +28,7 @@ from marserve.errors import (
     WorkflowNotFound,
 )
 from marserve.messages import Receiver, Request
+from marserve.names import check_new_name
 from marserve.registry.calls import ModelPage, Registered, RegisterParameters, Scaled
 from marserve.registry.describe import page_of
 from marserve.registry.intake import Unpacked
@@ -127,20 +128,23 @@ class Workflows:
     async def register(self, parameters: WorkflowParameters) -> str:
         """Take an archive in, register its nodes and wait until they are loaded. Returns the workflow's name.
 
-        Raises WorkflowArchiveNotFound, BadWorkflow, BadDag, WorkflowConflict, Draining, and WorkflowFailed when a node
-        could not be registered. After any error nothing of the registration is left.
+        Raises BadName, WorkflowArchiveNotFound, BadWorkflow, BadDag, WorkflowConflict, Draining, and WorkflowFailed
+        when a node could not be registered. After any error nothing of the registration is left.
         """
         return await self._carry_through(self._register(parameters))
 
     async def _register(self, parameters: WorkflowParameters) -> str:
         if self._is_draining:
             raise Draining
+        if parameters.workflow_name:
+            check_new_name("workflow", parameters.workflow_name)
         async with self._intakes:
             if self._is_draining:
                 raise Draining
             unpacked = await asyncio.to_thread(self._intake.take_in, parameters.url)
         try:
             name = parameters.workflow_name or unpacked.manifest.workflow_name
+            check_new_name("workflow", name)
             if name in self._workflows or name in self._coming:
                 raise WorkflowConflict(name)
             self._coming.add(name)
