@@ -8,6 +8,10 @@ BIN       := $(VENV)/bin
 # Two more than there are cores: many tests wait for processes, few compute.
 JOBS      ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 SEEDS     ?= 10000
+# Of `make mutants`: files of the server (none: those that it knows), and how many changes are drawn with which seed.
+ROOM      ?=
+SEED      ?= 1
+COUNT     ?= 1500
 PYTEST    ?= $(BIN)/python -m pytest
 STAMPS    := $(VENV)/.made
 PIP       := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
@@ -101,6 +105,10 @@ coverage: $(STAMPS)/test  ## run the tests and say which lines they never reach
 .PHONY: simulate
 simulate: $(STAMPS)/test  ## run the simulation of pools with SEEDS seeds (10000)
 	MARSERVE_SIMULATION_SEEDS=$(SEEDS) $(PYTEST) tests/pool/test_simulation.py --timeout 3600
+
+.PHONY: mutants
+mutants: $(STAMPS)/test  ## change the code in COUNT small ways and say what no test notices (about an hour; ROOM=pool/queue)
+	PYTHONPATH=tests $(BIN)/python -m mutants $(ROOM) --seed $(SEED) --count $(COUNT)
 
 .PHONY: bench
 bench: $(STAMPS)/test  ## measure what docs/benchmarks.md describes, beside others, in one run

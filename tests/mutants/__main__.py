@@ -1,0 +1,193 @@
+"""Changes the code in small ways, one at a time, and says which changes no test noticed.
+
+    make mutants ROOM=pool/batcher SEED=1 COUNT=100
+
+A room is a file of the server with the tests that bear its name (`pool/batcher`: `tests/pool/test_batcher*.py`). The
+mutants are drawn with the seed, over all rooms in proportion to what can be changed in each. Everything happens in a
+copy of the repository that is deleted afterwards; the report is written to `build/mutants`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from mutants.draw import all_mutants
+from mutants.session import BROKEN, KILLED, SURVIVED, TIMED_OUT, UNREACHED
+
+ROOT = Path(__file__).resolve().parents[2]
+#: The rooms that are gone through where none is named, and the files whose claims are on them too.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "pool/dispatcher": ("admission", "handing_over", "lanes"),
+    "pool/batcher": ("admission", "dispatcher"),
+    "pool/queue": ("admission", "dispatcher"),
+    "registry/traffic": (),
+    "registry/residency": (),
+    "registry/admission": (),
+    "api/http_connection": (),
+    "api/request_head": ("http_connection",),
+    "api/auth": (),
+    "archive/member_names": (),
+    "archive/pickle_check": (),
+    "store/fetch_guard": (),
+    "store/download": (),
+    "rollout/judge": ("timeline",),
+    "rollout/diff": (),
+    "wire": (),
+    "worker/loop": (),
+}
+CPU_S = 3.0
+
+
+def main() -> int:
+    """Run what the flags ask for. The exit status is 1 when fewer than 90 of 100 viable mutants were killed."""
+    parser = argparse.ArgumentParser(prog="mutants", description=__doc__.partition("\n")[0])
+    parser.add_argument("rooms", nargs="*", default=list(ROOMS), help="files of the server, such as pool/batcher")
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--count", type=int, default=1500, help="how many mutants, over all rooms; 0 for every one")
+    parser.add_argument("--report", type=Path, default=ROOT / "build" / "mutants")
+    flags = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the copy is deleted then, too
+
+    chosen = choose(flags.rooms, flags.count, flags.seed)
+    flags.report.mkdir(parents=True, exist_ok=True)
+    lines: list[str] = []
+    totals: collections.Counter[str] = collections.Counter()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        copy = copy_of_the_repository(Path(name))
+        for room, numbers in chosen.items():
+            verdicts = run_room(room, numbers, copy, Path(name))
+            counts = collections.Counter(verdict["outcome"] for verdict in verdicts)
+            totals += counts
+            lines += [summary(room, counts), *described(room, verdicts), ""]
+            print(summary(room, counts), flush=True)
+            (flags.report / f"{room.replace('/', '-')}.json").write_text(json.dumps(verdicts, indent=1))
+            (flags.report / "report.txt").write_text("\n".join([*lines, summary("all", totals)]) + "\n")
+    print(summary("all", totals), f"{time.monotonic() - began:.0f} s; what survived: {flags.report / 'report.txt'}")
+    return 0 if killed_share(totals) >= 0.9 else 1
+
+
+def choose(rooms: list[str], count: int, seed: str) -> dict[str, list[int]]:
+    """Which mutants of each room, by their numbers."""
+    every = [
+        (room, number)
+        for room in rooms
+        for number in range(len(all_mutants((ROOT / "server/marserve" / f"{room}.py").read_text("utf-8"))))
+    ]
+    drawn = every if not count or count >= len(every) else random.Random(seed).sample(every, count)
+    return {room: sorted(number for one, number in drawn if one == room) for room in rooms}
+
+
+def copy_of_the_repository(folder: Path) -> Path:
+    """Copy what git tracks or would; the tracer lies in it where every interpreter finds it."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    copy = folder / "copy"
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    shutil.copy2(copy / "tests/mutants/tracing.py", copy / "server/sitecustomize.py")
+    return copy
+
+
+def tests_of(room: str, copy: Path) -> list[str]:
+    """The files of tests that bear the room's name, and those that stand beside it in `ROOMS`."""
+    folder, _, stem = room.rpartition("/")
+    found = {
+        str(path.relative_to(copy))
+        for word in (stem, *ROOMS.get(room, ()))
+        for path in (copy / "tests" / folder).glob(f"test_{word}*.py")
+    }
+    return sorted(found)
+
+
+def run_room(room: str, numbers: list[int], copy: Path, scratch: Path, *, cpu_s: float = CPU_S) -> list[dict[str, Any]]:
+    """Run the mutants with these numbers in a session of their own."""
+    target = copy / "server/marserve" / f"{room}.py"
+    results = scratch / "results.jsonl"
+    order = {
+        "target": str(target),
+        "numbers": numbers,
+        "results": str(results),
+        "scratch": str(scratch),
+        "cpu_s": cpu_s,
+    }
+    (scratch / "order.json").write_text(json.dumps(order))
+    results.unlink(missing_ok=True)
+    environment = {
+        **{key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"},
+        "PYTHONPATH": os.pathsep.join(str(copy / folder) for folder in ("server", "handlers", "tests")),
+        "MARSERVE_MUTANTS_ORDER": str(scratch / "order.json"),
+        "MARSERVE_MUTANTS_TRACED": str(target),
+        "MARSERVE_MUTANTS_NOTES": str(scratch / "notes"),
+    }
+    flags = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "mutants.session"]
+    marks = ["-m", "not long and not torch and not contract", f"--basetemp={scratch}/t"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *flags, *marks, *tests_of(room, copy)],
+        cwd=copy,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not results.exists():
+        raise SystemExit(f"{room}: the tests were not run:\n{run.stdout[-3000:]}{run.stderr[-3000:]}")
+    head, *verdicts = map(json.loads, results.read_text().splitlines())
+    if head["failing"]:
+        print(
+            f"{room}: left out, for they fail or take too long without any change: {', '.join(head['failing'])}",
+            flush=True,
+        )
+    if len(verdicts) != len(numbers):
+        raise SystemExit(
+            f"{room}: {len(verdicts)} of {len(numbers)} were run:\n{run.stdout[-3000:]}{run.stderr[-3000:]}"
+        )
+    return verdicts
+
+
+def killed_share(counts: collections.Counter[str]) -> float:
+    """How many of the viable were killed, from 0 to 1."""
+    viable = counts.total() - counts[BROKEN]
+    return (counts[KILLED] + counts[TIMED_OUT]) / viable if viable else 1.0
+
+
+def summary(room: str, counts: collections.Counter[str]) -> str:
+    """One line."""
+    viable = counts.total() - counts[BROKEN]
+    killed = counts[KILLED] + counts[TIMED_OUT]
+    late = f", {counts[TIMED_OUT]} of them by time" if counts[TIMED_OUT] else ""
+    return (
+        f"{room:24} drawn {counts.total():4}  viable {viable:4}  killed {killed:4} ({100 * killed_share(counts):.0f} %"
+        f"{late})  survived {counts[SURVIVED]}  not reached {counts[UNREACHED]}"
+    )
+
+
+def described(room: str, verdicts: list[dict[str, Any]]) -> list[str]:
+    """The changes that no test noticed."""
+    return [
+        f"  {room}.py:{one['line']}  [{one['outcome']}, {one['tests']} tests]  {one['change']}"
+        for one in verdicts
+        if one["outcome"] in (SURVIVED, UNREACHED, TIMED_OUT)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
