@@ -48,6 +48,13 @@ test-contract: $(STAMPS)/test  ## play what a real TorchServe answered against t
 test-long: $(STAMPS)/test  ## run the long suites: exact time bounds, soak, big models
 	$(PYTEST) -m long --timeout 1800
 
+.PHONY: test-cost
+test-cost: $(STAMPS)/test  ## run the tests and say which files take the most seconds of a processor
+	rm -f .pytest_cache/cost.jsonl
+	mkdir -p .pytest_cache
+	$(PYTEST) $(PARALLEL) -m "not long" -q --cost .pytest_cache/cost.jsonl
+	$(BIN)/python tests/support/cost.py .pytest_cache/cost.jsonl
+
 .PHONY: package-test
 package-test: $(STAMPS)/test  ## install the wheel alone into empty environments and follow the README (minutes)
 	$(PYTEST) tests/packaging --timeout 1800

@@ -1,12 +1,36 @@
-"""What every test may use."""
+"""What every test may use.
+
+Cheap tests: servers start through `support/server.py: Server` or `support/prepared.py`, which fork them from a process
+that has imported them; applications of the management API come from `support/management_house.py: House.application`,
+which lends one that is made once; `support/command_line.py: marserve` runs commands without a process.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+from support.cost import CostReport
 from support.object_stores import S3Server, s3_server
+
+# On a busy machine a draw may take long: that says nothing of the test.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--cost FILE` appends the processor time of each test to a file (`support/cost.py`)."""
+    parser.addoption("--cost", type=Path, help="append each test's seconds of a processor to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each runner writes its own lines."""
+    path: Path | None = config.getoption("--cost")
+    if path is not None:
+        config.pluginmanager.register(CostReport(path), "cost")
 
 
 @pytest.fixture

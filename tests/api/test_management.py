@@ -367,12 +367,11 @@ async def test_odd_words_of_a_scaling_are_logged_once_and_listed_by_describe(
     ]
 
 
-async def test_odd_words_of_a_list_are_logged_once(
-    house: House, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_odd_words_of_a_list_are_logged_once(house: House, caplog: pytest.LogCaptureFixture) -> None:
     """TorchServe takes them for not given."""
-    for _ in range(3):
-        assert (await client.get("/models?limit=two")).status_code == 200
+    async with client_of(house.new_application()) as client:
+        for _ in range(3):
+            assert (await client.get("/models?limit=two")).status_code == 200
 
     logged = [record.getMessage() for record in caplog.records if "limit" in record.getMessage()]
     assert logged == ["GET /models: limit is 'two', which is no whole number; it counts as not given"]

@@ -6,11 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from typer.testing import CliRunner
+import typer.main
+from click.testing import CliRunner
 
 from marserve.cli.commands import build_commands
 
-COMMANDS = build_commands()
+COMMANDS = typer.main.get_command(build_commands())
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import httpx
 import psutil
 
 from support.pages import ROOT
+from support.prepared import Prepared
 from support.server import free_ports, poll
 
 PORTS = (8080, 8081, 8082, 7070, 7071)
@@ -122,7 +123,7 @@ class Container:
     def running(self, arguments: Sequence[str], variables: Mapping[str, str]) -> Iterator[Running]:
         """Run it while the block runs, through the image's entry point; then end it in a hurry, and well."""
         with (self.folder / "console.log").open("wb") as console:
-            process = subprocess.Popen(
+            process = Prepared(
                 self._command(arguments),
                 cwd=self.path("/home/model-server"),
                 env=self.environment(variables),

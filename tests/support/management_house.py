@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 
@@ -63,14 +64,55 @@ class House:
         return write_mar(self.store / f"{name}-{version}.mar", manifest(name, version, **model)).name
 
     def application(self, *, management: bool = True, inference: bool = False, enable_model_api: bool = True) -> Any:
-        """One listener's application."""
+        """One listener's application, lent until the test ends: making one takes FastAPI longer than most tests do."""
+        return _lend(self.registry, management, inference, enable_model_api)
+
+    def new_application(self) -> Any:
+        """One for management that no test has called before, for claims about what a listener keeps."""
+        lent = _Lent(management=True, inference=False, enable_model_api=True)
+        lent.registry = self.registry
+        return lent.app
+
+
+class _Lent:
+    """An application and the registry that it speaks to: that of the house that has it now."""
+
+    def __init__(self, management: bool, inference: bool, enable_model_api: bool) -> None:
+        self.registry: Registry | None = None
+        self.lent_to = ""
+        registry = cast(Registry, _Current(self))
         routers = [
-            description_router(self.registry, has_inference=inference, has_management=management),
-            health_router(self.registry, has_ping=inference),
+            description_router(registry, has_inference=inference, has_management=management),
+            health_router(registry, has_ping=inference),
         ]
         if management:
-            routers.append(management_router(self.registry, enable_model_api=enable_model_api))
-        return build_app(routers, title="test")
+            routers.append(management_router(registry, enable_model_api=enable_model_api))
+        self.app = build_app(routers, title="test")
+
+
+class _Current:
+    """Stands for whichever registry it is now."""
+
+    def __init__(self, lent: _Lent) -> None:
+        self._lent = lent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lent.registry, name)
+
+
+_made: dict[tuple[bool, bool, bool], list[_Lent]] = {}
+
+
+def _lend(registry: Registry, management: bool, inference: bool, enable_model_api: bool) -> Any:
+    """An application that no house of this test has, one of an earlier test if there is any."""
+    test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
+    made = _made.setdefault((management, inference, enable_model_api), [])
+    free = next((lent for lent in made if lent.lent_to != test), None)
+    if free is None:
+        free = _Lent(management, inference, enable_model_api)
+        made.append(free)
+    free.lent_to, free.registry = test, registry
+    return free.app
 
 
 @asynccontextmanager

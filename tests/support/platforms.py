@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from support.prepared import Prepared
 from support.server import free_ports, poll
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
@@ -93,7 +94,7 @@ def begin(
     inherited["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{inherited.get('PATH', '')}"
     program = [module] if module is not None else ["marserve.cli.torchserve", "--start", "--foreground"]
     with (folder / "console.log").open("wb") as console:
-        return subprocess.Popen(
+        return Prepared(
             [sys.executable, "-m", *program, *words],
             cwd=folder,
             env=inherited | {"TMPDIR": str(folder / "tmp"), "TEMP": str(folder / "tmp")} | dict(environment),

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 
 import psutil
 
+from support.prepared import source_pid
+
 
 def living(pids: Iterable[int]) -> set[int]:
     """Those of these processes that exist. A zombie counts, unless it has become the system's own to reap."""
@@ -24,8 +26,8 @@ def _lives(pid: int) -> bool:
 
 
 def descendants(pid: int | None = None) -> set[int]:
-    """All processes below this one (or below us), zombies included."""
-    return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    """All processes below this one (or below us), zombies included; not the one that programs are forked from."""
+    return {child.pid for child in psutil.Process(pid).children(recursive=True)} - {source_pid()}
 
 
 def group_of(group: int) -> set[int]:

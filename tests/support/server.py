@@ -26,6 +26,8 @@ from typing import Any
 import httpx
 import psutil
 
+from support.prepared import Prepared
+
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0
 
@@ -183,7 +185,7 @@ class Server:
             **self._environment,
         }
         with self._output.open("ab") as output:
-            self.process = subprocess.Popen(
+            self.process = Prepared(
                 self.command(),
                 cwd=self.folder,
                 env=environment,

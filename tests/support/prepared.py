@@ -1,0 +1,200 @@
+"""Servers and commands of marserve that start without importing: a process that has imported them forks each.
+
+The imports of a server take about a second of a processor, and the tests start hundreds of servers. `Prepared` is used
+as `subprocess.Popen` is. It gives a process of its own, a child of the test's process, with the arguments, environment,
+folder, descriptors and session that it was given. `prepared_process.py`, one for each pytest runner, forks it. `run` is
+`subprocess.run` in the same way.
+
+    process = Prepared([sys.executable, "-m", "marserve.cli.torchserve", "--start"], cwd=folder, env=environment)
+
+It starts a new interpreter where a fork would not be the same: for other programs and options, for an environment that
+differs in a variable that the interpreter or an import read, for a terminal, and on systems other than Linux.
+
+A test uses `subprocess.Popen` if its claim is the start itself: imports, time, the command as users type it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(__file__).with_name("prepared_process.py")
+# What the entry points import, but for those themselves: they are run, and not imported.
+MODULES = (
+    "marserve.app",
+    "marserve.app.grpc_ports",
+    "marserve.cli.background",
+    "marserve.cli.foreground",
+    "marserve.cli.start",
+    "marserve.plugins",
+)
+# Variables that the interpreter, the C library or a library looks at before any line of ours runs.
+LOOKED_AT_EARLY = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "GRPC_", "COVERAGE_")
+# The arguments of `Popen._execute_child`, in their order.
+_GIVEN = (
+    *("args", "executable", "preexec_fn", "close_fds", "pass_fds", "cwd", "env", "startupinfo", "creationflags"),
+    *("shell", "p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite", "restore_signals"),
+    *("gid", "gids", "uid", "umask", "start_new_session", "process_group"),
+)
+# What they are where nothing out of the ordinary was asked for.
+_AS_ANY = {
+    "executable": None,
+    "preexec_fn": None,
+    "close_fds": True,
+    "shell": False,
+    "gid": None,
+    "gids": None,
+    "uid": None,
+    "umask": -1,
+    "process_group": -1,
+}
+
+
+class _Source:
+    """The process that programs are forked from, and this runner's connection to it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(PROGRAM), str(theirs.fileno()), *MODULES],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        self._connection = ours
+        self._lock = threading.Lock()
+        self.pid = self._process.pid
+        self.owner = os.getpid()
+        told = self._hear()
+        self._looked_at: list[str] = told["looked_at"]
+        self._can_fork: bool = told["can_fork"]
+        self._environment = dict(os.environ)
+        atexit.register(self.close)
+
+    def takes(self, environment: Mapping[str, str]) -> bool:
+        """Whether a program with this environment would have been imported the same."""
+        if not self._can_fork or os.getpid() != self.owner:
+            return False
+        early = {name for name in (*environment, *self._environment) if name.startswith(LOOKED_AT_EARLY)}
+        return all(environment.get(name) == self._environment.get(name) for name in (*early, *self._looked_at))
+
+    def fork(self, order: dict[str, Any], descriptors: Sequence[int]) -> int:
+        """The id of the new process, 0 when the system would not fork."""
+        data = json.dumps(order).encode()
+        with self._lock:
+            head = len(data).to_bytes(4, "big")
+            socket.send_fds(self._connection, [head], list(descriptors))
+            self._connection.sendall(data)
+            return int(self._hear()["pid"])
+
+    def _hear(self) -> dict[str, Any]:
+        line = b""
+        while not line.endswith(b"\n"):
+            piece = self._connection.recv(65536)
+            if not piece:
+                raise AssertionError("the process that programs are forked from has ended")
+            line += piece
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def close(self) -> None:
+        """End it; the programs go on."""
+        if os.getpid() == self.owner:
+            self._connection.close()
+            self._process.wait()
+
+
+_source: _Source | None = None
+
+
+def source_pid() -> int | None:
+    """The process that programs are forked from, where there is one: it is nobody's leak."""
+    return _source.pid if _source is not None and _source.owner == os.getpid() else None
+
+
+def _find_source() -> _Source:
+    global _source
+    if _source is None or _source.owner != os.getpid():
+        _source = _Source()
+    return _source
+
+
+class Prepared(subprocess.Popen[Any]):
+    """As `subprocess.Popen`, and quicker for `python -m` with a module of marserve's command line."""
+
+    def _execute_child(self, *given: Any) -> None:
+        if len(given) == len(_GIVEN) and self._fork(dict(zip(_GIVEN, given, strict=True))):
+            return
+        super()._execute_child(*given)  # type: ignore[misc]
+
+    def _fork(self, given: dict[str, Any]) -> bool:
+        words = [os.fsdecode(word) for word in given["args"]] if not isinstance(given["args"], str) else []
+        is_safe, module, arguments = _read(words)
+        if not module or sys.platform != "linux" or any(given[name] != value for name, value in _AS_ANY.items()):
+            return False
+        environment = {
+            os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if given["env"] is None else given["env"]).items()
+        }
+        folder = os.path.abspath(given["cwd"] or os.getcwd())
+        streams = [
+            number if number != -1 else own
+            for own, number in enumerate((given["p2cread"], given["c2pwrite"], given["errwrite"]))
+        ]
+        if any(os.isatty(number) for number in streams) or not os.path.isdir(folder):
+            return False
+        source = _find_source()
+        if not source.takes(environment):
+            return False
+        order = {
+            "module": module,
+            "words": words,
+            "arguments": arguments,
+            "is_safe": is_safe,
+            "environment": environment,
+            "folder": folder,
+            "numbers": [0, 1, 2, *given["pass_fds"]],
+            "new_session": bool(given["start_new_session"]),
+        }
+        pid = source.fork(order, [*streams, *given["pass_fds"]])
+        if pid <= 0:
+            return False
+        self.pid = pid
+        self._child_created = True
+        self._close_pipe_fds(*(given[name] for name in _GIVEN[10:16]))  # type: ignore[attr-defined]
+        return True
+
+
+def _read(words: Sequence[str]) -> tuple[bool, str, list[str]]:
+    """Whether the folder is no place to import from, the module, and its arguments; no module for any other command."""
+    if not words or words[0] != sys.executable:
+        return False, "", []
+    is_safe = words[1:2] == ["-P"]
+    rest = words[2 if is_safe else 1 :]
+    if len(rest) < 2 or rest[0] != "-m" or not rest[1].startswith("marserve.cli"):
+        return False, "", []
+    return is_safe, rest[1], list(rest[2:])
+
+
+def run(
+    arguments: Sequence[str], *, timeout: float, check: bool = False, **more: Any
+) -> subprocess.CompletedProcess[Any]:
+    """As `subprocess.run` with `capture_output`."""
+    with Prepared(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(arguments, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done

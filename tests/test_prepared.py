@@ -1,0 +1,97 @@
+"""Programs that are forked from a process that has imported them: each is what a start of its own would have made."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from support.prepared import Prepared, run, source_pid
+from support.server import poll
+
+VERSION = [sys.executable, "-m", "marserve.cli.torchserve", "--version"]
+SERVES = [sys.executable, "-m", "marserve.cli.torchserve", "--start", "--foreground", "--ncs", "--model-store", "store"]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="programs are forked on Linux alone")
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The commands that were started as any other is."""
+    started: list[Any] = []
+    monkeypatch.setattr("subprocess.Popen._execute_child", lambda self, *given: started.append(given[0]) or 1 / 0)
+    return started
+
+
+def test_a_command_runs_with_its_arguments_and_gives_its_output_and_status() -> None:
+    """In a process of its own, without a new interpreter."""
+    first = run(VERSION, timeout=60, text=True)
+
+    assert (first.returncode, first.stdout) == (0, "TorchServe Version is 0.12.0\n")
+    assert run([*VERSION[:-1], "--nonsense"], timeout=60).returncode == 2
+
+
+def test_a_program_is_a_child_of_the_test_in_its_folder_and_session(tmp_path: Path) -> None:
+    """It takes signals and its status is read as that of any child; of ours it has no descriptor."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "TEMP": str(tmp_path / "tmp")}
+    addresses = {
+        f"TS_{kind}_ADDRESS": f"unix://{tmp_path}/{kind[0]}" for kind in ("INFERENCE", "MANAGEMENT", "METRICS")
+    }
+    settings = {"TS_ENABLE_ENVVARS_CONFIG": "true", "TS_DISABLE_TOKEN_AUTHORIZATION": "true"}
+    settings |= {"TS_GRPC_INFERENCE_PORT": "0", "TS_GRPC_MANAGEMENT_PORT": "0"}
+    with (tmp_path / "kept").open("wb") as kept, (tmp_path / "out").open("wb") as out:
+        process = Prepared(
+            SERVES, cwd=tmp_path, env=environment | addresses | settings, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            seen = psutil.Process(process.pid)
+            assert (seen.ppid(), seen.cwd()) == (os.getpid(), str(tmp_path))
+            for _ in poll(60, "the server starts"):
+                assert process.poll() is None, (tmp_path / "out").read_text()
+                if "Model server started" in (tmp_path / "out").read_text():
+                    break
+            assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
+            assert kept.name not in {Path(link).resolve().name for link in Path(f"/proc/{process.pid}/fd").iterdir()}
+            assert "org.pytorch.serve.ModelServer" in " ".join(seen.cmdline())
+
+            process.send_signal(signal.SIGTERM)
+
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [sys.executable, "-W", "error", *VERSION[1:]],
+        [sys.executable, "-c", "pass"],
+        ["/usr/bin/env", *VERSION[1:]],
+        [sys.executable, "-m", "json.tool"],
+    ],
+)
+def test_other_programs_and_options_are_started_as_ever(words: list[str], starts: list[Any]) -> None:
+    """Only modules of the command line, without options of the interpreter, are forked."""
+    with pytest.raises(ZeroDivisionError):
+        Prepared(words)
+
+    assert starts == [words]
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "HOME", "LC_ALL", "LD_LIBRARY_PATH", "PYDANTIC_DISABLE_PLUGINS"])
+def test_an_environment_that_an_import_read_is_a_start_of_its_own(name: str, starts: list[Any]) -> None:
+    """What was imported under another one would not have followed it."""
+    assert source_pid() is not None or run(VERSION, timeout=60)
+
+    with pytest.raises(ZeroDivisionError):
+        Prepared(VERSION, env={**os.environ, name: "other"})
+
+    assert starts == [VERSION]
