@@ -34,6 +34,7 @@ import models
 import neighbour
 import object_stores
 import peers
+import printing
 import ray_pool
 import rolling_restart
 import rollouts
@@ -59,6 +60,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "kill": kill.measure,
     "memory": memory.measure,
     "neighbour": neighbour.measure,
+    "printing": printing.measure,
     "many_models": many_models.measure,
     "steps": steps.measure,
     "goal": goal.measure,

@@ -97,7 +97,7 @@ class NotStarted(msgspec.Struct, frozen=True, array_like=True, tag="not_started"
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True, tag="line"):
-    """The worker printed a line."""
+    """The worker printed lines that have one level; `text` has a line end between two."""
 
     stream: str
     level: str

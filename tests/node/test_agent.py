@@ -30,7 +30,7 @@ async def test_lines_are_left_out_and_counted_while_the_server_does_not_keep_up(
     agent.link = server  # type: ignore[assignment]
 
     def say(text: str) -> None:
-        agent.line("m", "1.0", "9000", "stdout", "INFO", text)
+        agent.write("m", "1.0", "9000", "stdout", "INFO", [text])
 
     try:
         say("first")

@@ -16,6 +16,7 @@ from marserve.node.agent import Agent
 from marserve.node.worker_run import WorkerRun
 from marserve.pool.launchers import Launched, WorkerEnds
 from marserve.pool.launchers.process import WorkerProcess
+from marserve.telemetry.output_budget import OutputBudget
 
 pytestmark = pytest.mark.anyio
 
@@ -53,6 +54,7 @@ class Owner:
 
     def __init__(self) -> None:
         self.link: Any = Wire()
+        self.budget = OutputBudget()
         self.tasks: list[asyncio.Task[None]] = []
 
     def keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -66,7 +68,7 @@ class Owner:
     def run_ended(self, run: WorkerRun) -> None:
         """Nobody is told."""
 
-    def line(self, *_: str) -> None:
+    def write(self, *_: object) -> None:
         """Nothing is printed."""
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import uvloop
 
-from marserve.pool.output import KEPT_LINES, MAX_LINE_BYTES, ReadEnd, WorkerOutput
+from marserve.pool.output import KEPT_LINES, LAST_TURNS, ReadEnd, WorkerOutput
+from marserve.pool.output_lines import BYTES_A_TURN, LINES_A_TURN, MAX_LINE_BYTES
+from marserve.telemetry.output_budget import SHARED_BURST_BYTES, TURN_S, Turns
 from support.worker_logs import KeptLines
 
 pytestmark = pytest.mark.anyio
@@ -142,12 +147,156 @@ async def test_the_newest_lines_are_kept(pipes: Pipes) -> None:
     assert pipes.output.last_lines == [f"line {number}" for number in range(100 - KEPT_LINES, 100)]
 
 
-async def test_ten_megabytes_of_lines_all_arrive(pipes: Pipes) -> None:
-    """Nothing is dropped here; that is the log's to decide."""
+async def test_a_burst_arrives_whole_and_in_bounded_pieces(pipes: Pipes) -> None:
+    """As a model prints while it loads: more than the pipe holds, in pieces of a turn each."""
     line = b"z" * 99 + b"\n"
-    await write(pipes.out, line * 100_000)
+    await write(pipes.out, line * 3000)
 
-    assert len(await pipes.close()) == 100_000
+    assert len(await pipes.close()) == 3000
+    assert max(map(len, pipes.log.pieces)) <= BYTES_A_TURN // len(line)
+
+
+async def test_a_flood_is_cut_with_a_count(pipes: Pipes) -> None:
+    """Every line of two bytes is either in the log or counted there; each piece is a turn's at most."""
+    total = 1_000_000
+    pipes.log.budget.allowance().admit(time.monotonic(), 0, SHARED_BURST_BYTES - 100_000)  # others print, too
+    await write(pipes.out, b"x\n" * total)
+
+    lines = await pipes.close()
+
+    counts = [text.split() for stream, level, text in lines if (stream, level) == ("stderr", "WARNING")]
+    left_out = sum(int(words[0]) for words in counts)
+    assert len([text for _, _, text in lines if text == "x"]) + left_out == total
+    assert left_out == pipes.log.budget.left_out > total / 2
+    assert counts[0][1:] == (
+        f"lines ({2 * int(counts[0][0])} bytes) of this worker were left out: it prints more than the log takes".split()
+    )
+    assert max(map(len, pipes.log.pieces)) <= LINES_A_TURN
+    assert pipes.output.last_lines == ["x"] * KEPT_LINES
+
+
+async def test_a_pipe_rests_after_each_turn(pipes: Pipes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read for every line that comes would take all of the loop's time."""
+    rests: list[float] = []
+    next_turn = Turns.next
+
+    def note(turns: Turns, now: float, spent_s: float) -> float:
+        rests.append(next_turn(turns, now, spent_s) - now)
+        return now + rests[-1]
+
+    monkeypatch.setattr(Turns, "next", note)
+    began = time.monotonic()
+    for _ in range(300):
+        await write(pipes.out, b"x\n")
+    span_s = time.monotonic() - began
+
+    assert len([text for _, _, text in await pipes.close() if text == "x"]) == 300
+    assert min(rests) >= TURN_S * 0.99
+    assert len(rests) <= span_s / TURN_S + 2
+
+
+async def test_errors_and_the_newest_lines_of_a_flood_are_known(pipes: Pipes) -> None:
+    """What the worker's logging calls an error is in the log although the worker is cut."""
+    cut(pipes)
+    await write(pipes.out, b"x\n" * 5000 + b"\x1eERROR\x1ethe reason\n" + b"y\n" * 5000 + b"the end\n")
+
+    lines = await pipes.close()
+
+    assert ("stdout", "ERROR", "the reason") in lines
+    assert lines[-1][2].startswith("10001 lines (")
+    assert pipes.output.last_lines[-2:] == ["y", "the end"]
+
+
+async def test_a_quiet_worker_is_logged_beside_floods() -> None:
+    """Four workers print without end; what another one says is in the log, soon and whole."""
+    log = KeptLines()
+    loud = [WorkerOutput("loud", "1.0", str(number), log) for number in range(4)]
+    quiet = WorkerOutput("quiet", "1.0", "9000", log)
+    ends = [end for output in loud for end in await output.open()]
+    outs, over = ends[::2], threading.Event()
+    threads = [threading.Thread(target=_flood, args=(out, over)) for out in outs]
+    for thread in threads:
+        thread.start()
+    try:
+        out, err = await quiet.open()
+        for number in range(5):
+            os.write(out, b"line %d\n" % number)
+            async with asyncio.timeout(5):
+                while not any(line.text == f"line {number}" for line in log.lines):
+                    await asyncio.sleep(0.001)
+    finally:
+        over.set()
+        await asyncio.gather(*(output.drained(0.0) for output in loud))
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+        for end in (*ends, out, err):
+            os.close(end)
+        await quiet.drained(5.0)
+
+    assert [line.text for line in log.lines if line.model == "quiet"] == [f"line {number}" for number in range(5)]
+
+
+def _flood(descriptor: int, over: threading.Event) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        while not over.is_set():
+            os.write(descriptor, b"x\n" * 16_000)
+
+
+def cut(pipes: Pipes) -> None:
+    """Use up what the log takes, so that the next line is one too many."""
+    others, now = pipes.log.budget.allowance(), time.monotonic()
+    while others.admit(now, 0, 1 << 20):
+        pass
+    own = pipes.output._allowance
+    while own.admit(now, 0, 1 << 18):
+        pass
+
+
+async def test_the_last_words_are_in_though_the_pipe_rests(pipes: Pipes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the worker has ended nothing waits for a turn, and the traceback that it ended with is logged whole."""
+    monkeypatch.setattr(Turns, "next", lambda turns, now, spent_s: now + 3600)
+    await write(pipes.err, b"first\n")
+    while not pipes.log.lines:
+        await asyncio.sleep(0)
+    await write(pipes.err, b"".join(b"frame %d\n" % number for number in range(1000)) + b"ValueError: no")
+
+    texts = [text for _, _, text in await pipes.close()]
+
+    assert texts == ["first", *(f"frame {number}" for number in range(1000)), "ValueError: no"]
+
+
+async def test_at_the_end_a_bounded_number_of_turns_is_taken(pipes: Pipes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a flood is counted, and its newest lines are kept."""
+    monkeypatch.setattr(Turns, "next", lambda turns, now, spent_s: now + 3600)
+    await write(pipes.err, b"first\n")
+    while not pipes.log.lines:
+        await asyncio.sleep(0)
+    await write(pipes.err, b"x\n" * 30_000 + b"last\n")
+
+    lines = await pipes.close()
+
+    assert len(lines) <= 2 + LAST_TURNS * LINES_A_TURN
+    assert lines[-1][2].startswith(f"{30_001 - (len(lines) - 2)} lines (")
+    assert pipes.output.last_lines[-1] == "last"
+
+
+async def test_of_many_tracebacks_some_are_left_out(pipes: Pipes) -> None:
+    """Clients cause them, with requests that are a hundredth of the size; each failure has its sentence."""
+    traceback = "Traceback\n" + "  frame\n" * 500
+
+    for number in range(300):
+        pipes.output.log_failure(f"Request {number}: no", traceback)
+    pipes.output.log_failure("Request x: the author's answer", "")
+
+    texts = pipes.log.texts
+    assert [text for text in texts if text.startswith("Request")] == [
+        *(f"Request {number}: no" for number in range(300)),
+        "Request x: the author's answer",
+    ]
+    assert 1 <= texts.count("Traceback") <= 200
+    assert texts.count("Traceback") + len([text for text in texts if "left out" in text]) == 300
+    assert {line.level for line in pipes.log.lines[:-1]} == {"ERROR"}
+    assert pipes.log.lines[-1].level == "INFO"
 
 
 async def test_draining_ends_though_somebody_holds_the_pipe() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+from marserve.telemetry.output_budget import OutputBudget
 
 
 class Line(NamedTuple):
@@ -22,12 +25,21 @@ class KeptLines:
     """As `telemetry.logs.WorkerLog`, in memory."""
 
     lines: list[Line] = field(default_factory=list)
+    pieces: list[list[str]] = field(default_factory=list)
+    budget: OutputBudget = field(default_factory=OutputBudget)
 
-    def line(
-        self, model: str, version: str, worker_id: str, stream: Literal["stdout", "stderr"], level: str, text: str
+    def write(
+        self,
+        model: str,
+        version: str,
+        worker_id: str,
+        stream: Literal["stdout", "stderr"],
+        level: str,
+        texts: Sequence[str],
     ) -> None:
-        """Take one line."""
-        self.lines.append(Line(model, version, worker_id, stream, level, text))
+        """Take lines."""
+        self.pieces.append(list(texts))
+        self.lines += [Line(model, version, worker_id, stream, level, text) for text in texts]
 
     @property
     def texts(self) -> list[str]:

@@ -125,6 +125,62 @@ def test_a_disk_that_fails_loses_joined_lines_by_the_count() -> None:
     assert not sink.written
 
 
+def test_lines_that_come_together_keep_their_order_and_are_counted() -> None:
+    """Among records and lines that come alone; while nothing is written, each of them takes room of its own."""
+    sink = GatedSink()
+    sink.gate.clear()
+    writer = start_writer(sink, capacity=200)
+    writer.write("first")
+    assert sink.entered.wait(5)
+
+    writer.write("a")
+    writer.write_lines("b\nc\nd", 3)
+    writer.write("e")
+    writer.write_lines("\n".join(["f"] * 195), 195)
+    writer.write_lines("g\nh", 2)
+    assert writer.dropped == 2
+    writer.write("i")
+    assert writer.dropped == 3
+    sink.gate.set()
+    writer.close(5)
+
+    assert sink.written.decode().splitlines() == ["first", "3 lost", "a", "b", "c", "d", "e", *["f"] * 195]
+
+
+def test_lines_that_come_together_are_bounded_in_bytes() -> None:
+    """A worker that floods a log whose disk is full fills no memory with it."""
+    sink = GatedSink()
+    sink.gate.clear()
+    writer = start_writer(sink, capacity=1_000_000)
+    writer.write("first")
+    assert sink.entered.wait(5)
+    text = "\n".join(["x" * 8191] * 8)
+
+    for _ in range(1000):
+        writer.write_lines(text, 8)
+    assert writer.dropped == 8 * (1000 - (16 << 20) // len(text))
+    sink.gate.set()
+    writer.close(5)
+
+    assert len(sink.written) < (16 << 20) + 100_000
+    assert sink.written.count(b"\n") + writer.dropped == 8002
+
+
+def test_a_disk_that_fails_loses_lines_that_came_together_by_the_count() -> None:
+    """Not by the piece."""
+    sink = GatedSink()
+    sink.gate.clear()
+    sink.fails = True
+    writer = start_writer(sink)
+    for _ in range(5):
+        writer.write_lines("a\nb\nc", 3)
+
+    sink.gate.set()
+    writer.close(5)
+
+    assert writer.dropped == 15
+
+
 def test_under_load_the_thread_wakes_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is woken for the first line alone: as long as more come while it waits nobody need say so."""
     sink = GatedSink()

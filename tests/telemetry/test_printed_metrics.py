@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 
 from marserve.messages import Metric
+from marserve.telemetry.output_budget import OutputBudget
 from marserve.telemetry.printed_metrics import PrintedMetrics
 
 LINE = "[METRICS]Seen.Count:1|#ModelName:m,Level:Model|#type:COUNTER|#hostname:box,1717105307,id"
@@ -19,13 +20,20 @@ class House:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.metrics: list[tuple[str, Metric]] = []
+        self.budget = OutputBudget()
         self.printed = PrintedMetrics(self, self.take)
 
-    def line(
-        self, model: str, version: str, worker_id: str, stream: Literal["stdout", "stderr"], level: str, text: str
+    def write(
+        self,
+        model: str,
+        version: str,
+        worker_id: str,
+        stream: Literal["stdout", "stderr"],
+        level: str,
+        texts: Sequence[str],
     ) -> None:
-        """One line of a worker."""
-        self.lines.append(text)
+        """Lines of a worker."""
+        self.lines += texts
 
     def take(self, model: str, metrics: Sequence[Metric]) -> None:
         """Metrics of a model."""
@@ -37,7 +45,7 @@ def test_a_printed_metric_is_counted_and_not_logged(text: str) -> None:
     """Under the model whose worker printed it."""
     house = House()
 
-    house.printed.line("m", "1.0", "9000", "stdout", "INFO", text)
+    house.printed.write("m", "1.0", "9000", "stdout", "INFO", [text])
 
     assert house.lines == []
     assert [(model, metric.name, metric.kind) for model, metric in house.metrics] == [("m", "Seen", "counter")]
@@ -52,7 +60,7 @@ def test_every_other_line_is_logged(stream: Literal["stdout", "stderr"], text: s
     """Also one that only looks like a metric: its author should find it."""
     house = House()
 
-    house.printed.line("m", "1.0", "9000", stream, "INFO", text)
+    house.printed.write("m", "1.0", "9000", stream, "INFO", [text])
 
     assert (house.lines, house.metrics) == ([text], [])
 
@@ -62,6 +70,16 @@ def test_of_a_group_of_ranks_one_counts() -> None:
     house = House()
 
     for worker_id in ("9000", "9000.1", "9000.2"):
-        house.printed.line("m", "1.0", worker_id, "stdout", "INFO", LINE)
+        house.printed.write("m", "1.0", worker_id, "stdout", "INFO", [LINE])
 
     assert (len(house.metrics), house.lines) == (1, [])
+
+
+def test_lines_that_come_together_are_sorted_out() -> None:
+    """Metrics are counted, the others are logged together and in order."""
+    house = House()
+
+    house.printed.write("m", "1.0", "9000", "stdout", "INFO", ["one", LINE, "two", LINE])
+
+    assert (house.lines, len(house.metrics)) == (["one", "two"], 2)
+    assert house.printed.budget is house.budget

@@ -18,7 +18,7 @@ import ssl
 import sys
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -32,6 +32,7 @@ from marserve.node.worker_run import END_GRACE_S, WorkerRun
 from marserve.pool.cause_of_death import Cause
 from marserve.pool.launchers import StartFailed
 from marserve.pool.output import Stream
+from marserve.telemetry.output_budget import OutputBudget
 
 log = logging.getLogger("marserve.node")
 
@@ -55,6 +56,7 @@ class Agent:
         self._clocks: deque[float] = deque(maxlen=16)
         self._is_link_full = False
         self._lines_left_out = 0
+        self.budget = OutputBudget()
         self.clock_ahead_s = 0.0
 
     async def run(self) -> str:
@@ -223,12 +225,12 @@ class Agent:
 
     # ------------------------------------------------------------------------------------------- the worker
 
-    def line(self, model: str, version: str, worker_id: str, stream: Stream, level: str, text: str) -> None:
+    def write(self, model: str, version: str, worker_id: str, stream: Stream, level: str, texts: Sequence[str]) -> None:
         """What the worker, or its template, prints; left out while the server does not keep up."""
         if self._is_link_full:
-            self._lines_left_out += 1
+            self._lines_left_out += len(texts)
         else:
-            self.link.send(link.Line(stream, level, text))
+            self.link.send(link.Line(stream, level, "\n".join(texts)))
 
     def was_killed_for_memory(self) -> bool:
         """Whether the kernel of this machine has killed for memory just now."""

@@ -1,8 +1,11 @@
-"""What workers print: two pipes a worker, read on the event loop, cut into lines for the model log.
+"""What workers print: two pipes a worker, read on the event loop in bounded turns, as lines for the model log.
 
-Lines of the worker's logging carry a mark with their level (`worker/loop.py` puts it there); other lines are INFO on
-standard output and WARNING on standard error. The newest lines are kept for whoever asks why a worker died. A line is
-bounded, and the log it goes to never blocks: an author who prints a gigabyte slows nobody else down.
+Lines of the worker's logging have their level (`pool/output_lines.py` reads it); other lines are INFO on standard
+output and WARNING on standard error. The newest lines are kept: they say why a worker died.
+
+A worker that prints a gigabyte slows no other model down. After each turn its pipe rests for a while, which grows with
+the turn's cost and with the turns of all other pipes; meanwhile the worker may have to wait in `print`. What is more
+than the log takes (`telemetry/output_budget.py`) is counted and dropped, and once a second a line says how much.
 """
 
 from __future__ import annotations
@@ -10,22 +13,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections import defaultdict, deque
-from typing import Literal, Protocol
+from collections.abc import Sequence
+from typing import Literal, Protocol, cast
 
-MAX_LINE_BYTES = 8192
+from marserve.pool.output_lines import LineCutter, Skipped, read_lines
+from marserve.telemetry.output_budget import CUT_S, OutputBudget, Turns
+
 KEPT_LINES = 20
-_MARK = b"\x1e"
-_LEVELS = {name.encode(): name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
+# How many turns a pipe gets at its end, when it rests no more: twice what it holds and what was read last.
+LAST_TURNS = 32
+_ERRORS_A_TURN = 16
 
 Stream = Literal["stdout", "stderr"]
 
 
 class WorkerLog(Protocol):
-    """Where lines go."""
+    """Where lines go. `budget` says how much of them is taken."""
 
-    def line(self, model: str, version: str, worker_id: str, stream: Stream, level: str, text: str) -> None:
-        """Take one line; never blocks."""
+    @property
+    def budget(self) -> OutputBudget:
+        """What is taken of all workers together."""
+
+    def write(self, model: str, version: str, worker_id: str, stream: Stream, level: str, texts: Sequence[str]) -> None:
+        """Take lines that have one level; never blocks."""
 
 
 class WorkerOutput:
@@ -33,10 +45,12 @@ class WorkerOutput:
 
     def __init__(self, model: str, version: str, worker_id: str, log: WorkerLog) -> None:
         self._model, self._version, self._worker_id, self._log = model, version, worker_id, log
+        self._allowance = log.budget.allowance()
         self._kept: defaultdict[int, deque[str]] = defaultdict(lambda: deque(maxlen=KEPT_LINES))
         self.teller = 0
-        self._transports: list[asyncio.BaseTransport] = []
+        self._pipes: list[_Pipe] = []
         self._closed: list[asyncio.Future[None]] = []
+        self._cut_end: asyncio.TimerHandle | None = None
 
     @property
     def last_lines(self) -> list[str]:
@@ -61,8 +75,9 @@ class WorkerOutput:
         ends.callback(os.close, write_end)
         pipe = ReadEnd(read_end, closes_itself=type(loop).__module__.startswith("uvloop"))
         closed: asyncio.Future[None] = loop.create_future()
+        lines = _Pipe(self, self._log.budget.turns(), stream, rank, closed)
         try:
-            transport, _ = await loop.connect_read_pipe(lambda: _Lines(self, stream, rank, closed), pipe)
+            await loop.connect_read_pipe(lambda: lines, pipe)
         except OSError:
             with contextlib.suppress(OSError):
                 os.close(read_end)  # the loop did not take it
@@ -71,30 +86,113 @@ class WorkerOutput:
             pipe.close()
             raise
         self._closed.append(closed)
-        self._transports.append(transport)
+        self._pipes.append(lines)
         return write_end
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait until both pipes are at their end, so that the last lines are in."""
+        """Wait until both pipes are at their end, so that the last lines are in. From now on the pipes do not rest."""
+        for pipe in self._pipes:
+            pipe.hurry()
         if self._closed:
             await asyncio.wait(self._closed, timeout=timeout_s)
 
     async def drained(self, timeout_s: float) -> None:
         """Wait until both pipes are at their end; then close them."""
         await self.settled(timeout_s)
-        for transport in self._transports:
-            transport.close()
+        for pipe in self._pipes:
+            pipe.close()
+        self._end_cut()
 
-    def take(self, stream: Stream, raw: bytes, rank: int = 0) -> None:
-        """One line without its end."""
-        level = "INFO" if stream == "stdout" else "WARNING"
-        if raw.startswith(_MARK) and raw.count(_MARK) >= 2:
-            _, marked, raw = raw.split(_MARK, 2)
-            level = _LEVELS.get(marked, level)  # an author's own level has no name here
-        text = raw.decode("utf-8", "backslashreplace").rstrip("\r")
-        self._kept[rank].append(text)
+    def take_turn(self, cutter: LineCutter, stream: Stream, rank: int) -> None:
+        """Log the next lines of a pipe; while the worker is cut, drop all lines that are held."""
+        if self._allowance.cut_until:
+            self._drop(cutter.skip(), stream, rank)
+            return
+        lines = cutter.take()
+        if not lines:
+            return
+        if self._admits(len(lines), sum(map(len, lines))):
+            self._read(lines, stream, rank)
+        else:
+            self._drop(Skipped(b"\n".join(lines) + b"\n"), stream, rank)
+
+    def drop_all(self, cutter: LineCutter, stream: Stream, rank: int) -> None:
+        """Drop all lines that are held."""
+        self._drop(cutter.skip(), stream, rank)
+        self._begin_cut()
+
+    def end_line(self, cutter: LineCutter, stream: Stream, rank: int) -> None:
+        """Log the incomplete line at a pipe's end."""
+        self._read(cutter.end(), stream, rank)
+
+    def take(self, stream: Stream, level: str, texts: Sequence[str]) -> None:
+        """Log lines of a worker on another machine."""
+        size = sum(map(len, texts))
+        if self._allowance.cut_until or not self._admits(len(texts), size):
+            self._allowance.leave_out(len(texts), size)
+            self._kept[0].extend(texts[-KEPT_LINES:])
+        else:
+            self._write(stream, level, texts, 0)
+
+    def log_failure(self, sentence: str, traceback: str) -> None:
+        """Log why a request failed: an error where there is a traceback. Of too many tracebacks some are left out."""
+        texts = [sentence]
+        if traceback:
+            if self._allowance.admit_traceback(time.monotonic(), len(traceback)):
+                texts += traceback.rstrip().splitlines()
+            else:
+                texts.append("(The traceback is left out: there were too many of them just now.)")
+        level = "ERROR" if traceback else "INFO"
+        self._log.write(self._model, self._version, self._worker_id, "stderr", level, texts)
+
+    def _admits(self, lines: int, size: int) -> bool:
+        if self._allowance.admit(time.monotonic(), lines, size):
+            return True
+        self._begin_cut()
+        return False
+
+    def _begin_cut(self) -> None:
+        if self._cut_end is None:
+            loop = asyncio.get_running_loop()
+            self._cut_end = loop.call_later(CUT_S, self._end_cut)
+
+    def _end_cut(self) -> None:
+        """Say how many lines were left out, and take lines again."""
+        if self._cut_end is not None:
+            self._cut_end.cancel()
+            self._cut_end = None
+        lines, size = self._allowance.end_cut()
+        if lines:
+            text = f"{lines} lines ({size} bytes) of this worker were left out: it prints more than the log takes"
+            self._log.write(self._model, self._version, self._worker_id, "stderr", "WARNING", [text])
+
+    def _drop(self, skipped: Skipped, stream: Stream, rank: int) -> None:
+        """Count lines that are not logged. Errors among them are logged, some at a time; the newest lines are kept."""
+        lines, size = skipped.lines, skipped.size
+        for error in skipped.errors(_ERRORS_A_TURN):
+            if not self._allowance.admit_error(time.monotonic(), len(error)):
+                break
+            lines -= 1
+            size -= len(error) + 1
+            self._read([error], stream, rank)
+        if lines:
+            self._allowance.leave_out(lines, size)
+        for _, texts in read_lines(skipped.last(KEPT_LINES), _level_of(stream)):
+            self._kept[rank].extend(texts)
+
+    def _read(self, lines: Sequence[bytes], stream: Stream, rank: int) -> None:
+        if lines:
+            for level, texts in read_lines(lines, _level_of(stream)):
+                self._write(stream, level, texts, rank)
+
+    def _write(self, stream: Stream, level: str, texts: Sequence[str], rank: int) -> None:
+        self._kept[rank].extend(texts[-KEPT_LINES:])
         worker_id = f"{self._worker_id}.{rank}" if rank else self._worker_id
-        self._log.line(self._model, self._version, worker_id, stream, level, text)
+        self._log.write(self._model, self._version, worker_id, stream, level, texts)
+
+
+def _level_of(stream: Stream) -> str:
+    return "INFO" if stream == "stdout" else "WARNING"
 
 
 class ReadEnd:
@@ -119,24 +217,73 @@ class ReadEnd:
             os.close(self._descriptor)
 
 
-class _Lines(asyncio.Protocol):
-    """Cuts one pipe into lines."""
+class _Pipe(asyncio.Protocol):
+    """Reads one pipe. While it rests, or holds lines for further turns, nothing is read from it."""
 
-    def __init__(self, output: WorkerOutput, stream: Stream, rank: int, closed: asyncio.Future[None]) -> None:
-        self._output, self._stream, self._rank, self._closed = output, stream, rank, closed
-        self._rest = b""
+    def __init__(
+        self, output: WorkerOutput, turns: Turns, stream: Stream, rank: int, closed: asyncio.Future[None]
+    ) -> None:
+        self._output, self._turns, self._stream, self._rank, self._closed = output, turns, stream, rank, closed
+        self._cutter = LineCutter()
+        self._transport: asyncio.ReadTransport | None = None
+        self._rest: asyncio.TimerHandle | None = None
+        self._is_hurried = False
+        self._last_turns = LAST_TURNS
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.ReadTransport", transport)
 
     def data_received(self, data: bytes) -> None:
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()
-        if len(self._rest) > MAX_LINE_BYTES:
-            lines.append(self._rest)
-            self._rest = b""
-        for line in lines:
-            self._output.take(self._stream, line[:MAX_LINE_BYTES], self._rank)
+        self._cutter.feed(data)
+        self._turn()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._rest:
-            self._output.take(self._stream, self._rest[:MAX_LINE_BYTES], self._rank)
+        self._wake()
+        if self._cutter.has_lines:
+            self._output.drop_all(self._cutter, self._stream, self._rank)
+        self._output.end_line(self._cutter, self._stream, self._rank)
         if not self._closed.done():
             self._closed.set_result(None)
+
+    def hurry(self) -> None:
+        """The worker has ended: what is left is what the pipe holds, and no turn waits any more."""
+        self._is_hurried = True
+        if self._wake():
+            self._go_on()
+
+    def close(self) -> None:
+        """Read no more."""
+        self._wake()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _turn(self) -> None:
+        if self._is_hurried:
+            rest_s = 0.0
+            if not self._last_turns:  # a process that the worker left behind goes on printing
+                self._output.drop_all(self._cutter, self._stream, self._rank)
+                return
+            self._last_turns -= 1
+            self._output.take_turn(self._cutter, self._stream, self._rank)
+        else:
+            began_s = time.thread_time()
+            self._output.take_turn(self._cutter, self._stream, self._rank)
+            now = time.monotonic()
+            rest_s = self._turns.next(now, time.thread_time() - began_s) - now
+        assert self._transport is not None
+        self._transport.pause_reading()
+        self._rest = asyncio.get_running_loop().call_later(rest_s, self._go_on)
+
+    def _go_on(self) -> None:
+        self._rest = None
+        if self._cutter.has_lines:
+            self._turn()
+        if self._rest is None and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _wake(self) -> bool:
+        """Rest no more; whether it did."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            rest.cancel()
+        return rest is not None

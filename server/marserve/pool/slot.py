@@ -629,15 +629,9 @@ class Life:
         self._owner.batch_ended()
 
     def _log_failure(self, ids: str, message: Raised) -> None:
-        """Say under the requests' ids why they failed: the traceback, but for what the author answered a client."""
-        options = self._owner.options
+        """Log under the requests' ids why they failed. What the author answered a client has no traceback."""
         is_answer = message.kind == "prediction" and message.code < 500
-        lines = [f"Request {ids}: {message.message}"]
-        if not is_answer:
-            lines += message.traceback.rstrip().splitlines()
-        for line in lines:
-            level = "INFO" if is_answer else "ERROR"
-            self._owner.log.line(options.model, options.version, self._slot.id, "stderr", level, line)
+        self.output.log_failure(f"Request {ids}: {message.message}", "" if is_answer else message.traceback)
 
     def on_piece(self, message: Piece, bodies: list[Body]) -> None:
         """A piece of a stream: the response limit begins anew."""

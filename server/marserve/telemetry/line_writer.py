@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Generic, Protocol, TypeVar
+from typing import BinaryIO, Generic, NamedTuple, Protocol, TypeVar, cast
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,9 @@ _RECORDS_AT_ONCE = 200
 # Finished lines that become one piece, and pieces that are written at once.
 _LINES_A_PIECE = 64
 _PIECES_AT_ONCE = 64
+# Lines of pieces that are written at once, and bytes of pieces that may wait.
+_LINES_AT_ONCE = 4096
+_MAX_WAITING_BYTES = 16 << 20
 # Between two tries to write what cannot be written, in seconds.
 _REST_S = 1.0
 # Between two tries to pack a full file, in seconds: each reads all of it, and takes what room there is for a moment.
@@ -51,6 +54,13 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Release what is held open. The sink is not used again."""
+
+
+class _Lines(NamedTuple):
+    """Finished lines that were put in together."""
+
+    text: str
+    lines: int
 
 
 class LineWriter(Generic[Record]):
@@ -85,7 +95,11 @@ class LineWriter(Generic[Record]):
         # who holds `_taking` takes away from it, and who must not wait does without when somebody else has it.
         self._pieces: list[tuple[bytes, int]] = []
         self._joined = 0
-        self._waiting: list[Record | str] = []
+        self._waiting: list[Record | str | _Lines] = []
+        # Of lines that came together: how many beyond one for each entry of `_waiting`, and how many bytes. One thread
+        # puts them in and one takes them away, so each has counters of its own.
+        self._lines_in = self._lines_out = 0
+        self._bytes_in = self._bytes_out = 0
         self._taking = threading.Lock()
         self._is_awake = False
         self._wake = threading.Event()
@@ -102,7 +116,7 @@ class LineWriter(Generic[Record]):
     def write(self, record: Record | str) -> None:
         """Put a record, or a finished line, in line, or drop it when there is no room. Never blocks."""
         waiting = self._waiting
-        if self._joined + len(waiting) >= self._capacity:
+        if self._joined + len(waiting) + self._lines_in - self._lines_out >= self._capacity:
             self.dropped += 1
             return
         waiting.append(record)
@@ -111,6 +125,20 @@ class LineWriter(Generic[Record]):
             self._wake.set()
         if len(waiting) == _LINES_A_PIECE:  # if these cannot be joined now, the thread will take them as they are
             self._join_lines()
+
+    def write_lines(self, text: str, count: int) -> None:
+        """Put `count` finished lines in line, or drop them all when there is no room. Never blocks; for one thread."""
+        waiting = len(self._waiting) + self._joined + self._lines_in - self._lines_out
+        bytes_after = self._bytes_in + len(text) - self._bytes_out
+        if waiting + count > self._capacity or bytes_after > _MAX_WAITING_BYTES:
+            self.dropped += count
+            return
+        self._lines_in += count - 1
+        self._bytes_in += len(text)
+        self._waiting.append(_Lines(text, count))
+        if not self._is_awake:
+            self._is_awake = True
+            self._wake.set()
 
     def close(self, timeout_s: float) -> None:
         """Write what waits, end the thread, close the sink. What cannot be written in time is counted as dropped."""
@@ -123,10 +151,11 @@ class LineWriter(Generic[Record]):
         if self._thread.is_alive():
             self._give_up.set()
             self._thread.join(1.0)
-        self.dropped += self._joined + len(self._waiting)
+        self.dropped += self._joined + len(self._waiting) + self._lines_in - self._lines_out
         self._joined = 0
         self._pieces.clear()
         self._waiting.clear()
+        self._lines_out, self._bytes_out = self._lines_in, self._bytes_in
 
     def _join_lines(self) -> None:
         """Make one piece of the lines that wait, unless the thread is just taking them, or has records to encode."""
@@ -204,9 +233,28 @@ class LineWriter(Generic[Record]):
             del self._pieces[:_PIECES_AT_ONCE]
             joined = sum(lines for _, lines in pieces)
             self._joined -= joined
-            records = [] if self._pieces else self._waiting[:_RECORDS_AT_ONCE]
+            records, count = self._unpack([] if self._pieces else self._waiting[:_RECORDS_AT_ONCE])
             del self._waiting[: len(records)]
-        return [text for text, _ in pieces], records, joined + len(records)
+        return [text for text, _ in pieces], records, joined + count
+
+    def _unpack(self, waiting: list[Record | str | _Lines]) -> tuple[list[Record | str], int]:
+        """What is written next of these, and how many lines that is: of lines that came together not too many."""
+        if self._bytes_in == self._bytes_out:
+            return cast("list[Record | str]", waiting), len(waiting)
+        unpacked: list[Record | str] = []
+        count = 0
+        for entry in waiting:
+            if isinstance(entry, _Lines):
+                if count + entry.lines > _LINES_AT_ONCE and unpacked:
+                    break
+                self._lines_out += entry.lines - 1
+                self._bytes_out += len(entry.text)
+                unpacked.append(entry.text)
+                count += entry.lines
+            else:
+                unpacked.append(entry)
+                count += 1
+        return unpacked, count
 
 
 def _bytes_of(text: str) -> bytes:

@@ -21,6 +21,7 @@ from marserve.errors import BadSettings
 from marserve.names import escaped
 from marserve.telemetry.access_log import AccessLog, AccessRecord, TextAccessLog
 from marserve.telemetry.line_writer import DescriptorSink, LineWriter, RollingFile, Sink
+from marserve.telemetry.output_budget import OutputBudget
 
 log = logging.getLogger("marserve.telemetry")
 
@@ -125,7 +126,7 @@ class Logs:
         else:
             heads = _AccessHeads([writer in console for writer in access])
             self.access = TextAccessLog(access, heads, has_ids=has_request_ids)
-        self.workers = WorkerLog(writers("model_log"))
+        self.workers = WorkerLog(writers("model_log"), (_JsonEncoder() if is_json else _TextEncoder()).lines)
         self._json_encoder = _JsonEncoder() if is_json else None
         self._metrics_stamps = _LocalStamps()
         self._metrics = {name: writers(_METRICS_FILES[name]) for name in _METRICS_FILES}
@@ -157,8 +158,8 @@ class Logs:
             writer.write(text)
 
     def dropped(self) -> dict[str, int]:
-        """How many lines each outlet has lost, by its name."""
-        return {writer.name: writer.dropped for writer in self._writers}
+        """How many lines each outlet has lost, by its name; `workers`: what workers print too much."""
+        return {"workers": self.workers.budget.left_out, **{writer.name: writer.dropped for writer in self._writers}}
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Give Python's logging back, write what waits (at most `timeout_s` an outlet), end the threads."""
@@ -171,20 +172,34 @@ class Logs:
 
 
 class WorkerLog:
-    """What workers print. Never blocks."""
+    """What workers print. Never blocks; for one thread only.
 
-    def __init__(self, writers: list[LineWriter[LogRecord]]) -> None:
+    `encode` makes finished text of lines. `budget` says how much is taken; who asks it may drop the rest.
+    """
+
+    def __init__(self, writers: list[LineWriter[LogRecord]], encode: Callable[[WorkerLines], str]) -> None:
+        self.budget = OutputBudget()
         self._writers = writers
+        self._encode = encode
 
-    def line(
-        self, model: str, version: str, worker_id: str, stream: Literal["stdout", "stderr"], level: str, text: str
+    def write(
+        self,
+        model: str,
+        version: str,
+        worker_id: str,
+        stream: Literal["stdout", "stderr"],
+        level: str,
+        texts: Sequence[str],
     ) -> None:
-        """Log one line of a worker. `worker_id` is its number (`9000`), `level` a name of Python's logging."""
-        if len(text) > _MAX_TEXT:
-            text = f"{text[:_MAX_TEXT]}… ({len(text) - _MAX_TEXT} more characters)"
-        record = WorkerLine(time.time(), level, model, version, worker_id, stream, text)
+        """Log lines of a worker. `worker_id` is its number (`9000`), `level` a name of Python's logging."""
+        if any(len(text) > _MAX_TEXT for text in texts):
+            texts = [
+                text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}… ({len(text) - _MAX_TEXT} more characters)"
+                for text in texts
+            ]
+        text = self._encode(WorkerLines(time.time(), level, model, version, worker_id, stream, texts))
         for writer in self._writers:
-            writer.write(record)
+            writer.write_lines(text, len(texts))
 
 
 class ServerLine(NamedTuple):
@@ -198,8 +213,8 @@ class ServerLine(NamedTuple):
     exception: str | None = None
 
 
-class WorkerLine(NamedTuple):
-    """A line that a worker printed."""
+class WorkerLines(NamedTuple):
+    """Lines that a worker printed."""
 
     at: float
     level: str
@@ -207,7 +222,7 @@ class WorkerLine(NamedTuple):
     version: str
     worker_id: str
     stream: str
-    text: str
+    texts: Sequence[str]
 
 
 class Announcement(NamedTuple):
@@ -217,7 +232,7 @@ class Announcement(NamedTuple):
     text: str
 
 
-LogRecord = AccessRecord | ServerLine | WorkerLine | Announcement
+LogRecord = AccessRecord | ServerLine | Announcement
 
 
 class _ServerLogHandler(logging.Handler):
@@ -280,12 +295,15 @@ class _TextEncoder:
     def __call__(self, records: Sequence[LogRecord | str]) -> str:
         return "\n".join([record if isinstance(record, str) else self._text(record) for record in records])
 
+    def lines(self, said: WorkerLines) -> str:
+        """Lines of a worker."""
+        level = _TEXT_LEVELS.get(said.level, "INFO ")
+        thread = f"W-{said.worker_id}-{said.model}_{said.version}-{said.stream}"
+        head = f"{self._stamps.of(int(said.at * 1000))} [{level}] {_clean(thread)} MODEL_LOG - "
+        return head + f"\n{head}".join([_clean(text) for text in said.texts])
+
     def _text(self, record: LogRecord) -> str:
         stamp = self._stamps.of(int(record[0] * 1000))
-        if isinstance(record, WorkerLine):
-            level = _TEXT_LEVELS.get(record.level, "INFO ")
-            thread = f"W-{record.worker_id}-{record.model}_{record.version}-{record.stream}"
-            return f"{stamp} [{level}] {_clean(thread)} MODEL_LOG - {_clean(record.text)}"
         if isinstance(record, ServerLine):
             level = _TEXT_LEVELS.get(record.level, record.level)
             text = f"{stamp} [{level}] {_clean(record.thread)} {record.logger} - {_clean(record.text)}"
@@ -338,23 +356,27 @@ class _JsonEncoder:
         head = f'{{"time": "{self._stamp(at)}", "level": "INFO", "logger": "{logger}", "message": '
         return "\n".join([f"{head}{_quote(line)}}}" for line in lines])
 
+    def lines(self, said: WorkerLines) -> str:
+        """Lines of a worker."""
+        fields = {
+            "time": self._stamp(said.at),
+            "level": said.level,
+            "logger": "MODEL_LOG",
+            "model": said.model,
+            "version": said.version,
+            "worker": said.worker_id,
+            "stream": said.stream,
+        }
+        head = json.dumps(fields)[:-1]
+        return "\n".join([f'{head}, "message": {_quote(text)}}}' for text in said.texts])
+
     def _text(self, record: LogRecord) -> str:
         fields: dict[str, Any]
         if type(record) is tuple:
             return (
                 f'{{"time": "{self._stamp(record[0])}", "level": "INFO", "logger": "ACCESS_LOG", {_access(record[1])}}}'
             )
-        if isinstance(record, WorkerLine):
-            fields = {
-                "level": record.level,
-                "logger": "MODEL_LOG",
-                "model": record.model,
-                "version": record.version,
-                "worker": record.worker_id,
-                "stream": record.stream,
-                "message": record.text,
-            }
-        elif isinstance(record, ServerLine):
+        if isinstance(record, ServerLine):
             fields = {"level": record.level, "logger": record.logger, "thread": record.thread, "message": record.text}
             if record.exception:
                 fields["exception"] = record.exception

@@ -494,7 +494,7 @@ class Metrics:
             "marserve_refused_total", "counter", "Refused before they reached a model, by cause.", self._refused_lines
         )
         yield _Family(
-            "marserve_dropped_log_lines_total", "counter", "Log lines lost because nobody took them.", self._lost_lines
+            "marserve_dropped_log_lines_total", "counter", "Log lines lost: not written, or too many.", self._lost_lines
         )
         yield _Family(
             "marserve_dropped_metric_values_total",

@@ -10,16 +10,27 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from marserve.messages import Metric
-from marserve.telemetry.metric_line import marked_part, parse_line
+from marserve.telemetry.metric_line import MARK, marked_part, parse_line
+from marserve.telemetry.output_budget import OutputBudget
 
 
 class WorkerLog(Protocol):
     """Where lines of workers go."""
 
-    def line(
-        self, model: str, version: str, worker_id: str, stream: Literal["stdout", "stderr"], level: str, text: str
+    @property
+    def budget(self) -> OutputBudget:
+        """What is taken of all workers together."""
+
+    def write(
+        self,
+        model: str,
+        version: str,
+        worker_id: str,
+        stream: Literal["stdout", "stderr"],
+        level: str,
+        texts: Sequence[str],
     ) -> None:
-        """Take one line; never blocks."""
+        """Take lines that have one level; never blocks."""
 
 
 class PrintedMetrics:
@@ -29,13 +40,38 @@ class PrintedMetrics:
         self._log = log
         self._take = take
 
-    def line(
-        self, model: str, version: str, worker_id: str, stream: Literal["stdout", "stderr"], level: str, text: str
+    @property
+    def budget(self) -> OutputBudget:
+        """What is taken of all workers together; metrics count as other lines do."""
+        return self._log.budget
+
+    def write(
+        self,
+        model: str,
+        version: str,
+        worker_id: str,
+        stream: Literal["stdout", "stderr"],
+        level: str,
+        texts: Sequence[str],
     ) -> None:
-        """Take one line. A metric that nobody can read stays in the log, where its author finds it."""
-        said = marked_part(text) if stream == "stdout" else None
+        """Take lines that have one level. A metric that cannot be read stays in the log, where its author finds it."""
+        if stream == "stdout" and any(MARK in text for text in texts):
+            texts, metrics = _sorted_out(texts)
+            if metrics and "." not in worker_id:  # of a group of ranks, which all run the same code, rank 0 counts
+                self._take(model, metrics)
+        if texts:
+            self._log.write(model, version, worker_id, stream, level, texts)
+
+
+def _sorted_out(texts: Sequence[str]) -> tuple[list[str], list[Metric]]:
+    """The lines that are none, and the metrics."""
+    others: list[str] = []
+    metrics: list[Metric] = []
+    for text in texts:
+        said = marked_part(text)
         metric = parse_line(said) if said is not None else None
         if metric is None:
-            self._log.line(model, version, worker_id, stream, level, text)
-        elif "." not in worker_id:  # of a group of ranks, which all run the same code, rank 0 counts
-            self._take(model, [metric])
+            others.append(text)
+        else:
+            metrics.append(metric)
+    return others, metrics

@@ -90,9 +90,8 @@ class RemoteWorker(WorkerProcess):
             self._page.mirror(running, time.monotonic() - since_s, finished)
 
     def see_line(self, message: link.Line) -> None:
-        """What it printed."""
-        marked = f"\x1e{message.level}\x1e{message.text}".encode("utf-8", "backslashreplace")
-        self._output.take("stderr" if message.stream == "stderr" else "stdout", marked)
+        """Lines that it printed."""
+        self._output.take("stderr" if message.stream == "stderr" else "stdout", message.level, message.text.split("\n"))
 
     def wire_closed(self) -> None:
         """Its wire has ended: it hears and says nothing more."""

@@ -1,0 +1,133 @@
+"""The bytes of one pipe as lines, a bounded number at a time. Pure: knows no pipes, no clock and no log.
+
+Lines of the worker's logging carry a mark with their level (`worker/loop.py` puts it there); other lines have none. A
+line that is longer than `MAX_LINE_BYTES` comes in pieces of that length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+MAX_LINE_BYTES = 8192
+LINES_A_TURN, BYTES_A_TURN = 256, 8192
+_MARK = b"\x1e"
+_LEVELS = {name.encode(): name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
+_ERROR_LINE = re.compile(rb"^\x1e(?:ERROR|CRITICAL)\x1e[^\n]*", re.MULTILINE)
+_ERROR_MARKS = (b"\x1eERROR\x1e", b"\x1eCRITICAL\x1e")
+_UNDECODED = re.compile("[\udc80-\udcff]+")
+_ESCAPES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
+
+
+class LineCutter:
+    """Cuts what it is fed into lines. Holds what it was fed last and at most one incomplete line."""
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._at = 0
+        self.has_lines = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are not yet given out."""
+        return len(self._data) - self._at
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the pipe."""
+        self._data = self._data[self._at :] + data
+        self._at = 0
+        self._look()
+
+    def take(self) -> list[bytes]:
+        """The next lines, without their ends: at most `LINES_A_TURN` of them, and about `BYTES_A_TURN` bytes."""
+        window = self._data[self._at : self._at + BYTES_A_TURN + 1]
+        lines = window.split(b"\n", LINES_A_TURN)
+        rest = lines.pop()
+        if not lines and len(rest) > MAX_LINE_BYTES:  # the window holds a part of one line
+            length = _whole_characters(rest, MAX_LINE_BYTES)
+            lines = [rest[:length]]
+            rest = rest[length:]
+        self._at += len(window) - len(rest)
+        self._look()
+        return lines
+
+    def skip(self) -> Skipped:
+        """Give up all whole lines that are held; of a line that is longer than `MAX_LINE_BYTES`, all there is of it."""
+        data = self._data[self._at :]
+        end = data.rfind(b"\n") + 1
+        if len(data) - end > MAX_LINE_BYTES:
+            end = len(data)
+        skipped = Skipped(data[:end])
+        self._data, self._at = data[end:], 0
+        self._look()
+        return skipped
+
+    def end(self) -> list[bytes]:
+        """The pipe is at its end: the incomplete line, if there is one."""
+        rest, self._data, self._at = self._data[self._at :], b"", 0
+        return [rest] if rest else []
+
+    def _look(self) -> None:
+        self.has_lines = self._data.find(b"\n", self._at) >= 0 or self.held_bytes > MAX_LINE_BYTES
+
+
+class Skipped:
+    """Bytes of whole lines that are not logged."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size = len(data)
+        self.lines = data.count(b"\n") or int(bool(data))
+
+    def last(self, count: int) -> list[bytes]:
+        """The newest lines, oldest first."""
+        lines = self._data.removesuffix(b"\n").rsplit(b"\n", count)
+        return [line[-MAX_LINE_BYTES:] for line in lines[-count:]] if self._data else []
+
+    def errors(self, most: int) -> list[bytes]:
+        """The first lines that the worker's logging marked as errors."""
+        if not any(mark in self._data for mark in _ERROR_MARKS):
+            return []
+        return [found[0][:MAX_LINE_BYTES] for found in islice(_ERROR_LINE.finditer(self._data), most)]
+
+
+def read_lines(lines: Sequence[bytes], level: str) -> Iterator[tuple[str, list[str]]]:
+    """Lines as text, those that follow each other with one level together. `level` is that of lines without a mark."""
+    joined = b"\n".join(lines)
+    if _MARK not in joined:
+        yield level, _texts_of(joined)
+        return
+    run: list[bytes] = []
+    run_level = level
+    for line in lines:
+        own_level = level
+        if line.startswith(_MARK) and line.count(_MARK) >= 2:
+            _, marked, line = line.split(_MARK, 2)
+            own_level = _LEVELS.get(marked, level)  # an author's own level has no name here
+        if own_level != run_level and run:
+            yield run_level, _texts_of(b"\n".join(run))
+            run = []
+        run_level = own_level
+        run.append(line)
+    if run:
+        yield run_level, _texts_of(b"\n".join(run))
+
+
+def _texts_of(joined: bytes) -> list[str]:
+    """Decoded as `backslashreplace` does, which takes a microsecond for each byte that is no UTF-8."""
+    try:
+        text = joined.decode()
+    except UnicodeDecodeError:
+        text = joined.decode("utf-8", "surrogateescape")
+        text = _UNDECODED.sub(lambda found: found[0].translate(_ESCAPES), text)
+    texts = text.split("\n")
+    return [line.rstrip("\r") for line in texts] if "\r" in text else texts
+
+
+def _whole_characters(data: bytes, length: int) -> int:
+    """At most `length`, and no less than three bytes less: where a character of UTF-8 begins."""
+    for cut in range(length, length - 4, -1):
+        if data[cut] & 0xC0 != 0x80:
+            return cut
+    return length

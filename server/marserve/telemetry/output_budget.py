@@ -1,0 +1,129 @@
+"""How much of what workers print the model log takes, and how much time the event loop spends on it. Pure.
+
+Callers pass the time, in seconds on the monotonic clock. A line costs its bytes and those of its head. Each worker has
+a small allowance of its own, so that a worker that floods the log cannot silence the others; what is beyond it comes
+from one allowance that all workers share. A worker over both is cut: for `CUT_S` its lines are counted and dropped.
+"""
+
+from __future__ import annotations
+
+import math
+
+# Costs are bytes as they stand in the log; this much stands before each line.
+HEAD_BYTES = 100
+SHARED_BYTES_PER_S, SHARED_BURST_BYTES = 1 << 20, 16 << 20
+OWN_BYTES_PER_S, OWN_BURST_BYTES = 32 << 10, 1 << 20
+# Errors that a worker logs while its other lines are dropped.
+ERROR_BYTES_PER_S, ERROR_BURST_BYTES = 8 << 10, 64 << 10
+# Tracebacks of requests that failed: clients can cause them.
+TRACEBACK_BYTES_PER_S, TRACEBACK_BURST_BYTES = 32 << 10, 512 << 10
+CUT_S = 1.0
+# The least time between two turns of one pipe. The share of the event loop's time that all turns together may take,
+# the share that each pipe may take in any case, and for how many seconds shares can be saved up.
+TURN_S = 0.002
+LOOP_SHARE, OWN_LOOP_SHARE = 0.05, 0.002
+LOOP_BURST_S = 0.5
+
+
+class OutputBudget:
+    """What one model log takes of all workers together. `left_out` counts the lines that it did not take."""
+
+    def __init__(self) -> None:
+        self.left_out = 0
+        self._shared = _Bucket(SHARED_BYTES_PER_S, SHARED_BURST_BYTES)
+        self._loop = _Share(LOOP_SHARE)
+
+    def allowance(self) -> Allowance:
+        """The allowance of one more worker."""
+        return Allowance(self, self._shared)
+
+    def turns(self) -> Turns:
+        """The turns of one more pipe."""
+        return Turns(self._loop)
+
+
+class Turns:
+    """When one pipe is read from."""
+
+    def __init__(self, loop: _Share) -> None:
+        self._loop = loop
+        self._own = _Share(OWN_LOOP_SHARE)
+
+    def next(self, now: float, spent_s: float) -> float:
+        """When it is read from again if its last turn ended at `now` and took `spent_s` of processor time."""
+        return max(now + TURN_S, min(self._loop.spend(now, spent_s), self._own.spend(now, spent_s)))
+
+
+class Allowance:
+    """What is taken of one worker. `cut_until` is when its lines are taken again; 0 while they are."""
+
+    def __init__(self, budget: OutputBudget, shared: _Bucket) -> None:
+        self.cut_until = 0.0
+        self._budget = budget
+        self._shared = shared
+        self._own = _Bucket(OWN_BYTES_PER_S, OWN_BURST_BYTES)
+        self._errors = _Bucket(ERROR_BYTES_PER_S, ERROR_BURST_BYTES)
+        self._tracebacks = _Bucket(TRACEBACK_BYTES_PER_S, TRACEBACK_BURST_BYTES)
+        self._lines = self._bytes = 0
+
+    def admit(self, now: float, lines: int, size: int) -> bool:
+        """Whether these lines of `size` bytes are taken; where not, the worker is cut."""
+        if self.cut_until:
+            return False
+        cost = lines * HEAD_BYTES + size
+        if self._shared.spend(now, cost) or self._own.spend(now, cost):
+            return True
+        self.cut_until = now + CUT_S
+        return False
+
+    def admit_error(self, now: float, size: int) -> bool:
+        """Whether an error's line is taken from a worker that is cut."""
+        return self._errors.spend(now, HEAD_BYTES + size)
+
+    def admit_traceback(self, now: float, size: int) -> bool:
+        """Whether the traceback of a request that failed is taken."""
+        return self._tracebacks.spend(now, size)
+
+    def leave_out(self, lines: int, size: int) -> None:
+        """Count lines of `size` bytes that are dropped."""
+        self._lines += lines
+        self._bytes += size
+        self._budget.left_out += lines
+
+    def end_cut(self) -> tuple[int, int]:
+        """Take lines again; returns how many lines and bytes were left out since they were taken last."""
+        self.cut_until = 0.0
+        lines, size = self._lines, self._bytes
+        self._lines = self._bytes = 0
+        return lines, size
+
+
+class _Share:
+    """A share of the event loop's time."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._free_at = -math.inf
+
+    def spend(self, now: float, spent_s: float) -> float:
+        """Until when the share is used up by what was spent, this included."""
+        self._free_at = max(self._free_at, now - LOOP_BURST_S) + spent_s / self._share
+        return self._free_at
+
+
+class _Bucket:
+    """Fills with `rate` a second up to `burst`, and is full at first."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate, self._burst = rate, burst
+        self._level, self._at = burst, -math.inf
+
+    def spend(self, now: float, cost: float) -> bool:
+        """Take `cost` out, or nothing where less is in."""
+        if now > self._at:
+            self._level = min(self._burst, self._level + (now - self._at) * self._rate)
+            self._at = now
+        if self._level < cost:
+            return False
+        self._level -= cost
+        return True
