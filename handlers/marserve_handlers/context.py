@@ -17,6 +17,8 @@ from marserve_handlers.errors import BadResponse, PredictionException
 _SERVER_ONLY = frozenset((b"explain", b"describe", b"url_path"))
 
 STREAM_HEADER = "ts_stream_next"
+# All headers of one response, with the four bytes between and behind name and value, and its reason phrase.
+MAX_RESPONSE_HEADER_BYTES, HEADER_FRAME_BYTES = 64 * 1024, 4
 
 
 class RequestView(Protocol):
@@ -101,7 +103,8 @@ class RequestProcessor:
     def response(self) -> tuple[int, str, list[tuple[str, str]]] | None:
         """Status, reason and headers as the wire wants them, or None when the handler touched nothing.
 
-        Raises BadResponse for a status that is no number of three digits, and for a header that is not of text.
+        Raises BadResponse for a status that is no number of three digits, for a header that is not of text, and for
+        more than `MAX_RESPONSE_HEADER_BYTES` of headers.
         """
         status, headers = self._status, self._response_header
         if status == 200 and not headers and not self._reason:
@@ -113,9 +116,17 @@ class RequestProcessor:
             reason = ""
         elif not isinstance(reason, str):
             raise BadResponse("The handler set a reason phrase that is no text.")
+        size = len(reason)
         for name, value in headers.items():
             if not isinstance(name, str) or not isinstance(value, str):
-                raise BadResponse(f"The handler set the response header {name!r}; its name and value must be text.")
+                raise BadResponse(
+                    f"The handler set the response header {repr(name)[:80]}; its name and value must be text."
+                )
+            size += len(name) + len(value) + HEADER_FRAME_BYTES
+        if size > MAX_RESPONSE_HEADER_BYTES:
+            raise BadResponse(
+                f"The handler set response headers of {size} bytes; they may have {MAX_RESPONSE_HEADER_BYTES} in all."
+            )
         return int(status), reason, list(headers.items())
 
 

@@ -47,6 +47,37 @@ def test_equal_answers_share_a_head() -> None:
     assert len(headers._kept) <= 512
 
 
+def test_kept_heads_are_bounded_in_bytes() -> None:
+    """Heads of handlers that set much are made anew each time, and those of middling length do not add up."""
+    headers = ResponseHeaders()
+
+    for n in range(2000):
+        headers.head(200, "", [("a", f"{n:04}" * 15_000)], keep_alive=True)
+        headers.head(200, "", [("b", f"{n:04}" * 800)], keep_alive=True)
+
+    held = sum(len(head) + len(key[3][0][1]) for key, head in headers._kept.items() if key[3])
+    assert len(headers._kept) > 10
+    assert held <= 2 * 512 * 1024
+
+
+@pytest.mark.parametrize("at", ["reason", "name", "value", "many"])
+def test_what_a_handler_sets_is_bounded(at: str) -> None:
+    """64 KiB in all, wherever they are; more is a handler's failure, and nothing of it is kept."""
+    headers = ResponseHeaders()
+
+    def head(size: int) -> bytes:
+        reason = "r" * size if at == "reason" else ""
+        name, value = "n" * (size if at == "name" else 1), "v" * (size if at == "value" else 1)
+        return headers.head(200, reason, [(name, value)] * (size // 6 if at == "many" else 1), keep_alive=True)
+
+    assert len(head(65_500)) > 60_000
+    with pytest.raises(HandlerFailed, match=r"of \d+ bytes; they may have 65536 in all") as caught:
+        head(65_550)
+
+    assert caught.value.code == 500
+    assert len(headers._kept) == 1
+
+
 def test_a_header_that_is_no_text_is_a_handlers_failure() -> None:
     """The message names the header, not what it was set to."""
     with pytest.raises(HandlerFailed, match="X-A") as caught:

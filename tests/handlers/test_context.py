@@ -182,6 +182,23 @@ def test_a_status_that_is_no_status_fails_its_item(status: Any) -> None:
         context.response_of(0)
 
 
+@pytest.mark.parametrize(("count", "length"), [(1, 65_536), (64, 1025), (7000, 2)])
+def test_too_many_bytes_of_headers_fail_their_item(count: int, length: int) -> None:
+    """64 KiB in all; the message says how many there are, and not what they say."""
+    context = make_context()
+    context.begin_batch([FakeItem()])
+    for number in range(count):
+        context.set_response_header(0, str(number), "v" * (length - 8))
+    context.response_of(0)
+    for number in range(count):
+        context.set_response_header(0, str(number), "v" * length)
+
+    with pytest.raises(BadResponse, match=r"response headers of \d+ bytes; they may have 65536 in all") as caught:
+        context.response_of(0)
+
+    assert len(str(caught.value)) < 100
+
+
 @pytest.mark.parametrize(("name", "value"), [("a", 1), (1, "a"), ("a", b"b"), ("a", None)])
 def test_a_header_that_is_no_text_fails_its_item(name: Any, value: Any) -> None:
     """Names and values must be text."""

@@ -327,6 +327,23 @@ def test_a_header_of_the_wrong_type_fails_alone(stage: Stage) -> None:
     assert [result.error for result in message.results] == ["bad_header", None]
 
 
+def test_headers_that_are_too_long_fail_alone_and_are_logged(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """The author finds the request and the reason in the model log; the worker goes on."""
+
+    def handle(rows: list[dict[str, Any]], context: Any) -> list[Any]:
+        context.set_response_header(1, "X", "v" * 70_000)
+        return ["a", "b"]
+
+    message, bodies = stage.serve_raw(handle, b"", b"")
+
+    assert [(result.error, result.status) for result in message.results] == [(None, 200), ("bad_header", 503)]
+    assert "70005 bytes; they may have 65536 in all" in message.results[1].reason
+    assert bodies == [b"a", b""]
+    [logged] = [record for record in caplog.records if record.name == "marserve.worker"]
+    assert (logged.levelname, "70005 bytes; they may have 65536" in logged.getMessage()) == ("ERROR", True)
+    assert stage.serve_raw(lambda rows, context: ["c"], b"")[1] == [b"c"]
+
+
 def test_an_exception_in_the_place_of_an_answer_fails_its_item_alone(stage: Stage) -> None:
     """Told as if it had been raised; what was set for the item's response does not go out."""
 

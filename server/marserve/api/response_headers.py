@@ -31,7 +31,11 @@ _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*").fullmatch
 _NOT_REASON = re.compile(r"[^\t\x20-\x7e\x80-\xff]+")
 _PHRASES = {int(status): status.phrase for status in HTTPStatus}
-_MAX_KEPT = 512
+# Heads that are kept: how many, how long each may be, and how long all of them.
+_MAX_KEPT, _MAX_KEPT_BYTES, _MAX_ALL_KEPT_BYTES = 512, 4096, 512 * 1024
+# What a handler may set in one answer. Its worker holds it, too; a worker's bytes are not believed.
+MAX_HANDLER_BYTES = 64 * 1024
+_FRAME_BYTES = 4
 
 
 class ResponseHeaders:
@@ -46,6 +50,7 @@ class ResponseHeaders:
                 raise BadSettings(f"{value!r} cannot be sent as {name}: it must be one line of Latin-1 text")
         self._cors = tuple((name.lower(), value) for name, value in cors)
         self._kept: dict[tuple[int, str, bool, tuple[tuple[str, str], ...]], bytes] = {}
+        self._kept_bytes = 0
         self.common = [(name.encode(), value.encode("latin-1")) for name, value in (*_NO_CACHE, *self._cors)]
         # For the answer that nearly every request gets: status 200, nothing set by the handler, connection kept. The
         # request id, the body's length and the body complete it.
@@ -57,28 +62,40 @@ class ResponseHeaders:
     def head(self, status: int, reason: str, headers: Sequence[tuple[str, str]], *, keep_alive: bool) -> bytes:
         """Status line and headers up to where the request id and the framing follow.
 
-        Raises HandlerFailed when a name or value is no legal HTTP, or the status none that can end a request. A line
-        break in the reason becomes a space.
+        Raises HandlerFailed when a name or value is no legal HTTP, when all of them are too long, or when the status
+        cannot end a request. A line break in the reason becomes a space.
         """
         key = (status, reason, keep_alive, tuple(headers))
         kept = self._kept.get(key)
         if kept is None:
             kept = self._make(status, reason, headers, keep_alive)
-            if len(self._kept) >= _MAX_KEPT:
-                self._kept.clear()
-            self._kept[key] = kept
+            if len(kept) <= _MAX_KEPT_BYTES:
+                self._keep(key, kept)
         return kept
+
+    def _keep(self, key: tuple[int, str, bool, tuple[tuple[str, str], ...]], head: bytes) -> None:
+        """Remember a head. The key's texts are about as long as the head."""
+        if len(self._kept) >= _MAX_KEPT or self._kept_bytes + len(head) > _MAX_ALL_KEPT_BYTES:
+            self._kept.clear()
+            self._kept_bytes = 0
+        self._kept[key] = head
+        self._kept_bytes += len(head)
 
     def _make(self, status: int, reason: str, headers: Sequence[tuple[str, str]], keep_alive: bool) -> bytes:
         if not 200 <= status <= 999:
             raise HandlerFailed(f"The handler answered with status {status}; it must be 200 to 999.", 500)
+        size = len(reason) + sum(len(name) + len(value) + _FRAME_BYTES for name, value in headers)
+        if size > MAX_HANDLER_BYTES:
+            raise HandlerFailed(
+                f"The handler set response headers of {size} bytes; they may have {MAX_HANDLER_BYTES} in all.", 500
+            )
         lines = [f"HTTP/1.1 {status} {_NOT_REASON.sub(' ', reason)}"]
         seen = set()
         for name, value in headers:
             if not _NAME(name):
                 raise HandlerFailed(f"The handler set a response header whose name is no HTTP: {name[:80]!r}", 500)
             if not _VALUE(value):
-                raise HandlerFailed(f"The handler set response header {name!r} to a value that is no HTTP.", 500)
+                raise HandlerFailed(f"The handler set response header {name[:80]!r} to a value that is no HTTP.", 500)
             word = name.lower()
             if word not in _OURS:
                 seen.add(word)

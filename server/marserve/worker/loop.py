@@ -402,6 +402,7 @@ class WorkerLoop:
                 else:
                     body, is_json = encode_value(answer)
             except BadResponse as error:
+                log.error("the answer to request %s cannot be sent: %s", context.get_request_id(index), error)
                 results.append(Result(503, str(error), [], BAD_HEADER))
             except Exception as error:  # the author's own objects are asked to show themselves: anything may come
                 log.warning("an answer of type %s cannot be written: %s", type(answer).__name__, error)
