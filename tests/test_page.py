@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -212,3 +214,46 @@ def test_a_worker_reads_how_far_the_servers_clock_is_ahead(pages: tuple[Page, Pa
     assert worker.clock_ahead_s == 0.0
     agent.set_clock_ahead(-3.25)
     assert worker.clock_ahead_s == -3.25
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="seals are Linux's")
+@pytest.mark.parametrize("size", [0, PAGE_BYTES - 1, PAGE_BYTES + 1, 1 << 30])
+def test_the_size_of_a_page_cannot_be_changed(size: int) -> None:
+    """Who holds the descriptor could otherwise end every process that looks at the page."""
+    descriptor = create_page()
+    page = Page(descriptor)
+
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptor, size)
+
+    assert os.fstat(descriptor).st_size == PAGE_BYTES
+    page.begin(1, 1.0)
+    assert page.running == (1, 1.0)
+    page.close()
+    os.close(descriptor)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="seals are Linux's")
+def test_nobody_can_forbid_the_other_side_to_write() -> None:
+    """No seal can be added to a page."""
+    descriptor = create_page()
+
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+    os.close(descriptor)
+
+
+def test_a_page_of_garbage_is_read_without_an_error(pages: tuple[Page, Page]) -> None:
+    """Whatever the words hold, they are numbers; the server's own writing works as before."""
+    worker, server = pages
+    for word in range(PAGE_BYTES // 8):
+        worker._words[word] = 2**64 - 1
+
+    number, began = server.running
+    server.cancel(3, 5)
+
+    assert (number, server.finished) == (2**64 - 1, 2**64 - 1)
+    assert began != began
+    assert worker.is_cancelled(3, 5)
+    assert not worker.is_cancelled(3, 6)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
@@ -108,6 +108,15 @@ class Tolerance(msgspec.Struct, frozen=True, array_like=True):
     absolute: float = 1e-5
     ignore: tuple[str, ...] = ()
 
+
+# ------------------------------------------------------------------------------------------- what numbers may be
+
+# A message with other numbers than these is refused as it is decoded: a worker may send anything.
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Status = Annotated[int, msgspec.Meta(ge=100, le=999)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+# A worker adds up what one batch measured, and sends no more values than this at a time.
+MAX_METRIC_VALUES = 10_000
 
 # ------------------------------------------------------------------------------------------- server to worker
 
@@ -300,11 +309,11 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     where it used none, or cannot say.
     """
 
-    seconds: float
+    seconds: Seconds
     warnings: list[str] = []
-    warm_up_s: float = 0.0
+    warm_up_s: Seconds = 0.0
     has_length_of: bool = False
-    device_bytes: int = 0
+    device_bytes: Count = 0
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):
@@ -321,7 +330,7 @@ class Templated(msgspec.Struct, frozen=True, array_like=True, tag="templated"):
     `preload` names the heavy modules the model's code brought in, for a template that only imports.
     """
 
-    seconds: float
+    seconds: Seconds
     refusals: list[str] = []
     preload: list[str] = []
 
@@ -348,7 +357,7 @@ class Result(msgspec.Struct, frozen=True, gc=False, array_like=True):
     `status` its code.
     """
 
-    status: int
+    status: Status
     reason: str
     headers: list[tuple[str, str]]
     error: str | None = None
@@ -358,7 +367,7 @@ class Results(msgspec.Struct, frozen=True, array_like=True, tag="results"):
     """The end of a batch: one result an item, in order. `handler_s` is the time inside the author's code."""
 
     number: int
-    handler_s: float
+    handler_s: Seconds
     results: list[Result]
 
 
@@ -369,10 +378,10 @@ class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
     """
 
     number: int
-    handler_s: float
+    handler_s: Seconds
     kind: str
     message: str
-    code: int
+    code: Status
     traceback: str
 
 
@@ -390,7 +399,7 @@ class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
     """
 
     number: int
-    seconds: float
+    seconds: Seconds
     samples: int
     sizes: list[int]
     calls: int
@@ -407,7 +416,7 @@ class Lengths(msgspec.Struct, frozen=True, array_like=True, tag="lengths"):
     """
 
     number: int
-    seconds: float
+    seconds: Seconds
     lengths: list[int]
 
 
@@ -433,10 +442,13 @@ class Metric(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Metrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
-    """Custom metrics of a batch, or of loading. `dropped` counts values that the worker could not take."""
+    """Custom metrics of a batch, or of loading: before the message that ends it, and at most once.
 
-    values: list[Metric]
-    dropped: int = 0
+    `dropped` counts values that the worker could not take.
+    """
+
+    values: Annotated[list[Metric], msgspec.Meta(max_length=MAX_METRIC_VALUES)]
+    dropped: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0
 
 
 ToWorker = Load | Batch | Batches | AskLengths | Check | Cancel | Stop | Preload | Fork

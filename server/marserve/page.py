@@ -3,6 +3,10 @@
 The worker writes which batch it runs and since when; the server writes which items were cancelled. Every field is one
 aligned 8-byte word, written by one side only, so no lock is needed. Knows no processes: who maps the page passes it in.
 
+A worker may write any number anywhere in its page, so the server takes what it reads for a claim. What a worker cannot
+do is change the size of the memory: without seals, a handler that truncates the descriptor would make the server's next
+look at the page a SIGBUS, which ends the server.
+
     word  written by
     0     worker     number of the batch being run, 0 between batches
     1     worker     when it began, seconds on the monotonic clock (a double)
@@ -16,6 +20,7 @@ aligned 8-byte word, written by one side only, so no lock is needed. Knows no pr
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 
@@ -26,15 +31,24 @@ MAX_CANCEL_INDEX = (SLOT_WORDS - 1) * 64
 
 
 def create_page() -> int:
-    """A descriptor of a fresh page of zeros, closed on exec unless passed on. The caller owns it."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("marserve-page", os.MFD_CLOEXEC)
-    else:  # macOS: an unlinked file does the same
+    """A descriptor of a fresh page of zeros, closed on exec unless passed on. The caller owns it.
+
+    On Linux its size is sealed for good. Raises OSError where the system has no descriptors left, or cannot seal.
+    """
+    if not hasattr(os, "memfd_create"):  # macOS: an unlinked file does the same, but has no seals
         import tempfile
 
         descriptor, path = tempfile.mkstemp(prefix="marserve-page-")
         os.unlink(path)
-    os.ftruncate(descriptor, PAGE_BYTES)
+        os.ftruncate(descriptor, PAGE_BYTES)
+        return descriptor
+    descriptor = os.memfd_create("marserve-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, PAGE_BYTES)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

@@ -35,6 +35,8 @@ MAX_METADATA_BYTES = 64 * 1024 * 1024
 MAX_BODIES = 1_000_000
 MAX_BODY_BYTES = 2**32 - 1
 MAX_FRAME_BYTES = 1024 * 1024 * 1024 * 1024
+# A worker answers with one body an item; no batch is larger.
+MAX_BODIES_OF_WORKER = 65_536
 
 # Below this a frame is joined and written in one piece; above, its bodies are written where they lie.
 JOIN_BELOW_BYTES = 64 * 1024
@@ -91,11 +93,17 @@ class Decoder(Generic[M]):
     """
 
     def __init__(
-        self, types: Any, make: Callable[[memoryview], Body], *, max_frame_bytes: int = MAX_FRAME_BYTES
+        self,
+        types: Any,
+        make: Callable[[memoryview], Body],
+        *,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_bodies: int = MAX_BODIES,
     ) -> None:
         self._decode = msgspec.msgpack.Decoder(types).decode
         self._make: Callable[[memoryview], Body] = make
         self.max_frame_bytes = max_frame_bytes
+        self._max_bodies = max_bodies
         self._kept = bytearray()
         self._needed = HEADER.size
         self._filling: _Filling[M] | None = None
@@ -150,10 +158,10 @@ class Decoder(Generic[M]):
             raise BadFrame(f"a frame begins with {magic!r}, not {MAGIC!r}")
         if version != VERSION:
             raise BadFrame(f"a frame has version {version}, this side speaks {VERSION}")
-        if metadata_bytes > MAX_METADATA_BYTES or count > MAX_BODIES or total > self.max_frame_bytes:
+        if metadata_bytes > MAX_METADATA_BYTES or count > self._max_bodies or total > self.max_frame_bytes:
             raise BadFrame(
                 f"a frame announces {metadata_bytes} bytes of metadata and {count} bodies of {total} bytes; the bounds "
-                f"are {MAX_METADATA_BYTES}, {MAX_BODIES} and {self.max_frame_bytes}"
+                f"are {MAX_METADATA_BYTES}, {self._max_bodies} and {self.max_frame_bytes}"
             )
         body_at = at + HEADER.size + 4 * count + metadata_bytes
         is_large = total >= JOIN_BELOW_BYTES
@@ -225,7 +233,7 @@ class _Filling(Generic[M]):
 
 def server_decoder(*, max_frame_bytes: int = MAX_FRAME_BYTES) -> Decoder[ToServer]:
     """A decoder for the server's end: messages from a worker or a template, small bodies as `bytes`."""
-    return Decoder(ToServer, bytes, max_frame_bytes=max_frame_bytes)
+    return Decoder(ToServer, bytes, max_frame_bytes=max_frame_bytes, max_bodies=MAX_BODIES_OF_WORKER)
 
 
 def worker_decoder() -> Decoder[ToWorker]:

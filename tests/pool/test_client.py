@@ -11,14 +11,18 @@ import pytest
 from marserve import wire
 from marserve.errors import BadFrame
 from marserve.messages import (
+    MAX_METRIC_VALUES,
     AskLengths,
     Batch,
     Batches,
+    Exited,
+    Forked,
     Hello,
     Item,
     Lengths,
     Load,
     Loaded,
+    Metric,
     Metrics,
     NotLoaded,
     Part,
@@ -28,6 +32,8 @@ from marserve.messages import (
     Result,
     Results,
     Stop,
+    Templated,
+    ToServer,
     pack_head,
 )
 from marserve.pool.asked_lengths import Question
@@ -35,6 +41,7 @@ from marserve.pool.batcher import Flight
 from marserve.pool.client import (
     MAX_KEPT_HEAD_BYTES,
     MAX_KEPT_HEADS,
+    MAX_METRICS_UNANSWERED,
     SHARED_FRAME_BYTES,
     PackedHeads,
     WorkerClient,
@@ -307,6 +314,69 @@ async def test_everything_that_a_worker_says_goes_where_it_belongs() -> None:
         ("raised", raised),
         ("not loaded", NotLoaded("k", "m", "t")),
     ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Hello(1, "3.11"), Loaded(1.5), NotLoaded("k", "m", "t"), Templated(1.0), Forked("w", 7), Exited(7, 0)],
+    ids=lambda message: type(message).__name__,
+)
+async def test_what_a_worker_says_once_or_never_is_broken_the_next_time(message: ToServer) -> None:
+    """A flood of honest messages would keep the server busy as well as one of noise."""
+    ear = Ear()
+    async with FakeWorker(ear) as worker:
+        await worker.say(message)
+        await worker.say(message)
+
+        heard = await ear.next(2 if isinstance(message, Loaded | NotLoaded) else 1)
+
+    broken = [words for what, words in heard if what == "broken"]
+    assert broken
+    assert type(message).__name__ in broken[0]
+
+
+async def test_a_worker_that_measures_without_end_is_broken() -> None:
+    """It measures once before each answer; what it has answered counts anew."""
+    ear = Ear()
+    async with FakeWorker(ear) as worker:
+        for _ in range(MAX_METRICS_UNANSWERED):
+            await worker.say(Metrics([]))
+        await worker.say(RESULTS, [b""])
+        for _ in range(MAX_METRICS_UNANSWERED + 1):
+            await worker.say(Metrics([]))
+
+        heard = await ear.next(2 * MAX_METRICS_UNANSWERED + 2)
+
+    told = ["metrics"] * MAX_METRICS_UNANSWERED
+    assert [what for what, _ in heard][: 2 * len(told) + 2] == [*told, "results", *told, "broken"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Results(1, -1.0, []),
+        Results(1, float("inf"), []),
+        Results(1, float("nan"), []),
+        Results(1, 0.1, [Result(99, "", [])]),
+        Results(1, 0.1, [Result(1000, "", [])]),
+        Results(1, 0.1, [Result(-5, "", [])]),
+        Raised(1, 0.1, "handler", "m", 10**18, "t"),
+        Loaded(float("nan")),
+        Loaded(1.0, device_bytes=-1),
+        Lengths(1, float("inf"), []),
+        Metrics([Metric("n", 1.0, "u", "gauge", [], "")] * (MAX_METRIC_VALUES + 1)),
+    ],
+    ids=str,
+)
+async def test_numbers_that_cannot_be_are_broken(message: ToServer) -> None:
+    """They are refused as they are decoded, before anything is reckoned with them."""
+    ear = Ear()
+    async with FakeWorker(ear) as worker:
+        await worker.say(message)
+
+        heard = await ear.next()
+
+    assert heard[0][0] == "broken"
 
 
 async def test_the_end_of_the_connection_is_told() -> None:

@@ -22,6 +22,7 @@ from marserve.messages import (
     Cancel,
     Check,
     Checked,
+    Hello,
     Item,
     Lengths,
     Load,
@@ -42,6 +43,8 @@ from marserve.pool.queue import Job
 
 # Bodies of one frame that several flights share: more would keep the worker waiting for the last to begin the first.
 SHARED_FRAME_BYTES = 16 * 1024
+# How often a worker may say what it measured before it answers anything: once a batch, and once after loading.
+MAX_METRICS_UNANSWERED = 2
 # Heads that are kept packed: of how many bytes at most, and how many.
 MAX_KEPT_HEAD_BYTES = 4096
 MAX_KEPT_HEADS = 256
@@ -119,6 +122,8 @@ class WorkerClient(asyncio.Protocol):
         self._heads = PackedHeads()
         self._gathered: list[Flight] = []
         self._is_receiving = False  # who told us of it will flush
+        self._said: set[type] = set()  # of the messages that come once in a life, those that came
+        self._metrics_unanswered = 0
         self.last_sent = 0
         """The number of the last flight that was written."""
 
@@ -236,13 +241,19 @@ class WorkerClient(asyncio.Protocol):
                 kind: Any = type(message)
                 if kind is Results:
                     ended.append((cast("Results", message), bodies))
+                    self._metrics_unanswered = 0
                     continue
                 if ended:
                     peer.on_results(ended)
                     ended = []
                 if kind is Metrics:
+                    self._metrics_unanswered += 1
+                    if self._metrics_unanswered > MAX_METRICS_UNANSWERED:
+                        raise BadFrame("it sends measurements without end, and answers nothing")
                     peer.on_metrics(cast("Metrics", message))
-                elif kind is Raised:
+                    continue
+                self._metrics_unanswered = 0
+                if kind is Raised:
                     peer.on_raised(cast("Raised", message))
                 elif kind is Piece:
                     peer.on_piece(cast("Piece", message), bodies)
@@ -252,10 +263,8 @@ class WorkerClient(asyncio.Protocol):
                     peer.on_out_of_step(cast("OutOfStep", message))
                 elif kind is Checked:
                     peer.on_checked(cast("Checked", message))
-                elif kind is Loaded:
-                    peer.on_loaded(cast("Loaded", message))
-                elif kind is NotLoaded:
-                    peer.on_not_loaded(cast("NotLoaded", message))
+                else:
+                    self._hear_once(kind, message)
             if ended:
                 peer.on_results(ended)
         except BadFrame as error:
@@ -263,6 +272,16 @@ class WorkerClient(asyncio.Protocol):
         finally:
             self._is_receiving = False
             self.flush()
+
+    def _hear_once(self, kind: type, message: object) -> None:
+        """Hand on what a worker says once in its life. Raises BadFrame for a second time, and for anything else."""
+        if kind in self._said or kind not in (Hello, Loaded, NotLoaded):
+            raise BadFrame(f"it sent {kind.__name__}, which it may not, or may not again")
+        self._said.add(kind)
+        if kind is Loaded:
+            self._peer.on_loaded(cast("Loaded", message))
+        elif kind is NotLoaded:
+            self._peer.on_not_loaded(cast("NotLoaded", message))
 
     def _items_of(self, jobs: Sequence[Job]) -> tuple[list[Item], list[wire.Body]]:
         """What travels of jobs, and their bodies behind it."""

@@ -279,6 +279,7 @@ class _Follower(asyncio.Protocol):
         self._group = group
         self._decoder = wire.server_decoder(max_frame_bytes=MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
+        self._has_loaded = False
 
     def send(self, message: Load) -> None:
         """Send one message."""
@@ -303,7 +304,8 @@ class _Follower(asyncio.Protocol):
             self._group.give_up(self.rank, Death(Cause.BAD_FRAME, f"it broke the protocol: {error}"))
 
     def _hear(self, message: object) -> None:
-        if isinstance(message, Loaded):
+        if isinstance(message, Loaded) and not self._has_loaded:
+            self._has_loaded = True
             self._group.rank_loaded()
         elif isinstance(message, NotLoaded):
             self._group.rank_said(self.rank, death_of_load(message), message.traceback)
