@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from marserve.api.grpc_schema import INFERENCE, Schema
+from marserve.app.server import LAST_WORKERS_S
 from support.open_loop import OpenLoop, Outcome, Shot, evenly, post
 from support.server import Server, make_archive, poll
 
@@ -355,6 +356,31 @@ def test_sigterm_during_a_registration_answers_it_and_leaves_nothing(tmp_path: P
 
         assert asked.result().status_code == 503
         assert "Traceback" not in server.output()
+
+
+@pytest.mark.parametrize("stopped", ["templates", "all of them"])
+def test_sigterm_ends_a_server_whose_processes_are_stopped_within_its_time(tmp_path: Path, stopped: str) -> None:
+    """By SIGSTOP, as a debugger or a full cgroup does it: they hear no order, end by no SIGTERM, and reap no child."""
+    store = make_store(tmp_path, forked=QUICK)
+    make_archive(store / "fresh.mar", QUICK, config="workerStart: fresh\n")
+    server = Server(tmp_path, store=store, settings={"drain_timeout": "1"})
+    with server:
+        for model in ("forked", "fresh"):
+            assert server.register(f"{model}.mar", initial_workers=2).status_code == 200
+        workers = {pid for model in ("forked", "fresh") for pid in server.worker_pids(model)}
+        family = {process.pid for process in server.family()[1:]}
+        assert len(workers) == 4
+        assert len(family) > 4
+        for pid in family - workers if stopped == "templates" else family:
+            psutil.Process(pid).suspend()
+
+        began = time.monotonic()
+        server.stop()
+
+        took = time.monotonic() - began
+
+    assert took < LAST_WORKERS_S
+    assert "left behind" not in server.output()
 
 
 def test_signals_without_end_make_no_other_end(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from marserve.errors import LoadFailed, WorkerDied
 from marserve.pool.cause_of_death import Cause
 from marserve.pool.environments import Environments
 from marserve.pool.launchers import Launchers, StartFailed, WorkerEnds
+from marserve.pool.launchers.forked import END_GRACE_S
 from marserve.pool.launchers.fresh import launch_fresh
 from marserve.pool.launchers.process import WorkerProcess
+from marserve.pool.slot import STOP_GRACE_S
 from marserve.pool.supervisor import Pool
 from marserve.telemetry.metrics import VersionMetrics
 from support.processes import living, until
@@ -370,9 +372,42 @@ async def test_a_system_that_will_not_fork_costs_no_worker_that_serves(tmp_path:
         assert any("cannot fork a worker" in text for text in running.log.texts)
 
 
-async def test_a_template_that_does_not_fork_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is stopped; when it comes back, what it forks too late is nobody's, and ends by itself."""
+async def test_a_template_that_does_not_fork_is_ended_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked once. Describe says so, and the worker that it forked before is replaced before it goes."""
     monkeypatch.setattr("marserve.pool.launchers.forked.FORK_TIMEOUT_S", 0.3)
+    async with RunningPool(tmp_path, start="fork") as running:
+        await running.start()
+        [template] = running.look() - set(running.pids)
+        [first] = running.pids
+
+        os.kill(template, signal.SIGSTOP)
+        running.pool.scale(2, 2)
+        await until(lambda: running.metrics.worker_deaths["startup_timeout"] == 1, "the slot gave this try up")
+        assert running.pool.ready_workers == 1
+        assert await running.ask_body(b"served by the first one") == b"served by the first one"
+        await until(lambda: not living([template, first]), "the template and its worker are gone")
+        await until(lambda: running.pool.ready_workers == 2, "both workers")
+
+        assert await running.ask_body(b"x") == b"x"
+        [other] = running.look() - set(running.pids) - {template, first}
+        await until(lambda: running.pool.template_pids == [other], "one template")
+        assert running.metrics.worker_deaths == {"startup_timeout": 1}
+        assert running.metrics.worker_recycles == {"template": 1}
+        [warning] = running.pool.warnings
+        said = f"(process {template}) did not fork a worker within 0.3 s and was replaced"
+        assert said in warning
+        assert running.pool.last_death is not None
+        assert f"(process {template}) did not fork a worker within 0.3 s; it is replaced" in (
+            running.pool.last_death.detail
+        )
+
+
+async def test_what_a_template_forks_too_late_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was stopped for longer than the server waits, and comes back while a worker of its own still serves."""
+    monkeypatch.setattr("marserve.pool.launchers.forked.FORK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("marserve.pool.supervisor.Pool._leave_lost_templates", lambda self: None)
     async with RunningPool(tmp_path, start="fork") as running:
         await running.start()
         [template] = running.look() - set(running.pids)
@@ -384,8 +419,83 @@ async def test_a_template_that_does_not_fork_is_not_waited_for(tmp_path: Path, m
         await until(lambda: running.pool.ready_workers == 2, "the next try")
 
         assert await running.ask_body(b"x") == b"x"
-        workers = set(running.pids) | {template}
-        await until(lambda: living(running.look()) == workers, "no worker that nobody asked for")
+        wanted = set(running.pids) | set(running.pool.template_pids)
+        assert template in wanted
+        await until(lambda: living(running.look()) == wanted, "no worker that nobody asked for")
+
+
+async def test_a_worker_whose_template_is_stopped_is_seen_to_end(tmp_path: Path) -> None:
+    """The template reaps it and cannot; the pool's end does not wait for that, either."""
+    async with RunningPool(tmp_path, start="fork", workers=2) as running:
+        await running.start()
+        [template] = running.look() - set(running.pids)
+        first, second = running.pids
+
+        os.kill(template, signal.SIGSTOP)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: running.metrics.worker_deaths["killed"] == 1, "its end is seen", timeout_s=5.0)
+        assert await running.ask_body(b"x") == b"x"
+        began = asyncio.get_running_loop().time()
+        await running.pool.stop()
+
+        assert asyncio.get_running_loop().time() - began < 3 * (2 * STOP_GRACE_S + END_GRACE_S)
+        assert not living([second, template])
+
+
+async def test_a_model_whose_forks_hang_is_loaded_by_each_worker_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for a lock in every fork waits there for ever; after two templates no third is tried."""
+    monkeypatch.setattr("marserve.pool.launchers.forked.FORK_TIMEOUT_S", 0.3)
+    source = """
+    import os, sys, threading
+    lock = threading.Lock()
+    lock.acquire()
+    if sys.argv[1:2] == ["template"] and "fork_hangs" not in os.environ:
+        os.register_at_fork(before=lock.acquire)
+    os.environ["fork_hangs"] = "no more"
+    def handle(data, context): return ["ok"] if data else None
+    """
+    async with RunningPool(tmp_path, source) as running:
+        running.pool.start()
+        await until(lambda: running.pool.ready_workers == 1, "a worker", timeout_s=30.0)
+
+        assert await running.ask_body(b"x") == b"ok"
+        assert running.metrics.worker_deaths == {"startup_timeout": 2}
+        [view] = running.pool.workers()
+        assert view.how_started == "forked before loading"
+        assert "Each worker loads the model for itself: templates that have loaded it do not fork" in (
+            running.pool.warnings
+        )
+
+
+async def test_a_template_may_name_its_own_children_alone(tmp_path: Path) -> None:
+    """The author's code runs in it, and could otherwise have the server send signals to whatever it likes."""
+    victim = await asyncio.create_subprocess_exec("sleep", "60", start_new_session=True)
+    source = f"""
+    import os, socket
+    from marserve import wire
+    from marserve.messages import Forked
+    from marserve.worker import template
+    send = template.Template._send
+    def lie(self, message):
+        if type(message) is Forked:
+            message = Forked(message.worker_id, {victim.pid})
+        send(self, message)
+    template.Template._send = lie
+    def handle(data, context): return ["ok"] if data else None
+    """
+    try:
+        async with RunningPool(tmp_path, source, start="fork", max_restarts=1) as running:
+            running.pool.start()
+            with pytest.raises(LoadFailed) as caught:
+                await running.pool.wait_until_ready()
+
+            assert "the template ended while it forked" in caught.value.reason
+        assert victim.returncode is None
+    finally:
+        victim.kill()
+        await victim.wait()
 
 
 async def test_a_long_order_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:

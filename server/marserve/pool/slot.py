@@ -267,6 +267,12 @@ class Slot:
         return life is not None and life.is_ready and not life.ended.is_set() and not self.is_retired
 
     @property
+    def has_lost_template(self) -> bool:
+        """Whether the template that its worker was forked from answers no more."""
+        process = self._life.process if self._life is not None else None
+        return process is not None and process.has_lost_template
+
+    @property
     def load_s(self) -> float:
         """How long the present worker's load took; 0 while there is none."""
         return self._life.load_s if self._life is not None else 0.0
@@ -715,7 +721,8 @@ class Life:
             self._heard_at = now
             return now + limit_s
         self._may_retry = False
-        ran_s = now - began if number == flight.number and began <= now else None
+        # A page may hold any number: what cannot be so says no more than that the batch was begun.
+        ran_s = now - max(began, flight.sent_at) if number == flight.number and began <= now else None
         looks = [read_sample(pid, now) for pid in self.pids]
         doing = describe_hangs(self._first_looks, looks, ran_s)
         detail = f"no answer within responseTimeout, {limit_s:g} s"

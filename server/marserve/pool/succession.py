@@ -73,6 +73,8 @@ class Succession:
         self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a worker could not be replaced", exc_info=error)
+        if not self._is_over:
+            self._household.slot_changed()  # the next one may be due
 
     async def _replace(self, slot: Slot, reason: str) -> None:
         household = self._household

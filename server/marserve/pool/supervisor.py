@@ -540,6 +540,14 @@ class Pool:
         self.dispatcher.fail_stranded(time.monotonic())
         self._set_wake()
         self._notify()
+        self._leave_lost_templates()
+
+    def _leave_lost_templates(self) -> None:
+        """Once there is a worker of another template, replace those of one that was given up, which then ends."""
+        ready = [slot for slot in self._slots if slot.is_ready]
+        lost = [slot for slot in ready if slot.has_lost_template]
+        if lost and len(lost) < len(ready):
+            self.worker_due(lost[0], "template")
 
     def _count_living(self) -> int:
         """Slots that requests may wait for, and while asleep the one that a request brings.

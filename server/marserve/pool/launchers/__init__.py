@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -57,6 +57,8 @@ log = logging.getLogger("marserve.pool.launchers")
 
 LOOK_AT_KILLS_S = 1.0
 LEAST_LOADING = 8
+# So many templates in a row that do not fork, and workers are started without one (`workerStart: auto`).
+MOST_GIVEN_UP = 2
 
 WorkerStart = Literal["auto", "fork", "fresh"]
 
@@ -100,6 +102,7 @@ class Launchers:
         self._next_worker_id = first_worker_id
         self._next_group_id = first_group_id
         self._import_templates: dict[tuple[str, ...], asyncio.Task[Template | None]] = {}
+        self._fading: dict[Template, asyncio.Task[None]] = {}
 
     def next_worker_id(self, level: int = 0) -> str:
         """An id that no worker of this server had before.
@@ -161,6 +164,23 @@ class Launchers:
         await template.close()
         return None
 
+    def let_fade(self, template: Template) -> None:
+        """End a template that was given up, once the last worker that it forked has ended. May be called again."""
+        if template not in self._fading:
+            task = self._fading[template] = asyncio.create_task(template.fade())
+            task.add_done_callback(lambda _: self._fading.pop(template, None))
+
+    def is_fading(self, template: Template) -> bool:
+        """Whether it was given up and is still there."""
+        return template in self._fading
+
+    async def end_fading(self, templates: Iterable[Template]) -> None:
+        """End those of these templates that were given up and are still there, with the workers that they forked."""
+        tasks = [task for template in templates if (task := self._fading.get(template)) is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def close(self) -> None:
         """End the shared templates, and whatever else was started and is still there."""
         if self._kills_look is not None:
@@ -175,6 +195,7 @@ class Launchers:
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Template):
                 await result.close()
+        await self.end_fading(list(self._fading))
         await self.leftovers.end(self.leftovers.lineage)
 
 
@@ -222,6 +243,10 @@ class Launcher:
         self._template: Template | None = None
         self._loading: Template | None = None
         self._opening: asyncio.Task[Template | None] | None = None
+        self._given_up: list[Template] = []  # its own, not those that it shares
+        self._last_given_up: Template | None = None
+        self._given_up_in_a_row = 0
+        self._given_up_warning = ""
         self.warnings: list[str] = []
 
     def waits_for(self, worker_id: str) -> str:
@@ -252,19 +277,66 @@ class Launcher:
             return await self._launch_group(self._group, worker_id, ends, threads, output, devices)
         template = await self._model_template()
         if template is not None:
-            process = await template.fork(worker_id, ends, threads)
+            process = await self._fork(template, worker_id, ends, threads)
             return Launched(process, needs_load=False, how="forked, model loaded", load_s=template.load_s)
         view = self._launchers.view(gpu_id, devices)
         cpus = self._cpus_near(devices or ([] if gpu_id is None else [gpu_id]))
         if self._may_fork:
             shared = await self._launchers.import_template(self._preload)
             if shared is not None:
-                process = await shared.fork(worker_id, ends, threads)
+                process = await self._fork(shared, worker_id, ends, threads)
                 return Launched(process, needs_load=True, how="forked before loading", view=view, cpus=cpus)
         launchers = self._launchers
         lineage = launchers.leftovers.child("fresh")
         process = launch_fresh(ends, launchers.environment, threads, lineage=lineage, python=self._python)
         return Launched(process, needs_load=True, how="fresh", view=view, cpus=cpus)
+
+    async def _fork(
+        self,
+        template: Template,
+        worker_id: str,
+        ends: WorkerEnds,
+        threads: int,
+        *,
+        more: Sequence[int] = (),
+        seed: int | None = None,
+    ) -> WorkerProcess:
+        """Fork a worker, and see to the replacement of a template that does not answer. Raises StartFailed."""
+        try:
+            process = await template.fork(worker_id, ends, threads, more=more, seed=seed)
+        except StartFailed:
+            if template.why_given_up and template is not self._last_given_up:
+                self._note_given_up(template)
+            raise
+        self._given_up_in_a_row = 0
+        return process
+
+    def _note_given_up(self, template: Template) -> None:
+        """The next worker is forked from another template; after two in a row that did not fork, it is not forked."""
+        if self._given_up_warning:
+            self.warnings.remove(self._given_up_warning)
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        self._given_up_warning = (
+            f"The template that workers are forked from (process {template.pid}) {template.why_given_up} "
+            f"and was replaced ({at})"
+        )
+        self.warnings.append(self._given_up_warning)
+        log.warning("%s %s: %s", self._load.model, self._load.version, self._given_up_warning)
+        self._last_given_up = template
+        self._launchers.let_fade(template)
+        is_own = template is self._template
+        if is_own:
+            self._template = None
+            self._given_up = [*filter(self._launchers.is_fading, self._given_up), template]
+        self._given_up_in_a_row += 1
+        if self._given_up_in_a_row < MOST_GIVEN_UP or self._start == "fork":
+            return
+        self._given_up_in_a_row = 0
+        if is_own:
+            self._may_load_first = False
+            self.warnings.append("Each worker loads the model for itself: templates that have loaded it do not fork")
+        else:
+            self._may_fork = False
 
     async def end_leftovers(self, process: WorkerProcess, page_inode: int) -> None:
         """End what a worker that has ended left behind outside of its process group."""
@@ -291,7 +363,7 @@ class Launcher:
                 lineage = self._launchers.leftovers.child("fresh")
                 environment = self._launchers.environment
                 return launch_fresh(own, environment, threads, more, lineage=lineage, python=self._python)
-            return await shared.fork(f"{worker_id}.{rank}", own, threads, more=more, seed=seed)
+            return await self._fork(shared, f"{worker_id}.{rank}", own, threads, more=more, seed=seed)
 
         view = self._launchers.view(devices[0] if devices else None, devices)
         cpus = self._cpus_near(devices)
@@ -350,8 +422,8 @@ class Launcher:
 
     @property
     def template_pids(self) -> list[int]:
-        """The process of the version's template, also while it loads; none where there is none."""
-        templates = (self._template, self._loading)
+        """The process of the version's template, also while it loads, and of those that were given up and not ended."""
+        templates = (self._template, self._loading, *filter(self._launchers.is_fading, self._given_up))
         return [template.pid for template in templates if template is not None and template.pid > 0]
 
     def kill_loading(self) -> None:
@@ -367,9 +439,10 @@ class Launcher:
             await asyncio.wait([opening])
 
     async def close(self) -> None:
-        """End the version's template."""
+        """End the version's template, and those that were given up. Its workers have ended by now."""
         await self.give_up_loading()
         await self.drop_template()
+        await self._launchers.end_fading(self._given_up)
 
     async def drop_template(self) -> None:
         """End the version's template, if it is open; the next worker opens another."""

@@ -2,6 +2,11 @@
 
 `Template` is the server's end of one template process (`worker/template.py` is the other). Its control connection
 carries orders and, as ancillary data, the descriptors of the workers to be forked.
+
+The author's code has run in a template, so that what a template says is checked: it may name only its own children.
+The end of a worker is seen by its pidfd; from the template the server needs its wait status only. A template that does
+not fork within `FORK_TIMEOUT_S` is given up: it gets no more orders, the workers that it forked go on until the pool
+has replaced them by those of another, and it is ended with the last of them.
 """
 
 from __future__ import annotations
@@ -22,13 +27,24 @@ from marserve.messages import Exited, Fork, Forked, Load, NotLoaded, Preload, St
 from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit, death_of_load
 from marserve.pool.launchers.endpoints import WorkerEnds
 from marserve.pool.launchers.leftovers import Leftovers
-from marserve.pool.launchers.process import WorkerProcess, limit_threads, spawn
+from marserve.pool.launchers.process import (
+    WorkerProcess,
+    call_at_end,
+    limit_threads,
+    open_pidfd,
+    parent_of,
+    spawn,
+)
 from marserve.pool.output import WorkerLog, WorkerOutput
 
 # One thread before anything is imported: a numeric library's own pool would make forking unsafe.
 SINGLE_THREADED = limit_threads(1)
 FORK_TIMEOUT_S = 10.0
 END_GRACE_S = 2.0
+# How long after a worker's end its template may take to say its wait status.
+STATUS_GRACE_S = 0.5
+# Templates send no bodies.
+MAX_FRAME_BYTES = 1 << 20
 
 
 class StartFailed(Exception):
@@ -39,8 +55,61 @@ class StartFailed(Exception):
         super().__init__(death.detail)
 
 
+class ForkedWorker(WorkerProcess):
+    """A worker that a template forked: the template reaps it, and says with which wait status it ended.
+
+    `descriptor` is its pidfd, which this object closes at its end; None where the system has none, and what the
+    template says is believed.
+    """
+
+    def __init__(self, pid: int, template: Template, lineage: str, descriptor: int | None) -> None:
+        super().__init__(pid, asyncio.get_running_loop().create_future(), lineage)
+        self._template = template
+        self._descriptor = descriptor
+        self._status: int | None = None
+        self._has_ended = descriptor is None
+        self._timer: asyncio.TimerHandle | None = None
+        if descriptor is not None:
+            call_at_end(descriptor, self._ended)
+
+    @property
+    def has_lost_template(self) -> bool:
+        """Whether its template does not answer."""
+        return self._template.why_given_up != ""
+
+    def _ended(self) -> None:
+        """Its process has ended."""
+        self._has_ended, self._descriptor = True, None
+        if self._status is not None:
+            self.conclude(self._status)
+        else:
+            self._timer = asyncio.get_running_loop().call_later(STATUS_GRACE_S, self.conclude, None)
+
+    def see_status(self, status: int) -> None:
+        """The template says how it ended; that counts once the system has said that it did."""
+        if self._status is None:
+            self._status = status
+            if self._has_ended:
+                self.conclude(status)
+
+    def conclude(self, status: int | None) -> None:
+        """It has ended, or ends by the kernel's hand with its template."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._descriptor is not None:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+        self._template.forget(self)
+        if not self.exited.done():
+            self.exited.set_result(status)
+
+
 class Template:
-    """One template process. `await open(...)` once, then `fork` as often as wanted, `close` at the end."""
+    """One template process. `await open(...)` once, then `fork` as often as wanted, `close` at the end.
+
+    `why_given_up` is a sentence, once it has not answered an order to fork.
+    """
 
     def __init__(
         self, model: str, version: str, environment: Mapping[str, str], log: WorkerLog, leftovers: Leftovers
@@ -50,15 +119,17 @@ class Template:
         self._lineage = leftovers.child()
         self._lineages: dict[str, str] = {}
         self._output = WorkerOutput(model, version, "template", log)
-        self._decoder = wire.server_decoder()
+        self._decoder = wire.server_decoder(max_frame_bytes=MAX_FRAME_BYTES)
         self._process: WorkerProcess | None = None
         self._control: socket.socket | None = None
         self._answer: asyncio.Future[Any] | None = None
         self._forks: dict[str, asyncio.Future[WorkerProcess]] = {}
         self._fork_numbers = count(1)
-        self._children: dict[int, asyncio.Future[int | None]] = {}
+        self._children: dict[int, ForkedWorker] = {}
+        self._is_childless = asyncio.Event()
         self._unsent = memoryview(b"")
         self.is_open = False
+        self.why_given_up = ""
         self.load_s = 0.0
 
     @property
@@ -123,7 +194,7 @@ class Template:
     async def fork(
         self, worker_id: str, ends: WorkerEnds, threads: int, *, more: Sequence[int] = (), seed: int | None = None
     ) -> WorkerProcess:
-        """Fork a worker on these ends. Raises StartFailed when the template cannot.
+        """Fork a worker on these ends. Raises StartFailed when the template cannot; it may be given up by then.
 
         `more` are the further descriptors of a rank of a group; `seed` is that of its random numbers (None: a new one).
         """
@@ -138,8 +209,9 @@ class Template:
             order = Fork(name, own_seed, threads, len(more), lineage)
             self._send(order, (ends.wire, ends.out, ends.err, ends.page, *more))
             return await asyncio.wait_for(forked, FORK_TIMEOUT_S)
-        except TimeoutError as error:
-            reason = f"the template did not fork within {FORK_TIMEOUT_S:g} s"
+        except (TimeoutError, BlockingIOError) as error:
+            self._give_up(f"did not fork a worker within {FORK_TIMEOUT_S:g} s")
+            reason = f"the template that it is forked from (process {self.pid}) {self.why_given_up}; it is replaced"
             raise StartFailed(Death(Cause.STARTUP_TIMEOUT, reason)) from error
         except OSError as error:
             raise StartFailed(Death(Cause.KILLED, f"the template cannot be reached: {error}")) from error
@@ -151,11 +223,31 @@ class Template:
         if self._process is not None:
             self._process.signal_group(signal.SIGKILL)
 
+    def _give_up(self, why: str) -> None:
+        """Send it no more orders: it is stopped, or its threads wait for each other."""
+        self.is_open = False
+        self.why_given_up = why
+
+    async def fade(self) -> None:
+        """After it was given up: wait for the end of the last worker that it forked, then end it.
+
+        When cancelled, it is ended at once.
+        """
+        try:
+            while self._children:
+                self._is_childless.clear()
+                await self._is_childless.wait()
+        finally:
+            self.kill()
+            await self.close()
+
     async def close(self) -> None:
         """End the template; workers forked from it end with it."""
         self.is_open = False
         if self._process is not None and not self._process.exited.done():
             try:
+                if self.why_given_up:
+                    raise BrokenPipeError("it reads no orders")
                 self._send(Stop())
                 await self._process.wait(END_GRACE_S)
             except OSError:
@@ -215,19 +307,41 @@ class Template:
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result(message)
         elif isinstance(message, Forked):
-            waiting = self._forks.get(message.worker_id)
-            if message.pid <= 0:
-                if waiting is not None and not waiting.done():
-                    waiting.set_exception(StartFailed(Death(Cause.LOAD_FAILED, "the system would not fork a worker")))
-                return
-            exited: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-            self._children[message.pid] = exited
-            if waiting is not None and not waiting.done():  # else its wire is closed by now, and it ends by itself
-                waiting.set_result(WorkerProcess(message.pid, exited, self._lineages[message.worker_id]))
+            self._hear_of_worker(message)
         elif isinstance(message, Exited):
-            child = self._children.pop(message.pid, None)
-            if child is not None and not child.done():
-                child.set_result(message.status)
+            child = self._children.get(message.pid)
+            if child is not None:
+                child.see_status(message.status)
+        else:
+            raise BadFrame(f"a template sent {type(message).__name__}")
+
+    def _hear_of_worker(self, message: Forked) -> None:
+        """A worker was forked, or could not be. Raises BadFrame for a process that is not the template's to name."""
+        waiting = self._forks.get(message.worker_id)
+        is_awaited = waiting is not None and not waiting.done()
+        pid = message.pid
+        if not pid:
+            if waiting is not None and is_awaited:
+                waiting.set_exception(StartFailed(Death(Cause.LOAD_FAILED, "the system would not fork a worker")))
+            return
+        # Whoever names a process has signals sent to it, and to its group.
+        descriptor = open_pidfd(pid)
+        parent = parent_of(pid)
+        if pid in self._children or (parent is not None and parent != self.pid):
+            if descriptor is not None:
+                os.close(descriptor)
+            raise BadFrame(f"a template says that process {pid} is its worker, whose parent is {parent}")
+        child = ForkedWorker(pid, self, self._lineages.get(message.worker_id, ""), descriptor)
+        self._children[pid] = child
+        if waiting is not None and is_awaited:  # else its wire is closed by now, and it ends by itself
+            waiting.set_result(child)
+
+    def forget(self, child: ForkedWorker) -> None:
+        """One of its workers has ended."""
+        if self._children.get(child.pid) is child:
+            del self._children[child.pid]
+        if not self._children:
+            self._is_childless.set()
 
     def _ended(self) -> None:
         """The template has ended, and with it (by the kernel) every worker it forked."""
@@ -235,12 +349,10 @@ class Template:
         while self._readable():  # what it said last, a failed load above all
             pass
         self._drop_control()
-        for pid, child in self._children.items():
+        for child in list(self._children.values()):
             with contextlib.suppress(OSError):  # what a worker left in its process group has nobody else to end it
-                os.killpg(pid, signal.SIGKILL)
-            if not child.done():
-                child.set_result(None)
-        self._children.clear()
+                os.killpg(child.pid, signal.SIGKILL)
+            child.conclude(None)
         self._leftovers.ask(self._lineage)
         for waiting in self._forks.values():
             if not waiting.done():

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from marserve.lineage import VARIABLE
 from marserve.messages import Load
@@ -36,6 +37,11 @@ class WorkerProcess:
         """The machine it is on; empty for this one."""
         self.remote_bytes = 0
         """What it holds of another machine's memory."""
+
+    @property
+    def has_lost_template(self) -> bool:
+        """Whether the template it was forked from answers no more, so that it should be replaced by one of another."""
+        return False
 
     @property
     def pids(self) -> list[int]:
@@ -139,7 +145,6 @@ def spawn(
 
 def _watch(popen: subprocess.Popen[bytes], exited: asyncio.Future[int | None]) -> None:
     """Reap the process when it ends: by its pidfd where the system has them, else in a thread."""
-    loop = asyncio.get_running_loop()
 
     def reap() -> None:
         # Before it is reaped its number is nobody else's: what it left in its process group goes with it.
@@ -152,16 +157,11 @@ def _watch(popen: subprocess.Popen[bytes], exited: asyncio.Future[int | None]) -
         if not exited.done():
             exited.set_result(status)
 
-    descriptor = _open_pidfd(popen.pid)
+    descriptor = open_pidfd(popen.pid)
     if descriptor is not None:
-
-        def ended() -> None:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-            reap()
-
-        loop.add_reader(descriptor, ended)
+        call_at_end(descriptor, reap)
         return
+    loop = asyncio.get_running_loop()
 
     def wait() -> None:
         with contextlib.suppress(ChildProcessError):
@@ -172,11 +172,33 @@ def _watch(popen: subprocess.Popen[bytes], exited: asyncio.Future[int | None]) -
     threading.Thread(target=wait, name=f"reap-{popen.pid}", daemon=True).start()
 
 
-def _open_pidfd(pid: int) -> int | None:
-    """A descriptor that tells of the process's end; None where the system has none, or none left."""
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that is readable once the process has ended; None where the system has none, or none left."""
     if not hasattr(os, "pidfd_open"):
         return None
     try:
         return os.pidfd_open(pid)
     except OSError:
+        return None
+
+
+def call_at_end(descriptor: int, ended: Callable[[], None]) -> None:
+    """Call `ended` on the event loop when the process behind this pidfd has ended; closes the descriptor then."""
+    loop = asyncio.get_running_loop()
+
+    def hear() -> None:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+        ended()
+
+    loop.add_reader(descriptor, hear)
+
+
+def parent_of(pid: int) -> int | None:
+    """The process id of a process's parent, also of one that has ended and is not reaped; None for no process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+        # The second field is the program's name in parentheses and may hold anything, parentheses too.
+        return int(text[text.rindex(b")") + 1 :].split()[1])
+    except (OSError, ValueError, IndexError):
         return None
