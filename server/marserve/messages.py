@@ -137,6 +137,7 @@ class Rank(msgspec.Struct, frozen=True, array_like=True):
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """Load this model. Everything the worker needs; it reads no settings and no archive of its own.
 
+    `manifest` and `model_config` are the archive's documents as `documents.pack` writes them, None where it has none.
     `handler` is the manifest's or the registration's word (`image_classifier`, `h.py`, `h:entry`). `threads` is how
     many intra-op threads the worker may use, 0 for all cores. `environment` is added to the worker's.
     `memory_limit_bytes` is how much the worker may allocate beyond what it was born with, 0 for no limit.
@@ -152,8 +153,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     version: str
     model_dir: str
     handler: str
-    manifest: dict[str, Any] | None
-    model_config: dict[str, Any] | None
+    manifest: Any
+    model_config: Any
     batch_size: int
     gpu_id: int | None = None
     device_type: str = "cpu"

@@ -38,11 +38,13 @@ async def test_the_scope_is_as_uvicorn_makes_it() -> None:
     app = answer_of()
 
     async with listening(app=app) as listener, listener.connect() as client:
-        response = await client.ask(b"GET /models/a%20b?c=%20d HTTP/1.1\r\nHost: x\r\nX-Case: V\r\n\r\n")
+        head = b"GET /models/a%20b?c=%20d HTTP/1.1\r\nHost: x\r\nX-Case: V\r\nDescribe: True\r\n\r\n"
+        response = await client.ask(head)
 
     (scope,) = app.scopes
     assert (scope["method"], scope["path"], scope["query_string"]) == ("GET", "/models/a b", b"c=%20d")
-    assert scope["headers"] == [(b"host", b"x"), (b"x-case", b"V")]
+    assert scope["headers"] == [(b"host", b"x"), (b"x-case", b"V"), (b"describe", b"True")]
+    assert scope["state"]["sent_headers"] == [(b"Host", b"x"), (b"X-Case", b"V")]  # what a handler may see
     assert scope["state"]["request_id"] == response.header("x-request-id")
 
 

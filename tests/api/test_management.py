@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from marserve.api.schemas import CheckReport, ErrorBody, KServeReady, ModelDescription, ModelList, StatusMessage
+from marserve.messages import Answer
 from marserve.names import name_fault
 from marserve.settings import ModelToLoad
 from support.fake_pool import Behaviour, FakeDeath
@@ -249,6 +251,21 @@ async def test_a_customized_description_is_the_handler_s_too(house: House, clien
     assert response.json()[0]["customizedMetadata"] == {"a": 1}
     assert response.headers["x-mine"] == "1"
     assert int(response.headers["content-length"]) == len(response.content)
+
+
+async def test_a_customized_description_asks_with_the_clients_headers(house: House, client: httpx.AsyncClient) -> None:
+    """The handler may answer by them."""
+    house.pools.behaviours["m"] = Behaviour(metadata=None)
+    await client.post(f"/models?url={house.put()}&initial_workers=1")
+    asking = asyncio.create_task(client.get("/models/m?customized=true", headers={"x-mine": "1"}))
+    pool = house.pools.of("m")
+    while not pool.held:
+        await asyncio.sleep(0)
+    held = pool.held[0]
+    held.answer(Answer(b'{"a": 1}'))
+
+    assert (await asking).json()[0]["customizedMetadata"] == {"a": 1}
+    assert (b"x-mine", b"1") in held.request.headers
 
 
 async def test_a_header_of_the_handler_that_is_no_http_fails_the_description(

@@ -6,13 +6,18 @@ import socket
 import ssl
 import sys
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
+    NoEncryption,
     PrivateFormat,
     load_pem_private_key,
     pkcs12,
@@ -34,6 +39,18 @@ def pem(authority: trustme.CA) -> Identity:
     """A certificate for `localhost`, and its key."""
     issued = authority.issue_cert("localhost")
     return Identity(b"".join(one.bytes() for one in issued.cert_chain_pems), issued.private_key_pem.bytes())
+
+
+def self_signed(bits: int) -> Identity:
+    """A certificate for `localhost` that its own RSA key signs."""
+    key = rsa.generate_private_key(65537, bits)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
+    return Identity(
+        builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM),
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+    )
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str, bytes | None]:
@@ -187,3 +204,28 @@ def test_without_the_library_the_sentence_names_the_extra(tmp_path: Path, monkey
         make_up_identity(["localhost"])
     with pytest.raises(BadSettings, match=r"install marserve\[security\]"):
         read_keystore(tmp_path / "keys.p12", "changeit", "PKCS12")
+
+
+def test_a_key_that_is_too_short_is_refused_with_the_reason() -> None:
+    """TorchServe takes 1,024 bits; openssl does not, and its own word for it tells an operator nothing."""
+    level = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).security_level
+    if level != 2:
+        pytest.skip(f"openssl's security level is {level} here")
+
+    with pytest.raises(BadSettings) as caught:
+        server_context(self_signed(1024))
+
+    assert caught.value.key == "private_key_file"
+    assert str(caught.value).startswith(
+        "the private key is too short: openssl's security level 2 takes RSA keys of 2048 bits or more"
+    )
+    assert "must belong together" not in str(caught.value)
+    server_context(self_signed(2048))
+
+
+def test_a_key_of_another_certificate_is_refused_with_another_sentence() -> None:
+    """It is long enough, and has to belong to the certificate."""
+    one, other = self_signed(2048), self_signed(2048)
+
+    with pytest.raises(BadSettings, match="must belong together"):
+        server_context(Identity(one.chain_pem, other.key_pem))

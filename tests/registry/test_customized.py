@@ -44,6 +44,26 @@ async def test_the_request_is_one_of_its_own_kind() -> None:
     assert [(part.name, part.body) for part in request.parts] == [("body", b"")]
 
 
+async def test_the_handler_sees_the_clients_headers_without_its_key() -> None:
+    """As TorchServe sends them; the management key would let a handler manage the server."""
+    asked = pool()
+    headers = [
+        (b"X-Mine", b"1"),
+        (b"Authorization", b"Bearer secret"),
+        (b"authorization", b"other"),
+        (b"Accept", b"*/*"),
+    ]
+    asking = asyncio.create_task(ask_for_metadata(asked, "m", 5.0, headers=headers))
+    while not asked.held:
+        await asyncio.sleep(0)
+
+    request = asked.held[0].request
+    asked.held[0].answer(Answer(b"{}"))
+    await asking
+
+    assert request.headers == [(b"X-Mine", b"1"), (b"Accept", b"*/*")]
+
+
 async def test_what_befalls_the_request_is_raised() -> None:
     """As for any other."""
     asked = pool()

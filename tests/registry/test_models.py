@@ -7,13 +7,16 @@ import logging
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from marserve import wire
 from marserve.api.errors import error_status
+from marserve.documents import unpack
 from marserve.errors import (
     ArchiveExists,
     BadArchive,
@@ -32,7 +35,7 @@ from marserve.errors import (
     VersionConflict,
     VersionNotFound,
 )
-from marserve.messages import Answer, Part, Request
+from marserve.messages import Answer, Load, Part, Request
 from marserve.names import encodable, escaped
 from marserve.registry import models as models_module
 from marserve.registry import registering
@@ -268,6 +271,19 @@ async def test_names_and_handler_of_the_registration_win(house: House) -> None:
     assert (load.model, load.version, load.handler) == ("n", "1.0", "echo.py")
     assert load.manifest is not None
     assert load.manifest["model"]["modelName"] == "m"
+
+
+async def test_dates_of_the_configuration_reach_the_worker_as_dates(tmp_path: Path) -> None:
+    """And whatever else YAML has and the wire has not."""
+    house = House(tmp_path)
+    write_mar(house.store / "m.mar", config="day: 2024-05-06\nlarge: 99999999999999999999\n1: one\n")
+
+    await house.registry.register(RegisterParameters("m.mar"))
+
+    [frame] = wire.encode(house.pools.of("m").load)
+    [(load, _)] = wire.Decoder(Load, bytes).feed(bytes(frame))
+    assert unpack(load.model_config) == {"day": date(2024, 5, 6), "large": 99999999999999999999, 1: "one"}
+    await house.registry.stop()
 
 
 async def test_a_worker_is_told_all_that_it_needs(tmp_path: Path) -> None:

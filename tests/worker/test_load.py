@@ -6,12 +6,14 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from marserve.documents import pack
 from marserve.messages import Load
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve_handlers.errors import ModelNotLoadable
@@ -290,7 +292,7 @@ def test_the_context_knows_what_the_order_said(tmp_path: Path) -> None:
     order = msgspec.structs.replace(
         write_model(tmp_path, "def handle(data, context): return context"),
         manifest={"model": {"modelName": "m"}},
-        model_config={"minWorkers": 2},
+        model_config=pack({"minWorkers": 2, "day": date(2024, 5, 6)}),
         batch_size=8,
         gpu_id=1,
         limit_max_image_pixels=False,
@@ -302,7 +304,7 @@ def test_the_context_knows_what_the_order_said(tmp_path: Path) -> None:
 
     assert context.model_name == "m"
     assert context.manifest == {"model": {"modelName": "m"}}
-    assert context.model_yaml_config == {"minWorkers": 2}
+    assert context.model_yaml_config == {"minWorkers": 2, "day": date(2024, 5, 6)}
     assert context.threads == 3
     properties = context.system_properties
     assert properties["model_dir"] == str(tmp_path)

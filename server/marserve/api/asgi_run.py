@@ -14,27 +14,32 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from marserve.api.errors import error_answer
 from marserve.api.listener import Listener
+from marserve.api.request_head import Head
 from marserve.errors import MarserveError
 
 log = logging.getLogger("marserve.api")
 
 
 class AsgiRun:
-    """One request on its way through the application. `id` is the request id, also in the scope's state."""
+    """One request on its way through the application. `id` is the request id, also in the scope's state.
 
-    __slots__ = ("_app", "_began", "_cycle", "_has_started", "_line", "_listener", "_peer", "_send_on", "id")
+    The state's `sent_headers` are those that a handler may see, names in the case they came in: ASGI knows lower case
+    alone.
+    """
+
+    __slots__ = ("_app", "_began", "_cycle", "_has_started", "_head", "_listener", "_peer", "_send_on", "id")
 
     _send_on: ASGISendCallable
 
     def __init__(
-        self, listener: Listener, cycle: RequestResponseCycle, app: ASGI3Application, peer: str, line: str
+        self, listener: Listener, cycle: RequestResponseCycle, app: ASGI3Application, peer: str, head: Head
     ) -> None:
         self.id = listener.next_id()
         self._listener = listener
         self._cycle = cycle
         self._app = app
         self._peer = peer
-        self._line = line
+        self._head = head
         self._began = monotonic()
         self._has_started = False
 
@@ -42,13 +47,14 @@ class AsgiRun:
         """Run the application; what it lets escape before it has answered becomes an error object."""
         self._send_on = send
         scope["state"]["request_id"] = self.id
+        scope["state"]["sent_headers"] = self._head.headers
         try:
             await self._app(scope, receive, self._send)
         except Exception as error:
             if self._has_started:
                 raise
             if not isinstance(error, MarserveError):
-                log.exception("Request %s failed: %s", self.id, self._line)
+                log.exception("Request %s failed: %s", self.id, self._head.line)
             status, body, headers = error_answer(error, overload_status=self._listener.overload_status)
             lines = [(name.encode(), value.encode("latin-1")) for name, value in headers]
             lines.append((b"content-length", b"%d" % len(body)))
@@ -59,7 +65,7 @@ class AsgiRun:
         if message["type"] == "http.response.start" and not self._has_started:
             self._has_started = True
             if not self._cycle.disconnected:
-                self._listener.record(self._peer, self._line, message["status"], self._began, monotonic(), self.id)
+                self._listener.record(self._peer, self._head.line, message["status"], self._began, monotonic(), self.id)
             headers = self._listener.response_headers.complete(list(message.get("headers", [])), self.id)
             message = {**message, "headers": headers}
         await self._send_on(message)

@@ -575,7 +575,7 @@ class HttpConnection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Called by uvicorn for a request whose header is complete."""
         assert self.head is not None
-        run = AsgiRun(self.listener, cycle, app, self.peer, self.head.line)
+        run = AsgiRun(self.listener, cycle, app, self.peer, self.head)
         if self.active is None:
             self._run_asgi(cycle, run)
         else:

@@ -219,7 +219,9 @@ async def _describe(
         return PrettyJson([registry.describe(model, version)])
     told = request.headers.get("x-marserve-timeout-ms")
     within_s = None if told is None else read_timeout_s(told.encode("latin-1"))
-    described, answer = await while_connected(request, registry.describe_customized(model, version, within_s))
+    headers = getattr(request.state, "sent_headers", request.headers.raw)
+    asking = registry.describe_customized(model, version, within_s, headers)
+    described, answer = await while_connected(request, asking)
     return _dress(PrettyJson([described]), answer)
 
 

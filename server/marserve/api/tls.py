@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from marserve.errors import BadSettings
 
@@ -126,12 +126,31 @@ def server_context(identity: Identity) -> ssl.SSLContext:
             # A password is never asked for at the terminal: nobody may be there.
             context.load_cert_chain(file.name, password=lambda: b"")
         except ssl.SSLError as error:
-            raise BadSettings(
-                f"the certificate and the private key cannot be used ({error.reason or error}): they must belong "
-                "together, be PEM, and the key have no password",
-                key="private_key_file",
-            ) from error
+            raise BadSettings(_why_refused(error, context.security_level), key="private_key_file") from error
     return context
+
+
+# Bits of an RSA key and of an elliptic curve's that openssl's security levels take at least.
+_LEAST_BITS: Final = {1: (1024, 160), 2: (2048, 224), 3: (3072, 256), 4: (7680, 384), 5: (15360, 512)}
+
+
+def _why_refused(error: ssl.SSLError, level: int) -> str:
+    """The sentence for a certificate and a key that openssl refuses at its security level."""
+    weak = {
+        "EE_KEY_TOO_SMALL": "the private key is too short",
+        "CA_KEY_TOO_SMALL": "the key of an authority in the certificate's chain is too short",
+        "CA_MD_TOO_WEAK": "a certificate of the chain is signed with a digest that is too weak",
+    }.get(error.reason or "")
+    if weak is None:
+        return (
+            f"the certificate and the private key cannot be used ({error.reason or error}): they must belong together, "
+            "be PEM, and the key have no password"
+        )
+    rsa, curve = _LEAST_BITS.get(level, _LEAST_BITS[2])
+    return (
+        f"{weak}: openssl's security level {level} takes RSA keys of {rsa} bits or more, elliptic curves of {curve} or "
+        "more, and digests stronger than SHA-1; most clients refuse less too. Have a new key and certificate made"
+    )
 
 
 def _general_name(x509: Any, host: str) -> GeneralName:

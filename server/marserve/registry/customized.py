@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from marserve.errors import (
@@ -42,10 +43,17 @@ class _Waiting:
             self.answer.set_exception(error)
 
 
-async def ask_for_metadata(pool: PoolLike, model: str, timeout_s: float, within_s: float | None = None) -> Answer:
+async def ask_for_metadata(
+    pool: PoolLike,
+    model: str,
+    timeout_s: float,
+    within_s: float | None = None,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> Answer:
     """What the handler answers when it is asked to describe itself; body, status and headers are the author's.
 
-    `within_s` is the client's own deadline, in seconds from now.
+    `within_s` is the client's own deadline, in seconds from now. `headers` are the client's; the handler sees them
+    without `Authorization`, which holds the key of the management API.
 
     Raises NoDescribeWorker, HandlerFailed when no answer came in `timeout_s`, and whatever else befell the request.
     """
@@ -53,6 +61,7 @@ async def ask_for_metadata(pool: PoolLike, model: str, timeout_s: float, within_
     request = Request(
         id=str(uuid.uuid4()),
         parts=[Part("body", b"")],
+        headers=[line for line in headers if line[0].lower() != b"authorization"],
         server_headers=[("describe", "True")],
         deadline=None if within_s is None else time.monotonic() + within_s,
         is_describe=True,

@@ -324,15 +324,20 @@ class Registry:
         return [self._describe(version) for version in self._versions.model(model).versions.values()]
 
     async def describe_customized(
-        self, model: str, version: str | None = None, within_s: float | None = None
+        self,
+        model: str,
+        version: str | None = None,
+        within_s: float | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> tuple[dict[str, Any], Answer]:
         """As `describe`, with what the handler says in `customizedMetadata`; and the handler's whole answer.
 
-        `within_s` is the client's deadline, in seconds from now. Raises ModelNotFound, VersionNotFound,
-        NoDescribeWorker, HandlerFailed and what else befalls a request.
+        `within_s` is the client's deadline, in seconds from now, `headers` are the client's. Raises ModelNotFound,
+        VersionNotFound, NoDescribeWorker, HandlerFailed and what else befalls a request.
         """
         chosen = self._versions.find(model, version)
-        answer = await ask_for_metadata(chosen.pool, model, chosen.facts.options.response_timeout_s, within_s)
+        limit_s = chosen.facts.options.response_timeout_s
+        answer = await ask_for_metadata(chosen.pool, model, limit_s, within_s, headers)
         described = self._describe(chosen)
         metadata = read_metadata(answer.body)
         if metadata is not None:

@@ -16,6 +16,7 @@ import msgspec
 from marserve.archive.model_config import declare
 from marserve.archive.requirements import Requirements, read_requirements
 from marserve.archive.weight_size import weigh
+from marserve.documents import pack
 from marserve.errors import BadArchive, BadInput, DependencyFailed, LoadFailed
 from marserve.link import ArchiveRef
 from marserve.messages import Load
@@ -348,8 +349,8 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         version=options.version,
         model_dir=str(unpacked.folder),
         handler=handler,
-        manifest=encodable_document(unpacked.manifest.document),
-        model_config=encodable_document(unpacked.config.document),
+        manifest=pack(encodable_document(unpacked.manifest.document)),
+        model_config=pack(encodable_document(unpacked.config.document)),
         batch_size=options.batch_size,
         device_type="gpu" if options.gpu_ids or (options.ray is not None and options.ray.gpus) else "cpu",
         envelope=server.envelope,

@@ -17,6 +17,7 @@ from typing import Any
 
 import marserve_handlers
 from marserve import __version__
+from marserve.documents import unpack
 from marserve.messages import Load
 from marserve_handlers.builtin import BUILT_IN, find_built_in
 from marserve_handlers.context import Context
@@ -82,13 +83,13 @@ def load_model(load: Load) -> LoadedModel:
     context = Context(
         load.model,
         load.model_dir,
-        load.manifest,
+        unpack(load.manifest),
         load.batch_size,
         load.gpu_id,
         __version__,
         limit_max_image_pixels=load.limit_max_image_pixels,
         metrics=metrics,
-        model_yaml_config=load.model_config if load.model_config is not None else {},
+        model_yaml_config=unpack(load.model_config) if load.model_config is not None else {},
     )
     context.threads = load.threads
     word, _, function_name = load.handler.partition(":")
