@@ -29,23 +29,23 @@ from mutants.session import BROKEN, KILLED, SURVIVED, TIMED_OUT, UNREACHED
 ROOT = Path(__file__).resolve().parents[2]
 #: The rooms that are gone through where none is named, and the files whose claims are on them too.
 ROOMS: dict[str, tuple[str, ...]] = {
-    "pool/dispatcher": ("admission", "handing_over", "lanes"),
+    "archive/member_names": (),
     "pool/batcher": ("admission", "dispatcher"),
     "pool/queue": ("admission", "dispatcher"),
     "registry/traffic": (),
-    "registry/residency": (),
-    "registry/admission": (),
-    "api/http_connection": (),
-    "api/request_head": ("http_connection",),
-    "api/auth": (),
-    "archive/member_names": (),
-    "archive/pickle_check": (),
-    "store/fetch_guard": (),
-    "store/download": (),
-    "rollout/judge": ("timeline",),
     "rollout/diff": (),
+    "rollout/judge": ("timeline",),
+    "registry/admission": (),
+    "registry/residency": (),
+    "pool/dispatcher": ("admission", "back_pressure", "handing_over", "lanes"),
     "wire": (),
+    "store/fetch_guard": (),
+    "archive/pickle_check": (),
+    "api/auth": (),
+    "api/request_head": ("http_connection",),
     "worker/loop": (),
+    "store/download": (),
+    "api/http_connection": (),
 }
 CPU_S = 3.0
 

@@ -69,9 +69,9 @@ class Mutant:
     is_in_function: bool
     change: str
 
-    def apply(self, tree: ast.Module) -> ast.Module:
-        """A copy of the tree with this change."""
-        changed = copy.deepcopy(tree)
+    def apply(self, source: str) -> ast.Module:
+        """The source with this change."""
+        changed = ast.parse(source)
         *way, (field, index) = self.place
         owner: ast.AST = changed
         for name, number in way:

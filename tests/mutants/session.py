@@ -4,7 +4,7 @@ The session collects once and runs nothing itself. Its first fork runs all tests
 reaches and how long it takes; then each mutant has a fork of its own, in which the changed function gets its new code
 (`function.__code__`, so that names imported from the module stay what they are), and the tests that reach the changed
 lines run until one fails. What runs at import cannot be changed so: those mutants are files in the copy, and have a new
-interpreter. So have the processes that tests start: the mutant lies in the copy as long as its tests run.
+interpreter. So have the processes that tests start: the mutant lies in the copy as long as tests run that start some.
 
 Nothing that a mutant's tests left survives them: processes, files, time.
 """
@@ -100,10 +100,10 @@ class Room:
         self._order = order
         self._target = Path(order.target)
         self._source = self._target.read_text("utf-8")
-        self._tree = ast.parse(self._source)
-        self._code = compile(self._tree, str(self._target), "exec")
+        self._code = compile(self._source, str(self._target), "exec")
         self._mutants = all_mutants(self._source)
         self._writes = 0
+        self._is_written = False
         # Whatever a test leaves behind becomes this process's child, and is ended after it.
         self._prctl = ctypes.CDLL(None).prctl
         self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -175,20 +175,22 @@ class Room:
 
         if not chosen:
             return verdict(UNREACHED)
-        tree = mutant.apply(self._tree)
+        tree = mutant.apply(self._source)
         try:
             code = compile(tree, str(self._target), "exec")
         except (SyntaxError, ValueError):
             return verdict(BROKEN)
-        self._write(ast.unparse(tree))
+        swaps = self._swaps(mutant, code, functions) if mutant.is_in_function else []
         try:
-            swaps = self._swaps(mutant, code, functions) if mutant.is_in_function else []
+            if not swaps or any(tracing.STARTED in reach.lines for reach in chosen):
+                self._write(ast.unparse(tree))
             expected_s = sum(reach.seconds for reach in chosen)
             if swaps:
                 return verdict(self._run_forked(swaps, [reach.node for reach in chosen], expected_s))
             return verdict(self._run_anew([reach.node for reach in chosen], expected_s))
         finally:
-            self._write(self._source)
+            if self._is_written:
+                self._write(self._source)
             self._sweep()
 
     def _choose(self, mutant: Mutant, reaches: list[Reach]) -> list[Reach]:
@@ -312,6 +314,7 @@ class Room:
     def _write(self, text: str) -> None:
         """Put a text in the target's place, with a time that no other had: compiled files go by it."""
         self._writes += 1
+        self._is_written = text is not self._source
         self._target.write_text(text, "utf-8")
         os.utime(self._target, (1_000_000_000 + self._writes,) * 2)
 

@@ -15,6 +15,9 @@ from typing import Any
 TARGET = os.environ.get("MARSERVE_MUTANTS_TRACED", "")
 NOTES = os.environ.get("MARSERVE_MUTANTS_NOTES", "")
 
+# What a process notes first that a test has started.
+STARTED = 0
+
 _seen: set[int] = set()
 _notes = -1
 
@@ -50,3 +53,4 @@ def _on_line(frame: FrameType, event: str, arg: object) -> Any:
 
 if TARGET and NOTES and __name__ == "sitecustomize":
     begin()
+    os.write(_notes, b"%d\n" % STARTED)
