@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from marserve.messages import Part, Request
-from marserve.pool.queue import MAX_LOSSES, Job, JobQueue, JobState
+from marserve.pool.queue import Job, JobQueue, JobState
 from support.receivers import Told
 
 
@@ -289,10 +291,125 @@ def test_lost_machines_count_against_a_request_only_after_many() -> None:
     """A worker's death does at once."""
     job = Owner().put()
 
-    for _ in range(MAX_LOSSES):
+    for _ in range(4):
         job.lost_worker(is_suspect=False)
-    assert (job.deaths, job.losses) == (0, MAX_LOSSES)
+    assert (job.deaths, job.losses) == (0, 4)
     job.lost_worker(is_suspect=False)
     assert job.deaths == 1
     job.lost_worker(is_suspect=True)
     assert job.deaths == 2
+
+
+def test_describes_and_explanations_stand_alone_among_priorities_too() -> None:
+    """As in a queue of one priority; who is behind them comes with the next batch."""
+    owner = Owner()
+    kinds = [(0, False, False), (0, True, False), (0, False, True), (1, False, True), (1, False, False)]
+    jobs = []
+    for priority, is_describe, is_explain in kinds:
+        request = Request("r", [Part("body", b"")], is_describe=is_describe, is_explain=is_explain)
+        jobs.append(Job(request, Told(), 0.0, None, owner, priority))
+        owner.queue.enqueue(jobs[-1])
+
+    batches = [owner.queue.take(4) for _ in range(5)]
+
+    assert batches == [jobs[:1], jobs[1:2], jobs[2:4], jobs[4:], []]
+
+
+def test_what_has_been_taken_is_counted_before_nobody_any_more() -> None:
+    """A line that is empty is gone, and with it what the queue does for several."""
+    owner = Owner()
+    line_up(owner, (0.0, 5), (0.1, 0), (0.2, 0), (0.3, 0))
+    assert names(owner.queue.take(2)) == ["0.1/0", "0.2/0"]
+
+    assert [owner.queue.before(priority) for priority in (0, 5)] == [1, 2]
+    assert names(owner.queue.take(1)) == ["0.3/0"]
+    assert [owner.queue.before(priority) for priority in (0, 5)] == [0, 1]
+    assert owner.queue._others == {}
+
+
+@pytest.mark.parametrize("priority", [5, 0])
+def test_a_line_is_walked_only_when_most_of_it_has_ended(priority: int) -> None:
+    """A thousand clients that leave one after another cost no walk while as many stay, and then a few."""
+    owner = Owner()
+    jobs = line_up(owner, *[(float(index), priority) for index in range(2000)])
+
+    def walks(leaving: list[Job]) -> int:
+        count = 0
+        for job in leaving:
+            before = owner.queue._lines()[-1]
+            job.cancel()
+            count += owner.queue._lines()[-1] is not before
+        return count
+
+    assert walks(jobs[1000:]) == 0
+    assert 1 <= walks(jobs[1:1000]) <= 6
+    assert owner.queue.take(10) == jobs[:1]
+
+
+def test_a_job_that_was_not_counted_yet_has_no_length_and_no_history() -> None:
+    """Zero is "not known": lengths are looked up for it, and no death is held against it."""
+    job = Owner().put()
+
+    assert (job.length, job.length_digest, job.deaths, job.losses) == (0, b"", 0, 0)
+    assert (job.state, job.flight, job.held_by, job.has_sent_pieces) == (JobState.WAITING, None, None, False)
+
+
+class Holder(Owner):
+    """Notes who holds and who lets go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def hold(self, job: Job) -> None:
+        """A client does not keep up."""
+        self.heard.append("hold")
+        job.held_by = "w"
+
+    def resume(self, job: Job) -> None:
+        """It has caught up."""
+        self.heard.append("resume")
+        job.held_by = None
+
+
+def test_a_client_holds_only_what_runs_and_lets_go_only_what_it_holds() -> None:
+    """Both may be said at any time, and any number of times."""
+    owner = Holder()
+    job = owner.put()
+    for state in (JobState.WAITING, JobState.GROUPED, JobState.DONE):
+        job.state = state
+        job.hold()
+        job.resume()
+    assert owner.heard == []
+
+    job.state = JobState.RUNNING
+    for call in (job.hold, job.hold, job.resume, job.resume, job.hold):
+        call()
+
+    assert owner.heard == ["hold", "resume", "hold"]
+
+
+def test_nobody_makes_room_for_its_equal_or_for_one_that_is_less_urgent() -> None:
+    """In whichever line the newest would be; the model's own priority is one among them."""
+    owner = Owner()
+    jobs = line_up(owner, (0.0, 7), (0.1, 7), (0.2, 5), (0.3, 5))
+
+    assert [owner.queue.displaceable(priority) for priority in (9, 8, 7)] == [None] * 3
+    assert owner.queue.displaceable(6) is jobs[1]
+    assert owner.queue.displaceable(5) is jobs[1]
+    jobs[1].cancel()
+    assert owner.queue.displaceable(5) is None
+    assert owner.queue.displaceable(4) is jobs[3]
+
+
+def test_jobs_that_come_back_are_counted() -> None:
+    """In their own lines, and in the whole."""
+    owner = Owner()
+    line_up(owner, (0.0, 5), (0.1, 0))
+    taken = owner.queue.take(2)
+    assert len(owner.queue) == 0
+
+    owner.queue.put_back(iter(taken))
+
+    assert len(owner.queue) == 2
+    assert [owner.queue.before(priority) for priority in (0, 4, 5)] == [1, 1, 2]
