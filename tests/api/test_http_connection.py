@@ -443,6 +443,45 @@ async def test_connection_close_is_honoured(listener: Listening) -> None:
     assert len(listener.plane.submitted) == 1
 
 
+@pytest.mark.parametrize("is_stream", [False, True], ids=["answer", "stream"])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("a\nb", "'x' to a value that is no HTTP"), ("v" * 70_000, "of 70005 bytes; they may have 65536 in all")],
+)
+async def test_headers_that_cannot_be_sent_are_a_500_that_is_logged(
+    listener: Listening, caplog: pytest.LogCaptureFixture, is_stream: bool, value: str, words: str
+) -> None:
+    """Under the request's id, and with its client, whose share of the log is limited; the connection stays."""
+    async with listener.connect() as client:
+        await client.send(post(b"", "/predictions/held"))
+        job = await listener.plane.wait_for(1)
+        if is_stream:
+            job.piece(b"piece", x=value)
+        else:
+            job.answer(b"answer", x=value)
+        answer = await client.read()
+        again = await client.ask(post(b"again"))
+
+    [record] = caplog.records
+    assert (answer.status, again.body) == (500, b"again")
+    assert words in answer.body.decode()
+    assert words in record.getMessage()
+    assert (answer.header("x-request-id") or "-") in record.getMessage()
+    assert vars(record)["client"] == "127.0.0.1"
+
+
+async def test_an_offer_with_a_body_that_is_too_large_is_413(caplog: pytest.LogCaptureFixture) -> None:
+    """As without the offer: what refuses the request is not lost in the second reading."""
+    async with listening(HttpLimits(body_bytes=10, linger_s=0.1)) as listener, listener.connect() as client:
+        lines = "Connection: upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked"
+        head = f"POST /predictions/echo HTTP/1.1\r\nHost: x\r\n{lines}\r\n\r\n"
+        await client.send(head.encode() + b"14\r\n" + b"x" * 20 + b"\r\n0\r\n\r\n")
+        answers = await client.read_all()
+
+    assert [response.status for response in answers] == [413]
+    assert not caplog.records
+
+
 async def test_an_offer_of_http2_is_overlooked_and_the_body_kept(listener: Listening) -> None:
     """Java's client makes that offer with its first request, body and all."""
     request = post(b"hello", "/predictions/echo", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "A: b")
@@ -475,7 +514,45 @@ async def test_an_offer_of_another_protocol_does_not_make_http10_http11(
     assert [line.split('"')[1] for line in listener.log.lines] == ["POST /predictions/echo HTTP/1.0"]
 
 
+async def test_offers_of_another_protocol_may_follow_each_other_without_end(
+    listener: Listening, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each is overlooked in its turn; how many come with one read does not matter."""
+    offers = post(b"hi", "/predictions/echo", "Connection: upgrade", "Upgrade: h2c") * 1500
+
+    async with listener.connect() as client:
+        await client.send(offers[:-3])
+        answers = [await client.read() for _ in range(1499)]
+        answers.append(await client.ask(offers[-3:]))
+        plain = await client.ask(post(b"plain"))
+
+    assert {(response.status, response.body) for response in answers} == {(200, b"hi")}
+    assert plain.body == b"plain"
+    assert not caplog.records
+
+
 # ------------------------------------------------------------------------------------------------- pipelining
+
+
+@pytest.mark.parametrize("offer", [(), ("Connection: upgrade", "Upgrade: h2c")], ids=["no_offer", "upgrade"])
+async def test_too_many_requests_ahead_are_400(caplog: pytest.LogCaptureFixture, offer: tuple[str, ...]) -> None:
+    """In their turn, whether they offer another protocol or not; nothing of it is logged but a line for each answer."""
+    ahead = 20
+
+    async with listening(HttpLimits(pipelined_requests=ahead, linger_s=0.1)) as listener, listener.connect() as client:
+        await client.send(post(b"", "/predictions/held", *offer))
+        job = await listener.plane.wait_for(1)
+        await client.send(post(b"", "/predictions/echo", *offer) * (ahead + 5))
+        async with asyncio.timeout(10):
+            while "malformed" not in listener.counts.refused:
+                await asyncio.sleep(0.001)
+        job.answer(b"")
+        answers = await client.read_all()
+
+    assert [response.status for response in answers] == [200] * (1 + ahead) + [400]
+    assert f"more than {ahead} requests were sent ahead" in answers[-1].body.decode()
+    assert len(listener.log.lines) == ahead + 2
+    assert not caplog.records
 
 
 async def test_pipelined_requests_are_answered_in_order(listener: Listening) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from marserve.errors import BadSettings
 from marserve.telemetry.access_log import access_line
+from marserve.telemetry.log_limit import caused_by
 from marserve.telemetry.logs import Logs, configure_logs
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
@@ -165,6 +167,37 @@ def test_arguments_that_do_not_fit_are_logged_all_the_same() -> None:
 
     (line,) = console.lines()
     assert "'%d items' with arguments that do not fit it" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"), [("marserve.api", caused_by("10.0.0.1:4711")), ("asyncio", None), ("uvicorn.error", None)]
+)
+def test_what_clients_cause_is_limited(name: str, extra: dict[str, str] | None, tmp_path: Path) -> None:
+    """The first records are written, the others counted; an attack of megabytes costs kilobytes."""
+    with opened(Console(), tmp_path) as logs:
+        for number in range(2000):
+            try:
+                raise ValueError("x" * 1000)
+            except ValueError:
+                logging.getLogger(name).error("Request %d failed", number, exc_info=True, extra=extra)
+        logs.tell_left_out(time.monotonic())
+        assert "left out" not in (tmp_path / "ts_log.log").read_text()
+
+    text = (tmp_path / "ts_log.log").read_text()
+    shown = text.count("Traceback")
+    assert len(text) < 100_000
+    assert "Request 0 failed" in text
+    assert f"{2000 - shown} more records like 'Request %d failed' were left out" in text
+    assert ("caused by 10.0.0.1" in text) is (extra is not None)
+
+
+def test_what_the_server_says_of_itself_is_not_limited(tmp_path: Path) -> None:
+    """A start with a thousand models has a line for each."""
+    with opened(Console(), tmp_path):
+        for number in range(5000):
+            logging.getLogger("marserve.registry").info("Model %d is loaded", number)
+
+    assert (tmp_path / "ts_log.log").read_text().count("is loaded") == 5000
 
 
 def test_an_announcement_is_a_line_of_its_own() -> None:

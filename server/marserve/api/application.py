@@ -32,6 +32,7 @@ from marserve.errors import (
     WorkflowFailed,
 )
 from marserve.names import json_escaped
+from marserve.telemetry.log_limit import caused_by
 
 # A reason in a header: long enough for an exception's words, short enough for any proxy.
 MAX_REASON_CHARACTERS = 500
@@ -114,7 +115,8 @@ class Border:
         except Exception as error:
             # A border: a defect of ours in one call must neither end the connection without an answer nor be silent.
             request_id = scope.get("state", {}).get("request_id", "-")
-            log.exception("Request %s failed: %s %s", request_id, scope["method"], scope["path"])
+            peer = "{}:{}".format(*scope["client"]) if scope.get("client") else ""
+            log.exception("Request %s failed: %s %s", request_id, scope["method"], scope["path"], extra=caused_by(peer))
             if has_begun:
                 raise
             await error_response(error)(scope, receive, send)

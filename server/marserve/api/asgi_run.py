@@ -16,6 +16,7 @@ from marserve.api.errors import error_answer
 from marserve.api.listener import Listener
 from marserve.api.request_head import Head
 from marserve.errors import MarserveError
+from marserve.telemetry.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 
@@ -54,7 +55,7 @@ class AsgiRun:
             if self._has_started:
                 raise
             if not isinstance(error, MarserveError):
-                log.exception("Request %s failed: %s", self.id, self._head.line)
+                log.exception("Request %s failed: %s", self.id, self._head.line, extra=caused_by(self._peer))
             status, body, headers = error_answer(error, overload_status=self._listener.overload_status)
             lines = [(name.encode(), value.encode("latin-1")) for name, value in headers]
             lines.append((b"content-length", b"%d" % len(body)))

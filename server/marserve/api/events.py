@@ -28,6 +28,7 @@ from marserve.errors import BadInput, BadSettings, BodyTooLarge, InvalidToken
 from marserve.rollout.object_events import ObjectEvent, Verdict
 from marserve.settings.stores import Secret
 from marserve.telemetry.access_log import legible
+from marserve.telemetry.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 
@@ -103,7 +104,7 @@ class EventSecrets:
         try:
             return secret.reveal(self._environment)
         except BadSettings as error:
-            log.error("The secret of the event source %s cannot be read: %s", source, error)
+            log.error("The secret of the event source %s cannot be read: %s", source, error, extra=caused_by(""))
             return ""
 
 
@@ -157,11 +158,13 @@ def events_router(watches: Watches, secrets: EventSecrets, count: Callable[[str,
         except BadInput:
             count("bad", 1)
             raise
+        peer = caused_by("" if request.client is None else f"{request.client.host}:{request.client.port}")
         if body.confirm:
             log.warning(
                 "Events of %s begin when somebody confirms the subscription: open %s",
                 source,
                 body.confirm.split("?")[0],
+                extra=peer,
             )
         if body.reply is not None:
             return PrettyJson(body.reply)
@@ -170,7 +173,7 @@ def events_router(watches: Watches, secrets: EventSecrets, count: Callable[[str,
         count("ignored", len(verdicts) - len(looks) + len(body.unknown))
         for verdict in verdicts[:MOST_SHOWN]:
             why = f" ({verdict.reason})" if verdict.reason else ""
-            log.info("Event of %s: %s: %s%s", source, legible(verdict.event.shown), verdict.action, why)
+            log.info("Event of %s: %s: %s%s", source, legible(verdict.event.shown), verdict.action, why, extra=peer)
         return PrettyJson(
             {
                 "status": f"{len(looks)} of {len(verdicts) + len(body.unknown)} events make a watch look"

@@ -17,6 +17,7 @@ from marserve.api.response_headers import phrase_of
 from marserve.api.stream_errors import error_frame
 from marserve.errors import Draining, HandlerFailed, MarserveError
 from marserve.messages import Answer
+from marserve.telemetry.log_limit import caused_by
 
 if TYPE_CHECKING:
     from marserve.api.http_connection import HttpConnection
@@ -93,7 +94,7 @@ class Exchange:
         except MarserveError as error:
             self.on_error(error)
         except Exception as error:
-            log.exception("Request %s could not be submitted", self.id)
+            log.exception("Request %s could not be submitted", self.id, extra=caused_by(connection.peer))
             self.on_error(error)
         else:
             if self.connection is not None:
@@ -127,7 +128,11 @@ class Exchange:
         try:
             self._answer(connection, status, answer.reason, answer.headers, answer.body)
         except HandlerFailed as error:
+            self._log_refused(connection, error)
             self.on_error(error)
+
+    def _log_refused(self, connection: HttpConnection, error: HandlerFailed) -> None:
+        log.error("The answer to request %s is not sent: %s", self.id, error, extra=caused_by(connection.peer))
 
     def on_piece(self, piece: Answer, last: bool) -> None:
         """Write one piece of a stream; the head goes out with the first (contract §1.8)."""
@@ -143,6 +148,7 @@ class Exchange:
             except HandlerFailed as error:
                 if self.job is not None:
                     self.job.cancel()
+                self._log_refused(connection, error)
                 self.on_error(error)
                 return
         body = piece.body

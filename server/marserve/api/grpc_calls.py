@@ -25,6 +25,7 @@ from marserve.api.request_head import read_priority, read_timeout_s, read_versio
 from marserve.api.request_ids import RequestIds
 from marserve.errors import BadInput, MarserveError
 from marserve.telemetry.access_log import access_line
+from marserve.telemetry.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 
@@ -262,7 +263,7 @@ class Calls:
         except Exception as error:
             if not isinstance(error, MarserveError):
                 # A border: a defect of ours in one call must be answered, and must not be silent.
-                log.exception("Request %s failed: gRPC %s", call.id, path)
+                log.exception("Request %s failed: gRPC %s", call.id, path, extra=caused_by(peer_of(context.peer())))
             code, description, trailers = grpc_status(error, overload_status=self._overload_status)
             self._record(path, call, context, code, began)
             if isinstance(error, StalledReader):

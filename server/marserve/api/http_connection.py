@@ -40,6 +40,7 @@ from marserve.api.listener import AccessLog, HttpMetrics, Listener
 from marserve.api.request_head import UNKNOWN_LENGTH, Head, Headers, HttpLimits, header_bytes, read_head, strip_upgrade
 from marserve.api.response_headers import ResponseHeaders
 from marserve.errors import BodyTooLarge, MarserveError
+from marserve.telemetry.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 
@@ -182,14 +183,17 @@ class HttpConnection(HttpToolsProtocol):
             return
         self.begun = 0
         self.read_bytes = len(data)
+        offer_at = None
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._on_upgrade(data, upgrade.args[0])
-            return
+            offer_at = upgrade.args[0]
         except httptools.HttpParserError as error:
             if self.phase != DEAF:
                 self._on_parser_error(error)
+            return
+        if offer_at is not None:  # not while its exception is handled: it would be the context of the next error
+            self._on_upgrade(data, offer_at)
             return
         after = self.phase
         if after == IDLE:
@@ -448,7 +452,7 @@ class HttpConnection(HttpToolsProtocol):
                 self._refuse(cause)
                 return
             if not isinstance(cause, httptools.HttpParserError):
-                log.error("A request could not be read", exc_info=cause)
+                log.error("A request could not be read", exc_info=cause, extra=caused_by(self.peer))
                 self._refuse(cause)
                 return
         self._refuse(MalformedRequest())
@@ -456,16 +460,43 @@ class HttpConnection(HttpToolsProtocol):
     def _on_upgrade(self, data: bytes, offset: int) -> None:
         """The client offered another protocol, and the parser stopped there; but we go on in its version of HTTP.
 
-        Java's client does so with every first request. The header is read once more without the offer, then the body.
+        Java's client does so with every first request. The header is read once more without the offer, then the body
+        and what follows it: that may be a request with another offer, and then many more of them, so no recursion.
         """
+        rest = memoryview(data)
+        at: int | None = offset
+        while at is not None:
+            rest = rest[at:]
+            at = self._read_without_offer(rest)
+
+    def _read_without_offer(self, rest: memoryview) -> int | None:
+        """Read the header that was kept without its offer, and `rest`; returns where in it the next offer ended."""
         assert self.replay is not None
         assert self.head is not None
         version = b"1.0" if self.head.is_http10 else b"1.1"
         (method, target, lines), self.replay = self.replay, None
         self.parser = httptools.HttpRequestParser(self)
         self.phase = IDLE
-        head = b"".join([b"%b: %b\r\n" % line for line in strip_upgrade(lines)])
-        self.data_received(b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, target, version, head, data[offset:]))
+        kept = b"".join([b"%b: %b\r\n" % line for line in strip_upgrade(lines)])
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version, kept)
+        self.begun = 0
+        self.read_bytes = len(head) + len(rest)
+        try:
+            self.parser.feed_data(head)
+            if rest:
+                self.parser.feed_data(rest)
+        except httptools.HttpParserUpgrade as upgrade:
+            at: int = upgrade.args[0]
+            return at
+        except httptools.HttpParserError as error:
+            if self.phase != DEAF:
+                self._on_parser_error(error)
+            return None
+        if self.phase == HEAD:
+            self._on_partial_head(IDLE)
+        elif self.phase == BODY:
+            self._on_partial_body(IDLE)
+        return None
 
     def _refuse(self, error: BaseException) -> None:
         """Answer the request being read with an error, in its turn, and close; nothing more is read."""

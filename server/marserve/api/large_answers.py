@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol
 
+from marserve.telemetry.log_limit import caused_by
+
 log = logging.getLogger("marserve.api")
 
 # An answer above this is fed piece by piece; below it one write is quickest, and little more than a piece waits anyway.
@@ -100,6 +102,7 @@ class LargeAnswers:
                     feed.total_bytes,
                     self.in_memory_bytes,
                     self.on_disk_bytes,
+                    extra=caused_by(""),
                 )
                 feed.cut()
 
@@ -252,7 +255,12 @@ class Feed:
         self._is_moving = False
         error = None if writing.cancelled() else writing.exception()
         if writing.cancelled() or error is not None:
-            log.warning("An answer of %d bytes for a slow client could not be put on disk: %s", self.total_bytes, error)
+            log.warning(
+                "An answer of %d bytes for a slow client could not be put on disk: %s",
+                self.total_bytes,
+                error,
+                extra=caused_by(""),
+            )
             self._answers.not_moved(self, self._file_bytes)
             if self._answers.in_memory_bytes > self._answers.memory_bytes:
                 self.cut()
@@ -284,7 +292,11 @@ class Feed:
         error = None if reading.cancelled() else reading.exception()
         piece = b"" if reading.cancelled() or error is not None else reading.result()
         if not piece:
-            log.warning("An answer that waited on disk cannot be read any more: %s", error or "it ends too soon")
+            log.warning(
+                "An answer that waited on disk cannot be read any more: %s",
+                error or "it ends too soon",
+                extra=caused_by(""),
+            )
             self.cut()
             return
         self._feed(piece)

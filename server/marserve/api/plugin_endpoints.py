@@ -21,6 +21,7 @@ from marserve.api.application import PrettyJson
 from marserve.errors import BadSettings, MarserveError, Unavailable
 from marserve.plugins import EndpointAnswer, EndpointCall, InstalledEndpoint
 from marserve.registry.models import Registry
+from marserve.telemetry.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 
@@ -93,16 +94,16 @@ def endpoint_router(installed: InstalledEndpoint, registry: Registry, answer_s: 
                 made = endpoint.answer(call) if is_async else await asyncio.to_thread(endpoint.answer, call)
                 answered = await made if inspect.isawaitable(made) else made
         except TimeoutError:
-            log.error("%s did not answer in %g s", installed.origin, answer_s)
+            log.error("%s did not answer in %g s", installed.origin, answer_s, extra=caused_by(""))
             raise Unavailable(f"/{endpoint.pattern} did not answer in time.") from None
         except MarserveError:
             raise
         except Exception as error:
             # A border: the author's code, whose words may hold anything.
-            log.error("%s failed", installed.origin, exc_info=error)
+            log.error("%s failed", installed.origin, exc_info=error, extra=caused_by(""))
             raise EndpointFailed(f"/{endpoint.pattern} failed.") from None
         if not _is_sound(answered):
-            log.error("%s answered what cannot be sent: %r", installed.origin, answered)
+            log.error("%s answered what cannot be sent: %r", installed.origin, answered, extra=caused_by(""))
             raise EndpointFailed(f"/{endpoint.pattern} failed.")
         return _response(answered)
 

@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
@@ -38,6 +39,7 @@ from marserve.errors import BadSettings
 from marserve.machine.describe import Machine, describe_machine
 from marserve.registry.models import Registry
 from marserve.settings import Settings, sources_report, startup_report
+from marserve.telemetry.log_limit import TELL_EVERY_S
 from marserve.telemetry.logs import Logs, configure_logs
 
 log = logging.getLogger("marserve.app")
@@ -85,6 +87,12 @@ def run(settings: Settings) -> int:
 def longest_stop_s(settings: Settings) -> float:
     """How long the end may take, from the signal to the last process, in seconds."""
     return settings.drain_delay + settings.drain_timeout + CLOSE_CONNECTIONS_S + LAST_SNAPSHOT_S + LAST_WORKERS_S
+
+
+async def _tell_left_out(logs: Logs) -> None:
+    while True:
+        await asyncio.sleep(TELL_EVERY_S)
+        logs.tell_left_out(time.monotonic())
 
 
 class Server:
@@ -136,6 +144,7 @@ class Server:
         grpc_listeners = bind_grpc(parts)
         for grpc_listener in grpc_listeners:
             stack.push_async_callback(grpc_listener.stop)
+        keep(stack, _tell_left_out(self._logs))
         await parts.access.write_tokens(stack)
         preemption.start()
         if not settings.disable_system_metrics:

@@ -9,8 +9,10 @@ and a traceback's lines are indented.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ from marserve.errors import BadSettings
 from marserve.names import escaped
 from marserve.telemetry.access_log import AccessLog, AccessRecord, TextAccessLog
 from marserve.telemetry.line_writer import DescriptorSink, LineWriter, RollingFile, Sink
+from marserve.telemetry.log_limit import LIBRARIES, LogLimit
 from marserve.telemetry.output_budget import OutputBudget
 
 log = logging.getLogger("marserve.telemetry")
@@ -28,6 +31,7 @@ log = logging.getLogger("marserve.telemetry")
 LogFormat = Literal["text", "json"]
 
 _MAX_TEXT = 8192
+_MAX_LABEL = 80
 _STDOUT = 1
 _METRICS_FILES = {"TS_METRICS": "ts_metrics", "MODEL_METRICS": "model_metrics"}
 
@@ -138,6 +142,10 @@ class Logs:
         root.handlers[:] = [self._handler]
         root.setLevel(level.upper())
 
+    def tell_left_out(self, now: float) -> None:
+        """Log how many records of the server log were left out because clients caused too many, and not said yet."""
+        self._handler.tell_left_out(now)
+
     def announce(self, text: str) -> None:
         """Write `text` on standard output as a line of its own, as launchers' scripts look for it."""
         for writer in self._console:
@@ -164,6 +172,7 @@ class Logs:
     def close(self, timeout_s: float = 2.0) -> None:
         """Give Python's logging back, write what waits (at most `timeout_s` an outlet), end the threads."""
         root = logging.getLogger()
+        self._handler.tell_left_out(math.inf)
         if self._handler in root.handlers:
             root.setLevel(self._before[0])
             root.handlers[:] = self._before[1]
@@ -236,12 +245,25 @@ LogRecord = AccessRecord | ServerLine | Announcement
 
 
 class _ServerLogHandler(logging.Handler):
-    """Passes records of Python's logging on. Text is made here: arguments may change before a thread looks at them."""
+    """Passes records of Python's logging on. Text is made here: arguments may change before a thread looks at them.
+
+    Of records that clients cause only so many pass (`telemetry/log_limit.py`): those of libraries, and those whose call
+    says so with `caused_by`.
+    """
 
     def __init__(self, writers: list[LineWriter[LogRecord]]) -> None:
         super().__init__()
         self._writers = writers
         self._formatter = logging.Formatter()
+        self._limit = LogLimit()
+
+    def tell_left_out(self, now: float) -> None:
+        """Write how many records were left out, where that was not said for a while."""
+        with self.lock or contextlib.nullcontext():
+            for sentence in self._limit.sentences(now):
+                line = ServerLine(time.time(), "WARNING", "main", __name__, sentence)
+                for writer in self._writers:
+                    writer.write(line)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -249,6 +271,12 @@ class _ServerLogHandler(logging.Handler):
         except (TypeError, ValueError) as error:
             text = f"{record.msg!r} with arguments that do not fit it ({error})"
         exception = self._formatter.formatException(record.exc_info) if record.exc_info else record.exc_text
+        client: str | None = getattr(record, "client", None)
+        if client is not None or record.name.partition(".")[0] in LIBRARIES:
+            kind, label = f"{record.pathname}:{record.lineno}", str(record.msg)[:_MAX_LABEL]
+            size = len(text) + len(exception or "")
+            if not self._limit.admit(kind, label, client or "", size, time.monotonic()):
+                return
         thread = "main" if record.threadName in (None, "MainThread") else str(record.threadName)
         line = ServerLine(record.created, record.levelname, thread, record.name, text, exception)
         for writer in self._writers:

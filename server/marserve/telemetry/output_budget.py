@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 
+from marserve.telemetry.bucket import Bucket
+
 # Costs are bytes as they stand in the log; this much stands before each line.
 HEAD_BYTES = 100
 SHARED_BYTES_PER_S, SHARED_BURST_BYTES = 1 << 20, 16 << 20
@@ -16,7 +18,7 @@ OWN_BYTES_PER_S, OWN_BURST_BYTES = 32 << 10, 1 << 20
 # Errors that a worker logs while its other lines are dropped.
 ERROR_BYTES_PER_S, ERROR_BURST_BYTES = 8 << 10, 64 << 10
 # Tracebacks of requests that failed: clients can cause them.
-TRACEBACK_BYTES_PER_S, TRACEBACK_BURST_BYTES = 32 << 10, 512 << 10
+TRACEBACK_BYTES_PER_S, TRACEBACK_BURST_BYTES = 4 << 10, 64 << 10
 CUT_S = 1.0
 # The least time between two turns of one pipe. The share of the event loop's time that all turns together may take,
 # the share that each pipe may take in any case, and for how many seconds shares can be saved up.
@@ -30,7 +32,7 @@ class OutputBudget:
 
     def __init__(self) -> None:
         self.left_out = 0
-        self._shared = _Bucket(SHARED_BYTES_PER_S, SHARED_BURST_BYTES)
+        self._shared = Bucket(SHARED_BYTES_PER_S, SHARED_BURST_BYTES)
         self._loop = _Share(LOOP_SHARE)
 
     def allowance(self) -> Allowance:
@@ -57,13 +59,13 @@ class Turns:
 class Allowance:
     """What is taken of one worker. `cut_until` is when its lines are taken again; 0 while they are."""
 
-    def __init__(self, budget: OutputBudget, shared: _Bucket) -> None:
+    def __init__(self, budget: OutputBudget, shared: Bucket) -> None:
         self.cut_until = 0.0
         self._budget = budget
         self._shared = shared
-        self._own = _Bucket(OWN_BYTES_PER_S, OWN_BURST_BYTES)
-        self._errors = _Bucket(ERROR_BYTES_PER_S, ERROR_BURST_BYTES)
-        self._tracebacks = _Bucket(TRACEBACK_BYTES_PER_S, TRACEBACK_BURST_BYTES)
+        self._own = Bucket(OWN_BYTES_PER_S, OWN_BURST_BYTES)
+        self._errors = Bucket(ERROR_BYTES_PER_S, ERROR_BURST_BYTES)
+        self._tracebacks = Bucket(TRACEBACK_BYTES_PER_S, TRACEBACK_BURST_BYTES)
         self._lines = self._bytes = 0
 
     def admit(self, now: float, lines: int, size: int) -> bool:
@@ -109,21 +111,3 @@ class _Share:
         """Until when the share is used up by what was spent, this included."""
         self._free_at = max(self._free_at, now - LOOP_BURST_S) + spent_s / self._share
         return self._free_at
-
-
-class _Bucket:
-    """Fills with `rate` a second up to `burst`, and is full at first."""
-
-    def __init__(self, rate: float, burst: float) -> None:
-        self._rate, self._burst = rate, burst
-        self._level, self._at = burst, -math.inf
-
-    def spend(self, now: float, cost: float) -> bool:
-        """Take `cost` out, or nothing where less is in."""
-        if now > self._at:
-            self._level = min(self._burst, self._level + (now - self._at) * self._rate)
-            self._at = now
-        if self._level < cost:
-            return False
-        self._level -= cost
-        return True
