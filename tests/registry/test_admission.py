@@ -320,3 +320,189 @@ def test_no_order_of_events_promises_more_than_there_is(seed: int) -> None:
         books.close(account)
     assert books.held_bytes == 0
     assert not books.waiting
+
+
+# ------------------------------------------------------------------------------------------------------- at the edges
+
+
+@pytest.mark.parametrize(
+    ("learned", "shares_weights", "more"),
+    [(None, False, 500), (None, True, 48 * MIB), (Learned(1, 30, 2, 1.0), False, 30)],
+)
+def test_further_workers_of_a_declared_model_take_what_is_known_of_them(
+    learned: Learned | None, shares_weights: bool, more: int
+) -> None:
+    """What was seen; else a fork's own pages where they are forked from the loaded model; else all of it again."""
+    found = need_of(
+        declared_bytes=500, learned=learned, weight_bytes=100, shares_weights=shares_weights, uses_devices=False
+    )
+
+    assert found == Need(500, more, 500, "declared")
+
+
+def test_an_estimate_is_in_whole_pieces() -> None:
+    """40 MiB of interpreter, 220 MiB of runtime where there are weights, 48 MiB for a fork."""
+    small = need_of(declared_bytes=None, learned=None, weight_bytes=0, shares_weights=True, uses_devices=True)
+    large = need_of(declared_bytes=None, learned=None, weight_bytes=MIB, shares_weights=False, uses_devices=False)
+
+    assert small == Need(40 * MIB, 48 * MIB, 40 * MIB, "estimated")
+    assert large == Need(261 * MIB, 261 * MIB, 261 * MIB, "estimated")
+
+
+def test_a_peak_below_what_is_held_is_none() -> None:
+    """What was learned may say so, where the load was seen late."""
+    each = Need(100, 20, 60, "learned")
+
+    assert [each.loading(workers) for workers in (-1, 0, 1, 2)] == [0, 0, 100, 120]
+    assert each.resident(-1) == 0
+
+
+def test_a_load_that_fits_exactly_begins_at_once() -> None:
+    """To the last byte; one more waits, and what nobody could make room for is refused."""
+    books = Ledger(200)
+    first, second, third = (books.open(name, need(size)) for name, size in (("a", 150), ("b", 50), ("c", 1)))
+
+    assert books.ask(first, 1, nobody_stays)
+    assert books.ask(second, 1, nobody_stays)
+    assert books.free_bytes == 0
+    assert not books.ask(third, 1, nobody_stays)
+    assert books.shortage(0) == 0
+    assert books.shortage(1) == 1
+    with pytest.raises(DoesNotFit, match="1 bytes are needed, 0 could be had"):
+        books.ask(books.open("d", need(1)), 1, lambda other: other is not third)
+
+
+def test_a_refusal_names_those_that_stay_the_largest_first() -> None:
+    """By what each is charged; who holds nothing is not named, and nobody has less than nothing."""
+    books = Ledger(100)
+    small, large, idle, leaves = (books.open(name, need(10)) for name in ("small", "large", "idle", "leaves"))
+    small.measured_bytes, large.measured_bytes, leaves.measured_bytes = 30, 90, 5
+
+    with pytest.raises(DoesNotFit) as refused:
+        books.ask(idle, 1, lambda other: other is not leaves)
+
+    assert refused.value.holders == [("large", 90), ("small", 30)]
+    assert (refused.value.needed_bytes, refused.value.could_be_had) == (10, 0)
+    assert idle.workers == 0
+
+
+def test_weighing_changes_nothing_and_may_be_done_for_who_has_no_account() -> None:
+    """What it would be charged, and what it could have: a dry run."""
+    books = Ledger(300)
+    books.shared_bytes = 20
+    books.ask(books.open("a", need(100)), 1, nobody_stays)
+
+    assert books.weigh(Account("new", need(100, more=15, peak=120)), 2, everybody_stays) == (135, 180)
+    assert books.weigh(Account("new", need(100)), 2, nobody_stays) == (110, 280)
+    assert books.held_bytes == 120
+    assert len(books.accounts) == 1
+
+
+def test_who_asks_again_for_no_more_than_it_has_never_waits() -> None:
+    """Though others wait, and though models have grown beyond the budget."""
+    books = Ledger(150)
+    there, waiting = books.open("a", need(100, more=20)), books.open("b", need(80))
+    books.ask(there, 2, nobody_stays)
+    books.ask(waiting, 1, nobody_stays)
+    there.measured_bytes = 160
+
+    assert books.ask(there, 2, nobody_stays)
+    assert books.ask(there, 1, everybody_stays)
+    assert there.workers == 1
+    assert there.promised_bytes == 120
+    assert list(books.waiting) == [waiting]
+
+
+def test_who_asks_twice_waits_once_and_for_the_larger() -> None:
+    """In its first place in the line."""
+    books = Ledger(150)
+    there, first, second = (books.open(name, need(100, more=20)) for name in "abc")
+    for account in (there, first, second):
+        books.ask(account, 1, nobody_stays)
+
+    assert not books.ask(first, 2, nobody_stays)
+
+    assert list(books.waiting) == [first, second]
+    assert (first.workers, first.promised_bytes, first.added_bytes) == (2, 120, 120)
+
+
+def test_those_who_wait_in_one_place_begin_together_where_there_is_room() -> None:
+    """As many as fit, in order; whoever begins takes its room from the next."""
+    books = Ledger(200)
+    there = books.open("a", need(200))
+    small = [books.open(name, need(90)) for name in "bcd"]
+    for account in (there, *small):
+        books.ask(account, 1, nobody_stays)
+    assert [books.shortage(places) for places in (0, 1, 2, 3)] == [0, 90, 180, 270]
+
+    size = books.leave(there)
+    assert [books.shortage(places) for places in (0, 1, 2, 3)] == [0, 0, 0, 70]
+    assert books.leaving_bytes == 200
+    books.gone(there, size)
+
+    assert books.grant() == small[:2]
+    assert books.shortage(1) == 70
+
+
+def test_what_a_waiting_one_is_told_to_shrink_to_it_waits_for() -> None:
+    """To nothing: it waits no longer. What was promised to it stays until it begins."""
+    books = Ledger(150)
+    there, waiting = books.open("a", need(100)), books.open("b", need(100, more=20))
+    books.ask(there, 1, nobody_stays)
+    books.ask(waiting, 3, nobody_stays)
+
+    books.shrink(waiting, 1)
+    assert (waiting.workers, waiting.promised_bytes, waiting.is_waiting) == (1, 140, True)
+    books.shrink(waiting, 0)
+
+    assert (waiting.workers, waiting.promised_bytes, waiting.is_waiting) == (0, 0, False)
+    assert not books.waiting
+    books.shrink(there, 0)
+    assert books.held_bytes == 0
+
+
+def test_growing_asks_for_no_more_than_is_missing() -> None:
+    """Workers that it has already are not paid for twice, and what it holds beyond its promise counts as theirs."""
+    books = Ledger(200)
+    account = books.open("a", need(100, more=20))
+    books.ask(account, 2, nobody_stays)
+    assert books.grow(account, 1) == 1
+    assert account.workers == 2
+
+    account.measured_bytes = 150
+    assert books.grow(account, 4) == 4
+    assert (account.workers, account.promised_bytes, books.free_bytes) == (4, 160, 40)
+    assert books.grow(account, 9) == 6
+
+
+def test_what_a_loaded_model_declared_stays_but_for_its_further_workers() -> None:
+    """Those take what was seen; what it holds is what was measured."""
+    books = Ledger(900)
+    account = books.open("a", need(100, more=100, peak=300))
+    books.ask(account, 3, nobody_stays)
+
+    books.settle(account, 140, Learned(90, 5, 240, 1.0))
+
+    assert account.need == Need(100, 5, 300, "declared")
+    assert (account.promised_bytes, account.measured_bytes, account.own_bytes) == (110, 140, 140)
+    assert account.added_bytes == 0
+
+
+def test_who_leaves_twice_before_its_processes_have_ended_has_all_of_them_on_the_books() -> None:
+    """Each end gives back its own, and none more than there is."""
+    books = Ledger(500)
+    account = books.open("a", need(100))
+    books.ask(account, 1, nobody_stays)
+    first = books.leave(account)
+    books.ask(account, 1, nobody_stays)
+    account.measured_bytes = 130
+    second = books.leave(account)
+
+    assert (first, second, books.leaving_bytes, account.workers) == (100, 130, 230, 0)
+    books.gone(account, first)
+    assert books.held_bytes == 130
+    books.gone(account, 1000)
+    assert books.held_bytes == 0
+    books.close(account)
+    books.close(account)
+    assert books.accounts == []
