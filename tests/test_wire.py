@@ -373,3 +373,99 @@ def test_a_peer_that_closes_in_a_large_frame_is_seen() -> None:
     assert decoder.feed(frame[:50_000]) == []
 
     assert not decoder.is_between_frames
+
+
+# ------------------------------------------------------------------------------------------- at the bounds
+
+
+class Long(bytes):
+    """A body of any length, for an encoder that must not look at it."""
+
+    said = 0
+
+    def __len__(self) -> int:
+        return self.said
+
+
+def long(length: int) -> Long:
+    """A body that says it is so long."""
+    body = Long()
+    body.said = length
+    return body
+
+
+def test_the_longest_bodies_and_frames_can_be_sent_and_nothing_longer() -> None:
+    """4 GiB less a byte is what a length can say; a terabyte is what a peer takes."""
+    longest = [long(2**32 - 1)] * 256
+
+    assert len(wire.encode(Stop(), [long(2**32 - 1)])) == 2
+    assert len(wire.encode(Stop(), [*longest, long(256)])) == 258
+    with pytest.raises(ValueError, match="the wire carries"):
+        wire.encode(Stop(), [*longest, long(257)])
+
+
+def test_frames_below_64_kib_are_one_piece_and_from_there_on_bodies_are_filled_where_they_stay() -> None:
+    """Both ends draw the line at the same place; the server's small bodies are `bytes`."""
+    below, at = b"a" * (64 * 1024 - 1), b"a" * (64 * 1024)
+
+    assert len(wire.encode(Stop(), [below])) == 1
+    assert len(wire.encode(Stop(), [at])) == 2
+    for body, kind in ((below, bytes), (at, bytearray)):
+        data = b"".join(wire.encode(Loaded(1.5), [body]))
+        ((_, (whole,)),) = wire.server_decoder().feed(data)
+        assert type(whole) is kind or kind is bytearray
+        decoder = wire.server_decoder()
+        assert decoder.feed(data[:-1]) == []
+        ((_, (cut,)),) = decoder.feed(data[-1:])
+        assert type(cut) is kind
+
+
+def test_what_has_come_of_a_large_frame_is_in_its_place_and_nowhere_else() -> None:
+    """A body of a gigabyte is held once: the decoder collects no bytes of it."""
+    decoder = wire.server_decoder()
+    data = b"".join(wire.encode(Loaded(1.5), [b"x" * 100_000]))
+
+    for at in range(0, len(data) - 1, 1000):
+        decoder.feed(data[at : min(at + 1000, len(data) - 1)])
+        assert len(decoder._kept) < 1000
+
+    ((_, (body,)),) = decoder.feed(data[-1:])
+    assert body == b"x" * 100_000
+
+
+def test_small_frames_that_are_waited_for_are_not_looked_at_again_for_each_byte() -> None:
+    """The decoder knows how many bytes it needs; afterwards it needs a header again."""
+    decoder = wire.server_decoder()
+    data = b"".join(wire.encode(RESULTS_MESSAGE, [b"a" * 500, b"b" * 500]))
+    looks: list[int] = []
+    cut = decoder._cut
+
+    def count(view: memoryview, at: int, end: int) -> Any:
+        looks.append(end - at)
+        return cut(view, at, end)
+
+    decoder._cut = count  # type: ignore[method-assign]
+    heard = [message for at in range(len(data)) for message in decoder.feed(data[at : at + 1])]
+
+    assert heard == [(RESULTS_MESSAGE, [b"a" * 500, b"b" * 500])]
+    assert looks == [20, len(data)]
+    assert decoder.feed(HELLO) == [(Hello(7, "3.11"), [])]
+
+
+def test_a_decoder_of_a_rank_takes_what_ranks_say_and_no_more() -> None:
+    """Bodies are theirs to change; a worker's messages are none of theirs."""
+    with pytest.raises(BadFrame, match="no message"):
+        wire.rank_decoder().feed(HELLO)
+    with pytest.raises(BadFrame, match="no message"):
+        wire.worker_decoder().feed(HELLO)
+
+
+def test_the_way_lengths_are_written_is_remembered_for_a_bounded_number_of_sizes() -> None:
+    """Batches are of a few sizes; a peer that sends others costs no memory for good."""
+    lengths = wire._Lengths()
+
+    for count in range(2000):
+        assert lengths[count].size == 4 * count
+
+    assert len(lengths) == 1024
+    assert lengths[7] is lengths[7]

@@ -194,7 +194,7 @@ class _Finder:
         is_message: bool = False,
     ) -> Iterator[Mutant]:
         """What may be changed in an expression; in a message nothing but what is computed for it is looked at."""
-        if isinstance(node, ast.JoinedStr):
+        if isinstance(node, ast.JoinedStr) or _is_type(node):
             return
         for new in _variants(node, is_message=is_message):
             change = f"{_short(node)} → {_short(new)}"
@@ -327,6 +327,11 @@ def _children(field: str, value: object) -> Iterator[tuple[tuple[str, int | None
         for index, one in enumerate(value):
             if isinstance(one, ast.AST):
                 yield (field, index), one
+
+
+def _is_type(node: ast.expr) -> bool:
+    """An alias such as `Literal["a", "b"]`."""
+    return isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal"
 
 
 def _is_text(node: ast.stmt) -> bool:

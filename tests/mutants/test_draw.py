@@ -86,6 +86,7 @@ def test_a_statement_has_these_mutants(source: str, mutants: list[str]) -> None:
         "a = cast('B', c)",
         "zip(a, strict=True)[c]",
         "x = None",
+        "X = Literal['a', 'b']",
     ],
 )
 def test_what_no_test_need_notice_is_not_changed(source: str) -> None:

@@ -369,3 +369,89 @@ def test_a_snapshot_that_cannot_be_meant_is_refused(document: Any) -> None:
     """As a client's call would be."""
     with pytest.raises(BadInput):
         read_role(document)
+
+
+# ---------------------------------------------------------------------------------------------- at the edges
+
+
+def test_a_version_of_weight_0_gets_nothing_whoever_can_answer() -> None:
+    """Neither by its key nor in turn, and nobody waits for it."""
+    weights = rule({"1.0": 1, "2.0": 0})
+    sticky = rule({"1.0": 1, "2.0": 0}, Sticky(header="X-User"))
+
+    for one, headers in ((weights, []), (sticky, [(b"X-User", b"a")])):
+        assert one.choose(headers, all_but("1.0")) is None
+        assert one.pending(all_but("2.0")) == []
+        assert one.shares(anybody) == {"1.0": 1.0}
+        assert one.shares(all_but("1.0")) == {}
+
+
+def test_a_share_goes_with_its_version_and_zeros_alone_are_no_traffic() -> None:
+    """What is left is traffic as long as one weight is above 0."""
+    traffic = Traffic({"1": 1, "2": 0, "3": 5}, Sticky(cookie="c"))
+
+    assert traffic.without("1") == Traffic({"2": 0, "3": 5}, Sticky(cookie="c"))
+    assert traffic.without("3") == Traffic({"1": 1, "2": 0}, Sticky(cookie="c"))
+    assert Traffic({"1": 1, "2": 0}).without("1") is None
+    assert traffic.renamed("1", "9") == Traffic({"9": 1, "2": 0, "3": 5}, Sticky(cookie="c"))
+
+
+def test_the_key_that_was_asked_for_comes_before_the_sequence() -> None:
+    """The sequence's name is the key of those that have no other."""
+    one = Rule("m", Traffic({"1": 1, "2": 1}, Sticky(header="X-User")), 1, "X-Sequence")
+    by_sequence = Rule("m", Traffic({"1": 1, "2": 1}), 1, "X-Sequence")
+
+    for number in range(50):
+        user, sequence = (b"x-user", b"u%d" % number), (b"X-SEQUENCE", b"s%d" % number)
+        assert one.choose([sequence, user], anybody) == one.choose([user], anybody)
+        assert one.choose([sequence, (b"X-User", b"")], anybody) == by_sequence.choose([sequence], anybody)
+    assert by_sequence.choose([(b"X-Sequence", b"")], anybody) in (("1", "weight"), ("2", "weight"))
+
+
+def test_only_cookies_are_looked_for_cookies_and_the_first_of_a_name_counts() -> None:
+    """Whatever else has six letters; blanks around a name and its value are none of them."""
+    one = rule({"1": 1, "2": 1}, Sticky(cookie="user"))
+
+    for number in range(50):
+        key = b"k%d" % number
+        plain = one.choose([(b"cookie", b"user=" + key)], anybody)
+        assert plain is not None
+        assert plain[1] == "sticky"
+        assert one.choose([(b"COOKIE", b"a=b; user = " + key + b" ; user=other")], anybody) == plain
+        assert one.choose([(b"cookie", b"x=y"), (b"cookie", b"user=" + key)], anybody) == plain
+        for headers in ([(b"secret", b"user=" + key)], [(b"cookies", b"user=" + key)], [(b"cookie", b"user2=" + key)]):
+            unsticked = one.choose(headers, anybody)
+            assert unsticked is not None
+            assert unsticked[1] == "weight"
+
+
+def test_names_that_no_encoding_has_are_spread_like_others() -> None:
+    """A name from JSON may hold half a surrogate pair."""
+    one = rule({"a\ud800": 1, "b": 1}, Sticky(header="X-User", salt="\udfff"), model="\ud801")
+
+    assert len(set(by_user(one, range(50)).values())) == 2
+
+
+def test_the_largest_weight_and_the_longest_words_are_taken_and_no_more() -> None:
+    """A million; a salt of 128 characters; a header's name of 128; a label of 63."""
+    assert read_traffic({"weights": {"1": 1_000_000}}).weights == {"1": 1_000_000}
+    for salt, header in (("s" * 128, "h" * 128),):
+        assert read_traffic({"weights": {"1": 1}, "sticky": {"header": header, "salt": salt}}).sticky == Sticky(
+            header, None, salt
+        )
+    for wrong in (
+        {"weights": {"1": 1_000_001}},
+        {"weights": {"1": -0.001}},
+        {"weights": {"1": float("nan")}},
+        {"weights": {"1": True}},
+        {"weights": {"1": 1}, "sticky": {"header": "h", "salt": "s" * 129}},
+        {"weights": {"1": 1}, "sticky": {"header": "h" * 129}},
+        {"weights": {"1": 1}, "sticky": {"cookie": "a b"}},
+        {"weights": {"1": 1}, "sticky": {"header": "h", "cookie": "c"}},
+    ):
+        with pytest.raises(BadInput):
+            read_traffic(wrong)
+    check_label("_" + "l" * 62)
+    for label in ("l" * 64, "", "1a", "all", "a/b"):
+        with pytest.raises(BadInput, match="cannot be a label"):
+            check_label(label)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+import socket
 
 import pytest
 
@@ -16,6 +18,7 @@ from marserve.store.fetch_guard import (
     hide_query,
     is_address,
     parse_target,
+    resolve_host,
 )
 
 
@@ -277,3 +280,156 @@ def test_an_address_is_told_from_a_name(url: str, answer: bool) -> None:
 def test_every_scheme_of_a_store_is_that_of_an_address(scheme: str) -> None:
     """Whether a pattern allows it or not: else the last part of another bucket's key would name a file here."""
     assert is_address(f"{scheme}://other/a/mnist.mar")
+
+
+REASONS = {
+    "more than 8192 characters": ["http://example.org/m.mar?" + "x" * (8192 - 24)],
+    "characters that no URL has unescaped": ["http://example.org/m.mar#", "http://example.org/ä.mar", "m.mar\n"],
+    "only http, https, file, s3, gs, az and hf are fetched": ["ftp://example.org/m.mar", "m.mar", "http:/m.mar"],
+    "its path leads through `.` or `..`": [
+        "http://example.org/../m.mar",
+        "http://example.org/a/./m.mar",
+        "http://example.org/%2e%2e/m.mar",
+        "http://example.org/a/%252E/m.mar",
+        "http://example.org/a%5c..%5cm.mar",
+        "file:///a/../m.mar",
+        "s3://bucket/../m.mar",
+    ],
+    "its path holds an escape that hides a separator, or is none": [
+        "http://example.org/a%2fm.mar",
+        "http://example.org/a%2Fm.mar",
+        "http://example.org/a%5cm.mar",
+        "http://example.org/a%5Cm.mar",
+        "http://example.org/a%00/m.mar",
+        "http://example.org/%/m.mar",
+        "http://example.org/%0g/m.mar",
+    ],
+    "its path ends with no name": [
+        "http://example.org/",
+        "http://example.org",
+        "http://example.org/-m.mar",
+        "http://example.org/.m",
+        "http://example.org/" + "m" * 201,
+        "http://example.org/m:1",
+    ],
+    "a file has no host and no query": ["file://example.org/m.mar", "file:///m.mar?a", "file://localhost/m.mar?a"],
+    "user information does not belong into it": ["http://user@example.org/m.mar", "https://a:b@example.org/m.mar"],
+    "its host and port are none": ["http://[::1/m.mar", "http://a:b:1/m.mar", "http://a:123456/m.mar"],
+    "65536 is no port": ["http://example.org:65536/m.mar", "http://[::1]:65536/m.mar"],
+    "0 is no port": ["http://example.org:0/m.mar"],
+    "its host is no IPv6 address": ["http://[1.2.3.4]/m.mar", "http://[:::1]/m.mar"],
+    "a number that is no IPv4 address": ["http://127.1/m.mar", "http://0x7F.1/m.mar", "http://1.2.3.256/m.mar"],
+    "its host is no name": ["http:///m.mar", "http://-a/m.mar", "http://a..b/m.mar", "http://a./m.mar"],
+}
+
+
+@pytest.mark.parametrize(("why", "url"), [(why, url) for why, urls in REASONS.items() for url in urls])
+def test_a_refusal_says_what_is_wrong_with_the_url(why: str, url: str) -> None:
+    """The first thing that is, so that it can be put right; nothing of a query is repeated."""
+    with pytest.raises(BadTarget, match="is refused: .*" + re.escape(why)) as refusal:
+        parse_target(url)
+
+    assert hide_query(url)[:500] in refusal.value.message
+
+
+def test_the_longest_of_everything_passes() -> None:
+    """8,192 characters, the last port, 200 letters of a file's name, 253 of a host's and 63 of a label's."""
+    longest = "http://example.org/m.mar?" + "x" * (8192 - 25)
+    host = ".".join(["a" * 63] * 3 + ["b" * 61])
+
+    assert parse_target(longest).url == longest
+    assert parse_target(f"http://{host}:65535/" + "m" * 200).port == 65535
+    for wrong in (host + "b", "a" * 64):
+        with pytest.raises(BadTarget, match="its host is no name"):
+            parse_target(f"http://{wrong}/m.mar")
+
+
+def test_a_targets_parts_are_what_is_asked_for() -> None:
+    """The `Host` header, the key of an object, and what the archive is called."""
+    target = parse_target("https://[2001:db8::1]:8443/a/b/m.mar?sig=1")
+    assert (target.scheme, target.host, target.port) == ("https", "2001:db8::1", 8443)
+    assert (target.authority, target.path, target.query) == ("[2001:db8::1]:8443", "/a/b/m.mar", "?sig=1")
+    assert (target.key, target.file_name) == ("a/b/m.mar", "m.mar")
+    assert parse_target("http://[2001:db8::1]:80/m.mar").authority == "[2001:db8::1]"
+    assert parse_target("https://example.org/m.mar").port == 443
+    assert parse_target("http://example.org:443/m.mar").authority == "example.org:443"
+    stored = parse_target("s3://bucket/a/m.mar")
+    assert (stored.scheme, stored.host, stored.port, stored.key) == ("s3", "bucket", 0, "a/m.mar")
+
+
+def test_another_spelling_of_a_store_is_allowed_as_it_is_written_or_as_it_is_meant() -> None:
+    """Patterns that were written for TorchServe's spellings go on; a third one matches neither."""
+    target = parse_target("s3a://bucket/a/m.mar")
+
+    AllowedUrls([r"s3://bucket/.*"]).check(target)
+    AllowedUrls([r"s3a://bucket/.*"]).check(target)
+    for pattern in (r"s3n://bucket/.*", r"s3a://bucket"):
+        with pytest.raises(ArchiveNotFound, match="does not match"):
+            AllowedUrls([pattern]).check(target)
+    with pytest.raises(ArchiveNotFound):
+        AllowedUrls([r"s3a://bucket/.*"]).check(parse_target("s3://bucket/a/m.mar"))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "url", "is_named"),
+    [
+        ([r"http://.*", r"http://minio/.*"], "http://minio/m.mar", True),
+        ([r"http://.*", r"http://other/.*"], "http://minio/m.mar", False),
+        ([r"http://.*", r"http://minio/deep/.*"], "http://minio/m.mar", False),
+        ([r"http://minio:9000/.*"], "http://minio:9000/m.mar", True),
+        ([r"https://minio/.*"], "https://minio/m.mar", True),
+        ([r"http://MINIO/.*"], "http://minio/m.mar", True),
+        ([r"http\://minio/.*"], "http://minio/m.mar", True),
+        ([r"http://minio.local/.*"], "http://minioxlocal/m.mar", False),
+        ([r".*http://minio/.*"], "http://minio/m.mar", False),
+        ([r"http://minio(:9000)?/.*"], "http://minio/m.mar", False),
+        ([r"http://\[::1\]/.*"], "http://[::1]/m.mar", True),
+    ],
+)
+def test_the_pattern_that_matches_is_the_one_that_must_name_the_host(
+    patterns: list[str], url: str, is_named: bool
+) -> None:
+    """Another pattern's word for it does not count, nor one that could mean other hosts."""
+    assert AllowedUrls(patterns).names_host(parse_target(url)) is is_named
+
+
+@pytest.mark.parametrize(
+    ("address", "answer"),
+    [
+        ("::ffff:93.184.216.34", "public"),
+        ("2002:5db8:d822::1", "public"),  # 6to4 of a public one
+        ("2002:a00:1::1", "private"),
+        ("2001:0:a9fe:a9fe::1", "never"),  # Teredo, by a server with a link-local address
+        ("2001:0:5db8:d822:0:ffff:5601:5601", "never"),  # Teredo, of a client with one (its bits are inverted)
+        ("::a00:1", "never"),
+        ("240.0.0.1", "never"),
+        ("198.18.0.1", "private"),
+    ],
+)
+def test_an_address_within_an_address_is_judged_too(address: str, answer: str) -> None:
+    """IPv6 has several ways to say an IPv4 address, and a gateway may follow each."""
+    if answer == "never":
+        with pytest.raises(BadTarget, match=f"example.org is {address}, which is never fetched"):
+            judge(address, is_named=True)
+    elif answer == "private":
+        with pytest.raises(BadTarget, match=f"example.org is {address}, an address that is not public"):
+            judge(address, is_named=False)
+        judge(address, is_named=True)
+    else:
+        judge(address, is_named=True)
+
+
+def test_a_host_is_resolved_to_each_of_its_addresses_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the resolver's order, for a stream's port, and without the name of an interface."""
+    asked: list[tuple[object, ...]] = []
+
+    def resolve(host: str, port: int, **more: object) -> list[tuple[object, ...]]:
+        asked.append((host, port, more))
+        return [(0, 0, 0, "", (address, port)) for address in ("fe80::1%eth0", "10.0.0.1", "fe80::1%eth0")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+    found = resolve_host(parse_target("http://example.org:8080/m.mar"))
+
+    assert found == [ipaddress.ip_address("fe80::1"), ipaddress.ip_address("10.0.0.1")]
+    assert asked == [("example.org", 8080, {"type": socket.SOCK_STREAM})]
