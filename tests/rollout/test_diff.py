@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from marserve.registry.actual import ActualModel, ActualState, ActualVersion
 from marserve.rollout.desired_state import DesiredModel, DesiredState, DesiredVersion, NewVersions
-from marserve.rollout.diff import PHASES, Step, compare
+from marserve.rollout.diff import PHASES, Step, compare, is_as_wanted
 
 BASE = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1, "maxBatchDelay": 100}
 
@@ -279,3 +279,177 @@ def test_every_step_has_a_phase_and_words() -> None:
         "memoryBytes": 5,
     }
     assert set(PHASES.values()) == {"load", "ready", "switch", "retire"}
+
+
+# --------------------------------------------------------------------------------------------- words and figures
+
+
+def test_a_step_tells_what_it_has_to_tell_and_no_more() -> None:
+    """A plan is read by people and by programs."""
+    assert Step("default", "m").document() == {"step": "default", "phase": "switch", "model": "m"}
+    assert Step("load", "m", "1", is_loaded=True, memory_bytes=0).document() == {
+        "step": "load",
+        "phase": "load",
+        "model": "m",
+        "version": "1",
+        "isLoaded": True,
+        "memoryBytes": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase"),
+    [
+        *(("load", "load"), ("scale-up", "load"), ("wait-ready", "ready"), ("switch", "switch"), ("tune", "switch")),
+        *(("default", "switch"), ("labels", "switch"), ("traffic", "switch"), ("shadow", "switch")),
+        *(("scale-down", "retire"), ("unload", "retire")),
+    ],
+)
+def test_each_step_has_its_phase(kind: Any, phase: str) -> None:
+    """Clients show it, and nothing of a later one begins before."""
+    assert Step(kind, "m").document()["phase"] == phase
+
+
+def test_costs_stand_beside_their_steps() -> None:
+    """In the order of the steps; where nobody knows there is none, and there are as many as steps."""
+    diff = compare({}, of(DesiredVersion("m.mar")))
+
+    costs = diff.with_costs([5, None, -3, 0])
+
+    assert [step.memory_bytes for step in costs.steps] == [5, None, -3, 0]
+    assert [step.kind for step in costs.steps] == [step.kind for step in diff.steps]
+    assert diff.steps[0].memory_bytes is None
+    with pytest.raises(ValueError, match="shorter"):
+        diff.with_costs([5])
+
+
+def test_a_plan_says_what_changes() -> None:
+    """Sources, bounds of workers, values, targets, labels, shares: before and after."""
+    old = DesiredVersion("m.mar", config={"minWorkers": 2, "maxWorkers": 2, "batchSize": 4})
+    other = as_loaded(DesiredVersion("n.mar"))
+    actual = {
+        "m": ActualModel(
+            {"1": as_loaded(old), "2": other}, "2", {"live": "2"}, {"weights": {"2": 1, "1": 3}}, {"version": "1"}
+        )
+    }
+    wanted = DesiredModel(
+        {
+            "1": DesiredVersion("m.mar", config={"minWorkers": 1, "maxWorkers": 3, "batchSize": 8}),
+            "3": DesiredVersion("s3://b/k.mar"),
+        },
+        "1",
+        {},
+        {"sticky": {"header": "X"}, "share": 1},
+    )
+
+    told = [(step.kind, step.version, step.detail) for step in compare(actual, DesiredState({"m": wanted})).steps]
+
+    assert told == [
+        ("scale-up", "1", "2 workers → 2 to 3 workers"),
+        ("load", "3", "s3://b/k.mar"),
+        ("wait-ready", "1", ""),
+        ("wait-ready", "3", ""),
+        ("tune", "1", "batchSize 4 → 8"),
+        ("switch", "3", "takes requests"),
+        ("default", None, "2 → 1"),
+        ("labels", None, "none"),
+        ("traffic", None, "share: 1, sticky: {'header': 'X'}"),
+        ("shadow", None, "none"),
+        ("scale-down", "1", "2 to 3 workers → 1 to 3 workers"),
+        ("unload", "2", ""),
+    ]
+
+
+def test_a_replaced_version_says_that_it_takes_the_place_of_the_one_before() -> None:
+    """And the one before that it is that: one name, two versions."""
+    actual = {"m": ActualModel({"1": as_loaded(DesiredVersion("old.mar"))}, "1")}
+
+    steps = compare(actual, of(DesiredVersion("new.mar"))).steps
+
+    assert [(step.kind, step.detail, step.replaces, step.replaced) for step in steps] == [
+        ("load", "new.mar", True, False),
+        ("wait-ready", "", False, False),
+        ("switch", "takes the place of the one before", False, False),
+        ("unload", "the one before", False, True),
+    ]
+
+
+def test_what_is_new_has_a_default_and_labels_from_the_beginning() -> None:
+    """Before there was none of either."""
+    diff = compare({}, DesiredState({"m": DesiredModel({"1": DesiredVersion("m.mar")}, "1", {"live": "1", "a": "1"})}))
+
+    assert [(step.kind, step.detail, step.before, step.after) for step in diff.of("default", "labels")] == [
+        ("default", "none → 1", None, "1"),
+        ("labels", "a → 1, live → 1", {}, {"live": "1", "a": "1"}),
+    ]
+    assert not diff.is_empty
+    assert not diff.of("load")[0].replaces
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted", "same"),
+    [
+        ("m.mar#sha256=" + "a" * 64, DesiredVersion("m.mar", "a" * 64), True),
+        ("m.mar#sha256=" + "a" * 64, DesiredVersion("m.mar"), True),
+        ("m.mar#sha256=" + "a" * 64, DesiredVersion("m.mar", "b" * 64), False),
+        ("m.mar", DesiredVersion("m.mar", "b" * 64), False),
+        ("m.mar", DesiredVersion("m.mar", handler="h"), True),
+        ("m.mar", DesiredVersion("m.mar", handler="other"), False),
+        ("m.mar", DesiredVersion("m.mar", runtime="python"), True),
+        ("m.mar", DesiredVersion("m.mar", runtime="LSP"), False),
+        ("m.mar", DesiredVersion("m.mar", config={"batchSize": 3}), False),
+        ("m.mar", DesiredVersion("m.mar", config={"minWorkers": 1, "maxWorkers": 1}), True),
+        ("m.mar", DesiredVersion("m.mar", config={"minWorkers": 1, "maxWorkers": 2}), False),
+    ],
+)
+def test_a_version_is_as_wanted_where_nothing_of_it_is_to_be_changed(
+    source: str, wanted: DesiredVersion, same: bool
+) -> None:
+    """Neither replaced nor in place; a digest counts where the document has one."""
+    found = ActualVersion(source, (1, 1), {"batchSize": 1}, handler="h", runtime="python")
+
+    assert is_as_wanted(found, wanted) is same
+
+
+@pytest.mark.parametrize("where", ["document", "archive", "nowhere"])
+def test_no_workers_at_least_are_none_at_all_unless_the_version_may_sleep(where: str) -> None:
+    """By an `idleTimeout`, whoever says it: only then it wakes by itself up to its most."""
+    sleeps = {"idleTimeout": 10}
+    config = {"minWorkers": 0, "maxWorkers": 3, **(sleeps if where == "document" else {})}
+    declared = DesiredVersion("m.mar", config={"minWorkers": 1, "maxWorkers": 1})
+    found = ActualVersion(
+        "m.mar", (1, 1), {**BASE, **(sleeps if where == "archive" else {})}, BASE, None, "h", "python"
+    )
+    if where == "document":
+        found = replace(found, config={**BASE, **sleeps})
+
+    steps = compare({"m": ActualModel({"1": found}, "1")}, of(replace(declared, config=config))).steps
+
+    assert [step.after for step in steps if step.after] == [(0, 0)] if where == "nowhere" else [(1, 3), (0, 3)]
+
+
+def test_the_default_that_a_policy_chose_stays_only_with_its_version() -> None:
+    """`load` brings a version in and leaves the default to the document; the others may move it."""
+    declared = as_loaded(DesiredVersion("m.mar"))
+    arrived = ActualVersion("s3://models/m-2.mar", (1, 1))
+    for policy, moves in (("load", True), ("load-and-default", False), ("canary", False)):
+        desired = of(DesiredVersion("m.mar"), new_versions=NewVersions("s3://models/m-", policy))
+
+        stays = compare({"m": ActualModel({"1": declared, "2": arrived}, "2")}, desired)
+        gone = compare({"m": ActualModel({"1": declared}, "9")}, desired)
+
+        assert bool(stays.of("default")) is moves
+        assert bool(gone.of("default"))
+
+
+def test_versions_of_a_model_that_no_document_names_go_unless_a_policy_lets_them_stay() -> None:
+    """In order of their names."""
+    versions = {name: ActualVersion(f"{name}.mar", (1, 1)) for name in "321"}
+
+    diff = compare({"gone": ActualModel(versions, "1")}, DesiredState({}))
+
+    assert [(step.kind, step.model, step.version) for step in diff.steps] == [
+        ("unload", "gone", "1"),
+        ("unload", "gone", "2"),
+        ("unload", "gone", "3"),
+    ]

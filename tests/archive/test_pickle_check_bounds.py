@@ -1,0 +1,222 @@
+"""How far the check of pickles looks, and who is taken to read what: each bound to the last one, layouts of files."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from pathlib import Path
+
+import pytest
+
+from marserve.archive.pickle_check import check_files, check_folder
+from marserve.errors import BadArchive, UnsafeArchive
+from support.archives import FILE_MODE, ZipMember, raw_zip, zip_of
+
+MODULE = "marserve.archive.pickle_check"
+HARMLESS = pickle.dumps({"weight": [1.0, 2.0]}, 2)
+SCRIPT = b"\x80\x02c__torch__\nNet\n)\x81."  # what only torch's C++ reader may be given
+EVIL = b"\x80\x02csubprocess\nPopen\n)R."
+
+
+def stored(name: str, data: bytes) -> ZipMember:
+    """A record as torch stores it."""
+    return ZipMember(name, data, FILE_MODE, 0)
+
+
+def check(folder: Path, files: dict[str, bytes]) -> str | None:
+    """Check these files: None where they pass, else the member that is refused."""
+    for name, data in files.items():
+        path = folder / "model" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    try:
+        check_folder(folder / "model")
+    except UnsafeArchive as refused:
+        return refused.member
+    return None
+
+
+def nested(levels: int, data: bytes = HARMLESS) -> bytes:
+    """A zip file in a zip file in …, the innermost with one pickle."""
+    packed = zip_of({"a/a.pkl": data})
+    for level in range(levels - 1):
+        packed = zip_of({f"a/{level}.zip": packed})
+    return packed
+
+
+# ------------------------------------------------------------------------------------------------- how far
+
+
+def test_four_zip_files_within_one_another_are_looked_into_and_a_fifth_is_refused(tmp_path: Path) -> None:
+    """The pickle in the fourth is found, and judged."""
+    assert check(tmp_path / "4", {"a.zip": nested(4)}) is None
+    assert check(tmp_path / "4 evil", {"a.zip": nested(4, EVIL)}) == "a.zip!2.zip!1.zip!0.zip!a.pkl"
+    assert check(tmp_path / "5", {"a.zip": nested(5)}) == "a.zip!3.zip!2.zip!1.zip!0.zip"
+
+
+def test_as_many_entries_as_allowed_pass_over_all_files_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is refused."""
+    monkeypatch.setattr(f"{MODULE}._MAX_ENTRIES", 30)
+    layer = zip_of({f"{index}.txt": b"" for index in range(10)})
+    three = {f"{index}.zip": layer for index in range(3)}
+
+    assert check(tmp_path / "30", three) is None
+    assert check(tmp_path / "31", {**three, "3.zip": zip_of({"one.txt": b""})}) == "3.zip"
+
+
+def test_as_many_bytes_as_allowed_are_unpacked_over_all_files_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One byte more is refused, wherever it lies."""
+    monkeypatch.setattr(f"{MODULE}._MAX_INFLATED_BYTES", 1000)
+    half = zip_of({"a.txt": b"x" * 500})
+
+    assert check(tmp_path / "1000", {"1.zip": half, "2.zip": half}) is None
+    assert check(tmp_path / "1001", {"1.zip": half, "2.zip": zip_of({"a.txt": b"x" * 501})}) == "2.zip!a.txt"
+
+
+def test_as_many_files_as_allowed_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders are none of them."""
+    monkeypatch.setattr(f"{MODULE}._MAX_FILES", 3)
+    files = {"a": b"", "deep/b": b"", "deep/deeper/c": b""}
+
+    assert check(tmp_path, files) is None
+    with pytest.raises(BadArchive, match="more than 3 files"):
+        check(tmp_path, {"d": b""})
+
+
+def test_what_a_megabyte_shows_to_be_other_data_is_unpacked_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and pictures in a zip file cost no more; what is called a pickle is unpacked to its end."""
+    monkeypatch.setattr(f"{MODULE}._MAX_INFLATED_BYTES", 2 << 20)
+
+    assert check(tmp_path / "other", {"a.zip": zip_of({"a/data.bin": bytes(5 << 20)})}) is None
+    assert check(tmp_path / "called", {"a.zip": zip_of({"a/data.pt": bytes(5 << 20)})}) == "a.zip!data.pt"
+
+
+def npy(descr: str, data: bytes, version: int = 1) -> bytes:
+    """A numpy file."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (1,), }}\n".encode()
+    return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(header)) + header + data
+
+
+LATE = pickle.dumps(["x" * 1000] * 2, 2)[:-1] + b"0" + b"X" + struct.pack("<I", 2 << 20) + b"y" * (2 << 20)
+
+LARGE = {
+    "a pickle": (LATE + EVIL[2:], "a.zip!data"),
+    "a pickle of protocol 0": (
+        b"(Vx\n" + (b"V" + b"y" * 4000 + b"\n0") * 550 + b"csubprocess\nPopen\n(tR.",
+        "a.zip!data",
+    ),
+    "a zip file": (raw_zip([stored("p/0", bytes(2 << 20)), stored("p/a.pkl", EVIL)]), "a.zip!data!a.pkl"),
+    "an array": (npy("'|O'", LATE + EVIL[2:]), "a.zip!data!array.pkl"),
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_what_a_megabyte_shows_to_be_more_is_unpacked_to_its_end(tmp_path: Path, what: str) -> None:
+    """A bad end is found behind two megabytes of good beginning, whatever the member is called."""
+    data, member = LARGE[what]
+
+    assert check(tmp_path, {"a.zip": zip_of({"a/data": data, "a/other": b""})}) == member
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("descr", ["'|O'", "'O'", "'|O8'", "[('a', '<f4'), ('b', '|O')]"])
+def test_an_array_of_objects_is_found_whatever_its_header_says_it_is(tmp_path: Path, version: int, descr: str) -> None:
+    """Objects alone or in fields, in each version of the format, whose headers have lengths of two or four bytes."""
+    assert check(tmp_path / "evil", {"a.npy": npy(descr, EVIL, version)}) == "a.npy!array.pkl"
+    assert check(tmp_path / "good", {"a.npy": npy(descr, HARMLESS, version)}) is None
+    assert check(tmp_path / "plain", {"a.npy": npy("'<f4'", EVIL, version)}) is None
+
+
+@pytest.mark.parametrize("comment", [0, 1, 0xFFFF])
+def test_a_zip_file_behind_a_picture_is_found_however_long_its_comment_is(tmp_path: Path, comment: int) -> None:
+    """Torch's reader looks for the end record as far back as a comment can be long."""
+    data = raw_zip([stored("a/data.pkl", EVIL)], prefix=b"\xff\xd8 a picture", comment=b"c" * comment)
+
+    assert check(tmp_path, {"a.jpg": data}) == "a.jpg!data.pkl"
+
+
+@pytest.mark.parametrize(
+    "start", [b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"x\x01"]
+)
+def test_what_is_compressed_is_refused_only_where_it_must_be_a_pickle(tmp_path: Path, start: bytes) -> None:
+    """A compressed log is no concern of the check."""
+    assert check(tmp_path / "pickle", {"a.pkl": start + b"rest"}) == "a.pkl"
+    assert check(tmp_path / "joblib", {"a.joblib.gz": start + b"rest"}) == "a.joblib.gz"
+    assert check(tmp_path / "log", {"a.log.gz": start + b"rest"}) is None
+
+
+# ------------------------------------------------------------------------------------------------- who reads it
+
+EXPORTED = {"archive_format": b"pt2", "models/model.json": b"{}"}
+
+READERS = {
+    "TorchScript's data": ({"constants.pkl": HARMLESS, "data.pkl": SCRIPT}, None),
+    "TorchScript's debug records": ({"constants.pkl": HARMLESS, "code/a.py.debug_pkl": SCRIPT}, None),
+    "a state dict's data": ({"version": b"3", "data.pkl": SCRIPT}, "data.pkl"),
+    "an extra file of TorchScript": ({"constants.pkl": HARMLESS, "extra/a.pkl": SCRIPT}, "extra/a.pkl"),
+    "debug records of no code": ({"constants.pkl": HARMLESS, "other/a.debug_pkl": SCRIPT}, "other/a.debug_pkl"),
+    "code that is a pickle": ({"constants.pkl": HARMLESS, "code/a.pkl": SCRIPT}, "code/a.pkl"),
+    "an object of an exported program": (
+        {**EXPORTED, "data/constants/custom_obj_12": zip_of({"o/data.pkl": SCRIPT, "o/constants.pkl": HARMLESS})},
+        None,
+    ),
+    "an object's own pickle": ({**EXPORTED, "data/constants/custom_obj_0": SCRIPT}, None),
+    "another file of an exported program": (
+        {**EXPORTED, "data/constants/custom_obj_a": SCRIPT},
+        "data/constants/custom_obj_a",
+    ),
+    "an object that runs programs": ({**EXPORTED, "data/constants/custom_obj_0": EVIL}, "data/constants/custom_obj_0"),
+}
+
+
+@pytest.mark.parametrize("method", [0, 8])
+@pytest.mark.parametrize("what", READERS)
+def test_classes_of_torchscript_pass_only_where_torchs_own_reader_opens_them(
+    tmp_path: Path, what: str, method: int
+) -> None:
+    """Python would import them; by the layout of the file it is known which of both will read."""
+    records, member = READERS[what]
+    data = raw_zip([ZipMember(f"a/{name}", content, FILE_MODE, method) for name, content in records.items()])
+
+    assert check(tmp_path, {"a.pt": data}) == (None if member is None else f"a.pt!{member}")
+
+
+@pytest.mark.parametrize(
+    ("mark", "is_torchs"), [("data.pkl", True), ("archive_format", True), ("models/model.json", True), ("other", False)]
+)
+def test_a_record_that_cannot_be_looked_into_is_refused_in_torchs_files_alone(
+    tmp_path: Path, mark: str, is_torchs: bool
+) -> None:
+    """What is not torch's, and is not called a pickle, nobody opens as one."""
+    records = [stored(f"a/{mark}", HARMLESS), ZipMember("a/data/0", b"x", FILE_MODE, 12)]
+
+    assert check(tmp_path, {"a.zip": raw_zip(records)}) == ("a.zip!data/0" if is_torchs else None)
+
+
+def test_members_of_files_without_one_folder_around_all_keep_their_names(tmp_path: Path) -> None:
+    """So that the operator finds the one that is meant."""
+    data = raw_zip([stored("a/one.txt", b""), stored("b/two.pkl", EVIL)])
+
+    assert check(tmp_path, {"a.zip": data}) == "a.zip!b/two.pkl"
+
+
+def test_files_may_be_named_by_whoever_gives_them_and_all_findings_are_told(tmp_path: Path) -> None:
+    """Where the operator trusts them: one sentence each, the harmless ones none."""
+    for name, data in (("1", EVIL), ("2", HARMLESS), ("3", EVIL)):
+        (tmp_path / name).write_bytes(data)
+    files = [(f"named {name}", tmp_path / name) for name in "123"]
+
+    findings = check_files(files, trusted=True)
+
+    assert len(findings) == 2
+    assert "'named 1'" in findings[0]
+    assert "'named 3'" in findings[1]
+    with pytest.raises(UnsafeArchive) as refused:
+        check_files(reversed(files))
+    assert refused.value.member == "named 3"
