@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 STARTED = "Model server started"
+MAX_LINES = 1000
 MANAGEMENT_URL = "http://localhost:8081"
 
 
@@ -49,7 +50,10 @@ class Answer(NamedTuple):
 
 
 class Tee(threading.Thread):
-    """Reads lines to their end, into two queues at once; None follows the last one."""
+    """Reads lines to their end, into two queues at once; None follows the last one.
+
+    A queue that holds `MAX_LINES` takes no more lines until some are taken out: a server prints for weeks.
+    """
 
     def __init__(self, reader: Iterable[str]) -> None:
         super().__init__(daemon=True)
@@ -60,8 +64,9 @@ class Tee(threading.Thread):
     def run(self) -> None:
         """Read."""
         for line in self.reader:
-            self.queue1.put(line)
-            self.queue2.put(line)
+            for each in (self.queue1, self.queue2):
+                if each.qsize() < MAX_LINES:
+                    each.put(line)
         self.queue1.put(None)
         self.queue2.put(None)
 
@@ -92,7 +97,8 @@ def start(
     """Stop the server that runs, start another one, and wait until it serves: the queue of what it prints from then on.
 
     The parameters are the flags of `torchserve`: `model_store`, `ts_config`, `ncs`, `plugins_path`,
-    `disable_token_auth`, `models`, `enable_model_api`. Raises RuntimeError with what it printed when it does not start.
+    `disable_token_auth`, `models`, `enable_model_api`. A server that does not start has printed why, and the queue
+    holds None alone, as under TorchServe: tests find out by their first request.
     """
     stop()
     command = [find_command(), "--start", "--foreground"]
@@ -109,15 +115,16 @@ def start(
     command += ["--models", *models.split(",")] if models else []
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
-    tee = Tee(_lines_of(process))
-    tee.start()
-    PrintTillTheEnd(tee.queue2).start()
-    printed = []
-    while (line := tee.queue1.get()) is not None:
-        printed.append(line)
+    lines = _lines_of(process)
+    for line in lines:
+        sys.stdout.write(line)
         if STARTED in line:
-            return tee.queue1
-    raise RuntimeError(f"The server did not start:\n{''.join(printed)}")
+            break
+    sys.stdout.flush()
+    tee = Tee(lines)
+    tee.start()
+    PrintTillTheEnd(tee.queue1).start()
+    return tee.queue2
 
 
 def stop(wait: bool = True) -> None:

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -120,22 +119,23 @@ def create_tensorrt_llm_engine(
 
 
 def main(args: argparse.Namespace | None = None) -> None:
-    """Write the model, serve it, and wait until interrupted."""
+    """Write the model, serve it, and wait until interrupted. Exits with status 1 when the server ends before that."""
     args = read_arguments() if args is None else args
     is_local = os.path.isdir(args.model_id)
     snapshot = None
     if args.engine == "trt_llm":
         snapshot = os.path.abspath(args.model_id) if is_local else download_model(args.model_id, model_path=".cache")
     create_mar_file(args, snapshot)
-    start(
+    printed = start(
         model_store=args.model_store,
         no_config_snapshots=True,
         disable_token=args.disable_token_auth,
         models=args.model_name,
     )
     try:
-        while True:
-            time.sleep(3600)
+        while printed.get() is not None:
+            pass
+        sys.exit("The server has ended; what it printed says why.")
     except KeyboardInterrupt:
         sys.stdout.write("Stopping ...\n")
     finally:

@@ -51,10 +51,25 @@ def test_a_server_is_started_asked_and_stopped(workplace: Workplace, capfd: pyte
     assert launcher.STARTED in capfd.readouterr().out
 
 
-def test_one_that_does_not_start_says_why(workplace: Workplace) -> None:
-    """What it printed is in the error."""
-    with pytest.raises(RuntimeError, match=r"did not start:\n(.|\n)*missing"):
-        launcher.start(model_store=workplace.folder / "missing", snapshot_file=workplace.folder / "missing.properties")
+def test_one_that_does_not_start_prints_why(workplace: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
+    """As under TorchServe the queue says that nothing follows; a test finds out by its first request."""
+    printed = launcher.start(model_store=workplace.folder / "missing", snapshot_file=workplace.folder / "x.properties")
+
+    assert printed.get(timeout=30) is None
+    assert printed.empty()
+    assert "x.properties" in capfd.readouterr().out
+
+
+def test_lines_that_are_not_read_are_bounded() -> None:
+    """And the end is told all the same."""
+    tee = launcher.Tee(f"{number}\n" for number in range(launcher.MAX_LINES + 5))
+    tee.start()
+    tee.join(30)
+    lines = list(iter(tee.queue1.get, None))
+
+    assert (len(lines), lines[0]) == (launcher.MAX_LINES, "0\n")
+    assert tee.queue1.empty()
+    assert tee.queue2.qsize() == launcher.MAX_LINES + 1
 
 
 def test_a_command_that_is_not_there_is_named() -> None:

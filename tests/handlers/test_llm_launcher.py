@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,19 +92,31 @@ def test_the_model_is_written_as_a_folder(tmp_path: Path) -> None:
     assert "vllm_handler" in (folder / "MAR-INF" / "MANIFEST.json").read_text()
 
 
-def test_the_server_runs_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started without snapshots, with the model alone; stopped in the end."""
+@pytest.mark.parametrize("ends_by_itself", [False, True])
+def test_the_server_runs_until_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_by_itself: bool
+) -> None:
+    """Started without snapshots, with the model alone; stopped in the end. One that ends before that is an error."""
     told: list[Any] = []
 
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
+    class Printed:
+        lines = iter(["a line\n", None])
+
+        def get(self) -> str | None:
+            line = next(self.lines)
+            if line is None and not ends_by_itself:
+                raise KeyboardInterrupt
+            return line
+
+    def start(**options: Any) -> Printed:
+        told.append(options)
+        return Printed()
 
     monkeypatch.setattr(llm_launcher, "create_mar_file", lambda args, snapshot: told.append(("write", snapshot)))
-    monkeypatch.setattr(llm_launcher, "start", lambda **options: told.append(options))
+    monkeypatch.setattr(llm_launcher, "start", start)
     monkeypatch.setattr(llm_launcher, "stop", lambda: told.append("stop"))
-    monkeypatch.setattr(llm_launcher.time, "sleep", interrupt)
-
-    llm_launcher.main(read_arguments(["--model_store", str(tmp_path), "--disable_token_auth"]))
+    with pytest.raises(SystemExit, match="has ended") if ends_by_itself else contextlib.nullcontext():
+        llm_launcher.main(read_arguments(["--model_store", str(tmp_path), "--disable_token_auth"]))
 
     options = {"model_store": str(tmp_path), "no_config_snapshots": True, "disable_token": True, "models": "model"}
     assert told == [("write", None), options, "stop"]

@@ -229,7 +229,7 @@ class Collection:
         """Add files, the contents of folders, and what wildcards match, but no file that would be `leave_out`."""
         for path in _expand(words, warnings):
             if path.is_dir():
-                for name, inner in _walk(path):
+                for name, inner in walk(path):
                     if name != leave_out:
                         self.add(name, inner)
             elif path.is_file():
@@ -270,7 +270,7 @@ def _expand(words: Sequence[str], warnings: list[str]) -> Iterator[Path]:
             yield Path(word)
 
 
-def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
+def walk(folder: Path) -> Iterator[tuple[str, Path]]:
     """The files below `folder` by their names in it, without hidden folders and those that systems leave behind."""
     for current, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _LEFT_OUT)

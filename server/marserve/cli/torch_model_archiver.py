@@ -7,8 +7,9 @@ exit 2. Work happens in a private file beside the archive, never in a folder tha
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from marserve.archive.manifest import RUNTIMES
@@ -19,7 +20,7 @@ from marserve.errors import CannotArchive
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the archive that the arguments (this process's where there are none) describe; gives the exit status."""
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser(Path).parse_args(argv)
     try:
         plan = plan_archive(
             ArchiveSpec(
@@ -52,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser(path: Callable[[str], object]) -> argparse.ArgumentParser:
+    """The flags; `path` makes a value of a path's text."""
     parser = argparse.ArgumentParser(prog="torch-model-archiver", description="Make a model archive.")
     add = parser.add_argument
     add("--model-name", required=True, help="Name of the model and of the archive.")
@@ -62,11 +64,16 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         help="A built-in handler's name, or the path of a Python file, with or without :function.",
     )
-    add("--serialized-file", type=Path, help="The model's weights or program (.pt, .pth, .pt2, .onnx, ...).")
-    add("--model-file", type=Path, help="Python file with the model's class, for a state dict.")
+    add("--serialized-file", type=path, help="The model's weights or program (.pt, .pth, .pt2, .onnx, ...).")
+    add("--model-file", type=path, help="Python file with the model's class, for a state dict.")
     add("--extra-files", help="Comma-separated files, folders (their contents go to the top) and wildcards.")
     add("--runtime", choices=RUNTIMES, default="python", help="Runtime of the handler (default: python).")
-    add("--export-path", type=Path, default=Path.cwd(), help="Folder for the archive (default: the working directory).")
+    add(
+        "--export-path",
+        type=path,
+        default=path(os.getcwd()),
+        help="Folder for the archive (default: the working directory).",
+    )
     add(
         "--archive-format",
         choices=FORMATS,
@@ -74,8 +81,8 @@ def _parser() -> argparse.ArgumentParser:
         help="default and zip-store: .mar; tgz: .tar.gz; no-archive: a folder.",
     )
     add("-f", "--force", action="store_true", help="Overwrite what is there.")
-    add("-r", "--requirements-file", type=Path, help="The model's own Python requirements.")
-    add("-c", "--config-file", type=Path, help="The model's configuration (YAML).")
+    add("-r", "--requirements-file", type=path, help="The model's own Python requirements.")
+    add("-c", "--config-file", type=path, help="The model's configuration (YAML).")
     return parser
 
 
