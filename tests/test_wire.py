@@ -297,6 +297,46 @@ MESSAGES = st.one_of(
 )
 
 
+# Every string that Python has, lone surrogates included.
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
+
+
+class Text(str):
+    """Text of a class of its own, as numpy's `str_` is."""
+
+
+@given(ANY_TEXT, ANY_TEXT)
+def test_text_that_utf_8_cannot_say_arrives_escaped(reason: str, name: str) -> None:
+    """The rest of it arrives as it is."""
+    sent = Results(1, 0.5, [Result(200, reason, [(name, Text(reason))])])
+
+    [(message, _)] = feed_all(b"".join(wire.encode(sent)))
+
+    seen = reason.encode("utf-8", "backslashreplace").decode()
+    assert message == Results(1, 0.5, [Result(200, seen, [(name.encode("utf-8", "backslashreplace").decode(), seen)])])
+
+
+def test_a_lone_surrogate_is_escaped_as_python_writes_it() -> None:
+    """Clients see what was meant."""
+    [(message, _)] = feed_all(b"".join(wire.encode(Raised(1, 0.0, "k", "a \ud800 b", 503, "t"))))
+
+    assert message.message == "a \\ud800 b"
+
+
+def test_what_no_message_holds_is_refused_as_before() -> None:
+    """It would be a defect of ours."""
+    with pytest.raises(TypeError):
+        wire.encode(Hello(1, object()))  # type: ignore[arg-type]
+    with pytest.raises(OverflowError):
+        wire.encode(Hello(2**64, "3.11"))
+
+
+def test_more_metadata_than_a_peer_takes_is_not_sent() -> None:
+    """The peer would close the connection for it, and end its worker."""
+    with pytest.raises(ValueError, match="metadata has"):
+        wire.encode(Hello(1, "x" * wire.MAX_METADATA_BYTES))
+
+
 @given(st.lists(st.tuples(MESSAGES, st.lists(st.binary(max_size=50), max_size=4)), max_size=4), st.integers(1, 100))
 def test_what_is_sent_arrives(sent: list[tuple[Any, list[bytes]]], step: int) -> None:
     """Any messages with any bodies, read in pieces of any size."""

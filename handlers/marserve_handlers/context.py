@@ -195,7 +195,10 @@ class Context:
         self.request_ids = request_ids = {index: item.id for index, item in enumerate(items)}
         metrics = self._metrics
         if metrics is not None:
-            metrics.request_ids = request_ids
+            try:
+                metrics.request_ids = request_ids
+            except Exception:  # an object of the author's own, which need not have them
+                return
 
     @property
     def batch_items(self) -> Sequence[RequestView]:

@@ -212,8 +212,8 @@ class CachingMetric:
         """Add a value under (name, value) pairs, whatever the metric's own dimensions are."""
         try:
             number = float(value)
-        except (TypeError, ValueError):
-            logger.error("Metric %s takes numbers, not %r; the value is not counted", self.metric_name, value)
+        except (TypeError, ValueError, OverflowError):
+            logger.error("Metric %s takes numbers, not %.100r; the value is not counted", self.metric_name, value)
             self._note_dropped()
             return
         if number < 0 and self.metric_type is MetricTypes.COUNTER:
@@ -252,7 +252,7 @@ class MetricsCache:
     def __init__(self, config_file_path: str | None = None, *, model_name: str = "") -> None:
         self.config_file_path = config_file_path
         self.model_name = model_name
-        self.request_ids: dict[int, str] | None = None
+        self.request_ids: Mapping[int, str] | None = None
         self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {}
         self.store: list[MetricValue] = []
         self.dropped = 0

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from marserve.errors import BadFrame
-from marserve.messages import Load
+from marserve.messages import Load, pack
 from marserve.wire import MAX_METADATA_BYTES
 
 HEADER = struct.Struct("<BI")
@@ -308,12 +308,10 @@ FromCluster = Joined | Refused | Waits | Placed | Gone
 
 # ------------------------------------------------------------------------------------------- records
 
-_encode = msgspec.msgpack.Encoder().encode
-
 
 def control(message: Any) -> bytes:
     """One message as a record."""
-    metadata = _encode(message)
+    metadata = pack(message)
     return HEADER.pack(CONTROL_KIND, len(metadata)) + metadata
 
 

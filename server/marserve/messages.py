@@ -17,6 +17,44 @@ import msgspec
 
 from marserve.errors import MarserveError
 
+# ---------------------------------------------------------------------------------------------- msgpack
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def pack(message: Any) -> bytes:
+    """A message as msgpack.
+
+    Text that UTF-8 cannot say (lone surrogates, which JSON may bring in) travels escaped, as `\\ud800`. Raises
+    TypeError for what no message holds, OverflowError for an integer of more than 64 bits.
+    """
+    try:
+        return _encode(message)
+    except (UnicodeEncodeError, TypeError):
+        return _encode(_encodable(message))
+
+
+def _encodable(value: Any) -> Any:
+    """The same value, of text and numbers that msgpack has: plain ones, where they are of classes of somebody's own."""
+    if isinstance(value, str):
+        return str.encode(value, "utf-8", "backslashreplace").decode()
+    if value is None or isinstance(value, bool | bytes | bytearray):
+        return value
+    if isinstance(value, int):
+        return int.__index__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, list | tuple):
+        return [_encodable(each) for each in value]
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(each) for key, each in value.items()}
+    if isinstance(value, msgspec.Struct):
+        tag = value.__struct_config__.tag
+        fields = [_encodable(getattr(value, name)) for name in value.__struct_fields__]
+        return fields if tag is None else [tag, *fields]
+    return value
+
+
 # ---------------------------------------------------------------------------------------------- the data plane
 
 
@@ -199,13 +237,12 @@ class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 _Head = tuple[tuple[tuple[bytes, bytes], ...], tuple[tuple[str, str], ...]]
-_head_encoder = msgspec.msgpack.Encoder()
 _head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 def pack_head(headers: Sequence[tuple[bytes, bytes]], server_headers: Sequence[tuple[str, str]]) -> bytes:
     """Headers as an `Item` carries them."""
-    return _head_encoder.encode((headers, server_headers))
+    return pack((headers, server_headers))
 
 
 @lru_cache(maxsize=64)

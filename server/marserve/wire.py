@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from marserve.errors import BadFrame
-from marserve.messages import ToRank, ToServer, ToWorker
+from marserve.messages import ToRank, ToServer, ToWorker, pack
 
 VERSION = 1
 MAGIC = b"mW"
@@ -57,16 +57,16 @@ _LENGTHS = _Lengths()
 M = TypeVar("M")
 Body = bytes | bytearray
 
-_encode = msgspec.msgpack.Encoder().encode
-
 
 def encode(message: Any, bodies: Sequence[bytes | bytearray | memoryview] = ()) -> list[bytes | bytearray | memoryview]:
     """Frame one message with its bodies: a list of buffers, to be written in order.
 
     Small frames are one buffer (one write is cheaper than a copy is dear). Raises ValueError for a body of 4 GiB or
-    more, which the format cannot say, and for more than a peer would take.
+    more, which the format cannot say, and for more than a peer would take; TypeError and OverflowError as `pack`.
     """
-    metadata = _encode(message)
+    metadata = pack(message)
+    if len(metadata) > MAX_METADATA_BYTES:
+        raise ValueError(f"a frame's metadata has {len(metadata)} bytes; the wire carries {MAX_METADATA_BYTES}")
     if not bodies:
         return [HEADER.pack(MAGIC, VERSION, len(metadata), 0, 0) + metadata]
     lengths = [len(body) for body in bodies]

@@ -112,6 +112,24 @@ def echo(rows: list[dict[str, Any]], context: Any) -> list[Any]:
     return [row["body"] for row in rows]
 
 
+def test_an_answer_that_the_wire_does_not_carry_is_told_as_a_failure(stage: Stage) -> None:
+    """What the handler set besides may be too much; nothing of it was written by then."""
+    send = stage.send
+
+    def refuse(message: Any, bodies: Sequence[bytes] = ()) -> None:
+        if type(message) is Results:
+            raise ValueError("a frame's metadata has too many bytes")
+        send(message, bodies)
+
+    stage.send = refuse  # type: ignore[method-assign]
+
+    told, _ = stage.serve_raw(echo, b"x")
+
+    assert type(told) is Raised
+    assert (told.number, told.kind, told.code) == (1, "handler", 503)
+    assert "too many bytes" in told.traceback
+
+
 # ------------------------------------------------------------------------------------------- what handlers see
 
 

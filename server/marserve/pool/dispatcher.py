@@ -951,7 +951,7 @@ def fingerprint_of(request: Request) -> bytes:
     """What tells a deadly request again: a digest of its inputs, names and bytes."""
     digest = hashlib.blake2b(digest_size=16)
     for part in request.parts:
-        name = part.name.encode()
+        name = part.name.encode("utf-8", "surrogatepass")
         digest.update(b"%d:%d:" % (len(name), len(part.body)))
         digest.update(name)
         digest.update(part.body)

@@ -16,6 +16,7 @@ from marserve.messages import Check, Checked, Item, Result, Sample, pack_head
 from marserve.worker.device_memory import give_back
 from marserve.worker.load import LoadedModel
 from marserve.worker.loop import decode_value
+from marserve.worker.outgoing import has_run_out, say, shown
 from marserve_handlers.batch_check import (
     Outcome,
     Tolerance,
@@ -28,9 +29,6 @@ from marserve_handlers.batch_check import (
 )
 from marserve_handlers.compared_answer import ComparedAnswer
 from marserve_handlers.context import Context
-from marserve_handlers.errors import is_out_of_memory
-
-log = logging.getLogger("marserve.worker")
 
 # What a told difference of two answers is, in the place of the run.
 ANSWERS, FAILED = "answers", "failed"
@@ -76,12 +74,12 @@ def warm_up(
         except SystemExit:
             raise
         except BaseException as error:  # the author's code
-            log.warning("the warm-up inputs %s were not answered", batch, exc_info=error)
-            problems.append(shorten(f"warm-up with sample {', '.join(map(str, batch))} failed: {error!r}"))
-            has_run_out = is_out_of_memory(error)
+            say(logging.WARNING, "the warm-up inputs %s were not answered", batch, error=error)
+            problems.append(shorten(f"warm-up with sample {', '.join(map(str, batch))} failed: {shown(error)}"))
+            is_memory = has_run_out(error)
         else:
-            has_run_out = False
-        if has_run_out:  # here, where the error no longer holds what the call had
+            is_memory = False
+        if is_memory:  # here, where the error no longer holds what the call had
             give_back()
     return time.monotonic() - began, problems[:10]
 
@@ -154,8 +152,8 @@ def compare_answers(
         except SystemExit:
             raise
         except BaseException as error:  # the author's code
-            log.warning("compare(primary, shadow) failed", exc_info=error)
-            told.append((FAILED, index, "", shorten(f"compare failed: {error!r}"), ""))
+            say(logging.WARNING, "compare(primary, shadow) failed", error=error)
+            told.append((FAILED, index, "", shorten(f"compare failed: {shown(error)}"), ""))
             continue
         compared += 1
         if first is not None:

@@ -21,6 +21,7 @@ from marserve.worker.device_memory import is_lost
 from marserve.worker.load import LoadedModel
 from marserve_handlers.context import Context
 from marserve_handlers.errors import NobodyWaits
+from marserve_handlers.metrics import MetricsCache
 
 if TYPE_CHECKING:
     from marserve.worker.loop import Connection, WorkerLoop
@@ -115,7 +116,7 @@ class ConcurrentLoop:
         live, rows, outcome = self._worker.take_in(batch, bodies, began)
         context = copy.copy(self._model.context)
         context.begin_batch(live)
-        if context.metrics is not None:
+        if isinstance(context.metrics, MetricsCache):  # not where an author has put an object of his own there
             context.metrics.request_ids = IdsOfThisTask()
         run = self._running[batch.number] = _Run(batch.number, context, outcome, self._send_pieces)
         task = self._loop.create_task(self._serve(run, rows), name=f"batch {batch.number}")
@@ -137,6 +138,7 @@ class ConcurrentLoop:
         failure: Raised | None = None
         try:
             answered = await _finish(self._model.handle(rows, context))
+            context.end_stream()
         except SystemExit:
             raise
         except BaseException as error:  # a cancelled one's as well: nobody waits for it then
@@ -149,7 +151,6 @@ class ConcurrentLoop:
             if is_lost():
                 raise SystemExit(1)
             return
-        context.end_stream()
         results, bodies = self._worker.encode(answered, run.outcome, context)
         self._answer(run, Results(run.number, handler_s, results), bodies)
 
@@ -160,7 +161,10 @@ class ConcurrentLoop:
         else:
             self._page.finish()
         self._worker.send_metrics()
-        self._connection.send(message, bodies)
+        if isinstance(message, Results):
+            self._worker.send_results(message, bodies)
+        else:
+            self._connection.send(message)
 
     def _send_pieces(self, run: _Run, pieces: list[Any]) -> None:
         results, bodies = self._worker.encode(pieces, run.outcome, run.context)

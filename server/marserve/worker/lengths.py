@@ -14,8 +14,7 @@ from typing import Any
 from marserve.messages import AskLengths, Lengths
 from marserve.worker.checks import rows_of
 from marserve.worker.load import LoadedModel
-
-log = logging.getLogger("marserve.worker")
+from marserve.worker.outgoing import say
 
 FAILED = -1
 MAX_LENGTH = 1 << 40
@@ -44,5 +43,5 @@ def _length(model: LoadedModel, row: dict[str, Any]) -> int:
     except BaseException as error:  # the author's code
         if not model.has_failed_length:
             model.has_failed_length = True
-            log.warning("the handler could not say how long an item is; a guess is used instead", exc_info=error)
+            say(logging.WARNING, "the handler could not say how long an item is; a guess is used instead", error=error)
         return FAILED

@@ -7,6 +7,7 @@ end of the worker.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import inspect
 import io
@@ -33,7 +34,6 @@ from marserve.messages import (
     Item,
     Load,
     Loaded,
-    Metric,
     Metrics,
     NotLoaded,
     Piece,
@@ -48,6 +48,7 @@ from marserve.page import Page
 from marserve.worker.device_memory import give_back, is_lost, taken_bytes
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.memory_limit import limit_memory
+from marserve.worker.outgoing import MAX_MESSAGE, cut, has_run_out, metrics_of, say, shown, traceback_of
 from marserve.worker.rank import LOOK_FOR_ENDS_S, Follower, Leader, Peer, open_store
 from marserve.worker.steps import begin_step, say_what_follows
 from marserve_handlers.context import Context
@@ -161,7 +162,8 @@ class WorkerLoop:
         except SystemExit as error:  # the author's code asked to end; its status is what the server is told
             leave(exit_status(error))
         except BaseException:  # ours to mend; a thread that the author's code left must not keep the process
-            traceback.print_exc()
+            with contextlib.suppress(BaseException):  # it may have left no stream to print to
+                traceback.print_exc()
             leave(1)
 
     def _load(self, load: Load) -> None:
@@ -238,6 +240,7 @@ class WorkerLoop:
             begin(model.context, [item])
             try:
                 answered = model.handle([row], model.context)
+                model.context.end_stream()
             except SystemExit:
                 raise
             except BaseException as error:
@@ -246,7 +249,6 @@ class WorkerLoop:
                 return Result(told.code, told.message, [], told.kind), b""
             if type(answered) is not list or len(answered) != 1:
                 return Result(503, "number of batch response mismatched", [], HANDLER), b""
-            model.context.end_stream()
             results, out = self.encode(answered, [None], model.context)
             return results[0], out[0]
 
@@ -306,6 +308,8 @@ class WorkerLoop:
         handler_began = time.monotonic()
         try:
             answered = self._model.handle(rows, context)
+            if not is_continuous:
+                context.end_stream()
         except SystemExit:
             raise
         except BaseException as error:  # a cancelled coroutine's, an author's own: all of them are the handler's
@@ -324,12 +328,17 @@ class WorkerLoop:
                 leave(1)
             return
         assert answered is not None
-        if not is_continuous:
-            context.end_stream()
         results, out = self.encode(answered, outcome, context)
         self._page.finish()
         self.send_metrics()
-        self._connection.send(Results(number, handler_s, results), out)
+        self.send_results(Results(number, handler_s, results), out)
+
+    def send_results(self, message: Results, bodies: Sequence[bytes]) -> None:
+        """Answer a batch; as one that raised, where all that the handler set besides is more than the wire carries."""
+        try:
+            self._connection.send(message, bodies)
+        except (ValueError, TypeError, OverflowError) as error:  # nothing was written yet
+            self._connection.send(raised(message.number, message.handler_s, error))
 
     def _end_step(self, number: int, handler_s: float, answered: Any) -> Raised | None:
         """Have it said of each answer whether more follows; what the author's code raises over that, or None."""
@@ -390,6 +399,7 @@ class WorkerLoop:
             answer = answers[index]
             is_json = False
             body: bytes = b""
+            response: tuple[int, str, list[tuple[str, str]]] | None = None
             try:
                 response = response_of(index)
                 if type(answer) is bytes:
@@ -404,9 +414,11 @@ class WorkerLoop:
             except BadResponse as error:
                 log.error("the answer to request %s cannot be sent: %s", context.get_request_id(index), error)
                 results.append(Result(503, str(error), [], BAD_HEADER))
-            except Exception as error:  # the author's own objects are asked to show themselves: anything may come
-                log.warning("an answer of type %s cannot be written: %s", type(answer).__name__, error)
-                if is_out_of_memory(error):
+            except SystemExit:
+                raise
+            except BaseException as error:  # the author's own objects are asked to show themselves: anything may come
+                say(logging.WARNING, "an answer of type %s cannot be written: %s", type(answer).__name__, shown(error))
+                if has_run_out(error):
                     results.append(Result(507, "Out of resources", [], MEMORY))
                 else:
                     results.append(Result(503, "Unsupported model output data type.", [], HANDLER))
@@ -459,12 +471,17 @@ class WorkerLoop:
         """What the handler measured since the last time."""
         assert self._model is not None
         metrics = self._model.context.metrics
-        drain = getattr(metrics, "drain", None)  # an author may have put an object of his own there
-        values = drain() if drain is not None else []
-        dropped = 0
-        if isinstance(metrics, MetricsCache):
-            dropped, metrics.dropped = metrics.dropped, 0
-        return Metrics([Metric(*value) for value in values], dropped)
+        try:
+            drain = getattr(metrics, "drain", None)  # an author may have put an object of his own there
+            values, dropped = metrics_of(drain()) if drain is not None else ([], 0)
+            if isinstance(metrics, MetricsCache):
+                dropped, metrics.dropped = dropped + int(metrics.dropped), 0
+        except SystemExit:
+            raise
+        except BaseException as error:
+            say(logging.ERROR, "what the handler measured cannot be read", error=error)
+            values, dropped = [], 0
+        return Metrics(values, max(0, dropped))
 
 
 # ------------------------------------------------------------------------------------------------ values
@@ -492,12 +509,10 @@ def encode_value(value: Any) -> tuple[bytes, bool]:
 
     Raises TypeError or ValueError for what JSON cannot say.
     """
-    if isinstance(value, bytes):
-        return value, False
-    if isinstance(value, bytearray):
-        return bytes(value), False
+    if isinstance(value, bytes | bytearray):
+        return b"".join((value,)), False  # plain bytes, whatever class of the author's own it is
     if isinstance(value, str):
-        return value.encode(), False
+        return str.encode(value), False
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         buffer = io.BytesIO()
@@ -514,13 +529,13 @@ def encode_value(value: Any) -> tuple[bytes, bool]:
 
 
 def raised(number: int, handler_s: float, error: BaseException) -> Raised:
-    """What an exception of the author's is told as. Asking it for its words may itself run code of his."""
+    """What an exception of the author's is told as. Asking it for its words may itself run code of the author's."""
     try:
         told = describe_failure(error)
-        text = "".join(traceback.format_exception(error))
-        return Raised(number, handler_s, told.kind, told.message, told.code, text)
-    except Exception:
-        text = f"{type(error).__name__}, which cannot be shown:\n{traceback.format_exc()}"
+        message = cut(told.message, MAX_MESSAGE)
+        return Raised(number, handler_s, told.kind, message, told.code, traceback_of(error))
+    except BaseException as worse:
+        text = f"{type(error).__name__}, which cannot be shown:\n{traceback_of(worse)}"
         return Raised(number, handler_s, HANDLER, "Prediction failed", 503, text)
 
 
@@ -547,7 +562,7 @@ def misfit(number: int, handler_s: float, answered: Any, rows: int) -> Raised | 
 def _failed_alone(error: BaseException) -> Result:
     """What an exception is told as that a handler put in the place of one item's answer: its mates have theirs."""
     told = raised(0, 0.0, error)
-    log.error("one item of a batch failed\n%s", told.traceback.rstrip())
+    say(logging.ERROR, "one item of a batch failed\n%s", told.traceback.rstrip())
     return Result(told.code, told.message, [], told.kind)
 
 
@@ -555,8 +570,8 @@ def not_loaded(error: BaseException) -> NotLoaded:
     """What a failed load is told as; the traceback goes to the author's log by way of the server."""
     try:
         return _not_loaded(error)
-    except Exception:  # the author's exception cannot say what it is
-        return NotLoaded("load_failed", type(error).__name__, traceback.format_exc())
+    except BaseException as worse:  # the author's exception cannot say what it is
+        return NotLoaded("load_failed", type(error).__name__, traceback_of(worse))
 
 
 def _not_loaded(error: BaseException) -> NotLoaded:
@@ -570,9 +585,8 @@ def _not_loaded(error: BaseException) -> NotLoaded:
         kind = "missing_file"
     else:
         kind = "load_failed"
-    text = "".join(traceback.format_exception(error))
     said = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-    return NotLoaded(kind, said[:2000], text)
+    return NotLoaded(kind, said[:2000], traceback_of(error))
 
 
 # ------------------------------------------------------------------------------------------------ the process
@@ -635,8 +649,6 @@ def exit_status(error: SystemExit) -> int:
 def leave(status: int) -> NoReturn:
     """End the process at once, output flushed: no thread or exit hook of the author's code may keep it."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(BaseException):  # the author's code may have closed it, or put anything in its place
             stream.flush()
-        except (OSError, ValueError):
-            continue
     os._exit(status)

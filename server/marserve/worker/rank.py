@@ -13,13 +13,13 @@ Knows the wire and the page. What comes from the author's code and is not rank 0
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
 import select
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from socket import socket
 from typing import Any, NoReturn, Protocol
@@ -30,7 +30,7 @@ from marserve.messages import Call, CallEnded, Item, OutOfStep, Rank, Share, ToR
 from marserve.page import Page
 from marserve.worker.device_memory import give_back
 from marserve.worker.load import Handle, LoadedModel
-from marserve_handlers.errors import is_out_of_memory
+from marserve.worker.outgoing import has_run_out, traceback_of
 
 RECEIVE_BYTES = 256 * 1024
 LOOPBACK = "127.0.0.1"
@@ -260,16 +260,17 @@ class Follower:
         failure: BaseException | None = None
         try:
             model.handle(rows, context)
+            context.end_stream()
         except SystemExit:
             raise
         except BaseException as error:  # the author's code; if rank 0 raised as well, its traceback is what is told
             failure = error
-        context.end_stream()
         if self._is_once:
             self._bodies = []
-        drain = getattr(context.metrics, "drain", None)
-        if drain is not None:
-            drain()  # rank 0's count
+        with contextlib.suppress(Exception):  # an object of the author's own, it may be
+            drain = getattr(context.metrics, "drain", None)
+            if drain is not None:
+                drain()  # rank 0's count
         self._leader.tell(CallEnded(call.number, failure is not None))
         ended = self._leader.hear_end(call.number, OUT_OF_STEP_S if failure is not None else None)
         if failure is not None and ended is None:
@@ -277,9 +278,9 @@ class Follower:
             report(self._server, detail, failure)
         elif failure is not None and ended is not None and not ended.has_raised:
             report(self._server, f"rank {self._rank} raised in a call that rank 0 ended without", failure)
-        has_run_out = failure is not None and is_out_of_memory(failure)
+        is_memory = failure is not None and has_run_out(failure)
         failure = None  # with it goes what its frames hold
-        if has_run_out:
+        if is_memory:
             give_back()
 
     def _bodies_of(self, chosen: Sequence[int]) -> list[bytearray]:
@@ -322,8 +323,7 @@ def open_store(place: Rank, descriptor: int) -> object | None:
 
 def report(server: ServerEnd, detail: str, error: BaseException | None) -> NoReturn:
     """Say that the group is out of step, and wait for the end that follows."""
-    text = "" if error is None else "".join(traceback.format_exception(error))
-    server.send(OutOfStep(detail, text))
+    server.send(OutOfStep(detail, "" if error is None else traceback_of(error)))
     await_the_end(server)
 
 
