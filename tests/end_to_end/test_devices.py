@@ -20,7 +20,7 @@ class Where:
 
 TWO_GPUS = """#!/bin/sh
 case "$*" in
-  *name*) printf 'Made-up GPU\\nMade-up GPU\\n' ;;
+  -L) printf 'GPU 0: Made-up GPU\\nGPU 1: Made-up GPU\\n' ;;
 esac
 """
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from marserve.machine.accelerators import MIB
-from marserve.machine.describe import Meter, count_cores, describe_machine, figures_of, run_tool
-from marserve.machine.device_readings import DeviceReading
+from marserve.errors import BadSettings
+from marserve.machine.accelerators import MIB, DeviceReading
+from marserve.machine.describe import Meter, count_cores, describe_machine, figures_of
+from marserve.machine.tools import ToolOutput
+from support.fake_nvml import missing
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def put_tool(folder: Path, name: str) -> dict[str, str]:
     return {"PATH": str(folder / "bin")}
 
 
-def never(command: Sequence[str]) -> str:
+def never(command: Sequence[str]) -> ToolOutput:
     """A tool that must not be started."""
     raise AssertionError(command)
 
@@ -125,7 +127,7 @@ def test_the_machines_devices_are_those_that_workers_may_see(root: Path) -> None
     environment = put_tool(root, "nvidia-smi") | {"CUDA_VISIBLE_DEVICES": "1"}
     rows = "0, GPU-a, H200, 00000000:1B:00.0, 143771, Disabled\n1, GPU-b, H200, 00000000:CB:00.0, 143771, Disabled\n"
 
-    machine = describe_machine(environment, root, lambda command: rows)
+    machine = describe_machine(environment, root, lambda command: ToolOutput(rows))
 
     assert (machine.vendor, machine.accelerators) == ("nvidia", 1)
     assert [device.uuid for device in machine.devices] == ["GPU-b"]
@@ -151,8 +153,61 @@ def test_figures_of_devices_have_torchserves_names_and_units() -> None:
     ]
 
 
-def test_a_tool_that_fails_prints_nothing() -> None:
-    """Whatever it wrote before it failed is not believed."""
-    assert run_tool(["sh", "-c", "echo half; exit 3"]) == ""
-    assert run_tool(["no-such-tool-anywhere"]) == ""
-    assert run_tool(["echo", "whole"]) == "whole\n"
+def failing(command: Sequence[str]) -> ToolOutput:
+    """A tool that finds no driver."""
+    return ToolOutput("", 15, "nvidia-smi ended with status 15: GPU is lost")
+
+
+def with_driver(root: Path) -> Path:
+    """The root of a machine with NVIDIA's driver."""
+    write(root / "dev" / "nvidiactl", "")
+    return root
+
+
+@pytest.mark.parametrize("value", [None, "0", "GPU-0a,GPU-1b"])
+def test_devices_that_cannot_be_read_stop_a_strict_start(root: Path, value: str | None) -> None:
+    """With the tool's own words, and the setting to go on without."""
+    environment = put_tool(root, "nvidia-smi") | ({} if value is None else {"CUDA_VISIBLE_DEVICES": value})
+
+    with pytest.raises(BadSettings) as caught:
+        describe_machine(environment, with_driver(root), failing, is_strict=True, load_nvml=missing)
+
+    assert "nvidia-smi ended with status 15: GPU is lost" in caught.value.message
+    assert "number_of_gpu=0" in caught.value.message
+
+
+@pytest.mark.parametrize("value", ["", "-1", "none", "NoDevFiles"])
+def test_devices_that_are_hidden_are_not_missed(root: Path, value: str) -> None:
+    """Whoever hides them wants none."""
+    environment = put_tool(root, "nvidia-smi") | {"CUDA_VISIBLE_DEVICES": value}
+
+    assert not describe_machine(environment, with_driver(root), failing, is_strict=True, load_nvml=missing).devices
+
+
+def test_a_start_as_torchserves_goes_on_with_a_remark(root: Path) -> None:
+    """It serves on the processors, and says why."""
+    machine = describe_machine({"PATH": "", "CUDA_VISIBLE_DEVICES": "0"}, root, failing, load_nvml=missing)
+
+    assert machine.devices == ()
+    assert "CUDA_VISIBLE_DEVICES is '0', and no device can be read: nvidia-smi is not installed" in machine.remarks[0]
+
+
+def test_without_devices_wanted_nothing_is_asked(root: Path) -> None:
+    """The way to go on without the driver."""
+    environment = put_tool(root, "nvidia-smi") | {"CUDA_VISIBLE_DEVICES": "0"}
+
+    machine = describe_machine(environment, with_driver(root), never, is_strict=True, uses_devices=False)
+
+    assert (machine.devices, machine.remarks) == ((), ())
+
+
+def test_a_tool_that_stumbles_is_remarked_though_devices_are_found(root: Path) -> None:
+    """They are used, and the operator learns of it."""
+    rows = "0, GPU-a, H200, 00000000:1B:00.0, 143771, Disabled\n"
+
+    machine = describe_machine(
+        put_tool(root, "nvidia-smi"), root, lambda command: ToolOutput(rows, 14, "nvidia-smi ended with status 14")
+    )
+
+    assert machine.accelerators == 1
+    assert machine.remarks == ("Accelerators: nvidia-smi ended with status 14",)

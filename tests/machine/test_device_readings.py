@@ -8,21 +8,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from marserve.machine.accelerators import MIB
-from marserve.machine.device_readings import (
-    DeviceReader,
-    DeviceReading,
-    describe_usage,
-    import_nvml,
-    read_cards,
-    read_table,
-)
+from marserve.machine.accelerators import MIB, DeviceReading
+from marserve.machine.device_readings import DeviceReader, describe_usage, read_cards, read_table
+from marserve.machine.nvml import import_nvml
+from marserve.machine.tools import ToolOutput
 from support.fake_nvml import FakeGpu, FakeNvml, NVMLError, missing
 
-TABLE = "0, 50, 100, 400, 20, 61\n1, [N/A], 200, 400, [N/A], 40\n"
+TABLE = "0, 50, 300, 400, 20, 61\n1, [N/A], 200, 400, [N/A], 40\n"
 
 
-def never(command: Sequence[str]) -> str:
+def never(command: Sequence[str]) -> ToolOutput:
     """A tool that must not be started."""
     raise AssertionError(command)
 
@@ -67,7 +62,7 @@ def test_what_a_device_does_not_tell_is_none() -> None:
 
 def test_without_the_package_the_tool_is_started() -> None:
     """Cells without a figure say so in words."""
-    reader = DeviceReader("nvidia", lambda command: TABLE, missing)
+    reader = DeviceReader("nvidia", lambda command: ToolOutput(TABLE), missing)
 
     assert not reader.is_quick
     assert reader.read() == [
@@ -77,17 +72,58 @@ def test_without_the_package_the_tool_is_started() -> None:
 
 
 def test_a_library_that_does_not_answer_gives_way_to_the_tool() -> None:
-    """At the start (no driver), and later (the driver was exchanged)."""
+    """At the start (no driver), and later, until it answers again."""
     nvml = FakeNvml([FakeGpu()], error=NVMLError("Driver Not Loaded"))
-    assert DeviceReader("nvidia", lambda command: TABLE, lambda: nvml).read() == read_table(TABLE)
+    assert DeviceReader("nvidia", lambda command: ToolOutput(TABLE), lambda: nvml).read() == read_table(TABLE)
 
     nvml.error = None
-    reader = DeviceReader("nvidia", lambda command: TABLE, lambda: nvml)
+    reader = DeviceReader("nvidia", lambda command: ToolOutput(TABLE), lambda: nvml)
     assert len(reader.read()) == 1
-    nvml.error = NVMLError("GPU is lost")
+    nvml.error = NVMLError("Unknown Error")
     assert reader.read() == read_table(TABLE)
-    assert not reader.is_quick
-    assert nvml.closed == 1
+    nvml.error = None
+    assert len(reader.read()) == 1
+
+
+def test_a_lost_device_leaves_the_others_to_the_library() -> None:
+    """It is told as lost; no tool is started for it, and it is read again when it answers again."""
+    nvml = FakeNvml([FakeGpu(used=1), FakeGpu(used=2, lost=True), FakeGpu(used=3)])
+    reader = DeviceReader("nvidia", never, lambda: nvml)
+
+    first, lost, third = reader.read()
+    nvml.gpus[1].lost = False
+    (_, again, _) = reader.read()
+
+    assert (lost.label, lost.is_lost, lost.trouble, lost.free_bytes) == ("1", True, "GPU is lost", None)
+    assert (first.used_bytes, third.used_bytes) == (MIB, 3 * MIB)
+    assert (again.is_lost, again.used_bytes) == (False, 2 * MIB)
+
+
+def test_what_the_tool_says_of_a_lost_device_is_told() -> None:
+    """Its row has words in place of figures; prose is no row."""
+    first, second = read_table(
+        f"{TABLE.splitlines()[0]}\n1, [GPU is lost], [GPU is lost], [GPU is lost], x, y\nNo, 1\n"
+    )
+
+    assert not first.is_lost
+    assert (second.label, second.is_lost, second.used_bytes) == ("1", True, None)
+
+
+def test_memory_that_the_driver_keeps_is_not_free() -> None:
+    """The tool's `memory.free` counts; total minus used would promise what nobody can have."""
+    (reading,) = read_table("0, 1, 79000, 81559, 1, 40\n")
+
+    assert reading.free_bytes == 79000 * MIB
+
+
+def test_a_complaint_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Each time it begins or changes, not at each reading."""
+    reader = DeviceReader("nvidia", lambda command: ToolOutput(TABLE, 14, "status 14"), missing)
+
+    for _ in range(5):
+        reader.read()
+
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == ["Devices: status 14"]
 
 
 def test_the_real_library_without_a_driver_gives_way_too() -> None:
@@ -96,7 +132,7 @@ def test_the_real_library_without_a_driver_gives_way_too() -> None:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
-        assert DeviceReader("nvidia", lambda command: TABLE, import_nvml).read() == read_table(TABLE)
+        assert DeviceReader("nvidia", lambda command: ToolOutput(TABLE), import_nvml).read() == read_table(TABLE)
     else:
         nvml.nvmlShutdown()
         pytest.skip("here is a driver; tests/gpu asks it")
@@ -108,7 +144,7 @@ def test_rocms_cards_are_read_by_its_tool() -> None:
         "device,Temperature (Sensor edge) (C),GPU use (%),VRAM Total Memory (B),VRAM Total Used Memory (B)\n"
         "card0,38.0,12,4194304,1048576\nsystem,,,,\n"
     )
-    reader = DeviceReader("amd", lambda command: table)
+    reader = DeviceReader("amd", lambda command: ToolOutput(table))
 
     assert reader.read() == [DeviceReading("0", MIB, 4 * MIB, 12.0, celsius=38.0)] == read_cards(table)
 

@@ -1,8 +1,12 @@
-"""The latest readings of devices, for whoever asks from the event loop."""
+"""The latest readings of devices, for callers on the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -10,6 +14,7 @@ from marserve.machine import device_watch
 from marserve.machine.accelerators import MIB, Accelerator
 from marserve.machine.device_readings import DeviceReader
 from marserve.machine.device_watch import DeviceWatch
+from marserve.machine.tools import ToolOutput
 from support.fake_nvml import FakeGpu, FakeNvml, missing
 
 pytestmark = pytest.mark.anyio
@@ -18,57 +23,145 @@ pytestmark = pytest.mark.anyio
 VISIBLE = (Accelerator("H100", "2", "2"), Accelerator("H100", "0", "0"))
 
 
-async def test_a_device_is_asked_by_its_place_among_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what the library says is what holds now."""
-    monkeypatch.setattr(device_watch, "FRESH_S", 0.0)
-    nvml = FakeNvml([FakeGpu(used=10), FakeGpu(used=11), FakeGpu(used=12)])
-    watch = DeviceWatch(DeviceReader("nvidia", lambda command: "", lambda: nvml), VISIBLE)
+def watch_of(nvml: FakeNvml) -> DeviceWatch:
+    """A watch that reads by the library."""
+    return DeviceWatch(DeviceReader("nvidia", lambda command: ToolOutput(""), lambda: nvml), VISIBLE)
+
+
+@contextmanager
+def running(watch: DeviceWatch) -> Iterator[None]:
+    """The watch at work."""
+    task = asyncio.ensure_future(watch.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until it does, 10 s at most."""
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_device_is_asked_by_its_place_among_the_visible_ones() -> None:
+    """None for one that is not there."""
+    watch = watch_of(FakeNvml([FakeGpu(used=10), FakeGpu(used=11), FakeGpu(used=12)]))
+    watch.look()
 
     first, second, third = (watch.of(device) for device in range(3))
+
     assert first is not None
     assert second is not None
     assert (first.used_bytes, second.used_bytes, third) == (12 * MIB, 10 * MIB, None)
-    nvml.gpus[2].used = 500
-    again = watch.of(0)
-    assert again is not None
-    assert again.used_bytes == 500 * MIB
 
 
-async def test_many_questions_at_once_are_answered_from_one_reading() -> None:
-    """A scrape asks for each device and figure."""
+async def test_asking_reads_nothing() -> None:
+    """The library hangs where a driver does, so it is never asked on the loop."""
     nvml = FakeNvml([FakeGpu(), FakeGpu(), FakeGpu()])
-    watch = DeviceWatch(DeviceReader("nvidia", lambda command: "", lambda: nvml), VISIBLE)
-    watch.of(0)
+    watch = watch_of(nvml)
+    watch.look()
     asked = nvml.asked
 
     for _ in range(20):
         watch.of(1)
+        watch.trouble_of(0)
 
     assert nvml.asked == asked
 
 
-async def test_a_tool_is_never_started_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks gets what was read last; `look_soon` has it read again, not more often than once in a while."""
-    monkeypatch.setattr(device_watch, "LEAST_PAUSE_S", 0.0)
-    loop, began = asyncio.get_running_loop(), []
-    has_read = asyncio.Event()
+async def test_a_change_is_read_soon_and_never_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`look_soon` has it read again, not more often than once in a while."""
+    monkeypatch.setattr(device_watch, "LEAST_PAUSE_BY_TOOL_S", 0.0)
+    threads = []
 
-    def run(command: object) -> str:
-        with pytest.raises(RuntimeError):
-            asyncio.get_running_loop()  # in a thread there is none
-        began.append(command)
-        loop.call_soon_threadsafe(has_read.set)
-        return f"0, 0, {len(began)}, 400, 0, 40\n"
+    def run(command: object) -> ToolOutput:
+        threads.append(threading.current_thread())
+        return ToolOutput(f"0, 0, {400 - len(threads)}, 400, 0, 40\n")
 
     watch = DeviceWatch(DeviceReader("nvidia", run, missing), VISIBLE[1:])
     assert watch.of(0) is None
-    running = asyncio.create_task(watch.run())
-    for count in (1, 2):
-        async with asyncio.timeout(5):
-            await has_read.wait()
-            has_read.clear()
-            while (reading := watch.of(0)) is None or reading.used_bytes != count * MIB:
-                await asyncio.sleep(0)
+    with running(watch):
+        for count in (1, 2):
+            await until(lambda count=count: (seen := watch.of(0)) is not None and seen.used_bytes == count * MIB)  # type: ignore[misc]
+            watch.look_soon()
+
+    assert threading.main_thread() not in threads
+    assert all(thread.daemon for thread in threads)
+
+
+async def test_a_lost_device_is_in_trouble_until_it_answers_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By its own number; the log has each change once."""
+    monkeypatch.setattr(device_watch, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(device_watch, "LEAST_PAUSE_S", 0.0)
+    caplog.set_level(logging.WARNING)
+    nvml = FakeNvml([FakeGpu(), FakeGpu(), FakeGpu()])
+    watch = watch_of(nvml)
+
+    with running(watch):
+        await until(lambda: watch.of(0) is not None)
+        assert (watch.trouble_of(0), watch.trouble_of(1)) == ("", "")
+        nvml.gpus[2].lost = True
+        await until(lambda: watch.trouble_of(0) == "GPU is lost")
+        assert watch.trouble_of(1) == ""
+        nvml.gpus[2].lost = False
+        await until(lambda: watch.trouble_of(0) == "")
+
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "Device 0 (H100, 2) takes no worker: GPU is lost",
+        "Device 0 (H100, 2) answers again and takes workers",
+    ]
+
+
+async def test_a_device_that_is_not_listed_any_more_is_in_trouble() -> None:
+    """Some losses take it out of the list."""
+    nvml = FakeNvml([FakeGpu(), FakeGpu(), FakeGpu()])
+    watch = watch_of(nvml)
+    watch.look()
+    del nvml.gpus[2]
+    watch.look()
+
+    assert watch.trouble_of(0) == "it is not listed any more"
+    assert watch.trouble_of(1) == ""
+
+
+async def test_readings_that_fail_as_a_whole_blame_no_device() -> None:
+    """The last figures stand."""
+    answers = ["0, 0, 300, 400, 0, 40\n", ""]
+    watch = DeviceWatch(DeviceReader("nvidia", lambda command: ToolOutput(answers.pop(0)), missing), VISIBLE[1:])
+    watch.look()
+    watch.look()
+
+    reading = watch.of(0)
+    assert watch.trouble_of(0) == ""
+    assert reading is not None
+    assert reading.used_bytes == 100 * MIB
+
+
+async def test_a_reading_that_hangs_holds_nothing_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told once, no second thread is started, and the figures come when it answers."""
+    monkeypatch.setattr(device_watch, "STUCK_S", 0.01)
+    caplog.set_level(logging.INFO)
+    go_on, began = threading.Event(), []
+
+    def run(command: object) -> ToolOutput:
+        began.append(1)
+        go_on.wait(30)
+        return ToolOutput("0, 0, 300, 400, 0, 40\n")
+
+    watch = DeviceWatch(DeviceReader("nvidia", run, missing), VISIBLE[1:])
+    with running(watch):
+        await until(lambda: "have not answered" in caplog.text)
         watch.look_soon()
-    running.cancel()
-    await asyncio.wait([running])
+        await asyncio.sleep(0)
+        assert len(began) == 1
+        go_on.set()
+        await until(lambda: watch.of(0) is not None)
+
+    assert "Devices answer again" in caplog.text

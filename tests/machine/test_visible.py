@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from marserve.errors import BadSettings
-from marserve.machine.accelerators import Accelerator, Vendor, read_nvidia, with_instances
+from marserve.machine.accelerators import Accelerator, Vendor
+from marserve.machine.finding import read_nvidia, with_instances
 from marserve.machine.visible import choose_visible, order_of_devices
 from support.machines import EIGHT_H100, MIG_LIST, MIG_TABLE
 

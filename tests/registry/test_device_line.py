@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from marserve.errors import NoMemoryNow, NotEnoughDeviceMemory, NotEnoughMemory
-from marserve.machine.device_readings import DeviceReading
+from marserve.machine.accelerators import DeviceReading
 from marserve.machine.devices import Assigner
 from marserve.pool.options import PoolOptions
 from marserve.pool.room import Room, Unbounded

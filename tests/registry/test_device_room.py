@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from marserve.errors import NotEnoughDeviceMemory, NotEnoughMemory
-from marserve.machine.device_readings import DeviceReading
+from marserve.machine.accelerators import DeviceReading
 from marserve.machine.devices import Assigner
 from marserve.pool.options import PoolOptions
 from marserve.pool.room import Room, Unbounded

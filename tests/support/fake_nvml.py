@@ -29,15 +29,21 @@ class NVMLError_InvalidArgument(NVMLError):
     """Not of such a handle."""
 
 
+class NVMLError_GpuIsLost(NVMLError):
+    """The device has fallen off its bus."""
+
+
 @dataclass
 class FakeGpu:
-    """One GPU, or one of its MIG instances. None is what it does not tell; sizes in MiB."""
+    """One GPU, or one of its MIG instances. None is what it does not tell; sizes in MiB. A `lost` one raises."""
 
     used: int | None = 0
     total: int = 81559
     busy: int | None = 0
     celsius: int | None = 40
     instances: list[FakeGpu | None] | None = None
+    lost: bool = False
+    uuid: str = ""
 
 
 @dataclass
@@ -56,6 +62,15 @@ class FakeNvml:
     NVMLError_NotFound: type[NVMLError] = NVMLError_NotFound
     NVMLError_NoPermission: type[NVMLError] = NVMLError_NoPermission
     NVMLError_InvalidArgument: type[NVMLError] = NVMLError_InvalidArgument
+    NVMLError_GpuIsLost: type[NVMLError] = NVMLError_GpuIsLost
+
+    def __post_init__(self) -> None:
+        """UUIDs by number."""
+        for number, gpu in enumerate(self.gpus):
+            gpu.uuid = f"GPU-{number}"
+            for place, instance in enumerate(gpu.instances or ()):
+                if instance is not None:
+                    instance.uuid = f"MIG-{number}-{place}"
 
     def _check(self) -> None:
         self.asked += 1
@@ -79,7 +94,21 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, number: int) -> FakeGpu:
         """As the library's."""
         self._check()
+        if self.gpus[number].lost:
+            raise NVMLError_GpuIsLost("GPU is lost")
         return self.gpus[number]
+
+    def nvmlDeviceGetName(self, gpu: FakeGpu) -> bytes:
+        """As an older library's."""
+        return b"H100"
+
+    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
+        """As the library's."""
+        return gpu.uuid
+
+    def nvmlDeviceGetPciInfo(self, gpu: FakeGpu) -> Any:
+        """As the library's."""
+        return SimpleNamespace(busId=b"00000000:1B:00.0")
 
     def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:
         """As the library's."""

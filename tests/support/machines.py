@@ -55,7 +55,9 @@ class FakeNvidiaSmi:
 
     def use(self, *used_mib: int, total_mib: int = 81559) -> None:
         """Have so much of each device's memory in use; they are busy by the tens of their numbers, in percent."""
-        rows = [f"{number}, {10 * number}, {used}, {total_mib}, 3, 40\n" for number, used in enumerate(used_mib)]
+        rows = [
+            f"{number}, {10 * number}, {total_mib - used}, {total_mib}, 3, 40\n" for number, used in enumerate(used_mib)
+        ]
         beside = self.folder / "use.new"
         beside.write_text("".join(rows))
         beside.replace(self.folder / "use")
@@ -79,7 +81,7 @@ count() {{
       kill -0 "${{file##*/}}" 2>/dev/null && read -r device mib <"$file" && [ "$device" = "$number" ] &&
         used=$((used + mib))
     done
-    echo "$number, 0, $used, 81559, 3, 40"
+    echo "$number, 0, $((81559 - used)), 81559, 3, 40"
     number=$((number + 1))
   done <{folder}/devices
 }}

@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 
 from marserve.app.metrics import declare_families
 from marserve.app.tasks import keep
-from marserve.machine.describe import Machine, run_tool
-from marserve.machine.device_readings import DeviceReader, DeviceReading
+from marserve.machine.accelerators import DeviceReading
+from marserve.machine.describe import Machine
+from marserve.machine.device_readings import DeviceReader
 from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.devices import Assigner, cap
+from marserve.machine.tools import each_within
 from marserve.registry.device_room import DeviceRooms
 from marserve.registry.learned_memory import LearnedMemory
 from marserve.rollout.assembly import state_folder
@@ -20,6 +22,9 @@ from marserve.settings import Settings
 from marserve.telemetry.metrics import Metrics
 
 log = logging.getLogger("marserve.app")
+
+# How long a vendor's tool may take to read the devices.
+READ_S = 10.0
 
 
 def usable_devices(settings: Settings, machine: Machine) -> int:
@@ -42,7 +47,8 @@ async def watch_devices(
     """Read the first `devices` accelerators from now on; None where there are none, or nothing reads them."""
     if not devices:
         return None
-    reader = await asyncio.to_thread(DeviceReader, machine.vendor, run_tool)
+    tool = machine.tool or "nvidia-smi"
+    reader = await asyncio.to_thread(DeviceReader, machine.vendor, each_within(READ_S), tool=tool)
     stack.callback(reader.close)
     if not reader.reads_something:
         return None

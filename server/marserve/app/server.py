@@ -28,6 +28,7 @@ from marserve.app.cannot_start import CannotStart
 from marserve.app.draining import CLOSE_CONNECTIONS_S, Stop, drain
 from marserve.app.grpc_ports import bind_grpc
 from marserve.app.listeners import bind_listeners
+from marserve.app.look import look_at_machine
 from marserve.app.metrics import watch_machine
 from marserve.app.parts import Parts, build_parts
 from marserve.app.places import refuse_unusable
@@ -35,8 +36,7 @@ from marserve.app.preemption import Preemption, find_notices, notice_signal
 from marserve.app.service_manager import ServiceManager
 from marserve.app.snapshots import write_snapshots
 from marserve.app.tasks import has_succeeded, keep
-from marserve.errors import BadSettings
-from marserve.machine.describe import Machine, describe_machine
+from marserve.machine.describe import Machine
 from marserve.registry.models import Registry
 from marserve.settings import Settings, sources_report, startup_report
 from marserve.telemetry.log_limit import TELL_EVERY_S
@@ -118,14 +118,14 @@ class Server:
         notice = notice_signal(settings)
         if notice is not None:
             _listen(notice, loop, self._stop.on_notice_signal)
-        try:
-            machine = await asyncio.to_thread(describe_machine, os.environ, is_strict=settings.entry == "marserve")
-        except BadSettings as error:
-            raise CannotStart(str(error)) from error
+        machine = await look_at_machine(settings, self._stop)
+        if machine is None:
+            log.info("Model server stopped before it had started.")
+            return
         report = startup_report(settings, version=__version__, cores=machine.cores, accelerators=machine.accelerators)
         for line in report:
             log.info("%s", line)
-        for warning in settings.warnings:
+        for warning in (*machine.remarks, *settings.warnings):
             log.warning("%s", warning)
         for note in (*settings.notes, *sources_report(settings)):
             log.info("%s", note)

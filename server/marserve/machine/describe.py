@@ -10,14 +10,17 @@ import os
 import re
 import shutil
 import socket
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from marserve.machine.accelerators import Accelerator, Run, Vendor, find_installed
-from marserve.machine.device_readings import DeviceReader, DeviceReading
-from marserve.machine.visible import choose_visible
+from marserve.errors import BadSettings
+from marserve.machine.accelerators import Accelerator, DeviceReading, Vendor
+from marserve.machine.device_readings import DeviceReader
+from marserve.machine.finding import Installed, find_installed, has_nvidia_driver
+from marserve.machine.nvml import import_nvml
+from marserve.machine.tools import Run, Tools
+from marserve.machine.visible import choose_visible, names_device
 
 _ROOT = Path("/")
 _MIB = 1024 * 1024
@@ -27,7 +30,8 @@ _GIB = 1024 * _MIB
 class Machine(NamedTuple):
     """What there is. Memory and disk in bytes; `cores` is how many may be busy at once, at least 1.
 
-    `devices` are those that workers may see, as they count them.
+    `devices` are those that workers may see, as they count them. `remarks` are sentences about devices that could not
+    be read. `tool` is the path of the vendor's tool, empty where there is none.
     """
 
     hostname: str
@@ -36,6 +40,8 @@ class Machine(NamedTuple):
     disk_bytes: int
     vendor: Vendor | None
     devices: tuple[Accelerator, ...]
+    remarks: tuple[str, ...] = ()
+    tool: str = ""
 
     @property
     def accelerators(self) -> int:
@@ -51,33 +57,58 @@ class Reading(NamedTuple):
     device: str | None = None
 
 
-def run_tool(command: Sequence[str]) -> str:
-    """What a vendor's tool prints, or nothing when it fails or takes longer than 10 s."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+# How long all of the vendors' tools together may take at a start: one on a busy node takes more than ten seconds.
+LOOK_S = 60.0
 
 
 def describe_machine(
-    environment: Mapping[str, str], root: Path = _ROOT, run: Run = run_tool, *, is_strict: bool = False
+    environment: Mapping[str, str],
+    root: Path = _ROOT,
+    run: Run | None = None,
+    *,
+    is_strict: bool = False,
+    uses_devices: bool = True,
+    load_nvml: Callable[[], Any] = import_nvml,
 ) -> Machine:
     """Look once, at start.
 
     `environment` says which devices are visible, `is_strict` how that is read (`visible.py`). `root` stands for `/` in
-    tests. May start a vendor's tool, so do not call it on the event loop. Raises BadSettings for a list of visible
-    devices that cannot be.
+    tests, `run` runs tools. Without `uses_devices` none is looked for. May start a vendor's tool and wait for it, up to
+    60 s for all, so do not call it on the event loop. Raises BadSettings for a list of visible devices that cannot be,
+    and, strictly, where the machine or the environment says that there are devices and none can be read.
     """
-    vendor, installed = find_installed(environment, run)
+    installed = Installed(None, ())
+    if uses_devices:
+        installed = find_installed(environment, run or Tools(LOOK_S), root, load_nvml)
+    remarks = tuple(f"Accelerators: {complaint}" for complaint in installed.complaints)
+    if uses_devices and not installed.devices and (why := _why_expected(environment, root)):
+        said = "; ".join(installed.complaints) or "nvidia-smi is not installed, in PATH or /usr/local/nvidia/bin"
+        sentence = f"{why}, and no device can be read: {said}"
+        if is_strict:
+            raise BadSettings(
+                f"{sentence}. Mend the driver, or set number_of_gpu=0 to serve without devices", key="number_of_gpu"
+            )
+        remarks = (f"{sentence}. Models are served without devices.",)
     return Machine(
         hostname=_hostname(),
         cores=count_cores(root),
         memory_bytes=_memory(root)[0],
         disk_bytes=shutil.disk_usage(root).total,
-        vendor=vendor,
-        devices=choose_visible(installed, vendor, environment, is_strict=is_strict),
+        vendor=installed.vendor,
+        devices=choose_visible(installed.devices, installed.vendor, environment, is_strict=is_strict),
+        remarks=remarks,
+        tool=installed.tool,
     )
+
+
+def _why_expected(environment: Mapping[str, str], root: Path) -> str:
+    """What says that there are NVIDIA devices; empty where nothing does."""
+    name = "CUDA_VISIBLE_DEVICES"
+    if names_device(environment.get(name, "")):
+        return f"{name} is {environment[name]!r}"
+    if has_nvidia_driver(root) and name not in environment:
+        return "NVIDIA's driver is here (/dev/nvidiactl)"
+    return ""
 
 
 def count_cores(root: Path = _ROOT) -> int:

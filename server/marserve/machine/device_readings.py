@@ -6,40 +6,22 @@ The library is imported where it is used and only on machines with such devices.
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import importlib
 import logging
+import re
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from marserve.machine.accelerators import MIB, Run, Vendor, card_rows
+from marserve.machine.accelerators import MIB, DeviceReading, Vendor
+from marserve.machine.finding import card_rows
+from marserve.machine.nvml import Nvml, NvmlMissing, import_nvml
+from marserve.machine.tools import Run
 
 log = logging.getLogger("marserve.machine")
 
-_NVIDIA_QUERY = "index,utilization.gpu,memory.used,memory.total,utilization.memory,temperature.gpu"
-
-
-class DeviceReading(NamedTuple):
-    """One device. `label` is its number as the vendor counts (`GPU:INSTANCE` for MIG); None is what it does not tell.
-
-    `busy_percent` is the time in which it computed, `memory_busy_percent` that in which its memory was read or written.
-    """
-
-    label: str
-    used_bytes: int | None
-    total_bytes: int | None
-    busy_percent: float | None = None
-    memory_busy_percent: float | None = None
-    celsius: float | None = None
-
-    @property
-    def free_bytes(self) -> int | None:
-        """What a process could still have."""
-        if self.used_bytes is None or not self.total_bytes:
-            return None
-        return max(0, self.total_bytes - self.used_bytes)
+_NVIDIA_QUERY = "index,utilization.gpu,memory.free,memory.total,utilization.memory,temperature.gpu"
+# What nvidia-smi writes into a row of a device that is gone.
+_LOST = re.compile(r"GPU is lost|Unknown Error|Reset Required|GPU requires reset", re.IGNORECASE)
 
 
 def describe_usage(gpu_id: int, reading: DeviceReading | None) -> str:
@@ -55,33 +37,27 @@ def describe_usage(gpu_id: int, reading: DeviceReading | None) -> str:
     )
 
 
-def import_nvml() -> Any:
-    """NVIDIA's library by the package nvidia-ml-py. Raises ImportError without it."""
-    return importlib.import_module("pynvml")
-
-
 class DeviceReader:
-    """Reads the devices of one vendor. `close` when done."""
+    """Reads the devices of one vendor. `close` when done. All but `is_quick` blocks; call it off the event loop.
 
-    def __init__(self, vendor: Vendor | None, run: Run, load_nvml: Callable[[], Any] = import_nvml) -> None:
+    A device in trouble is told as that, and the others are read on. The library answers in microseconds where the
+    driver is well, and may hang where it is not, as the tools may.
+    """
+
+    def __init__(
+        self, vendor: Vendor | None, run: Run, load_nvml: Callable[[], Any] = import_nvml, tool: str = "nvidia-smi"
+    ) -> None:
+        """`tool` is the path of NVIDIA's tool, asked where there is no library."""
         self._vendor = vendor
         self._run = run
-        self._nvml: Any = None
+        self._tool = tool
+        self._nvml: Nvml | None = None
+        self._told = ""
         if vendor == "nvidia":
-            self._open(load_nvml)
-
-    def _open(self, load_nvml: Callable[[], Any]) -> None:
-        try:
-            nvml = load_nvml()
-        except ImportError:
-            log.info("Devices are read by nvidia-smi; pip install marserve[gpu] reads them without starting a process.")
-            return
-        try:
-            nvml.nvmlInit()
-        except nvml.NVMLError as error:
-            log.warning("Devices are read by nvidia-smi: NVIDIA's library does not answer (%s)", error)
-            return
-        self._nvml = nvml
+            try:
+                self._nvml = Nvml(load_nvml)
+            except NvmlMissing as error:
+                log.info("Devices are read by nvidia-smi, a process each time (%s; marserve[gpu] has it).", error)
 
     @property
     def is_quick(self) -> bool:
@@ -94,93 +70,51 @@ class DeviceReader:
         return self._vendor in ("nvidia", "amd")
 
     def read(self) -> list[DeviceReading]:
-        """All installed devices, visible or not; empty where nothing tells. Blocks unless `is_quick`."""
+        """All installed devices, visible or not; empty where nothing tells."""
         if self._nvml is not None:
             try:
-                return _read_nvml(self._nvml)
-            except self._nvml.NVMLError as error:
-                log.warning("Devices are read by nvidia-smi from now on: NVIDIA's library failed (%s)", error)
-                self.close()
+                return self._nvml.read()
+            except NvmlMissing as error:
+                self._tell(f"{error}; devices are read by nvidia-smi meanwhile")
         if self._vendor == "nvidia":
             query = [f"--query-gpu={_NVIDIA_QUERY}", "--format=csv,noheader,nounits"]
-            return read_table(self._run(["nvidia-smi", *query]))
+            return self._read_tool([self._tool, *query], read_table)
         if self._vendor == "amd":
-            return read_cards(self._run(["rocm-smi", "--showuse", "--showmeminfo", "vram", "--showtemp", "--csv"]))
+            asked = ["rocm-smi", "--showuse", "--showmeminfo", "vram", "--showtemp", "--csv"]
+            return self._read_tool(asked, read_cards)
         return []
 
     def close(self) -> None:
         """Let go of the library."""
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
-            with contextlib.suppress(nvml.NVMLError):
-                nvml.nvmlShutdown()
+            nvml.close()
 
+    def _read_tool(self, command: list[str], read: Callable[[str], list[DeviceReading]]) -> list[DeviceReading]:
+        told = self._run(command)
+        self._tell(told.complaint)
+        return read(told.text)
 
-def _read_nvml(nvml: Any) -> list[DeviceReading]:
-    found = []
-    for number in range(nvml.nvmlDeviceGetCount()):
-        gpu = nvml.nvmlDeviceGetHandleByIndex(number)
-        instances = _instances(nvml, gpu)
-        if instances is None:
-            found.append(_read_device(nvml, gpu, str(number)))
-            continue
-        celsius = _temperature(nvml, gpu)
-        for place, instance in instances:  # what an instance does is not told, what its GPU's temperature is, is
-            found.append(_read_device(nvml, instance, f"{number}:{place}")._replace(celsius=celsius))
-    return found
-
-
-def _instances(nvml: Any, gpu: Any) -> list[tuple[int, Any]] | None:
-    """The MIG instances of a GPU with their numbers; None where it is whole."""
-    mode = _ask(nvml, lambda: nvml.nvmlDeviceGetMigMode(gpu))
-    if not mode or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
-        return None
-    most = _ask(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)) or 0
-    found = []
-    for place in range(most):
-        instance = _ask(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, place))
-        if instance is not None:
-            found.append((place, instance))
-    return found
-
-
-def _read_device(nvml: Any, handle: Any, label: str) -> DeviceReading:
-    memory = _ask(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-    use = _ask(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-    return DeviceReading(
-        label,
-        # What the driver keeps for itself is in neither `free` nor, with the newer call, `used`: free is what counts.
-        None if memory is None else int(memory.total) - int(memory.free),
-        None if memory is None else int(memory.total),
-        None if use is None else float(use.gpu),
-        None if use is None else float(use.memory),
-        _temperature(nvml, handle),
-    )
-
-
-def _temperature(nvml: Any, handle: Any) -> float | None:
-    celsius = _ask(nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-    return None if celsius is None else float(celsius)
-
-
-def _ask(nvml: Any, question: Callable[[], Any]) -> Any:
-    """An answer of the library, None for what a device does not tell. A library that is gone still raises."""
-    try:
-        return question()
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_NotFound, nvml.NVMLError_NoPermission):
-        return None
-    except nvml.NVMLError_InvalidArgument:  # some drivers' word for "not of an instance"
-        return None
+    def _tell(self, complaint: str) -> None:
+        """Log a complaint when it begins or changes."""
+        if complaint != self._told:
+            self._told = complaint
+            if complaint:
+                log.warning("Devices: %s", complaint)
 
 
 def read_table(text: str) -> list[DeviceReading]:
-    """The rows of nvidia-smi's table; cells it has no figure for say so in words."""
+    """The rows of nvidia-smi's table; cells it has no figure for say so in words, as `[GPU is lost]`."""
     readings = []
     for row in csv.reader(text.splitlines()):
-        index, busy, used, total, memory_busy, celsius = ([_number(cell) for cell in row] + [None] * 6)[:6]
-        if index is not None:
-            memory = [None if mib is None else int(mib * MIB) for mib in (used, total)]
-            readings.append(DeviceReading(str(int(index)), memory[0], memory[1], busy, memory_busy, celsius))
+        if len(row) != 6 or not row[0].strip().isdecimal():
+            continue
+        busy, free, total, memory_busy, celsius = (_number(cell) for cell in row[1:])
+        lost = next((found[0] for cell in row[1:] if (found := _LOST.search(cell))), "")
+        size = None if total is None else int(total * MIB)
+        used = None if free is None or size is None else size - int(free * MIB)
+        label = row[0].strip()
+        readings.append(DeviceReading(label, used, size, busy, memory_busy, celsius, lost, is_lost=bool(lost)))
     return readings
 
 

@@ -56,6 +56,12 @@ def choose_visible(
     return tuple(chosen)
 
 
+def names_device(value: str) -> bool:
+    """Whether a list of visible devices begins with one: it is not empty, `-1` or `none`."""
+    first = value.partition(",")[0].strip()
+    return first not in ("", "-1") and first.lower() not in _NONE
+
+
 def _as_torchserve(name: str, value: str, devices: Sequence[Accelerator]) -> list[Accelerator]:
     if not value.strip():
         return []

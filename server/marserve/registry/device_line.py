@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from marserve.errors import NoMemoryNow
-from marserve.machine.device_readings import DeviceReading
+from marserve.machine.accelerators import DeviceReading
 from marserve.pool.options import PoolOptions
 from marserve.registry.device_admission import DeviceBooks, Promise
 from marserve.registry.device_eviction import (

@@ -527,7 +527,7 @@ class Settings:
     number_of_gpu: int | None = _key(
         OPTIONAL_INT,
         None,
-        "Use at most so many accelerators; all that are visible if not given.",
+        "Use at most so many accelerators; all that are visible if not given. 0: none is looked for.",
         MODELS_AND_WORKERS,
         minimum=0,
         ts_env="TS_NUMBER_OF_GPU",

@@ -19,9 +19,8 @@ from typing import Literal
 import msgspec
 
 from marserve.lineage import VARIABLE
-from marserve.machine.accelerators import Accelerator, Vendor
+from marserve.machine.accelerators import Accelerator, DeviceReading, Vendor
 from marserve.machine.describe import count_cores
-from marserve.machine.device_readings import DeviceReading
 from marserve.machine.devices import Assigner, View, view_of
 from marserve.machine.numa import cpus_near
 from marserve.messages import Load, Preload

@@ -1,0 +1,87 @@
+"""Answers probes while the server cannot listen yet, because a vendor's tool takes its time.
+
+`/livez` is 200, so that an orchestrator does not kill what is starting; everything else is 503. The addresses are given
+back before the listeners bind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from types import TracebackType
+
+from marserve.app.cannot_start import cannot_bind
+from marserve.app.listeners import HANDSHAKE_S, apis_by_address, bind
+from marserve.settings import Settings
+
+# A probe's request is short, and comes at once.
+HEAD_BYTES, HEAD_S = 8192, 5.0
+
+
+class EarlyProbes:
+    """Use it as a context. Raises CannotStart for an address that is taken."""
+
+    def __init__(self, settings: Settings, tls: ssl.SSLContext | None, reason: str) -> None:
+        self._settings, self._tls = settings, tls
+        self._alive = _answer(200, "OK", "alive", [])
+        self._starting = _answer(503, "Service Unavailable", "not ready", [reason], "Retry-After: 1\r\n")
+        self._servers: list[asyncio.Server] = []
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> EarlyProbes:
+        """Bind every address of the server and answer there."""
+        try:
+            for address, names in apis_by_address(self._settings):
+                try:
+                    sock = bind(address)
+                except OSError as error:
+                    raise cannot_bind(address, error, *(f"{name.lower()}_address" for name in names)) from error
+                tls = self._tls if address.is_tls else None
+                start = asyncio.start_unix_server if address.scheme == "unix" else asyncio.start_server
+                limit = HANDSHAKE_S if tls is not None else None
+                server = await start(
+                    self._serve, sock=sock, ssl=tls, ssl_handshake_timeout=limit, limit=HEAD_BYTES
+                )
+                self._servers.append(server)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        """Give the addresses back."""
+        self._close()
+
+    def _close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            async with asyncio.timeout(HEAD_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+            target = head.split(b" ", 2)[1].partition(b"?")[0] if head.count(b" ") > 1 else b""
+            writer.write(self._alive if target == b"/livez" else self._starting)
+            await writer.drain()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+            return
+        finally:
+            self._writers.discard(writer)
+            with contextlib.suppress(OSError):
+                writer.close()
+
+
+def _answer(code: int, phrase: str, status: str, reasons: list[str], headers: str = "") -> bytes:
+    body = json.dumps({"status": status, "reasons": reasons}, indent=2).encode()
+    head = (
+        f"HTTP/1.1 {code} {phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        f"{headers}Connection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -1,0 +1,129 @@
+"""Runs the vendors' tools, each as a process with a deadline that nothing outlasts.
+
+A tool whose driver hangs cannot be ended, not even by SIGKILL: it is left behind then, and reaped when it has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+# How long a tool that was killed may take to go, before it is left behind.
+_GONE_S = 0.5
+# How much of a tool's complaint is kept.
+_WORDS = 300
+
+
+class ToolOutput(NamedTuple):
+    """What a tool printed, and its exit status; the status is None if it did not start or end.
+
+    `complaint` is a sentence without a full stop about what went wrong, empty after status 0.
+    """
+
+    text: str
+    status: int | None = 0
+    complaint: str = ""
+
+
+Run = Callable[[Sequence[str]], ToolOutput]
+
+
+def each_within(limit_s: float) -> Run:
+    """Runs tools of which each may take `limit_s`. While one that was left behind has not ended, nothing is started."""
+    last: list[Tools] = []
+
+    def run(command: Sequence[str]) -> ToolOutput:
+        if last and last[0].is_stuck:
+            return ToolOutput("", None, f"{command[0].rpartition('/')[2]} has not ended")
+        last[:] = [Tools(limit_s)]
+        return last[0](command)
+
+    return run
+
+
+class Tools:
+    """Runs tools, which together may take `total_s`. Thread-safe; blocks, so do not call it on the event loop."""
+
+    def __init__(self, total_s: float = 10.0) -> None:
+        self._total_s = total_s
+        self._deadline: float | None = None
+        self._lock = threading.Lock()
+        self._is_cancelled = False
+        self._running: set[subprocess.Popen[str]] = set()
+
+    def __call__(self, command: Sequence[str]) -> ToolOutput:
+        """What `command` prints, whatever its exit status is. The time for all calls begins with the first."""
+        tool = command[0].rpartition("/")[2]
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._total_s
+        left_s = self._deadline - time.monotonic()
+        late = ToolOutput("", None, f"{tool} did not answer within {self._total_s:g} s")
+        if left_s <= 0:
+            return late
+        self._reap()
+        try:
+            with self._lock:
+                if self._is_cancelled:
+                    return late
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                )
+                self._running.add(process)
+        except (OSError, ValueError) as error:
+            return ToolOutput("", None, f"{tool} could not be started ({error})")
+        try:
+            text, words = process.communicate(timeout=left_s)
+        except subprocess.TimeoutExpired:
+            self._leave(process)
+            return late
+        except (OSError, ValueError):  # its pipes were closed by `cancel`
+            return late
+        finally:
+            if process.poll() is not None:
+                self._running.discard(process)
+        if process.returncode == 0:
+            return ToolOutput(text)
+        said = " ".join((words.strip() or text.strip()).split())[:_WORDS]
+        return ToolOutput(
+            text, process.returncode, f"{tool} ended with status {process.returncode}{f': {said}' if said else ''}"
+        )
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a tool that was left behind has not ended."""
+        self._reap()
+        return bool(self._running)
+
+    def cancel(self) -> None:
+        """End what runs, and start nothing more."""
+        with self._lock:
+            self._is_cancelled = True
+            running = list(self._running)
+        for process in running:
+            with contextlib.suppress(OSError):
+                process.kill()
+
+    def _leave(self, process: subprocess.Popen[str]) -> None:
+        """Kill a tool, and wait a moment only: one that waits for its driver does not go."""
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GONE_S)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    pipe.close()
+
+    def _reap(self) -> None:
+        """Collect what was left behind and has ended since."""
+        for process in [each for each in self._running if each.stdout is not None and each.stdout.closed]:
+            if process.poll() is not None:
+                self._running.discard(process)
