@@ -106,6 +106,18 @@ def test_an_ordinary_worker_sees_all_devices_and_is_told_its_own() -> None:
     """As with TorchServe: nothing is added to its environment."""
     assert view_of(3, (), gpus(4), "nvidia") == View({}, 3)
     assert view_of(None, (), gpus(4), "nvidia") == View({}, None)
+
+
+def test_devices_named_by_uuid_are_shown_in_full() -> None:
+    """To every worker alike, so that its number means the same device."""
+    visible = [Accelerator("H100", "2", "GPU-22ff", "GPU-22ff"), Accelerator("H100", "0", "GPU-00ff", "GPU-00ff")]
+
+    assert view_of(1, (), visible, "nvidia") == View({"CUDA_VISIBLE_DEVICES": "GPU-22ff,GPU-00ff"}, 1)
+    assert view_of(None, (), visible, "nvidia") == View({}, None)
+
+
+def test_a_worker_without_a_device_is_shown_nothing_special() -> None:
+    """Whatever the machine has."""
     assert view_of(None, (), INSTANCES, "nvidia") == View({}, None)
 
 

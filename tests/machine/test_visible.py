@@ -20,6 +20,11 @@ def numbered(count: int) -> list[Accelerator]:
     return [Accelerator("GPU", str(number), str(number)) for number in range(count)]
 
 
+def choose(value: str) -> tuple[Accelerator, ...]:
+    """The devices of eight that CUDA_VISIBLE_DEVICES shows."""
+    return choose_visible(EIGHT, "nvidia", {"CUDA_VISIBLE_DEVICES": value}, is_strict=True)
+
+
 def seen(value: str, *, is_strict: bool = True, installed: list[Accelerator] = EIGHT) -> list[str]:
     """The handles of the devices that CUDA_VISIBLE_DEVICES shows."""
     devices = choose_visible(installed, "nvidia", {"CUDA_VISIBLE_DEVICES": value}, is_strict=is_strict)
@@ -65,8 +70,56 @@ def test_uuids_name_devices() -> None:
     wanted = [EIGHT[6].uuid, EIGHT[2].uuid]
 
     assert seen(",".join(wanted)) == wanted
-    assert seen("GPU-66,gpu-2222") == wanted
-    assert seen("GPU-66,0") == [EIGHT[6].uuid, "0"]
+    assert seen("GPU-66,GPU-2222") == wanted
+
+
+# What torch's parser makes of a list, by the places of the entries that it takes; None: it drops one of them.
+LISTS = [
+    ("0,1", [0, 1]),
+    ("0, 1", [0, 1]),
+    (" 3", [3]),
+    ("03", [3]),
+    ("0,-1,2", [0]),
+    ("GPU-00,GPU-11", [0, 1]),
+    ("GPU-11,-1", [1]),
+    ("GPU-00,0", None),
+    ("0,GPU-00", None),
+    ("GPU-00, GPU-11", None),
+    (" GPU-00", None),
+    ("gpu-00", None),
+    ("GPU-00,gpu-11", None),
+    ("GPU-00,MIG-11", None),
+    ("MIG-00,GPU-00", None),
+    ("MIG-00,0", None),
+]
+
+
+@pytest.mark.parametrize(("value", "places"), LISTS)
+def test_a_list_is_read_as_torch_reads_it(value: str, places: list[int] | None) -> None:
+    """What torch would drop in silence is an error with the entry and how to write it."""
+    if places is None:
+        with pytest.raises(BadSettings, match="CUDA stops reading it at") as error:
+            seen(value)
+        assert "for example CUDA_VISIBLE_DEVICES=GPU-" in str(error.value)
+    else:
+        assert [device.label for device in choose(value)] == [str(place) for place in places]
+
+
+@pytest.mark.torch
+def test_the_table_of_lists_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row against torch's own parser: a list of which it drops an entry, or all, is one that is refused here."""
+    cuda = pytest.importorskip("torch.cuda", reason="needs the extra `torch`")
+    for value, places in LISTS:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        taken = cuda._parse_visible_devices()
+        entries = [entry.strip() for entry in value.split(",")]
+        ended = entries[: entries.index("-1")] if "-1" in entries else entries
+        if places is None:
+            assert len(taken) < len(ended), (value, taken)
+        else:
+            assert len(taken) == len(places), (value, taken)
+            if isinstance(taken[0], int):
+                assert taken == places, value
 
 
 @pytest.mark.parametrize("value", ["NoDevFiles", "none", "-1", "", " "])
@@ -83,7 +136,7 @@ def test_words_for_none_show_none(value: str) -> None:
         ("GPU-", "there is no device GPU-"),
         ("MIG-1", "there is no device MIG-1"),
         ("0,0", "names device 0 twice"),
-        ("2,GPU-22222222", "names device GPU-22222222 twice"),
+        ("GPU-2222,GPU-22222222", "names device GPU-22222222 twice"),
         ("0;1", "'0;1' names no device: name devices by number or by UUID, for example CUDA_VISIBLE_DEVICES=0,1"),
         ("0,,1", "'' names no device"),
     ],
@@ -115,7 +168,8 @@ def test_instances_are_named_by_uuid_or_by_their_gpu(value: str, handles: list[s
 
 def test_a_uuid_is_believed_where_the_tool_tells_none() -> None:
     """The runtime will know."""
-    assert seen("GPU-abc,MIG-GPU-abc/1/0", installed=numbered(2)) == ["GPU-abc", "MIG-GPU-abc/1/0"]
+    assert seen("GPU-abc,GPU-def", installed=numbered(2)) == ["GPU-abc", "GPU-def"]
+    assert seen("MIG-GPU-abc/1/0", installed=numbered(2)) == ["MIG-GPU-abc/1/0"]
 
 
 def test_rocms_two_variables_count_one_after_the_other() -> None:
@@ -145,10 +199,8 @@ def test_in_an_order_that_only_cuda_knows_a_number_is_no_certain_device() -> Non
     order = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
 
     unknown = choose_visible(different, "nvidia", order, is_strict=True)
-    certain = choose_visible(
-        different, "nvidia", order | {"CUDA_VISIBLE_DEVICES": f"{EIGHT[1].uuid},0"}, is_strict=True
-    )
+    certain = choose_visible(different, "nvidia", order | {"CUDA_VISIBLE_DEVICES": EIGHT[1].uuid}, is_strict=True)
 
     assert [(device.handle, device.label, device.memory_bytes) for device in unknown] == [("0", "", 0), ("1", "", 0)]
-    assert [device.label for device in certain] == ["1", ""]
+    assert [device.label for device in certain] == ["1"]
     assert choose_visible(EIGHT, "nvidia", order, is_strict=True) == tuple(EIGHT)

@@ -41,9 +41,7 @@ class EarlyProbes:
                 tls = self._tls if address.is_tls else None
                 start = asyncio.start_unix_server if address.scheme == "unix" else asyncio.start_server
                 limit = HANDSHAKE_S if tls is not None else None
-                server = await start(
-                    self._serve, sock=sock, ssl=tls, ssl_handshake_timeout=limit, limit=HEAD_BYTES
-                )
+                server = await start(self._serve, sock=sock, ssl=tls, ssl_handshake_timeout=limit, limit=HEAD_BYTES)
                 self._servers.append(server)
         except BaseException:
             self._close()

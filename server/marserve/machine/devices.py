@@ -47,7 +47,8 @@ def view_of(gpu_id: int | None, group: Sequence[int], visible: Sequence[Accelera
 
     A worker of several devices sees these and no others; its `gpu_id` is the first of them as the server counts
     (contract 10.5). Any other sees all and is told the number of its own, but where a GPU is cut into MIG instances:
-    CUDA gives a process one instance at most, so each worker is shown its own alone, under the number 0.
+    CUDA gives a process one instance at most, so each worker is shown its own alone, under the number 0. Devices that
+    are named by UUID are shown in full: a part of one, which the operator may have written, is not known everywhere.
     """
     name = VISIBLE_DEVICES.get(vendor) if vendor else None
     if name is None:
@@ -56,6 +57,8 @@ def view_of(gpu_id: int | None, group: Sequence[int], visible: Sequence[Accelera
         return View({name: ",".join(_handle(device, visible) for device in group)}, gpu_id)
     if gpu_id is not None and any(device.is_instance for device in visible):
         return View({name: _handle(gpu_id, visible)}, 0)
+    if gpu_id is not None and any(device.uuid and device.handle == device.uuid for device in visible):
+        return View({name: ",".join(device.handle for device in visible)}, gpu_id)
     return View({}, gpu_id)
 
 

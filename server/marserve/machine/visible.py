@@ -5,6 +5,10 @@
     AMD      ROCR_VISIBLE_DEVICES first; among those HIP_VISIBLE_DEVICES, or, as HIP has it, CUDA_VISIBLE_DEVICES
     Intel    XPU_VISIBLE_DEVICES: numbers
 
+CUDA's list is of one kind, as torch's own parser (written to match the driver) has it: it begins with `GPU-`, and every
+entry does, or with `MIG-`, or it is of numbers. The first entry of another kind, blanks and letters of the wrong case
+included, ends the list there in silence: here it is an error.
+
 A variable that is unset shows all devices, an empty one none. TorchServe takes numbers alone, and reads them as CUDA
 does: the first that is no device ends the list, in silence. Read strictly, a device that is not there is an error, for
 whoever named it meant it.
@@ -13,6 +17,7 @@ whoever named it meant it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 
 from marserve.errors import BadSettings
 from marserve.machine.accelerators import Accelerator, Vendor
@@ -27,6 +32,7 @@ ROCR = "ROCR_VISIBLE_DEVICES"
 # What Slurm writes for a job without devices, and what nobody can mean as a device.
 _NONE = ("nodevfiles", "none", "void")
 _ORDER = "CUDA_DEVICE_ORDER"
+_UUIDS = ("GPU-", "MIG-")
 
 
 def choose_visible(
@@ -56,10 +62,14 @@ def choose_visible(
     return tuple(chosen)
 
 
+def _is_entry(text: str) -> bool:
+    """Whether this part of a list does not end it."""
+    return text.strip() != "-1" and text.strip().lower() not in _NONE
+
+
 def names_device(value: str) -> bool:
-    """Whether a list of visible devices begins with one: it is not empty, `-1` or `none`."""
-    first = value.partition(",")[0].strip()
-    return first not in ("", "-1") and first.lower() not in _NONE
+    """Whether a list of visible devices begins with one: not `-1` or `none`, and the list is not empty."""
+    return bool(value.strip()) and _is_entry(value.partition(",")[0])
 
 
 def _as_torchserve(name: str, value: str, devices: Sequence[Accelerator]) -> list[Accelerator]:
@@ -87,12 +97,14 @@ def _as_torchserve(name: str, value: str, devices: Sequence[Accelerator]) -> lis
 def _strictly(name: str, value: str, devices: Sequence[Accelerator]) -> list[Accelerator]:
     by_number = _by_number(devices)
     visible: list[Accelerator] = []
-    for entry in (part.strip() for part in value.split(",")) if value.strip() else ():
-        if entry.lower() in _NONE or entry == "-1":
-            break
+    written = list(takewhile(_is_entry, value.split(",") if value.strip() else ()))
+    if name == VISIBLE_DEVICES["nvidia"]:
+        for entry in written:
+            _refuse_dropped(entry, value, devices)
+    for entry in (each.strip() for each in written):
         if entry.isdecimal():
             chosen = by_number.get(str(int(entry)), [])
-        elif entry.upper().startswith(("GPU-", "MIG-")):
+        elif entry.upper().startswith(_UUIDS):
             chosen = _by_uuid(entry, devices)
         else:
             raise BadSettings(
@@ -111,6 +123,22 @@ def _strictly(name: str, value: str, devices: Sequence[Accelerator]) -> list[Acc
             raise BadSettings(f"{name} is {value!r}, which names device {entry} twice: name each once", key=name)
         visible += chosen
     return visible
+
+
+def _refuse_dropped(entry: str, value: str, devices: Sequence[Accelerator]) -> None:
+    """Raise BadSettings for an entry at which CUDA would stop reading the list."""
+    kind = next((prefix for prefix in _UUIDS if value.startswith(prefix)), "")
+    if entry.startswith(kind) if kind else not entry.strip().upper().startswith(_UUIDS):
+        return
+    if entry.strip().upper().startswith(kind or _UUIDS):
+        how = "write GPU- and MIG- in capitals, without blanks"
+    else:
+        how = "name all devices by number, all by UUIDs of GPUs, or all by UUIDs of MIG instances"
+    raise BadSettings(
+        f"CUDA_VISIBLE_DEVICES is {value!r}, and CUDA stops reading it at {entry!r}, so it uses none from there on: "
+        f"{how}, for example CUDA_VISIBLE_DEVICES={_example(devices)}",
+        key="CUDA_VISIBLE_DEVICES",
+    )
 
 
 def _by_number(devices: Sequence[Accelerator]) -> dict[str, list[Accelerator]]:
