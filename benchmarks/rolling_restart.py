@@ -40,7 +40,8 @@ http {{
   server {{
     listen 127.0.0.1:{port};
     location / {{
-      proxy_pass http://marserve; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_pass http://marserve; proxy_http_version 1.1;
+      proxy_set_header Connection ""; proxy_set_header Host $http_host;
       proxy_next_upstream error http_503 non_idempotent;
     }}
   }}

@@ -16,6 +16,7 @@ from fastapi import APIRouter
 
 from marserve.api.application import build_app
 from marserve.api.auth import Access, CannotKeepTokens, Guard, Kind, Tokens, token_router
+from marserve.api.browsers import BrowserRules, OwnHosts
 from marserve.errors import InvalidToken
 from support.http_client import Cut
 from support.http_listener import listening
@@ -356,6 +357,29 @@ async def test_a_browsers_preflight_is_answered_without_a_key_where_cors_is_on(t
 
 
 # ----------------------------------------------------------------------------------- the short path of inference
+
+
+@pytest.mark.anyio
+async def test_what_a_setting_opened_is_judged_as_where_no_key_is_asked_for(
+    tokens: Tokens, keys: dict[str, str]
+) -> None:
+    """A page cannot send a key, so what needs one is not judged."""
+    router, managed = APIRouter(), APIRouter()
+    router.add_api_route("/ours", lambda: {"answered": True}, methods=["POST"])
+    managed.add_api_route("/models", lambda: {"answered": True}, methods=["POST"])
+    routers: list[tuple[APIRouter, Access]] = [(router, "unprotected"), (managed, "management")]
+    app = build_app(
+        [router, managed],
+        title="test",
+        guard=lambda inner: Guard(inner, tokens, routers, "management", browser_rules=BrowserRules("http", OwnHosts())),
+    )
+    evil = {"Host": "localhost", "Origin": "https://evil.example"}
+
+    assert (await ask(app, "POST", "/ours", **evil)).status_code == 403
+    assert (await ask(app, "POST", "/ours", Host="evil.example")).status_code == 403
+    assert (await ask(app, "POST", "/ours", Host="localhost")).status_code == 200
+    assert (await ask(app, "POST", "/models", **evil)).status_code == 400
+    assert (await ask(app, "POST", "/models", keys["management"], **evil)).status_code == 200
 
 
 def post(key: str | None, body: bytes = b"hello") -> bytes:

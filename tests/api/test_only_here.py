@@ -6,6 +6,7 @@ import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
 
+from marserve.api.browsers import BrowserRules, OwnHosts
 from marserve.api.only_here import OnlyHere, is_here
 
 
@@ -47,3 +48,23 @@ async def test_management_is_answered_here_alone_and_the_rest_to_all(host: str, 
         assert answer.json()["type"] == "ManagementClosedException"
         assert "allow_open_management=true" in answer.json()["message"]
         assert wrong_method.status_code == 403
+
+
+@pytest.mark.anyio
+async def test_a_page_that_led_its_name_here_is_not_here() -> None:
+    """Its requests come from this machine's browser; the rest of the address is answered to it."""
+    app, management = FastAPI(), APIRouter()
+    management.add_api_route("/models", lambda: {"models": []}, methods=["GET"])
+    app.include_router(management)
+    app.add_api_route("/ping", lambda: {"status": "Healthy"}, methods=["GET"])
+    guarded = OnlyHere(app, [management], BrowserRules("http", OwnHosts(["box.lan"])))
+    transport = httpx.ASGITransport(app=guarded, client=("127.0.0.1", 4711))
+
+    async with httpx.AsyncClient(transport=transport, base_url="http://evil.example") as client:
+        answers = [
+            (await client.get(path, headers={"Host": host})).status_code
+            for path in ("/models", "/ping")
+            for host in ("evil.example", "localhost", "box.lan")
+        ]
+
+    assert answers == [403, 200, 200, 200, 200, 200]

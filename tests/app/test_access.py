@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from marserve.api.browsers import BrowserRules
+from marserve.api.errors import ForeignHost, ForeignOrigin
 from marserve.api.tls import Identity, make_up_identity
 from marserve.app.access import listeners_identity, prepare_access
 from marserve.app.cannot_start import CannotStart
 from marserve.errors import BadSettings, InvalidToken
-from marserve.settings import Settings, load_settings
+from marserve.settings import Address, Settings, load_settings
+from marserve.settings.table import Entry
 
 HTTPS = "inference_address=https://127.0.0.1:8443\n"
 
@@ -66,7 +69,7 @@ async def test_with_tokens_off_nobody_is_asked(tmp_path: Path) -> None:
 
     assert access.tls is None
     assert access.authorize("inference") is None
-    assert access.guard([], "inference") is None
+    assert access.inference_tokens is None
 
 
 @pytest.mark.anyio
@@ -87,7 +90,7 @@ async def test_clients_find_their_keys_while_the_server_runs(tmp_path: Path) -> 
                 check(wrong)
 
     assert not settings.token_file.exists()
-    assert access.guard([], "inference") is not None
+    assert access.inference_tokens is not None
 
 
 @pytest.mark.anyio
@@ -112,3 +115,94 @@ async def test_a_certificate_that_does_not_fit_keeps_the_server_from_starting(
 
     with pytest.raises(CannotStart):
         await prepare_access(load(tmp_path, HTTPS + "certificate_file=cert.pem\nprivate_key_file=key.pem\n"))
+
+
+# ------------------------------------------------------------------------------------------------- browsers
+
+MANAGEMENT = ["Management"]
+INFERENCE = ["Inference"]
+HERE_ONLY = Address("http", "127.0.0.1", 8081)
+
+
+async def rules_of(
+    here: Path,
+    lines: str,
+    names: list[str],
+    address: Address = HERE_ONLY,
+    *,
+    is_here: bool = True,
+    entry: Entry = "marserve",
+) -> BrowserRules:
+    """The rules of an address with these APIs."""
+    (here / "config.properties").write_text(f"model_store=.\ndisable_token_authorization=true\n{lines}")
+    access = await prepare_access(load_settings(entry, {}, {}, here))
+    return access.browser_rules(address, names, is_here=is_here)
+
+
+def takes(rules: BrowserRules, host: bytes, method: str = "GET", **headers: str) -> bool:
+    """Whether a request for this host passes."""
+    with contextlib.suppress(ForeignHost, ForeignOrigin):
+        rules.check(method, [(b"Host", host), *((name.encode(), value.encode()) for name, value in headers.items())])
+        return True
+    return False
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("entry", "names", "is_here", "lines", "takes_any"),
+    [
+        ("marserve", MANAGEMENT, True, "", False),
+        ("marserve", INFERENCE, True, "", False),
+        ("torchserve", MANAGEMENT, True, "", False),
+        ("torchserve", [*INFERENCE, *MANAGEMENT], True, "", False),
+        ("torchserve", INFERENCE, True, "", True),
+        ("marserve", MANAGEMENT, False, "", True),
+        ("marserve", INFERENCE, False, "", True),
+        ("torchserve", INFERENCE, True, "allowed_hosts=models.example.com\n", False),
+        ("torchserve", INFERENCE, False, "allowed_hosts=models.example.com\n", False),
+        ("marserve", MANAGEMENT, False, "allowed_hosts=models.example.com\n", False),
+        ("marserve", MANAGEMENT, True, "allowed_hosts=*\n", True),
+    ],
+)
+async def test_a_foreign_host_is_refused_where_the_servers_names_are_known(
+    tmp_path: Path, entry: Entry, names: list[str], is_here: bool, lines: str, takes_any: bool
+) -> None:
+    """On loopback and with `allowed_hosts`; TorchServe answers predictions whatever the Host, as is recorded."""
+    rules = await rules_of(tmp_path, lines, names, is_here=is_here, entry=entry)
+
+    assert takes(rules, b"evil.example") is takes_any
+    assert takes(rules, b"models.example.com:443") is (bool(lines) or takes_any)
+    assert takes(rules, b"localhost:8081")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("entry", ["marserve", "torchserve"])
+@pytest.mark.parametrize("names", [MANAGEMENT, INFERENCE])
+@pytest.mark.parametrize("is_here", [True, False])
+async def test_a_foreign_page_changes_nothing_anywhere(
+    tmp_path: Path, entry: Entry, names: list[str], is_here: bool
+) -> None:
+    """Unless `cors_allowed_origin` names its origin."""
+    rules = await rules_of(tmp_path, "cors_allowed_origin=https://ui.example\n", names, is_here=is_here, entry=entry)
+
+    assert not takes(rules, b"localhost", "POST", Origin="https://evil.example")
+    assert takes(rules, b"localhost", "POST", Origin="https://ui.example")
+    assert takes(rules, b"localhost", "POST")
+
+
+@pytest.mark.anyio
+async def test_a_page_of_a_server_behind_tls_is_its_own_only_where_it_speaks_tls(tmp_path: Path) -> None:
+    """The scheme is the listener's."""
+    tls = await rules_of(tmp_path, "", MANAGEMENT, Address("https", "127.0.0.1", 8443))
+    plain = await rules_of(tmp_path, "", MANAGEMENT)
+
+    origin = {"Origin": "https://localhost:8443"}
+    assert [takes(rules, b"localhost:8443", "POST", **origin) for rules in (tls, plain)] == [True, False]
+
+
+@pytest.mark.anyio
+async def test_an_addresss_own_name_is_known(tmp_path: Path) -> None:
+    """A machine's name in `/etc/hosts` may be loopback."""
+    rules = await rules_of(tmp_path, "", MANAGEMENT, Address("http", "Box", 8081))
+
+    assert (takes(rules, b"box:8081"), takes(rules, b"bax:8081")) == (True, False)

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from marserve.app.listeners import Listener, apis_by_address, bind
+from marserve.app.listeners import Listener, apis_by_address, bind, reaches_this_machine_alone
 from marserve.settings import Address, load_settings
 
 DEFAULTS = ["http://127.0.0.1:8080", "http://127.0.0.1:8081", "http://127.0.0.1:8082"]
@@ -160,3 +160,21 @@ def test_a_handshake_that_is_half_done_is_not_lost_when_new_connections_are_turn
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["connected", "a request"]
+
+
+@pytest.mark.parametrize(
+    ("address", "answer"),
+    [
+        (Address("http", "127.0.0.1", 8080), True),
+        (Address("http", "127.3.2.1", 8080), True),
+        (Address("http", "localhost", 8080), True),
+        (Address("https", "::1", 8080), True),
+        (Address("http", "0.0.0.0", 8080), False),
+        (Address("http", "::", 8080), False),
+        (Address("http", "no.such.host.invalid", 8080), False),
+        (Address("unix", path="socket"), False),
+    ],
+)
+def test_what_reaches_this_machine_alone_is_what_its_host_resolves_to(address: Address, answer: bool) -> None:
+    """Its names are known, so that other hosts are foreign; no browser reaches a socket's file."""
+    assert reaches_this_machine_alone(address) is answer

@@ -225,3 +225,43 @@ def test_browsers_are_told_what_they_may_do(tmp_path: Path, tokens: str) -> None
     assert [answer.status_code for answer in answers] == [200, 200, 404, 200, 404 if tokens == "off" else 400, 200]
     for answer in answers:
         assert {name: answer.headers[name] for name in told} == told
+
+
+@pytest.mark.parametrize("entry", ["marserve", "torchserve"])
+def test_no_page_of_another_site_manages_a_server_without_keys(tmp_path: Path, entry: str) -> None:
+    """Neither by a form it sends nor by leading its own name here; what is no browser, and health, are as ever."""
+    make_archive(tmp_path / "echo.mar", ECHO)
+    settings = {"cors_allowed_origin": "https://ui.example", "disable_token_authorization": "true"}
+    origins = [None, "https://ui.example", "https://evil.example", "null"]
+    with Server(tmp_path, entry=entry, store=tmp_path, settings=settings) as server:
+        own = server.management.removeprefix("http://")
+
+        def ask(address: str, method: str = "GET", **headers: str | None) -> httpx.Response:
+            told = {name.replace("_", "-"): value for name, value in headers.items() if value is not None}
+            return server.client.request(method, address, headers=told)
+
+        posts = f"{server.management}/models?url=echo.mar&initial_workers=1&synchronous=true"
+        refused = [ask(posts, "POST", Origin=each) for each in origins[2:]]
+        refused.append(ask(posts, "POST", Sec_Fetch_Site="cross-site"))
+        rebound = ask(f"{server.management}/models", Host="evil.example")
+        untouched = ask(f"{server.management}/models").json()
+        taken = [ask(posts, "POST", Origin=each).status_code for each in (*origins[:2], f"http://{own}")]
+        predictions = [ask(f"{server.inference}/predictions/echo", "POST", Origin=each) for each in origins]
+        host = ask(f"{server.inference}/predictions/echo", "POST", Host="evil.example").status_code
+        health = [
+            ask(f"{address}{path}", Host="evil.example", Origin="https://evil.example").status_code
+            for address in (server.inference, server.management)
+            for path in ("/livez", "/readyz", "/startupz")
+        ]
+        health.append(ask(f"{server.inference}/ping", "POST", Host="evil.example", Origin="null").status_code)
+        health.append(ask(f"{server.metrics}/metrics", Host="evil.example").status_code)
+
+    assert [each.status_code for each in refused] == [403] * 3
+    assert all("cors_allowed_origin" in each.json()["message"] for each in refused)
+    assert rebound.status_code == 403
+    assert "allowed_hosts" in rebound.json()["message"]
+    assert untouched == {"models": []}
+    assert taken == [200, 409, 409]
+    assert [each.status_code for each in predictions] == [200, 200, 403, 403]
+    assert host == (403 if entry == "marserve" else 200)
+    assert health == [200] * 8

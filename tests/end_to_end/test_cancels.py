@@ -173,7 +173,7 @@ def test_a_running_request_is_told_that_its_client_has_gone(server: Server, spok
 def test_whoever_hangs_up_on_a_describe_ends_the_question_to_the_handler(server: Server, spoken: int) -> None:
     """The way through the application is no other."""
     sock = connect(server.management)
-    sock.sendall(b"GET /models/patient?customized=true HTTP/1.1\r\nHost: x\r\n\r\n")
+    sock.sendall(b"GET /models/patient?customized=true HTTP/1.1\r\nHost: localhost\r\n\r\n")
     for _ in poll(5, "it runs"):
         if server.describe("patient")["runningRequests"]:
             break

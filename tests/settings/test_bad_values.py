@@ -20,6 +20,7 @@ BY_KIND = {
     "word": "nonsense",
     "bytes, as `500MB` or `2GiB`": "lots",
     "`auto`, or bytes, as `500MB` or `2GiB`": "lots",
+    "hosts, comma-separated": "https://models.example.com",
     "regular expression": "(",
     "regular expressions, comma-separated": "(",
     "JSON": "{",

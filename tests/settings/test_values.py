@@ -14,6 +14,7 @@ from marserve.settings.table import KEYS
 from marserve.settings.values import (
     BOOL,
     FOLDERS,
+    HOSTS,
     INT,
     LENIENT_CHOICE,
     LOAD_MODELS,
@@ -281,3 +282,17 @@ def test_memory_for_models_that_is_no_size_is_refused() -> None:
     """With what would be right."""
     with pytest.raises(Wrong, match="it must be a number of bytes"):
         read(MODEL_MEMORY, "much")
+
+
+def test_hosts_are_names_and_addresses_in_one_form() -> None:
+    """Names below one and all of them by a star; whatever else an address has is refused with the form."""
+    assert read(HOSTS, "Models.Example.com., *.a-b.org ,10.0.0.7,[FD00:0::7],*,") == (
+        "models.example.com",
+        "*.a-b.org",
+        "10.0.0.7",
+        "fd00::7",
+        "*",
+    )
+    for wrong in ("https://a.b", "a.b:8081", "a/b", "a b", "a*.b", "*.*.b", "-a", "[::1", "ü.example", "a..b"):
+        with pytest.raises(Wrong, match="without scheme, port and path"):
+            read(HOSTS, wrong)

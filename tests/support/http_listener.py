@@ -15,6 +15,7 @@ import trustme
 import uvicorn
 
 from marserve.api.auth import Tokens
+from marserve.api.browsers import BrowserRules
 from marserve.api.connections import ConnectionTable
 from marserve.api.http_connection import bind_connection
 from marserve.api.inference import InferenceSurface
@@ -99,6 +100,7 @@ async def listening(
     response_headers: ResponseHeaders | None = None,
     overload_status: int = 503,
     tokens: Tokens | None = None,
+    browser_rules: BrowserRules | None = None,
 ) -> AsyncIterator[Listening]:
     """Serve on a free port of this machine; over TLS, with a certificate made in `tls_folder`, where one is given.
 
@@ -116,6 +118,7 @@ async def listening(
         response_headers=response_headers,
         overload_status=overload_status,
         tokens=tokens,
+        browser_rules=browser_rules,
     )
     files: dict[str, Any] = {}
     client_context = None

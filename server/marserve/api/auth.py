@@ -28,11 +28,14 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from marserve.api.application import PrettyJson, error_response
+from marserve.api.browsers import BrowserRules
+from marserve.api.errors import ForeignHost, ForeignOrigin
 from marserve.api.request_head import Head
 from marserve.errors import InvalidToken
 
 Kind = Literal["inference", "management"]
-Access = Literal["open", "inference", "management", "either"]
+# `unprotected`: a setting has opened what would need a key, so browsers' requests are judged.
+Access = Literal["open", "unprotected", "inference", "management", "either"]
 
 API_KEY: Final = "API"
 KINDS: Final[tuple[Kind, ...]] = ("management", "inference")
@@ -179,7 +182,8 @@ class Guard:
     """Asks each request of a listener's application for the key that its route needs.
 
     `routers` says of each router what its routes need; of what no route takes, and of paths that stand in none of them,
-    `otherwise` is asked, so that nobody learns without a key what there is. `open_paths` need none.
+    `otherwise` is asked, so that nobody learns without a key what there is. `open_paths` need none. `browser_rules`
+    judge what is `unprotected`.
     """
 
     def __init__(
@@ -191,6 +195,7 @@ class Guard:
         open_paths: Iterable[str] = (),
         *,
         answers_preflight: bool = False,
+        browser_rules: BrowserRules | None = None,
     ) -> None:
         self._app = app
         self._tokens = tokens
@@ -198,6 +203,7 @@ class Guard:
         self._otherwise = otherwise
         self._open_paths = frozenset(open_paths)
         self._answers_preflight = answers_preflight
+        self._browser_rules = browser_rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
@@ -209,7 +215,7 @@ class Guard:
                 return
             try:
                 self._check(scope)
-            except InvalidToken as error:
+            except (InvalidToken, ForeignHost, ForeignOrigin) as error:
                 await error_response(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -227,6 +233,10 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         access = self.access_of(scope)
         if access == "open":
+            return
+        if access == "unprotected":
+            if self._browser_rules is not None:
+                self._browser_rules.check_scope(scope)
             return
         value = authorization_of(scope["headers"])
         if access == "either":

@@ -132,6 +132,36 @@ class ExpectationFailed(HttpRefusal):
         super().__init__("The only expectation that can be met is 100-continue.")
 
 
+class ForeignOrigin(ClientError):
+    """A browser sent what changes something for a page of another site, and no key says that its user meant it.
+
+    `origin` is the page's, empty where the browser does not name it.
+    """
+
+    cause = "foreign_origin"
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        page = f"a page of {_quoted(origin)}" if origin else "a page of another site"
+        super().__init__(
+            f"A browser sent this request for {page}. This address asks for no key, so what changes something is "
+            "taken from no other site's pages, unless cors_allowed_origin names their origin."
+        )
+
+
+class ForeignHost(ClientError):
+    """The request is for a host that is not known to be this server."""
+
+    cause = "foreign_host"
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        super().__init__(
+            f"This request is for the host {_quoted(host)}, which is none of this server's names. Where no key is "
+            "asked for, it answers for the hosts of allowed_hosts and, on loopback, for this machine's own."
+        )
+
+
 class TooManyConnections(Unavailable):
     """The server, or the client's address, has as many connections as it may have."""
 
@@ -164,6 +194,8 @@ _TABLE: dict[type[BaseException], tuple[int, str]] = {
     MethodNotAllowed: (405, "MethodNotAllowedException"),
     InvalidToken: (400, "InvalidKeyException"),
     ManagementClosed: (403, "ManagementClosedException"),
+    ForeignOrigin: (403, "ForeignOriginException"),
+    ForeignHost: (403, "ForeignHostException"),
     ModelNotFound: (404, "ModelNotFoundException"),
     VersionNotFound: (404, "ModelVersionNotFoundException"),
     ArchiveNotFound: (404, "ModelNotFoundException"),
@@ -270,6 +302,11 @@ def error_answer(error: BaseException, *, overload_status: int = 503) -> ErrorAn
         error_body(error, overload_status=overload_status),
         [("content-type", "application/json"), *error_headers(error)],
     )
+
+
+def _quoted(text: str) -> str:
+    """A client's own word, fit for a sentence."""
+    return repr(text if len(text) <= 100 else f"{text[:100]}...")
 
 
 def _entry(error: BaseException) -> tuple[int, str]:

@@ -31,6 +31,7 @@ from uvicorn.server import ServerState
 
 from marserve.api.asgi_run import AsgiRun
 from marserve.api.auth import Tokens, authorization_of
+from marserve.api.browsers import BrowserRules
 from marserve.api.connections import ConnectionTable
 from marserve.api.errors import BodyTooSlow, HeadersTooLarge, MalformedRequest, RequestTooSlow, TargetTooLong
 from marserve.api.exchange import Exchange
@@ -73,11 +74,13 @@ def bind_connection(
     overload_status: int = 503,
     large_answers: LargeAnswers | None = None,
     tokens: Tokens | None = None,
+    browser_rules: BrowserRules | None = None,
 ) -> type[HttpConnection]:
     """Make the protocol class of one listener, for uvicorn's `Config(http=…)`.
 
     `surface` is None on a listener without inference routes. Whoever made `connections` starts and stops it, and closes
     `large_answers`. With `tokens` inference routes need the inference key; for the other routes `auth.Guard` asks.
+    `browser_rules` judge requests for inference routes that need none.
     Uvicorn's own access log, `Date` and `Server` headers are best switched off beside it.
     """
     shared = Listener(
@@ -90,6 +93,7 @@ def bind_connection(
         overload_status,
         large_answers or LargeAnswers(),
         tokens,
+        browser_rules,
     )
 
     class BoundConnection(HttpConnection):
@@ -345,6 +349,8 @@ class HttpConnection(HttpToolsProtocol):
         if listener.tokens is not None and head.route is not None:
             # Before the body: who has no key sends none. A header that passes may be remembered, key and all.
             listener.tokens.check("inference", authorization_of(lines))
+        if listener.browser_rules is not None and head.route is not None:
+            listener.browser_rules.check(head.method, head.lines)
         self.phase = BODY
         self.body = b""
         self.body_bytes = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from marserve.api.auth import KnownHeads, Tokens
+from marserve.api.browsers import BrowserRules
 from marserve.api.connections import ConnectionTable
 from marserve.api.inference import InferenceSurface
 from marserve.api.large_answers import LargeAnswers
@@ -48,6 +49,7 @@ class Listener:
 
     __slots__ = (
         "access_log",
+        "browser_rules",
         "connections",
         "has_ids",
         "heads",
@@ -74,9 +76,11 @@ class Listener:
         overload_status: int,
         large_answers: LargeAnswers,
         tokens: Tokens | None = None,
+        browser_rules: BrowserRules | None = None,
     ) -> None:
         self.surface = surface
         self.tokens = tokens
+        self.browser_rules = browser_rules
         self.match = surface.match if surface is not None else _match_nothing
         self.limits = limits
         self.access_log: AccessLog | None = access_log if access_log.is_on else None

@@ -1,7 +1,7 @@
 """Lets callers on this machine alone manage models, at an address that other APIs share.
 
 Knows who calls by the connection's other end, and nothing of keys. A proxy on this machine counts as this machine, as
-with an address on loopback.
+with an address on loopback; so does a browser, and a page that led its own name here is told by the `Host`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,37 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from marserve.api.application import error_response
+from marserve.api.browsers import BrowserRules
+from marserve.api.errors import ForeignHost
 from marserve.errors import ManagementClosed
 
 
 class OnlyHere:
-    """Stands in front of a listener's application, and answers 403 to who asks for one of `routers` from elsewhere."""
+    """Stands in front of a listener's application, and answers 403 to who asks for one of `routers` from elsewhere.
 
-    def __init__(self, app: ASGIApp, routers: Sequence[APIRouter]) -> None:
+    `rules` say which hosts a request for them may name.
+    """
+
+    def __init__(self, app: ASGIApp, routers: Sequence[APIRouter], rules: BrowserRules | None = None) -> None:
         self._app = app
         self._routers = routers
+        self._rules = rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
-        if scope["type"] == "http" and not is_here(scope.get("client")) and self._is_closed(scope):
-            await error_response(ManagementClosed())(scope, receive, send)
-            return
+        if scope["type"] == "http" and self._is_closed(scope):
+            try:
+                self._check(scope)
+            except (ManagementClosed, ForeignHost) as error:
+                await error_response(error)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        if not is_here(scope.get("client")):
+            raise ManagementClosed
+        if self._rules is not None:
+            self._rules.check_host(scope["headers"])
 
     def _is_closed(self, scope: Scope) -> bool:
         return any(route.matches(scope)[0] is not Match.NONE for router in self._routers for route in router.routes)

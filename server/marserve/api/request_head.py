@@ -159,6 +159,7 @@ def read_head(
         raise MethodNotAllowed
     if target[:1] != b"/" or b"#" in target:
         _check_odd_target(method, target)
+        lines = _name_host(target, lines)
     head = Head(method, target, version, keep_alive, lines)
     _read_lines(head, lines)
     if method != b"OPTIONS":
@@ -195,6 +196,15 @@ def _check_odd_target(method: bytes, target: bytes) -> None:
     is_absolute = target[:7].lower() == b"http://" or target[:8].lower() == b"https://"
     if b"#" in target or not (is_absolute or target[:1] == b"/" or (method, target) == (b"OPTIONS", b"*")):
         raise MalformedRequest("the target is neither a path nor an http URL")
+
+
+def _name_host(target: bytes, lines: Headers) -> Headers:
+    """The lines with the host of an absolute target in the place of each `Host`, which does not count beside it."""
+    _, absolute, rest = target.partition(b"://")
+    if not absolute:
+        return lines
+    host = re.split(rb"[/?]", rest, maxsplit=1)[0]
+    return [(name, host if name.lower() == b"host" else value) for name, value in lines]
 
 
 def _read_lines(head: Head, lines: Headers) -> None:

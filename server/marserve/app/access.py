@@ -14,18 +14,19 @@ from fastapi import APIRouter
 from starlette.types import ASGIApp
 
 from marserve.api.auth import Access, CannotKeepTokens, Guard, Kind, Tokens
+from marserve.api.browsers import OPEN_PATHS, BrowserGuard, BrowserRules, OwnHosts
 from marserve.api.health import PROBES
 from marserve.api.only_here import OnlyHere
 from marserve.api.tls import Identity, make_up_identity, read_keystore, read_pem_files, server_context
 from marserve.app.cannot_start import CannotStart
 from marserve.errors import BadSettings
-from marserve.settings import Settings
+from marserve.settings import Address, Settings
 from marserve.settings.open_management import shares_its_port
 
 log = logging.getLogger("marserve.app")
 
 # What routes need where inference is open: what takes either key is no secret then.
-_OPEN_INFERENCE: dict[Access, Access] = {"inference": "open", "either": "open"}
+_OPEN_INFERENCE: dict[Access, Access] = {"inference": "unprotected", "either": "unprotected"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +38,46 @@ class AccessControl:
     tls: ssl.SSLContext | None
 
     def guard(
-        self, routers: Sequence[tuple[APIRouter, Access]], otherwise: Access
-    ) -> Callable[[ASGIApp], ASGIApp] | None:
-        """What asks a listener's requests for keys, or whence they come; None where everybody may ask."""
+        self, routers: Sequence[tuple[APIRouter, Access]], otherwise: Access, rules: BrowserRules
+    ) -> Callable[[ASGIApp], ASGIApp]:
+        """What asks a listener's requests for keys, or whence they come; `rules` judge those that need none."""
         settings, tokens = self.settings, self.tokens
         if tokens is None:
-            return self._only_here(routers)
+            only_here = self._only_here(routers)
+            return lambda app: BrowserGuard(app if only_here is None else only_here(app), rules)
         if settings.allow_open_inference:
             routers = [(router, _OPEN_INFERENCE.get(access, access)) for router, access in routers]
             otherwise = _OPEN_INFERENCE.get(otherwise, otherwise)
         pings = ("/ping", settings.health_route or "/ping") if settings.allow_open_ping else ()
         open_paths = (*PROBES, *pings)
         answers_preflight = bool(settings.cors_allowed_origin)
-        return lambda app: Guard(app, tokens, routers, otherwise, open_paths, answers_preflight=answers_preflight)
+        return lambda app: Guard(
+            app, tokens, routers, otherwise, open_paths, answers_preflight=answers_preflight, browser_rules=rules
+        )
+
+    def browser_rules(self, address: Address, names: Sequence[str], *, is_here: bool) -> BrowserRules:
+        """What is refused at an address with these APIs where no key is asked for.
+
+        `is_here`: only this machine reaches it, so its names are known.
+        """
+        # TorchServe answers predictions whatever the Host, as is recorded.
+        keeps_to_names = is_here and (self.settings.entry == "marserve" or "Management" in names)
+        own_hosts = self._own_hosts(address) if keeps_to_names or self.settings.allowed_hosts else None
+        return self._rules(address, own_hosts)
+
+    def _own_hosts(self, address: Address) -> OwnHosts:
+        return OwnHosts(self.settings.allowed_hosts, address.host)
+
+    def _rules(self, address: Address, own_hosts: OwnHosts | None) -> BrowserRules:
+        settings = self.settings
+        origins = [each.strip() for each in (settings.cors_allowed_origin or "").split(",")]
+        further = [settings.health_route] if settings.health_route else []
+        return BrowserRules(
+            "https" if address.is_tls else "http",
+            own_hosts,
+            [each for each in origins if each],
+            [*OPEN_PATHS, *further],
+        )
 
     @property
     def inference_tokens(self) -> Tokens | None:
@@ -61,7 +89,8 @@ class AccessControl:
         if not self.settings.management_is_kept_here or not shares_its_port(self.settings):
             return None
         closed = [router for router, access in routers if access == "management"]
-        return (lambda app: OnlyHere(app, closed)) if closed else None
+        rules = self._rules(self.settings.management_address, self._own_hosts(self.settings.management_address))
+        return (lambda app: OnlyHere(app, closed, rules)) if closed else None
 
     def authorize(self, kind: Kind) -> Callable[[str | bytes | None], None] | None:
         """What lets a call pass that has the key of this kind; None where none is needed."""

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -26,6 +26,7 @@ from uvicorn.server import ServerState
 from marserve.api.application import build_app
 from marserve.api.http_connection import HttpConnection, bind_connection
 from marserve.api.inference import InferenceSurface
+from marserve.api.only_here import is_here as is_loopback
 from marserve.api.response_headers import ResponseHeaders
 from marserve.app.cannot_start import CannotStart, cannot_bind
 from marserve.app.from_settings import cors_headers, http_limits
@@ -173,8 +174,11 @@ def _cannot_bind(address: Address, error: OSError, names: list[str]) -> CannotSt
 
 
 def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener:
-    settings, own = parts.settings, own_access(names)
+    settings, own, access = parts.settings, own_access(names), parts.access
     routers = build_routes(names, parts)
+    is_here = reaches_this_machine_alone(address)
+    predictions_rules = access.browser_rules(address, ["Inference"], is_here=is_here)
+    rules = access.browser_rules(address, names, is_here=is_here)
     connection = bind_connection(
         InferenceSurface(parts.registry, parts.workflows, settings.predict_route) if "Inference" in names else None,
         http_limits(settings),
@@ -184,14 +188,15 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         overload_status=settings.unavailable_status,
         large_answers=parts.large_answers,
         response_headers=ResponseHeaders(cors_headers(settings)),
-        tokens=parts.access.inference_tokens,
+        tokens=access.inference_tokens,
+        browser_rules=predictions_rules if access.inference_tokens is None else None,
     )
     config = uvicorn.Config(
         build_app(
             [router for router, _ in routers],
             title=f"marserve: {' and '.join(names)} API",
             overload_status=settings.unavailable_status,
-            guard=parts.access.guard(routers, own) if names != ["Metrics"] else None,
+            guard=access.guard(routers, own, rules) if names != ["Metrics"] else None,
         ),
         http=connection,
         ws="none",
@@ -204,7 +209,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
     )
     try:
         config.load()
-        config.ssl = parts.access.tls if address.is_tls else None
+        config.ssl = access.tls if address.is_tls else None
         sock = bind(address)
     except OSError as error:
         raise _cannot_bind(address, error, names) from error
@@ -223,8 +228,7 @@ def bind(address: Address) -> socket.socket:
             sock.close()
             raise
         return sock
-    infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, where = infos[0]
+    family, kind, protocol, _, where = _resolve(address)
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -233,6 +237,25 @@ def bind(address: Address) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def reaches_this_machine_alone(address: Address) -> bool:
+    """Whether what listens there is reached through loopback alone, whatever its host is called; no socket file is.
+
+    False for a host that is none: binding it will say so.
+    """
+    if address.scheme == "unix":
+        return False
+    try:
+        where = _resolve(address)[4]
+    except OSError:
+        return False
+    return is_loopback((str(where[0]), 0))
+
+
+def _resolve(address: Address) -> tuple[Any, ...]:
+    """Family, kind, protocol, name and socket address of where to listen. Raises OSError."""
+    return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
 
 
 def _remove_stale(path: Path) -> None:

@@ -27,6 +27,7 @@ from marserve.settings.values import (
     FILE,
     FLOAT,
     FOLDERS,
+    HOSTS,
     INT,
     INT_CHOICE,
     LENIENT_CHOICE,
@@ -235,7 +236,8 @@ class Settings:
     cors_allowed_origin: str | None = _key(
         OPTIONAL_TEXT,
         None,
-        "Origin whose pages may call from a browser, or `*`: sent with every answer, as it stands.",
+        "Origin whose pages may call from a browser, or `*`: sent with every answer, as it stands. Where no key is "
+        "asked for, pages of other origins change nothing.",
         ADDRESSES,
         ts_env="TS_CORS_ALLOWED_ORIGIN",
     )
@@ -886,6 +888,13 @@ class Settings:
         BOOL,
         False,
         "Let the management API listen beyond this machine although nothing authenticates its callers.",
+        SECURITY,
+    )
+    allowed_hosts: tuple[str, ...] = _own(
+        HOSTS,
+        (),
+        "Hosts that requests without a key may name in their Host, *.example.com for those below one, * for all; if "
+        "not given, this machine's own names where an address is on loopback, and all elsewhere.",
         SECURITY,
     )
     unprotected_management: Literal["refuse", "loopback"] = _own(

@@ -341,6 +341,27 @@ def _read_words(text: str, reading: Reading) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+_HOST_NAME = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?)*")
+
+
+def _read_hosts(text: str, reading: Reading) -> tuple[str, ...]:
+    return tuple(_read_host(part.strip(), reading) for part in text.split(",") if part.strip())
+
+
+def _read_host(text: str, reading: Reading) -> str:
+    host = text.lower().removesuffix(".")
+    if host == "*" or _HOST_NAME.fullmatch(host):
+        return host
+    try:
+        is_bracketed = host.startswith("[") and host.endswith("]")
+        return ipaddress.IPv6Address(host[1:-1] if is_bracketed else host).compressed
+    except ValueError:
+        raise Wrong(
+            f"Invalid configuration: {reading.name} has {text[:100]!r}; a host is a name or an address without scheme, "
+            "port and path, as in models.example.com, *.example.com or 10.0.0.7"
+        ) from None
+
+
 def _read_folders(text: str, reading: Reading) -> tuple[Path, ...]:
     return tuple(reading.working_directory / part.strip() for part in text.split(",") if part.strip())
 
@@ -474,6 +495,7 @@ INT_CHOICE: Kind[Any] = Kind("number", lambda text, reading: int(_read_choice(te
 REGEX: Kind[re.Pattern[str] | None] = Kind("regular expression", _read_regex, _write_pattern)
 REGEXES: Kind[tuple[str, ...]] = Kind("regular expressions, comma-separated", _read_regexes, ",".join)
 WORDS: Kind[tuple[str, ...]] = Kind("words, comma-separated", _read_words, ",".join)
+HOSTS: Kind[tuple[str, ...]] = Kind("hosts, comma-separated", _read_hosts, ",".join)
 FOLDERS: Kind[tuple[Path, ...]] = Kind(
     "folders, comma-separated", _read_folders, lambda value: ",".join(map(str, value))
 )
