@@ -147,14 +147,21 @@ class Tolerance(msgspec.Struct, frozen=True, array_like=True):
     ignore: tuple[str, ...] = ()
 
 
-# ------------------------------------------------------------------------------------------- what numbers may be
+# ------------------------------------------------------------------------------------------- what fields may be
 
-# A message with other numbers than these is refused as it is decoded: a worker may send anything.
+# A message with other numbers or longer texts than these is refused as it is decoded: a worker may send anything.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Status = Annotated[int, msgspec.Meta(ge=100, le=999)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Sentence = Annotated[str, msgspec.Meta(max_length=4096)]
+Message = Annotated[str, msgspec.Meta(max_length=1 << 21)]
+Traceback = Annotated[str, msgspec.Meta(max_length=1 << 17)]
 # A worker adds up what one batch measured, and sends no more values than this at a time.
 MAX_METRIC_VALUES = 10_000
+
+# Modules that are slow to import; a template for models that cannot be forked after loading imports those it saw.
+# onnxruntime is left out: it starts a thread when it is imported (1.31), and then nothing could be forked.
+HEAVY_MODULES = ("torch", "transformers", "numpy", "PIL.Image")
 
 # ------------------------------------------------------------------------------------------- server to worker
 
@@ -358,8 +365,8 @@ class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):
     """Loading failed; the worker ends. `kind` is a name of `pool.cause_of_death.Cause`."""
 
     kind: str
-    message: str
-    traceback: str
+    message: Sentence
+    traceback: Traceback
 
 
 class Templated(msgspec.Struct, frozen=True, array_like=True, tag="templated"):
@@ -396,7 +403,7 @@ class Result(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """
 
     status: Status
-    reason: str
+    reason: Message
     headers: list[tuple[str, str]]
     error: str | None = None
 
@@ -418,9 +425,9 @@ class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
     number: int
     handler_s: Seconds
     kind: str
-    message: str
+    message: Message
     code: Status
-    traceback: str
+    traceback: Traceback
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
@@ -464,8 +471,8 @@ class OutOfStep(msgspec.Struct, frozen=True, array_like=True, tag="out_of_step")
     `traceback` is that of the rank that raised.
     """
 
-    detail: str
-    traceback: str
+    detail: Sentence
+    traceback: Traceback
 
 
 class Metric(msgspec.Struct, frozen=True, gc=False, array_like=True):

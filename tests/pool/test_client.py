@@ -25,6 +25,7 @@ from marserve.messages import (
     Metric,
     Metrics,
     NotLoaded,
+    OutOfStep,
     Part,
     Piece,
     Raised,
@@ -365,10 +366,16 @@ async def test_a_worker_that_measures_without_end_is_broken() -> None:
         Loaded(1.0, device_bytes=-1),
         Lengths(1, float("inf"), []),
         Metrics([Metric("n", 1.0, "u", "gauge", [], "")] * (MAX_METRIC_VALUES + 1)),
+        NotLoaded("k", "m" * 5000, "t"),
+        NotLoaded("k", "m", "\n" * 1_000_000),
+        Raised(1, 0.1, "k", "m", 503, "\n" * 1_000_000),
+        Raised(1, 0.1, "k", "m" * 3_000_000, 503, "t"),
+        OutOfStep("d", "\n" * 1_000_000),
+        Results(1, 0.1, [Result(200, "r" * 3_000_000, [])]),
     ],
-    ids=str,
+    ids=lambda message: str(message)[:40],
 )
-async def test_numbers_that_cannot_be_are_broken(message: ToServer) -> None:
+async def test_numbers_and_lengths_that_cannot_be_are_broken(message: ToServer) -> None:
     """They are refused as they are decoded, before anything is reckoned with them."""
     ear = Ear()
     async with FakeWorker(ear) as worker:

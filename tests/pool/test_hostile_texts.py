@@ -11,6 +11,7 @@ import pytest
 
 from marserve.errors import HandlerFailed, MarserveError
 from marserve.messages import Answer
+from marserve.pool.slot import MOST_TRACEBACK_LINES
 from support.hostile_handler import KINDS, LONE
 from support.running_pool import RunningPool
 
@@ -115,3 +116,21 @@ async def test_a_load_that_fails_in_such_words_is_told(tmp_path: Path, name: str
         assert running.pool.last_death.detail
         running.pool.last_death.detail.encode()
         assert len(running.pool.last_death.traceback) < 100_000
+
+
+async def test_a_load_that_fails_in_many_lines_is_logged_in_few(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server's own log has a record for each line of the author's traceback."""
+    source = """
+    def handle(data, context):
+        raise ValueError("line\\n" * 12_000)
+    """
+    async with RunningPool(tmp_path, source, max_restarts=1) as running:
+        running.pool.start()
+        with pytest.raises(MarserveError):
+            await running.pool.wait_until_ready()
+
+    said = [record for record in caplog.records if "lines are left out" in record.getMessage()]
+    assert said
+    assert len(caplog.records) < 3 * MOST_TRACEBACK_LINES

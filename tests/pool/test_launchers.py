@@ -14,7 +14,7 @@ from marserve.archive.requirements import Requirements
 from marserve.errors import LoadFailed, WorkerDied
 from marserve.pool.cause_of_death import Cause
 from marserve.pool.environments import Environments
-from marserve.pool.launchers import Launchers, StartFailed, WorkerEnds
+from marserve.pool.launchers import MAX_REASONS, Launchers, StartFailed, WorkerEnds
 from marserve.pool.launchers.forked import END_GRACE_S
 from marserve.pool.launchers.fresh import launch_fresh
 from marserve.pool.launchers.process import WorkerProcess
@@ -467,6 +467,51 @@ async def test_a_model_whose_forks_hang_is_loaded_by_each_worker_in_the_end(
         assert "Each worker loads the model for itself: templates that have loaded it do not fork" in (
             running.pool.warnings
         )
+
+
+async def test_a_template_cannot_have_others_import_what_it_likes(tmp_path: Path) -> None:
+    """What it names beyond the modules that are slow to import would make one more template each time."""
+    source = """
+    import socket
+    from marserve.messages import Templated
+    from marserve.worker import template
+    send = template.Template._send
+    def lie(self, message):
+        if type(message) is Templated:
+            message = Templated(0.1, ["x" * 100_000], ["this", "numpy", "antigravity", "os.path"])
+        send(self, message)
+    template.Template._send = lie
+    def handle(data, context): return ["ok"] if data else None
+    """
+    async with RunningPool(tmp_path, source) as running:
+        await running.start()
+
+        assert list(running.launchers._import_templates) == [("numpy",)]
+        [warning] = running.pool.warnings
+        assert len(warning) < MAX_REASONS + 100
+
+
+async def test_a_template_that_speaks_of_strangers_without_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flood of honest messages keeps the server as busy as one of noise."""
+    monkeypatch.setattr("marserve.pool.launchers.forked.MOST_STRANGERS", 100)
+    source = """
+    from marserve.messages import Exited, Forked
+    from marserve.worker import template
+    send = template.Template._send
+    def lie(self, message):
+        send(self, message)
+        if type(message) is Forked:
+            for _ in range(101):
+                send(self, Exited(2, 0))
+    template.Template._send = lie
+    def handle(data, context): return ["ok"] if data else None
+    """
+    async with RunningPool(tmp_path, source, start="fork") as running:
+        running.pool.start()
+
+        await until(lambda: running.metrics.worker_deaths, "its workers end with it")
 
 
 async def test_a_template_may_name_its_own_children_alone(tmp_path: Path) -> None:

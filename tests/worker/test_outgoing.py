@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marserve.messages import MAX_METRIC_VALUES, Metric
-from marserve.worker.outgoing import cut, exact, metrics_of, say, shown, traceback_of, words_of
+from marserve.worker.outgoing import cut, exact, metrics_of, name_of, say, shown, traceback_of, words_of
 from marserve_handlers.metrics import MetricValue
 from support.hostile_handler import Speechless, SpeechlessError, Stubborn, Text
 
@@ -27,6 +27,20 @@ def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
     assert seen.endswith("-" * 25 + "z" * 50)
     assert "10000 characters are left out" in seen
     assert cut("a" * 100, 100) == "a" * 100
+
+
+def test_a_text_of_nothing_but_surrogates_is_no_longer_on_the_wire() -> None:
+    """Escaped they take six times their room."""
+    seen = cut("\ud800" * 1000, 1000)
+
+    assert len(seen) < 1100
+    assert seen.startswith("\\ud800\\ud800")
+
+
+def test_the_name_of_a_class_is_bounded() -> None:
+    """It is the author's, too."""
+    assert len(name_of(type("x" * 100_000, (), {})())) < 300
+    assert name_of(Text("x")) == "Text"
 
 
 def test_what_cannot_say_what_it_is_is_named_by_its_type() -> None:

@@ -17,10 +17,9 @@ from types import ModuleType
 
 import pytest
 
-from marserve.messages import Load, Preload, Stop, Templated
+from marserve.messages import HEAVY_MODULES, Load, Preload, Stop, Templated
 from marserve.worker import template
 from marserve.worker.template import (
-    HEAVY_MODULES,
     child_processes,
     heavy_modules,
     open_descriptors,

@@ -63,7 +63,7 @@ LOOK_AT_LOCK_S = 0.1
 REST_OF_OUTPUT_S = 2.0
 KILL_TIMEOUT_S = 10.0
 
-# What is dear to import and so imported once for many models (`worker/template.py: HEAVY_MODULES`), by distribution.
+# What is dear to import and so imported once for many models (`messages.py: HEAVY_MODULES`), by distribution.
 SHARED_DISTRIBUTIONS = ("torch", "transformers", "numpy", "pillow", "msgspec")
 
 # pip ends with the thread that started it (PR_SET_PDEATHSIG): nobody is left to wait for it.

@@ -63,6 +63,9 @@ LAST_OUTPUT_S = 0.5
 # How long a worker past its limit may take to end by SIGTERM before SIGKILL. Its clients wait meanwhile.
 TERM_GRACE_S = 0.25
 
+# The author's traceback of a failed load is logged on the event loop, a record each line.
+MOST_TRACEBACK_LINES = 400
+
 # On so many nodes in a row a worker may fail to start, through the nodes' fault, before the load counts as failed.
 MOST_NODES = 3
 
@@ -379,12 +382,20 @@ class Slot:
         self.last_death = DeathView(death.cause.value, time.time(), death.detail, traceback)
         log.warning("%s ended (%s): %s", self.name, death.cause, death.detail)
         if not is_known:  # a load that fails the same way again and again is told once
-            for line in traceback.rstrip().splitlines():  # a record each: a log's line is one line
+            for line in middle_left_out(traceback.rstrip().splitlines()):  # a record each: a log's line is one line
                 log.warning("%s %s", self.name, line)
 
     def answered(self) -> None:
         """The present worker has answered: its next end begins a new row of failures."""
         self._policy.answered()
+
+
+def middle_left_out(lines: list[str]) -> list[str]:
+    """At most about `MOST_TRACEBACK_LINES` of a traceback, its beginning and its end."""
+    first, last = MOST_TRACEBACK_LINES // 4, MOST_TRACEBACK_LINES - MOST_TRACEBACK_LINES // 4
+    if len(lines) <= MOST_TRACEBACK_LINES:
+        return lines
+    return [*lines[:first], f"… {len(lines) - first - last} lines are left out …", *lines[-last:]]
 
 
 class Life:

@@ -48,7 +48,7 @@ from marserve.page import Page
 from marserve.worker.device_memory import give_back, is_lost, taken_bytes
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.memory_limit import limit_memory
-from marserve.worker.outgoing import MAX_MESSAGE, cut, has_run_out, metrics_of, say, shown, traceback_of
+from marserve.worker.outgoing import MAX_MESSAGE, cut, has_run_out, metrics_of, name_of, say, shown, traceback_of
 from marserve.worker.rank import LOOK_FOR_ENDS_S, Follower, Leader, Peer, open_store
 from marserve.worker.steps import begin_step, say_what_follows
 from marserve_handlers.context import Context
@@ -535,7 +535,7 @@ def raised(number: int, handler_s: float, error: BaseException) -> Raised:
         message = cut(told.message, MAX_MESSAGE)
         return Raised(number, handler_s, told.kind, message, told.code, traceback_of(error))
     except BaseException as worse:
-        text = f"{type(error).__name__}, which cannot be shown:\n{traceback_of(worse)}"
+        text = f"{name_of(error)}, which cannot be shown:\n{traceback_of(worse)}"
         return Raised(number, handler_s, HANDLER, "Prediction failed", 503, text)
 
 
@@ -571,7 +571,7 @@ def not_loaded(error: BaseException) -> NotLoaded:
     try:
         return _not_loaded(error)
     except BaseException as worse:  # the author's exception cannot say what it is
-        return NotLoaded("load_failed", type(error).__name__, traceback_of(worse))
+        return NotLoaded("load_failed", name_of(error), traceback_of(worse))
 
 
 def _not_loaded(error: BaseException) -> NotLoaded:
@@ -586,7 +586,7 @@ def _not_loaded(error: BaseException) -> NotLoaded:
     else:
         kind = "load_failed"
     said = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-    return NotLoaded(kind, said[:2000], traceback_of(error))
+    return NotLoaded(kind, cut(said[:2000], 2000), traceback_of(error))
 
 
 # ------------------------------------------------------------------------------------------------ the process

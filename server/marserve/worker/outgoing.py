@@ -18,6 +18,7 @@ from marserve_handlers.errors import is_out_of_memory
 # In characters. What is longer is cut, and says so.
 MAX_MESSAGE = 1 << 20
 MAX_TRACEBACK = 64 << 10
+MAX_NAME = 200
 _KINDS = ("counter", "gauge", "histogram")
 
 log = logging.getLogger("marserve.worker")
@@ -29,8 +30,13 @@ def exact(text: str) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """At most about `most` characters of a text, its beginning and its end."""
-    text = exact(text)
+    """At most about `most` characters of a text, its beginning and its end, as it travels: lone surrogates escaped."""
+    text = _cut(exact(text), most)
+    escaped = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(escaped) == len(text) else _cut(escaped, most)
+
+
+def _cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     return f"{text[: most // 4]}\n… {len(text) - most} characters are left out …\n{text[-(most - most // 4) :]}"
@@ -41,7 +47,13 @@ def words_of(value: object) -> str:
     try:
         return cut(str(value), MAX_MESSAGE)
     except BaseException:
-        return f"{type(value).__name__}, which cannot be shown"
+        return f"{name_of(value)}, which cannot be shown"
+
+
+def name_of(value: object) -> str:
+    """The name of its class, which an author may have made as long as any text."""
+    name: str = type.__dict__["__name__"].__get__(type(value))  # whatever its metaclass says
+    return cut(name, MAX_NAME)
 
 
 def shown(error: BaseException) -> str:
@@ -49,7 +61,7 @@ def shown(error: BaseException) -> str:
     try:
         return exact(repr(error))
     except BaseException:
-        return f"{type(error).__name__}, which cannot be shown"
+        return f"{name_of(error)}, which cannot be shown"
 
 
 def has_run_out(error: BaseException) -> bool:
@@ -65,7 +77,7 @@ def traceback_of(error: BaseException) -> str:
     try:
         return cut("".join(traceback.format_exception(error)), MAX_TRACEBACK)
     except BaseException:
-        return f"{type(error).__name__}, whose traceback cannot be shown"
+        return f"{name_of(error)}, whose traceback cannot be shown"
 
 
 def say(level: int, message: str, *values: object, error: BaseException | None = None) -> None:

@@ -29,7 +29,7 @@ from marserve import wire
 from marserve.allocator import give_back_free_memory
 from marserve.errors import BadFrame
 from marserve.lineage import VARIABLE as LINEAGE
-from marserve.messages import Exited, Fork, Forked, Load, Preload, Stop, Templated, ToServer
+from marserve.messages import HEAVY_MODULES, Exited, Fork, Forked, Load, Preload, Stop, Templated, ToServer
 from marserve.page import Page
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.loop import (
@@ -43,10 +43,6 @@ from marserve.worker.loop import (
 )
 from marserve.worker.memory_limit import limit_memory
 from marserve.worker.parent import die_with_parent, end_the_parents_family, wake_at_parents_end
-
-# Modules that are dear to import; a template for models that cannot be forked after loading imports those it saw.
-# onnxruntime is none of them: it starts a thread when it is imported (1.31), and then nothing could be forked.
-HEAVY_MODULES = ("torch", "transformers", "numpy", "PIL.Image")
 
 # What runtimes of accelerators open (CUDA, ROCm, Level Zero), whichever library brought them: a driver that was begun
 # before a fork does not work behind it.

@@ -23,7 +23,7 @@ from marserve.machine.accelerators import Accelerator, DeviceReading, Vendor
 from marserve.machine.describe import count_cores
 from marserve.machine.devices import Assigner, View, view_of
 from marserve.machine.numa import cpus_near
-from marserve.messages import Load, Preload
+from marserve.messages import HEAVY_MODULES, Load, Preload
 from marserve.pool.cause_of_death import Cause, Death
 from marserve.pool.cgroups import WorkerCgroups
 from marserve.pool.client import WorkerClient
@@ -56,6 +56,8 @@ log = logging.getLogger("marserve.pool.launchers")
 
 LOOK_AT_KILLS_S = 1.0
 LEAST_LOADING = 8
+# Of what a template says against forking it, describe has so many characters.
+MAX_REASONS = 4000
 # So many templates in a row that do not fork, and workers are started without one (`workerStart: auto`).
 MOST_GIVEN_UP = 2
 
@@ -410,11 +412,11 @@ class Launcher:
             self._template = template
             return template
         await template.close()
-        reasons = "; ".join(ready.refusals)
+        reasons = "; ".join(ready.refusals)[:MAX_REASONS]
         if self._start == "fork":
             raise _fork_refused(reasons)
         self._may_load_first = False
-        self._preload = tuple(ready.preload)
+        self._preload = tuple(name for name in HEAVY_MODULES if name in ready.preload)
         self.warnings.append(f"Each worker loads the model for itself, forking it is not safe: {reasons}")
         log.info("%s %s: forking the loaded model is not safe: %s", load.model, load.version, reasons)
         return None

@@ -43,6 +43,8 @@ FORK_TIMEOUT_S = 10.0
 END_GRACE_S = 2.0
 # How long after a worker's end its template may take to say its wait status.
 STATUS_GRACE_S = 0.5
+# So often a template may tell of the end of a process that it did not fork as a worker.
+MOST_STRANGERS = 10_000
 # Templates send no bodies.
 MAX_FRAME_BYTES = 1 << 20
 
@@ -127,6 +129,7 @@ class Template:
         self._fork_numbers = count(1)
         self._children: dict[int, ForkedWorker] = {}
         self._is_childless = asyncio.Event()
+        self._strangers = 0
         self._unsent = memoryview(b"")
         self.is_open = False
         self.why_given_up = ""
@@ -312,11 +315,16 @@ class Template:
             child = self._children.get(message.pid)
             if child is not None:
                 child.see_status(message.status)
+                return
+            self._strangers += 1  # children that the author's code had started while loading
+            if self._strangers > MOST_STRANGERS:
+                raise BadFrame("a template speaks without end of processes that are not its workers")
         else:
             raise BadFrame(f"a template sent {type(message).__name__}")
 
     def _hear_of_worker(self, message: Forked) -> None:
         """A worker was forked, or could not be. Raises BadFrame for a process that is not the template's to name."""
+        self._strangers = 0
         waiting = self._forks.get(message.worker_id)
         is_awaited = waiting is not None and not waiting.done()
         pid = message.pid
