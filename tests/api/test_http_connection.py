@@ -497,6 +497,30 @@ async def test_an_offer_of_http2_is_overlooked_and_the_body_kept(listener: Liste
     assert (b"A", b"b") in listener.plane.submitted[0].request.headers
 
 
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("/ping", "", 200),
+        ("/ping/", "", 200),
+        ("/ping?deep=1", "", 200),
+        ("/ping", "Host: x\r\nHost: y\r\n", 400),
+        ("/ping", "Host: a b\r\n", 400),
+        ("/pingx", "", 400),
+        ("/ping/../models", "", 400),
+        ("/readyz", "", 400),
+        ("/predictions/echo", "", 400),
+    ],
+)
+async def test_the_ping_of_an_old_balancer_needs_no_host(
+    listener: Listening, target: str, host: str, status: int
+) -> None:
+    """Everything else in HTTP/1.1 does; of a Host that is there, there is one, and it is one."""
+    async with listener.connect() as client:
+        answer = await client.ask(f"GET {target} HTTP/1.1\r\n{host}\r\n".encode())
+
+    assert answer.status == status
+
+
 @pytest.mark.parametrize(("stays", "offer"), [(False, "Upgrade"), (True, "keep-alive, Upgrade")])
 async def test_an_offer_of_another_protocol_does_not_make_http10_http11(
     listener: Listening, stays: bool, offer: str

@@ -16,6 +16,7 @@ from marserve.api.schemas import CheckReport, ErrorBody, KServeReady, ModelDescr
 from marserve.messages import Answer
 from marserve.names import name_fault
 from marserve.settings import ModelToLoad
+from support.echo_archives import manifest, write_mar
 from support.fake_pool import Behaviour, FakeDeath
 from support.management_house import House, client_of
 
@@ -503,6 +504,40 @@ async def test_a_name_of_any_characters_is_one_name(house: House, client: httpx.
     assert error(unknown) == (404, "ModelNotFoundException", f"Model not found: {name}{name}")
     assert (await client.put(f"/models/{escaped}/1.0/set-default")).status_code == 200
     assert (await client.delete(f"/models/{escaped}/1.0")).status_code == 200
+
+
+async def test_numbers_of_scaling_are_numbers_and_those_of_a_registration_may_be_words(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    """As is recorded of the latter; nobody who writes `many` means 1, which TorchServe then scales to."""
+    registered = await client.post(f"/models?url={house.put()}&initial_workers=abc&batch_size=many")
+    scaled = [await client.put(f"/models/m?{word}=many&initial_workers=abc") for word in ("min_worker", "max_worker")]
+
+    assert status(registered)[0] == 200
+    assert status(registered)[1].startswith('Model "m" Version: 1.0 registered with 0 initial workers.')
+    for word, answer in zip(("min_worker", "max_worker"), scaled, strict=True):
+        expected = f"{word} is 'many'; it must be a whole number of at most 2147483647."
+        assert error(answer) == (400, "BadRequestException", expected)
+    assert (await describe(client, "/models/m"))[0]["minWorkers"] == 0
+
+
+async def test_a_configuration_that_the_archive_lacks_is_a_warning(house: House, client: httpx.AsyncClient) -> None:
+    """The model is registered without one, and describe says what is missing."""
+    archive = write_mar(house.store / "c.mar", manifest("c", configFile="gone.yaml")).name
+
+    answer = await client.post(f"/models?url={archive}&initial_workers=1&synchronous=true")
+
+    assert status(answer) == (200, 'Model "c" Version: 1.0 registered with 1 initial workers')
+    warnings = (await describe(client, "/models/c"))[0]["warnings"]
+    assert "the archive has no gone.yaml, which its manifest names as configFile" in warnings
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/models//1.0"), ("PUT", "/models//1.0/set-default"), ("DELETE", "/models//1.0")]
+)
+async def test_an_empty_segment_names_no_model(client: httpx.AsyncClient, method: str, path: str) -> None:
+    """It is no route; an empty `model_name` is not given, so the archive's name counts."""
+    assert error(await client.request(method, path))[:2] == (404, "ResourceNotFoundException")
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def test_every_flag_is_understood(tmp_path: Path, capsys: pytest.CaptureFixture[
         "--model-name full -v 2.5 --handler my_handler:run --model-file net.py --serialized-file weights.pt "
         "--runtime python3 --archive-format zip-store --export-path out -r requirements.txt -c cfg.yaml -f"
     )
+    Path("out").mkdir()
     status = main([*words.split(), "--extra-files", "*.json, b.txt,more"])
 
     assert (status, capsys.readouterr()) == (0, ("", ""))
@@ -119,6 +120,7 @@ def test_an_archive_that_exists_needs_force(tmp_path: Path, capsys: pytest.Captu
         (["--handler", "my_handler.py", "--serialized-file", "gone.pt"], "File does not exist: gone.pt"),
         (["--handler", "my_handler.py", "--extra-files", "a.json,gone"], "File does not exist: gone"),
         (["--handler", "my_handler.py", "--export-path", "a.json"], "The export path a.json is no folder"),
+        (["--handler", "my_handler.py", "--export-path", "not/there"], "The export path not/there is no folder"),
         (["--handler", "my_handler.py", "--model-name", "bad name"], "The model name 'bad name' cannot be used"),
     ],
 )
@@ -133,6 +135,7 @@ def test_an_error_is_one_line_and_status_1(
     assert printed.out == ""
     assert printed.err.startswith(f"ERROR - {words}")
     assert printed.err.count("\n") == 1
+    assert not Path("not").exists()
 
 
 def test_a_wildcard_without_a_match_only_warns(capsys: pytest.CaptureFixture[str]) -> None:

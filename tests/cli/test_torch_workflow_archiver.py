@@ -100,6 +100,7 @@ def test_what_is_there_is_overwritten_only_by_force(capsys: pytest.CaptureFixtur
         (["--workflow-name", "w", "--spec-file", "wf.yaml"], "No handler is named"),
         ([*USUAL, "--extra-files", "gone"], "File does not exist: gone"),
         ([*USUAL, "--export-path", "gone"], "The export path gone is no folder"),
+        ([*USUAL, "--export-path", "wf.yaml"], "The export path wf.yaml is no folder"),
         ([*USUAL, "--extra-files", "more/../nodes.py,twin/nodes.py"], "File does not exist: twin/nodes.py"),
     ],
 )
@@ -113,6 +114,7 @@ def test_what_cannot_be_archived_is_one_line_and_status_1(
     assert told.startswith("ERROR - ")
     assert message in told
     assert told.count("\n") == 1
+    assert not Path("gone").exists()
     assert not list(Path().glob("*w*.war*"))
 
 

@@ -277,7 +277,7 @@ def test_text_that_is_no_base64_is_the_clients_error() -> None:
         open_picture("abc")
 
 
-@pytest.mark.parametrize("mode", ["1", "LA", "P", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F"])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F"])
 @pytest.mark.parametrize("wanted", ["L", "RGB"])
 def test_pictures_of_any_mode_are_converted(mode: str, wanted: str) -> None:
     """The model gets its channels whatever the file holds."""

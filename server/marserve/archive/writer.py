@@ -162,6 +162,12 @@ def refuse_existing(output: Path, *, force: bool) -> None:
         raise CannotArchive(f"{output} already exists. Use --force (-f) to overwrite it.")
 
 
+def check_export_path(export_path: Path) -> None:
+    """Refuse a folder that is not there, as TorchServe's archivers do. Raises CannotArchive."""
+    if not export_path.is_dir():
+        raise CannotArchive(f"The export path {export_path} is no folder; name one that is there.")
+
+
 def output_path(model_name: str, export_path: Path, archive_format: str) -> Path:
     """Where the archive goes."""
     ending = {"tgz": ".tar.gz", "no-archive": ""}.get(archive_format, ".mar")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from marserve.archive.manifest import RUNTIMES
-from marserve.archive.writer import FORMATS, ArchiveSpec, output_path, plan_archive, write_archive
+from marserve.archive.writer import FORMATS, ArchiveSpec, check_export_path, output_path, plan_archive, write_archive
 from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import CannotArchive
 
@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Make the archive that the arguments (this process's where there are none) describe; gives the exit status."""
     arguments = build_parser(Path).parse_args(argv)
     try:
+        check_export_path(arguments.export_path)
         plan = plan_archive(
             ArchiveSpec(
                 arguments.model_name,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marserve.archive.workflow_writer import WorkflowArchiveSpec, workflow_output_path, write_workflow_archive
+from marserve.archive.writer import check_export_path
 from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import BadWorkflow, CannotArchive
 from marserve.workflows.spec import parse_spec
@@ -36,6 +37,7 @@ def _make(arguments: argparse.Namespace) -> list[str]:
             "No handler is named. Name the Python file with the workflow's functions with --handler; one without "
             "functions will do where every node is a model."
         )
+    check_export_path(arguments.export_path)
     output = workflow_output_path(arguments.workflow_name, arguments.export_path)
     overwrites = arguments.force and output.exists()
     _, warnings = write_workflow_archive(
