@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import re
@@ -75,6 +76,27 @@ def test_a_download_is_seen_on_its_way_over_nginx_and_served(tmp_path: Path) -> 
         assert (tmp_path / "server" / "store" / "echo.mar").read_bytes() == data
     requests = (tmp_path / "nginx" / "access.log").read_text()
     assert requests.count(" 206 ") >= 8
+
+
+def test_an_address_is_registered_unregistered_and_registered_again(tmp_path: Path) -> None:
+    """As under TorchServe; a server that stops deletes nothing, and remembers what it fetched."""
+    data = archive(tmp_path / "echo.mar")
+    with range_origin() as origin:
+        origin.put("/echo.mar", data)
+        url = f"{origin.url}/echo.mar"
+        with Server(tmp_path / "server", settings={"allowed_urls": f"{origin.url}/.*"}) as server:
+            for _ in range(2):
+                assert server.register(url).status_code == 200
+                assert server.predict("echo", b"x").content == b"x"
+                assert server.register(url, model_name="other").status_code == 500
+                assert server.client.delete(f"{server.management}/models/echo").status_code == 200
+                assert list(server.store.iterdir()) == []
+            assert server.register(url).status_code == 200
+        assert [path.name for path in server.store.iterdir()] == ["echo.mar"]
+        [record] = (tmp_path / "server").rglob("fetched-archives.json")
+        assert json.loads(record.read_text()) == {
+            str(server.store / "echo.mar"): hashlib.sha256(data).hexdigest(),
+        }
 
 
 def test_a_download_is_ended_by_whoever_asks_for_it(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from marserve.registry.calls import RegistryOptions
 from marserve.registry.intake import Intake
 from marserve.registry.models import Registry
 from marserve.registry.ports import EnvironmentsLike
+from marserve.store.fetched_archives import FetchedArchives
 from marserve.store.fetcher import Fetcher
 from marserve.store.local import LocalStore
 from support.echo_archives import manifest, write_mar
@@ -34,6 +35,7 @@ class House:
         *,
         environments: EnvironmentsLike | None = None,
         fetcher: Fetcher | None = None,
+        fetched_archives: FetchedArchives | None = None,
         roots: Sequence[Path] = (),
         **options: Any,
     ) -> None:
@@ -45,7 +47,13 @@ class House:
         self.changes = 0
         self.registry = Registry(
             RegistryOptions(**options),
-            Intake(LocalStore(self.store, roots=roots), self.scratch, Limits(), fetcher=fetcher),
+            Intake(
+                LocalStore(self.store, roots=roots),
+                self.scratch,
+                Limits(),
+                fetcher=fetcher,
+                fetched_archives=fetched_archives,
+            ),
             self.pools,
             self.metrics,
             environments,

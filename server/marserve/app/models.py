@@ -44,6 +44,7 @@ from marserve.settings import Settings
 from marserve.store.assembly import build_fetcher
 from marserve.store.download_list import FAMILIES as DOWNLOAD_FAMILIES
 from marserve.store.download_list import DownloadList
+from marserve.store.fetched_archives import FetchedArchives
 from marserve.store.fetcher import Fetcher
 from marserve.store.local import LocalStore
 from marserve.telemetry.metrics import Metrics, VersionMetrics
@@ -172,6 +173,7 @@ def build_registry(
         archive_limits(settings),
         settings.trusted_models,
         fetcher,
+        None if settings.keep_fetched_archives else FetchedArchives(state_folder(settings)),
     )
     options = registry_options(settings, machine, devices)
     return Registry(options, intake, make_pool, metrics, environments, on_change=on_change)

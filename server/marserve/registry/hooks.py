@@ -31,6 +31,7 @@ class Hooks:
     `memory` and `device_memory` are asked by dry runs, with a version's options, the workers that it has (None: it is
     not there) and those that it would have, and the options of one that would have gone before, if any: each gives what
     is known, in bytes, and raises NotEnoughMemory where they have no room. It changes nothing.
+    `uses_archive` say of a name in the store whether a version that is not on the list may want its file again.
     `after_ready` is called when the first load of a version, or one that a scale asked for, has ended well.
     `after_left` is called when the last process of a version has ended, before its folder is deleted. Neither may
     raise or wait.
@@ -39,5 +40,6 @@ class Hooks:
     memory: Foresee = lambda options, before, workers, leaving=None: {}
     device_memory: Foresee = lambda options, before, workers, leaving=None: {}
     before_pool: list[Callable[[Plan], Awaitable[None]]] = field(default_factory=list)
+    uses_archive: list[Callable[[str], bool]] = field(default_factory=list)
     after_ready: list[Callable[[Version], None]] = field(default_factory=list)
     after_left: list[Callable[[Version], None]] = field(default_factory=list)

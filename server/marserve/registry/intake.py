@@ -23,6 +23,7 @@ from marserve.errors import BadInput, DigestMismatch, MarserveError, OutOfMemory
 from marserve.link import ArchiveRef
 from marserve.store.digests import split_digest
 from marserve.store.fetch_guard import hide_query, is_address
+from marserve.store.fetched_archives import FetchedArchives
 from marserve.store.fetcher import Fetched, Fetcher, OnBegin
 from marserve.store.local import Found, LocalStore, look_at
 
@@ -70,13 +71,18 @@ class Intake:
         limits: Limits,
         trusted: Collection[str] = (),
         fetcher: Fetcher | None = None,
+        fetched_archives: FetchedArchives | None = None,
     ) -> None:
-        """`fetcher` fetches addresses into the store; without one they are refused."""
+        """`fetcher` fetches addresses into the store; without one they are refused.
+
+        `fetched_archives` remembers what it fetched, and deletes it again; None: what was fetched stays.
+        """
         self.store = store
         self.scratch = scratch
         self._limits = limits
         self._trusted = frozenset(trusted)
         self._fetcher = fetcher
+        self._fetched_archives = fetched_archives
 
     def fetches(self, url: str) -> bool:
         """Whether `fetch` would fetch, or refuse: it is an address."""
@@ -88,7 +94,10 @@ class Intake:
         `on_begin` is told of the download. Raises ArchiveNotFound when it is not allowed, ArchiveExists,
         DownloadFailed, DigestMismatch, OutOfMemory.
         """
-        return None if self._fetcher is None else self._fetcher.fetch_address(url, self.store.root, on_begin=on_begin)
+        if self._fetcher is None:
+            return None
+        on_place = None if self._fetched_archives is None else self._fetched_archives.note
+        return self._fetcher.fetch_address(url, self.store.root, on_begin=on_begin, on_place=on_place)
 
     def fetch_aside(self, url: str, on_begin: OnBegin | None = None) -> Fetched:
         """As `fetch` of what is an address, without a name in the store: what the store has under it does not matter.
@@ -104,6 +113,16 @@ class Intake:
         if self._fetcher is None:
             return None
         return self._fetcher.fetch_address(url, self.store.root, on_begin=on_begin, is_only_a_look=True)
+
+    def has_fetched(self, name: str) -> bool:
+        """Whether the store's file of this name was fetched, and is to be deleted when no version uses it."""
+        root, fetched = self.store.root, self._fetched_archives
+        return root is not None and fetched is not None and fetched.knows(root / name)
+
+    def delete_fetched(self, name: str) -> bool:
+        """Delete the store's file of this name if it was fetched and is as it was then; says whether. Blocks."""
+        root, fetched = self.store.root, self._fetched_archives
+        return root is not None and fetched is not None and fetched.delete(root / name)
 
     def stop_fetching(self) -> None:
         """End downloads that are under way."""

@@ -114,6 +114,7 @@ class Registry:
         self.keeping = Keeping(options.undo_window_s, self._end_kept)
         self.mirrors = Mirrors(self._versions)
         self.hooks.after_left.append(self.mirrors.forget)
+        self.hooks.uses_archive.append(self._may_want_archive)
         self.rehearsal = Rehearsal(options, self._registering, self._versions, self.mirrors, self.hooks)
         self._swapping = Swapping(
             self._registering,
@@ -377,6 +378,7 @@ class Registry:
     async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
         """Take a version off the list, answer what it had accepted, end its workers, delete its folder.
 
+        The last version that came from an archive which the server fetched takes that along, too.
         One that has a weight or a label goes with `force` only, and these with it; the last version goes anyhow. One
         whose requirements are being installed is given up. Raises ModelNotFound, VersionNotFound, DefaultVersionInUse,
         VersionInUse, and CleanUpTimedOut when ending its workers takes too long; that then goes on behind the caller's
@@ -393,7 +395,16 @@ class Registry:
         chosen = self._versions.find_leaver(model, version, force=force)
         self._registering.remove(chosen)
         self._note_change(chosen)
-        await self._changes.carry_through(self._registering.retire(chosen, drain_s=self._options.unregister_timeout_s))
+        retiring = self._registering.retire(
+            chosen, drain_s=self._options.unregister_timeout_s, deletes_fetched=not self._is_draining
+        )
+        await self._changes.carry_through(retiring)
+
+    def _may_want_archive(self, name: str) -> bool:
+        """Whether a version that is kept, or one that a snapshot has and that could not be restored, came from it."""
+        return any(kept.version.plan.unpacked.archive == name for kept in self.keeping.all()) or any(
+            restored.archive == name for restored in self._starting.unrestored.values()
+        )
 
     def set_default(self, model: str, version: str) -> None:
         """Let `version` answer requests that name none, from now on. Raises ModelNotFound or VersionNotFound."""

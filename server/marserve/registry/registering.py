@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from marserve.allocator import give_back_free_memory
@@ -22,7 +23,9 @@ from marserve.registry.installing import Installations
 from marserve.registry.intake import Intake, Unpacked
 from marserve.registry.plan import Plan, check_parameters, make_plan
 from marserve.registry.ports import EnvironmentsLike, MetricsBook, PoolFactory
+from marserve.registry.snapshot import archive_name
 from marserve.registry.versions import Version, Versions
+from marserve.store.digests import split_digest
 from marserve.store.fetch_guard import hide_query
 from marserve.store.fetcher import Fetched, OnBegin
 
@@ -71,6 +74,10 @@ class Registering:
         self.coming = Coming()
         # Archives that were looked into and are unpacked, by address, model and version: `prepare` takes them.
         self.lent: dict[tuple[str, str | None, str | None], Unpacked] = {}
+        # How many registrations are under way from a name in the store, and which of its files are being deleted.
+        self._under_way: Counter[str] = Counter()
+        self._deleting: dict[str, asyncio.Task[bool]] = {}
+        self._unregistered: set[Version] = set()
 
     @property
     def is_draining(self) -> bool:
@@ -91,9 +98,17 @@ class Registering:
     ) -> Registered:
         """Take an archive in, unless the caller has unpacked it, and make it a version. See `Registry.register`."""
         check_parameters(parameters)
-        if unpacked is None:
-            unpacked = await self.take_in(parameters, as_it_is_now=as_it_is_now)
-        version = await self.establish(parameters, await self.plan(parameters, unpacked))
+        with self._using(parameters.url):
+            if unpacked is None:
+                unpacked = await self.take_in(parameters, as_it_is_now=as_it_is_now)
+            try:
+                version = await self.establish(parameters, await self.plan(parameters, unpacked))
+            except Draining:
+                raise
+            except BaseException:
+                if unpacked.placed is not None:  # nothing of it is left
+                    await self._delete_unused(unpacked.archive, users=1)
+                raise
         workers = version.min_workers
         if not workers:
             self._note_change(version)
@@ -109,7 +124,7 @@ class Registering:
                 log_failure(version, error)
             if self._versions.is_listed(version):
                 self.remove(version)
-                await self.retire(version, drain_s=0.0)
+                await self.retire(version, drain_s=0.0, deletes_fetched=isinstance(error, LoadFailed))
             raise
         self._note_change(version)
         return Registered(version.model, version.name, workers, "done" if is_ready else "partial")
@@ -130,6 +145,8 @@ class Registering:
         `is_rehearsal`: as neither, but the store gets none.
         """
         url = parameters.url
+        if going := self._deleting.get(archive_name(split_digest(url)[0])):
+            await asyncio.wait([going])
         if not self._intake.fetches(url):  # does not wait until others have been fetched
             return await self._unpack(url, None)
         fetch: Callable[[str, OnBegin], Fetched | None] = self._intake.fetch
@@ -146,11 +163,17 @@ class Registering:
                 try:
                     fetched = await asyncio.to_thread(fetch, url, awaited.begin)
                 except ArchiveExists as error:
-                    if not is_at_startup:
+                    if is_at_startup:
+                        # An earlier start of this server fetched it; that must not keep a later one from having it.
+                        log.info("%s is not fetched again: %s is in the store", hide_query(url), error.name)
+                        url, fetched = error.name, None
+                    elif is_rehearsal and self._is_left_over(error.name, users=0):
+                        fetched = await asyncio.to_thread(self._intake.fetch_aside, url, awaited.begin)
+                    elif not is_rehearsal and await self._delete_unused(error.name, users=1):
+                        # Fetched before, and no version uses it: a crash came between, or a restart without it.
+                        fetched = await asyncio.to_thread(fetch, url, awaited.begin)
+                    else:
                         raise
-                    # An earlier start of this server fetched it; that must not keep a later one from having it.
-                    log.info("%s is not fetched again: %s is in the store", hide_query(url), error.name)
-                    url, fetched = error.name, None
             awaited.unpack()
             return await self._unpack(url, fetched)
 
@@ -197,10 +220,11 @@ class Registering:
         Raises as `register`, but for VersionConflict; nothing of it is left then.
         """
         check_parameters(parameters)
-        unpacked = self.lent.pop((parameters.url, parameters.model_name, parameters.version), None)
-        if unpacked is None:
-            unpacked = await self.take_in(parameters, as_it_is_now=True)
-        return await self.establish(parameters, await self.plan(parameters, unpacked), is_beside=True)
+        with self._using(parameters.url):
+            unpacked = self.lent.pop((parameters.url, parameters.model_name, parameters.version), None)
+            if unpacked is None:
+                unpacked = await self.take_in(parameters, as_it_is_now=True)
+            return await self.establish(parameters, await self.plan(parameters, unpacked), is_beside=True)
 
     def publish(self, version: Version) -> Version | None:
         """Put a prepared version on the list; requests find it from now on. Gives the one whose place it took."""
@@ -396,8 +420,13 @@ class Registering:
         self._versions.remove(version)
         self._metrics.remove(version.pool.metrics)
 
-    async def retire(self, version: Version, *, drain_s: float) -> None:
-        """End a removed version. Raises CleanUpTimedOut when that takes too long; it goes on by itself then."""
+    async def retire(self, version: Version, *, drain_s: float, deletes_fetched: bool = False) -> None:
+        """End a removed version. Raises CleanUpTimedOut when that takes too long; it goes on by itself then.
+
+        With `deletes_fetched` the store's file that it came from goes too, if it was fetched and no version uses it.
+        """
+        if deletes_fetched:
+            self._unregistered.add(version)
         ending = self._changes.follow(self._end(version, drain_s=drain_s))
         done, _ = await asyncio.wait({ending}, timeout=drain_s + KILL_GRACE_S)
         if not done:
@@ -420,7 +449,49 @@ class Registering:
                 for tell in self._hooks.after_left:
                     tell(version)
             await asyncio.to_thread(version.plan.discard)
+            if version in self._unregistered:
+                self._unregistered.discard(version)
+                await self._delete_unused(version.plan.unpacked.archive)
             await self._tidy()
+
+    # ---------------------------------------------------------------------------------------- what was fetched
+
+    @contextlib.contextmanager
+    def _using(self, url: str) -> Iterator[None]:
+        """A version is about to come from the archive that `url` names."""
+        name = archive_name(split_digest(url)[0])
+        self._under_way[name] += 1
+        try:
+            yield
+        finally:
+            self._under_way[name] -= 1
+            if not self._under_way[name]:
+                del self._under_way[name]
+
+    def _is_left_over(self, name: str, users: int) -> bool:
+        """Whether the store's file was fetched and nothing uses it but `users` registrations that are under way."""
+        versions = (*self._versions.all(), *self._versions.leaving)
+        return (
+            self._intake.has_fetched(name)
+            and self._under_way[name] <= users
+            and not any(version.plan.unpacked.archive == name for version in versions)
+            and not any(unpacked.archive == name for unpacked in self.lent.values())
+            and not any(uses(name) for uses in self._hooks.uses_archive)
+        )
+
+    async def _delete_unused(self, name: str, users: int = 0) -> bool:
+        """Delete the store's file of this name if it was fetched and is left over; says whether it is gone."""
+        if not self._is_left_over(name, users) or name in self._deleting:
+            return False
+        deleting = asyncio.create_task(asyncio.to_thread(self._intake.delete_fetched, name))
+        self._deleting[name] = deleting
+        try:
+            is_gone = await asyncio.shield(deleting)
+        finally:
+            del self._deleting[name]
+        if is_gone:
+            log.info("%s was fetched and no version uses it any more: it is deleted from the model store", name)
+        return is_gone
 
     async def _tidy(self) -> None:
         """Give back what unpacking left: threads keep the blocks that they freed, and would keep them for ever.

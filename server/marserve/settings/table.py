@@ -650,6 +650,12 @@ class Settings:
         MODELS_AND_WORKERS,
         choices=("given", "beside", "required"),
     )
+    keep_fetched_archives: bool = _own(
+        BOOL,
+        False,
+        "Whether an archive that the server fetched stays in the model store when its last version is unregistered.",
+        MODELS_AND_WORKERS,
+    )
     late_archive_timeout: float = _own(
         FLOAT,
         0.0,

@@ -42,6 +42,7 @@ from marserve.store.fetch_guard import (
     is_store_address,
     parse_target,
 )
+from marserve.store.fetched_archives import OnPlace
 from marserve.store.file_source import FileOrigins
 from marserve.store.http import HttpOrigins
 from marserve.store.source import Entry, Failed, Gathered, Missing, Opener, Source, SourceError
@@ -133,7 +134,13 @@ class Fetcher:
         self.downloads.cancel_all(STOPPING)
 
     def fetch_address(
-        self, url: str, store: Path | None, *, on_begin: OnBegin | None = None, is_only_a_look: bool = False
+        self,
+        url: str,
+        store: Path | None,
+        *,
+        on_begin: OnBegin | None = None,
+        on_place: OnPlace | None = None,
+        is_only_a_look: bool = False,
     ) -> Fetched | None:
         """Fetch what a registration's `url` names; None where that is a name in the store and no address.
 
@@ -147,7 +154,7 @@ class Fetcher:
             raise ArchiveNotFound(f"Relative path is not allowed in url: {hide_query(url)}")
         if store is None:
             raise ArchiveNotFound("Model store has not been configured.")
-        return self.fetch(url, store, on_begin=on_begin, is_only_a_look=is_only_a_look)
+        return self.fetch(url, store, on_begin=on_begin, on_place=on_place, is_only_a_look=is_only_a_look)
 
     def is_for(self, url: str) -> bool:
         """Whether a registration's `url` is an address, not a name in the store."""
@@ -160,6 +167,7 @@ class Fetcher:
         *,
         late_s: float | None = None,
         on_begin: OnBegin | None = None,
+        on_place: OnPlace | None = None,
         is_only_a_look: bool = False,
     ) -> Fetched:
         """Fetch an archive, and give it the last part of its path as its name in `store` (None: no name).
@@ -187,7 +195,8 @@ class Fetcher:
                 listed.cancel.set(STOPPING)
             with self._as_typed(url):
                 listed.cancel.check()
-                fetched = self._fetch(target, digest, store, listed, self._options.late_s if late_s is None else late_s)
+                late_s = self._options.late_s if late_s is None else late_s
+                fetched = self._fetch(target, digest, store, listed, late_s, on_place)
         how = "was kept from before" if listed.status(0.0).is_cached else "fetched"
         log.info("%s from %s: %s", name, hide_query(plain), how)
         if fetched.in_store is not None and fetched.is_new:
@@ -257,7 +266,13 @@ class Fetcher:
         return Fetched(path, path.name, digest, path, contextlib.ExitStack(), is_new=False)
 
     def _fetch(
-        self, target: Target, digest: str | None, store: Path | None, listed: Download, late_s: float
+        self,
+        target: Target,
+        digest: str | None,
+        store: Path | None,
+        listed: Download,
+        late_s: float,
+        on_place: OnPlace | None,
     ) -> Fetched:
         gather = self._gathers.get(target.scheme)
         if gather is not None:
@@ -275,6 +290,8 @@ class Fetcher:
             else:
                 held = self._alone(source, digest, store, listed, late_s)
             undo.callback(held.release)
+            if store is not None and on_place is not None:
+                on_place(store / target.file_name, held.sha256)
             placed = None if store is None else put_into(held, store, target.file_name)
             if store is not None and placed is None:
                 log.info("%s gets no name in the model store, which is read-only", target.file_name)
