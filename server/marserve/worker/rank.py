@@ -260,17 +260,19 @@ class Follower:
         failure: BaseException | None = None
         try:
             model.handle(rows, context)
-            context.end_stream()
         except SystemExit:
             raise
         except BaseException as error:  # the author's code; if rank 0 raised as well, its traceback is what is told
             failure = error
         if self._is_once:
             self._bodies = []
-        with contextlib.suppress(Exception):  # an object of the author's own, it may be
+        # Of the responses and the metrics here nothing is used: rank 0's are. Both may be objects of the author's own.
+        with contextlib.suppress(BaseException):
+            context.end_stream()
+        with contextlib.suppress(BaseException):
             drain = getattr(context.metrics, "drain", None)
             if drain is not None:
-                drain()  # rank 0's count
+                drain()
         self._leader.tell(CallEnded(call.number, failure is not None))
         ended = self._leader.hear_end(call.number, OUT_OF_STEP_S if failure is not None else None)
         if failure is not None and ended is None:
