@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from marserve.pool.output import KEPT_LINES, LAST_TURNS, ReadEnd, WorkerOutput
-from marserve.pool.output_lines import BYTES_A_TURN, LINES_A_TURN, MAX_LINE_BYTES
+from marserve.pool.output_lines import BYTES_A_TURN, LINES_A_TURN, MAX_LINE_BYTES, TurnSize
 from marserve.telemetry.output_budget import SHARED_BURST_BYTES, TURN_S, Turns
 from support.worker_logs import KeptLines
 
@@ -193,6 +193,19 @@ async def test_a_pipe_rests_after_each_turn(pipes: Pipes, monkeypatch: pytest.Mo
     assert len([text for _, _, text in await pipes.close() if text == "x"]) == 300
     assert min(rests) >= TURN_S * 0.99
     assert len(rests) <= span_s / TURN_S + 2
+
+
+async def test_turns_are_as_small_as_their_cost_asks(pipes: Pipes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes long to read is taken in smaller pieces."""
+    monkeypatch.setattr(TurnSize, "note", lambda size, spent_s: setattr(size, "bytes", 600))
+    await write(pipes.out, b"z" * 99 + b"\n")
+    while not pipes.log.lines:
+        await asyncio.sleep(0)
+    await write(pipes.out, (b"z" * 99 + b"\n") * 100)
+    while len(pipes.log.lines) < 101:
+        await asyncio.sleep(0)
+
+    assert max(map(len, pipes.log.pieces)) == 6
 
 
 async def test_errors_and_the_newest_lines_of_a_flood_are_known(pipes: Pipes) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from marserve.pool.output_lines import BYTES_A_TURN, LINES_A_TURN, MAX_LINE_BYTES, LineCutter, read_lines
+from marserve.pool.output_lines import BYTES_A_TURN, LINES_A_TURN, MAX_LINE_BYTES, LineCutter, TurnSize, read_lines
 
 
 def all_of(cutter: LineCutter) -> list[bytes]:
@@ -48,6 +48,29 @@ def test_a_turn_is_bounded_in_lines_and_bytes(line: bytes) -> None:
     assert 1 <= len(turn) <= LINES_A_TURN
     assert len(b"\n".join(turn)) <= BYTES_A_TURN
     assert cutter.has_lines
+
+
+def test_a_small_turn_takes_a_long_line_in_pieces() -> None:
+    """And leaves an incomplete line alone, whose end may come yet."""
+    cutter = LineCutter()
+    cutter.feed(b"a" * 1200 + b"\n" + b"b" * 1200)
+
+    assert [cutter.take(512), cutter.take(512), cutter.take(512)] == [[b"a" * 512], [b"a" * 512], [b"a" * 176]]
+    assert (cutter.take(512), cutter.has_lines) == ([], False)
+    assert cutter.end() == [b"b" * 1200]
+
+
+def test_turns_get_smaller_while_they_are_slow() -> None:
+    """Each is soon about a millisecond, and grows again when what comes is text."""
+    size, sizes = TurnSize(), []
+    for _ in range(6):
+        sizes.append(size.bytes)
+        size.note(size.bytes * 1e-6)
+    for _ in range(6):
+        size.note(0.000_05)
+
+    assert sizes == [8192, 2048, 512, 512, 512, 512]
+    assert size.bytes == BYTES_A_TURN
 
 
 def test_a_line_without_end_comes_in_pieces() -> None:
@@ -138,10 +161,17 @@ def test_lines_of_one_level_are_read_together() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"plain", "é€😀".encode(), b"\xff\xfe\x00", b"a\xc3", b"\xed\xa0\x80", bytes(range(256)).replace(b"\n", b"")],
+    [b"", b"plain", "é€😀".encode(), b"\xff\xfe\x00", b"a\xc3", b"\xed\xa0\x80", bytes(range(11, 192)), b"\xff" * 64],
 )
 def test_text_is_what_backslashreplace_makes_of_it(line: bytes) -> None:
     """The decoder's own way is slow enough to hold up the event loop; the outcome is the same."""
     expected = line.decode("utf-8", "backslashreplace").rstrip("\r")
 
     assert list(read_lines([line, line], "INFO")) == [("INFO", [expected, expected])]
+
+
+def test_many_bytes_that_are_no_text_are_shown_as_bytes() -> None:
+    """Their lines alone; the decoder would take milliseconds for them."""
+    lines = ["é\r".encode(), b"a\xff\x00\\" * 200, b"\xc3\r", b"plain"]
+
+    assert list(read_lines(lines, "INFO")) == [("INFO", ["é", "a\\xff\\x00\\\\" * 200, "\\xc3", "plain"])]

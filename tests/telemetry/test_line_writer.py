@@ -147,6 +147,31 @@ def test_lines_that_come_together_keep_their_order_and_are_counted() -> None:
     assert sink.written.decode().splitlines() == ["first", "3 lost", "a", "b", "c", "d", "e", *["f"] * 195]
 
 
+def test_lines_that_come_together_are_not_written_all_at_once() -> None:
+    """After a stall the other threads get their turn between two writes."""
+    sink = GatedSink()
+    writes: list[int] = []
+    write = sink.write
+
+    def note(data: bytes, give_up: threading.Event) -> None:
+        writes.append(data.count(b"\n"))
+        write(data, give_up)
+
+    sink.write = note  # type: ignore[method-assign]
+    sink.gate.clear()
+    writer = start_writer(sink, capacity=30_000)
+    writer.write("first")
+    assert sink.entered.wait(5)
+    for _ in range(100):
+        writer.write_lines("\n".join("x" * 256), 256)
+
+    sink.gate.set()
+    writer.close(5)
+
+    assert sum(writes) == 25_601
+    assert max(writes) <= 4096
+
+
 def test_lines_that_come_together_are_bounded_in_bytes() -> None:
     """A worker that floods a log whose disk is full fills no memory with it."""
     sink = GatedSink()

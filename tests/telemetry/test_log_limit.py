@@ -57,6 +57,19 @@ def test_all_clients_together_have_a_bound() -> None:
     assert len(limit._clients) <= MAX_CLIENTS
 
 
+def test_a_client_that_goes_on_is_not_forgotten_for_new_ones() -> None:
+    """Or it would have a new burst each time that a thousand addresses were seen."""
+    limit = LogLimit()
+    written(limit, "a", 0.0)
+
+    again = 0
+    for number in range(3 * MAX_CLIENTS):
+        limit.admit("other", "It failed", str(number), 412, 0.0)
+        again += limit.admit("k", "It failed", "a", 412, 0.0)
+
+    assert again == 0
+
+
 def test_a_kind_without_a_client_has_the_bound_of_all() -> None:
     """Libraries do not say which client it was."""
     assert written(LogLimit(), "", 0.0) == KIND_BURST_BYTES // (HEAD_BYTES + 412)

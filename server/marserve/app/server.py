@@ -89,7 +89,8 @@ def longest_stop_s(settings: Settings) -> float:
     return settings.drain_delay + settings.drain_timeout + CLOSE_CONNECTIONS_S + LAST_SNAPSHOT_S + LAST_WORKERS_S
 
 
-async def _tell_left_out(logs: Logs) -> None:
+async def tell_left_out(logs: Logs) -> None:
+    """Have the logs say now and then how many records of clients were left out; never returns."""
     while True:
         await asyncio.sleep(TELL_EVERY_S)
         logs.tell_left_out(time.monotonic())
@@ -144,7 +145,7 @@ class Server:
         grpc_listeners = bind_grpc(parts)
         for grpc_listener in grpc_listeners:
             stack.push_async_callback(grpc_listener.stop)
-        keep(stack, _tell_left_out(self._logs))
+        keep(stack, tell_left_out(self._logs))
         await parts.access.write_tokens(stack)
         preemption.start()
         if not settings.disable_system_metrics:

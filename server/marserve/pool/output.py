@@ -18,7 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Literal, Protocol, cast
 
-from marserve.pool.output_lines import LineCutter, Skipped, read_lines
+from marserve.pool.output_lines import BYTES_A_TURN, LineCutter, Skipped, TurnSize, read_lines
 from marserve.telemetry.output_budget import CUT_S, OutputBudget, Turns
 
 KEPT_LINES = 20
@@ -103,12 +103,12 @@ class WorkerOutput:
             pipe.close()
         self._end_cut()
 
-    def take_turn(self, cutter: LineCutter, stream: Stream, rank: int) -> None:
+    def take_turn(self, cutter: LineCutter, stream: Stream, rank: int, most_bytes: int = BYTES_A_TURN) -> None:
         """Log the next lines of a pipe; while the worker is cut, drop all lines that are held."""
         if self._allowance.cut_until:
             self._drop(cutter.skip(), stream, rank)
             return
-        lines = cutter.take()
+        lines = cutter.take(most_bytes)
         if not lines:
             return
         if self._admits(len(lines), sum(map(len, lines))):
@@ -225,6 +225,7 @@ class _Pipe(asyncio.Protocol):
     ) -> None:
         self._output, self._turns, self._stream, self._rank, self._closed = output, turns, stream, rank, closed
         self._cutter = LineCutter()
+        self._size = TurnSize()
         self._transport: asyncio.ReadTransport | None = None
         self._rest: asyncio.TimerHandle | None = None
         self._is_hurried = False
@@ -267,9 +268,11 @@ class _Pipe(asyncio.Protocol):
             self._output.take_turn(self._cutter, self._stream, self._rank)
         else:
             began_s = time.thread_time()
-            self._output.take_turn(self._cutter, self._stream, self._rank)
+            self._output.take_turn(self._cutter, self._stream, self._rank, self._size.bytes)
+            spent_s = time.thread_time() - began_s
+            self._size.note(spent_s)
             now = time.monotonic()
-            rest_s = self._turns.next(now, time.thread_time() - began_s) - now
+            rest_s = self._turns.next(now, spent_s) - now
         assert self._transport is not None
         self._transport.pause_reading()
         self._rest = asyncio.get_running_loop().call_later(rest_s, self._go_on)

@@ -12,6 +12,9 @@ from itertools import islice
 
 MAX_LINE_BYTES = 8192
 LINES_A_TURN, BYTES_A_TURN = 256, 8192
+SLOW_TURN_S, LEAST_BYTES_A_TURN = 0.001, 512
+# So many bytes of a turn that are no UTF-8 make it no text.
+MANY_NO_TEXT = 128
 _MARK = b"\x1e"
 _LEVELS = {name.encode(): name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 _ERROR_LINE = re.compile(rb"^\x1e(?:ERROR|CRITICAL)\x1e[^\n]*", re.MULTILINE)
@@ -39,13 +42,16 @@ class LineCutter:
         self._at = 0
         self._look()
 
-    def take(self) -> list[bytes]:
-        """The next lines, without their ends: at most `LINES_A_TURN` of them, and about `BYTES_A_TURN` bytes."""
-        window = self._data[self._at : self._at + BYTES_A_TURN + 1]
+    def take(self, most_bytes: int = BYTES_A_TURN) -> list[bytes]:
+        """The next lines, without their ends: at most `LINES_A_TURN` of them, and about `most_bytes` in all.
+
+        A line that is longer than `most_bytes` comes in pieces.
+        """
+        window = self._data[self._at : self._at + most_bytes + 1]
         lines = window.split(b"\n", LINES_A_TURN)
         rest = lines.pop()
-        if not lines and len(rest) > MAX_LINE_BYTES:  # the window holds a part of one line
-            length = _whole_characters(rest, MAX_LINE_BYTES)
+        if not lines and self.has_lines and len(rest) > most_bytes:  # the window holds a part of one line
+            length = _whole_characters(rest, most_bytes)
             lines = [rest[:length]]
             rest = rest[length:]
         self._at += len(window) - len(rest)
@@ -92,6 +98,20 @@ class Skipped:
         return [found[0][:MAX_LINE_BYTES] for found in islice(_ERROR_LINE.finditer(self._data), most)]
 
 
+class TurnSize:
+    """How many bytes a pipe's turn takes: fewer where they are slow to read, as bytes that are no text are."""
+
+    def __init__(self) -> None:
+        self.bytes = BYTES_A_TURN
+
+    def note(self, spent_s: float) -> None:
+        """The last turn took `spent_s` of processor time."""
+        if spent_s > SLOW_TURN_S:
+            self.bytes = max(LEAST_BYTES_A_TURN, self.bytes // 4)
+        elif spent_s < SLOW_TURN_S / 4:
+            self.bytes = min(BYTES_A_TURN, self.bytes * 2)
+
+
 def read_lines(lines: Sequence[bytes], level: str) -> Iterator[tuple[str, list[str]]]:
     """Lines as text, those that follow each other with one level together. `level` is that of lines without a mark."""
     joined = b"\n".join(lines)
@@ -115,14 +135,26 @@ def read_lines(lines: Sequence[bytes], level: str) -> Iterator[tuple[str, list[s
 
 
 def _texts_of(joined: bytes) -> list[str]:
-    """Decoded as `backslashreplace` does, which takes a microsecond for each byte that is no UTF-8."""
+    """Decoded as `backslashreplace` does, which takes a microsecond for each byte that is no UTF-8.
+
+    Where there are many of these, their lines are shown as Python shows bytes, a hundred times as fast.
+    """
     try:
         text = joined.decode()
     except UnicodeDecodeError:
+        if len(joined) - len(joined.decode("utf-8", "ignore").encode()) > MANY_NO_TEXT:
+            return [_shown(line) for line in joined.split(b"\n")]
         text = joined.decode("utf-8", "surrogateescape")
         text = _UNDECODED.sub(lambda found: found[0].translate(_ESCAPES), text)
     texts = text.split("\n")
     return [line.rstrip("\r") for line in texts] if "\r" in text else texts
+
+
+def _shown(line: bytes) -> str:
+    try:
+        return line.decode().rstrip("\r")
+    except UnicodeDecodeError:
+        return repr(line.rstrip(b"\r"))[2:-1]
 
 
 def _whole_characters(data: bytes, length: int) -> int:

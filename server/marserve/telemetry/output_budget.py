@@ -20,11 +20,12 @@ ERROR_BYTES_PER_S, ERROR_BURST_BYTES = 8 << 10, 64 << 10
 # Tracebacks of requests that failed: clients can cause them.
 TRACEBACK_BYTES_PER_S, TRACEBACK_BURST_BYTES = 4 << 10, 64 << 10
 CUT_S = 1.0
-# The least time between two turns of one pipe. The share of the event loop's time that all turns together may take,
-# the share that each pipe may take in any case, and for how many seconds shares can be saved up.
+# The least time between two turns of one pipe.
 TURN_S = 0.002
-LOOP_SHARE, OWN_LOOP_SHARE = 0.05, 0.002
-LOOP_BURST_S = 0.5
+# The share of the event loop's time that all turns together may take, and for how many seconds it can be saved up; the
+# same for the small share that each pipe may take in any case.
+LOOP_SHARE, LOOP_BURST_S = 0.05, 0.5
+OWN_LOOP_SHARE, OWN_LOOP_BURST_S = 0.0002, 10.0
 
 
 class OutputBudget:
@@ -33,7 +34,7 @@ class OutputBudget:
     def __init__(self) -> None:
         self.left_out = 0
         self._shared = Bucket(SHARED_BYTES_PER_S, SHARED_BURST_BYTES)
-        self._loop = _Share(LOOP_SHARE)
+        self._loop = _Share(LOOP_SHARE, LOOP_BURST_S)
 
     def allowance(self) -> Allowance:
         """The allowance of one more worker."""
@@ -49,7 +50,7 @@ class Turns:
 
     def __init__(self, loop: _Share) -> None:
         self._loop = loop
-        self._own = _Share(OWN_LOOP_SHARE)
+        self._own = _Share(OWN_LOOP_SHARE, OWN_LOOP_BURST_S)
 
     def next(self, now: float, spent_s: float) -> float:
         """When it is read from again if its last turn ended at `now` and took `spent_s` of processor time."""
@@ -103,11 +104,11 @@ class Allowance:
 class _Share:
     """A share of the event loop's time."""
 
-    def __init__(self, share: float) -> None:
-        self._share = share
+    def __init__(self, share: float, burst_s: float) -> None:
+        self._share, self._burst_s = share, burst_s
         self._free_at = -math.inf
 
     def spend(self, now: float, spent_s: float) -> float:
         """Until when the share is used up by what was spent, this included."""
-        self._free_at = max(self._free_at, now - LOOP_BURST_S) + spent_s / self._share
+        self._free_at = max(self._free_at, now - self._burst_s) + spent_s / self._share
         return self._free_at

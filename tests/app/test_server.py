@@ -1,0 +1,34 @@
+"""What runs beside a server for its own sake."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, cast
+
+import pytest
+
+from marserve.app import server
+from marserve.app.tasks import keep
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_records_that_were_left_out_are_told_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attack that is over is told of, too, although nothing more is logged."""
+    monkeypatch.setattr(server, "TELL_EVERY_S", 0.001)
+    told: list[float] = []
+    twice = asyncio.Event()
+
+    class Logs:
+        def tell_left_out(self, now: float) -> None:
+            told.append(now)
+            if len(told) == 2:
+                twice.set()
+
+    async with contextlib.AsyncExitStack() as stack:
+        task = keep(stack, server.tell_left_out(cast("Any", Logs())))
+        await asyncio.wait_for(twice.wait(), 5)
+
+    assert task.cancelled()
+    assert told[1] > told[0]
