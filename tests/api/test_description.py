@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from marserve.api import description
 from marserve.api.application import build_app
 from marserve.api.description import description_router
 from marserve.api.inference import read_route
@@ -178,4 +181,90 @@ async def test_a_model_s_odd_name_stays_a_name_in_its_description(tmp_path: Path
     route = read_route(path.encode())
     assert route is not None
     assert route.model == name
+    await house.registry.stop()
+
+
+class Writing:
+    """Stands in for FastAPI's writer: counts its runs and the threads they ran in, waits for `may_end`, may fail."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+        self.may_end = threading.Event()
+        self.fails = False
+
+    def __call__(self, **_: Any) -> dict[str, Any]:
+        """Write a document of nothing."""
+        self.threads.append(threading.get_ident())
+        assert self.may_end.wait(30)
+        if self.fails:
+            raise RuntimeError("no schema of this")
+        return {"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": {}}
+
+
+@pytest.fixture
+def writing(monkeypatch: pytest.MonkeyPatch) -> Writing:
+    """What writes documents in place of FastAPI."""
+    writing = Writing()
+    monkeypatch.setattr(description, "get_openapi", writing)
+    return writing
+
+
+async def test_concurrent_first_requests_have_one_document_written_off_the_loop(
+    tmp_path: Path, writing: Writing
+) -> None:
+    """By one run in one thread, while the loop goes on; a client that leaves does not take it from the others."""
+    app = House(tmp_path).new_application()
+    async with client_of(app) as client:
+        asked = [asyncio.create_task(client.options("/")) for _ in range(5)]
+        leaving = asked.pop(0)
+        while not writing.threads:
+            await asyncio.sleep(0.001)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        assert not any(one.done() for one in asked)
+        writing.may_end.set()
+        answers = [await one for one in asked]
+        again = await client.get("/api-description")
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.content for answer in [*answers, again]} == {again.content}
+    assert len(writing.threads) == 1
+    assert writing.threads[0] != threading.get_ident()
+
+
+async def test_a_document_that_cannot_be_written_is_an_error_and_is_tried_again(
+    tmp_path: Path, writing: Writing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """500 for all that waited, one traceback in the log, and the next request gets the document."""
+    app = House(tmp_path).new_application()
+    writing.fails = True
+    writing.may_end.set()
+
+    async with client_of(app) as client:
+        failed = await asyncio.gather(*(client.options("/") for _ in range(3)))
+        writing.fails = False
+        good = await client.options("/")
+
+    assert {answer.status_code for answer in failed} == {500}
+    assert "server's log says why" in failed[0].json()["message"]
+    assert [record.message for record in caplog.records if record.exc_info] == [
+        "The API description could not be written"
+    ]
+    assert good.status_code == 200
+
+
+async def test_an_answer_with_a_written_document_costs_no_writing(tmp_path: Path, monkeypatch: Any) -> None:
+    """Of the listener, a model or a workflow: once written, nothing is rendered as JSON any more."""
+    house = House(tmp_path)
+    await house.registry.register(RegisterParameters(house.put()))
+    app = house.application(inference=True)
+    paths = ("/", "/models/m", "/models/m/1.0", "/predictions/m", "/v2/models/m/infer", "/wfpredict/w")
+    before = [await ask(app, path=path) for path in paths]
+    monkeypatch.setattr(description, "PrettyJson", None)
+
+    after = [await ask(app, path=path) for path in paths]
+
+    assert after == before
+    assert after[-1]["info"]["title"] == "RESTful API for: w"
+    assert list(after[-1]["paths"]) == ["/wfpredict/w"]
     await house.registry.stop()

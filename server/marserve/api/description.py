@@ -1,14 +1,19 @@
 """The API description: an OpenAPI document of what a listener really serves (contract 1.12).
 
-FastAPI writes the part that it serves; inference requests never reach it, so their part stands here.
+FastAPI writes the part that it serves; inference requests never reach it, so their part stands here. Writing takes
+seconds, so a thread does it when the first client asks, and every answer is made of the bytes that it wrote.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,9 +22,67 @@ from marserve import __version__
 from marserve.api.application import PrettyJson
 from marserve.api.request_head import MAX_TIMEOUT_MS
 from marserve.api.schemas import ErrorBody, Name
+from marserve.errors import MarserveError
 from marserve.registry.models import Registry
 
+log = logging.getLogger("marserve.api")
+
 Document = dict[str, Any]
+
+# Stand for a title and a quoted name in the documents of one model, and for nothing else there.
+TITLE: Final = "marserve-title-of-this-document"
+NAME: Final = "marserve-name-of-this-model"
+
+
+class DescriptionFailed(MarserveError):
+    """The API description could not be written."""
+
+    def __init__(self) -> None:
+        super().__init__("The API description could not be written; the server's log says why. The next call tries it.")
+
+
+class Descriptions(NamedTuple):
+    """The documents of one listener, as they are sent; those of one model or workflow have `TITLE` and `NAME` in them.
+
+    Empty where the listener does not serve what they describe.
+    """
+
+    whole: bytes
+    inference_model: bytes = b""
+    workflow: bytes = b""
+    management_model: bytes = b""
+
+
+class WrittenOnce:
+    """The descriptions of one listener: the first call of `get` has `write` run in a thread, all get what it wrote."""
+
+    def __init__(self, write: Callable[[FastAPI], Descriptions]) -> None:
+        self._write = write
+        self._written: Descriptions | None = None
+        self._writing: asyncio.Future[Descriptions] | None = None
+
+    async def get(self, app: FastAPI) -> Descriptions:
+        """The descriptions of `app`. Raises DescriptionFailed; the next call then tries again."""
+        if self._written is not None:
+            return self._written
+        if self._writing is None:
+            self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, app))
+            self._writing.add_done_callback(self._done)
+        try:
+            # Shielded, because others wait for the same document when the client of this call goes.
+            return await asyncio.shield(self._writing)
+        except Exception:
+            raise DescriptionFailed from None
+
+    def _done(self, writing: asyncio.Future[Descriptions]) -> None:
+        self._writing = None
+        if writing.cancelled():
+            return
+        error = writing.exception()
+        if error is None:
+            self._written = writing.result()
+        else:
+            log.error("The API description could not be written", exc_info=error)
 
 
 def description_router(registry: Registry, *, has_inference: bool = False, has_management: bool = False) -> APIRouter:
@@ -28,32 +91,58 @@ def description_router(registry: Registry, *, has_inference: bool = False, has_m
     It must come before the management router: of two routes that take the same path the first one answers.
     """
     router = APIRouter(default_response_class=PrettyJson)
-    kept: list[Document] = []
-
-    def document_of(request: Request) -> Document:
-        if not kept:
-            kept.append(_describe_listener(request, has_inference))
-        return kept[0]
+    written = WrittenOnce(lambda app: _write(app, has_inference=has_inference, has_management=has_management))
 
     @router.options("/", operation_id="apiDescription", summary="This document")
     async def describe(request: Request) -> Response:
-        return PrettyJson(document_of(request))
+        return _answer((await written.get(request.app)).whole)
 
     @router.get("/api-description", operation_id="apiDescriptionPage", summary="This document", deprecated=True)
     async def describe_anyhow(request: Request) -> Response:
-        return PrettyJson(document_of(request))
+        return _answer((await written.get(request.app)).whole)
 
     # An empty list of methods is every method.
     router.add_route("/api-description", describe, methods=[], include_in_schema=False)
     if has_inference:
-        _add_inference_models(router, registry)
+        _add_inference_models(router, registry, written)
     if has_management:
-        _add_management_models(router, registry, document_of)
+        _add_management_models(router, registry, written)
     return router
 
 
-def _describe_listener(request: Request, has_inference: bool) -> Document:
-    app = request.app
+def _answer(document: bytes) -> Response:
+    return Response(document, media_type="application/json")
+
+
+def _fill(document: bytes, title: str, name: str = "") -> bytes:
+    """A document of one model: its title and, quoted, its name."""
+    text = json.dumps(title, ensure_ascii=False).encode("utf-8", "replace")[1:-1]
+    return document.replace(NAME.encode(), quote(name, safe="").encode()).replace(TITLE.encode(), text)
+
+
+def _write(app: FastAPI, *, has_inference: bool, has_management: bool) -> Descriptions:
+    """Write all documents of a listener. Takes seconds."""
+    whole = _describe_listener(app, has_inference)
+    inference_model = workflow = management_model = b""
+    if has_inference:
+        inference_model = _render(_model_document(TITLE, _inference_paths(NAME)))
+        path = f"/wfpredict/{NAME}"
+        operation = _inference_operation(path, "workflow_predictions", "Run a workflow", False)
+        workflow = _render(_model_document(TITLE, {path: {"post": operation}}))
+    if has_management:
+        paths = {path: item for path, item in whole["paths"].items() if path.startswith("/models/{model_name}")}
+        paths.pop("/models/{model_name}/invoke", None)
+        document = _model_document(TITLE, paths)
+        document["components"] = whole.get("components", {})
+        management_model = _render(document)
+    return Descriptions(_render(whole), inference_model, workflow, management_model)
+
+
+def _render(document: Document) -> bytes:
+    return bytes(PrettyJson(document).body)
+
+
+def _describe_listener(app: FastAPI, has_inference: bool) -> Document:
     document: Document = get_openapi(
         title=app.title,
         version=__version__,
@@ -164,24 +253,24 @@ def _inference_operation(path: str, operation: str, summary: str, takes_query: b
     }
 
 
-def _add_inference_models(router: APIRouter, registry: Registry) -> None:
+def _add_inference_models(router: APIRouter, registry: Registry, written: WrittenOnce) -> None:
     """`OPTIONS` on every inference route that names a model: the document of that model."""
 
-    async def describe(model_name: Name, model_version: Name | None = None) -> Response:
+    async def describe(request: Request, model_name: str, model_version: str | None) -> Response:
         registry.check_exists(model_name, model_version)
-        return PrettyJson(_model_document(f"RESTful API for: {model_name}", _inference_paths(model_name)))
+        document = (await written.get(request.app)).inference_model
+        return _answer(_fill(document, f"RESTful API for: {model_name}", model_name))
 
-    async def describe_default(model_name: Name) -> Response:
-        return await describe(model_name)
+    async def describe_default(request: Request, model_name: Name) -> Response:
+        return await describe(request, model_name, None)
 
-    async def describe_version(model_name: Name, model_version: Name) -> Response:
-        return await describe(model_name, model_version)
+    async def describe_version(request: Request, model_name: Name, model_version: Name) -> Response:
+        return await describe(request, model_name, model_version)
 
     @router.options("/wfpredict/{workflow_name}", include_in_schema=False)
-    async def describe_workflow(workflow_name: Name) -> Response:
-        path = f"/wfpredict/{quote(workflow_name, safe='')}"
-        operation = _inference_operation(path, "workflow_predictions", "Run a workflow", False)
-        return PrettyJson(_model_document(f"RESTful API for: {workflow_name}", {path: {"post": operation}}))
+    async def describe_workflow(request: Request, workflow_name: Name) -> Response:
+        document = (await written.get(request.app)).workflow
+        return _answer(_fill(document, f"RESTful API for: {workflow_name}", workflow_name))
 
     for path, operation, _, _ in _INFERENCE:
         if "{model_name}" in path:
@@ -203,17 +292,13 @@ def _model_document(title: str, paths: Document) -> Document:
 # ------------------------------------------------------------------------------------------- management
 
 
-def _add_management_models(router: APIRouter, registry: Registry, document_of: Any) -> None:
+def _add_management_models(router: APIRouter, registry: Registry, written: WrittenOnce) -> None:
     """`OPTIONS` on a model's management paths: what may be done with it."""
 
     async def describe(request: Request, model_name: str, model_version: str | None) -> Response:
         registry.check_exists(model_name, model_version)
-        whole = document_of(request)
-        paths = {path: item for path, item in whole["paths"].items() if path.startswith("/models/{model_name}")}
-        paths.pop("/models/{model_name}/invoke", None)
-        document = _model_document(f"RESTful Management API for: {model_name}", paths)
-        document["components"] = whole.get("components", {})
-        return PrettyJson(document)
+        document = (await written.get(request.app)).management_model
+        return _answer(_fill(document, f"RESTful Management API for: {model_name}"))
 
     @router.options("/models/{model_name}", include_in_schema=False)
     async def describe_model(request: Request, model_name: Name) -> Response:
