@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -28,7 +30,7 @@ from marserve.errors import (
 )
 from marserve.messages import Answer, Part, Request
 from marserve.workflows.dag import Dag
-from marserve.workflows.engine import Engine, RunnableNode
+from marserve.workflows.engine import SHORT_LEAVES_BYTES, Engine, Execution, RunnableNode
 from support.fake_data_plane import FakeDataPlane
 from support.receivers import Waiting
 
@@ -112,6 +114,44 @@ async def test_a_node_with_several_parents_gets_one_parameter_for_each_by_name()
     assert plane.submitted[3].request.parts == [Part("b", b"from b", None), Part("c", b"from c", None)]
     plane.submitted[3].answer(b"end")
     assert receiver.body == b"end"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("leaf", [b'{"b": 1.50}', b"[1]"])
+async def test_long_leaves_are_joined_by_a_thread(monkeypatch: pytest.MonkeyPatch, leaf: bytes) -> None:
+    """To the same answer, or the same error, and with nothing left when the client goes meanwhile."""
+    plane, threads = FakeDataPlane(), []
+    engine = engine_of(plane, FORK)
+    join = Execution._join
+
+    def noted(*given: Any) -> bytes:
+        threads.append(threading.get_ident())
+        return join(*given)
+
+    monkeypatch.setattr(Execution, "_join", noted)
+    told_of = []
+    for length in (10, SHORT_LEAVES_BYTES):
+        receiver = Waiting()
+        engine.submit(request(), receiver)
+        (await plane.wait_for(len(plane.submitted))).answer(b"one")
+        plane.submitted[-2].answer(leaf + b" " * length)
+        plane.submitted[-1].answer(b'{"c": "two"}')
+        told_of.append(await told(receiver))
+    gone = Waiting()
+    execution = engine.submit(request(), gone)
+    plane.submitted[-1].answer(b"one")
+    plane.submitted[-2].answer(leaf + b" " * SHORT_LEAVES_BYTES)
+    plane.submitted[-1].answer(b'{"c": "two"}')
+    execution.cancel()
+    await asyncio.to_thread(lambda: None)
+
+    short, long = told_of
+    assert type(short) is type(long)
+    if isinstance(short, Answer) and isinstance(long, Answer):
+        assert short.body == long.body
+    assert threads[0] == threading.get_ident()
+    assert threading.get_ident() not in threads[1:]
+    assert engine.running == 0
 
 
 @pytest.mark.anyio

@@ -36,6 +36,9 @@ from marserve.telemetry.log_limit import caused_by
 
 # A reason in a header: long enough for an exception's words, short enough for any proxy.
 MAX_REASON_CHARACTERS = 500
+# No call has so many segments or parameters; each takes some microseconds.
+MOST_SEGMENTS = 256
+MOST_QUERY_FIELDS = 256
 
 log = logging.getLogger("marserve.api")
 
@@ -99,7 +102,12 @@ class Border:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = {**scope, "path": split_path(scope.get("raw_path") or quote(scope["path"]).encode())}
+        raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
+        if raw_path.count(b"/") > MOST_SEGMENTS or scope["query_string"].count(b"&") >= MOST_QUERY_FIELDS:
+            error = BadInput(f"A path has at most {MOST_SEGMENTS} segments, a query {MOST_QUERY_FIELDS} parameters.")
+            await error_response(error)(scope, receive, send)
+            return
+        scope = {**scope, "path": split_path(raw_path)}
         has_begun = False
 
         async def note_begin(message: Message) -> None:

@@ -6,6 +6,7 @@ content type says.
 
 from __future__ import annotations
 
+from asyncio import to_thread
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
@@ -61,7 +62,8 @@ def _add_questions(router: APIRouter, reconciler: Reconciler) -> None:
         if reconciler.current is None:
             raise BadInput("No desired state is in force: none was applied since the server started.")
         etag = f'"{reconciler.current.digest}"'
-        return Response(reconciler.current.shown().write(), media_type="application/yaml", headers={"etag": etag})
+        text = await to_thread(reconciler.current.shown().write)
+        return Response(text, media_type="application/yaml", headers={"etag": etag})
 
     @router.get("/desired-state/schema", operation_id="desiredStateSchema", summary="The document's JSON Schema")
     async def its_schema() -> Response:
@@ -86,7 +88,8 @@ def _add_questions(router: APIRouter, reconciler: Reconciler) -> None:
         if found is None:
             raise BadInput(f"The history has no entry {number[:20]}; GET /desired-state/history lists them.")
         is_current = any(each["number"] == found.number and each["isCurrent"] for each in reconciler.history())
-        return PrettyJson({**found.told(is_current=is_current), "document": found.state().shown().write().decode()})
+        text = await to_thread(lambda: found.state().shown().write().decode())
+        return PrettyJson({**found.told(is_current=is_current), "document": text})
 
     @router.post(
         "/desired-state/plan",

@@ -22,7 +22,8 @@ from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
 from marserve.api.auth import authorization_of
-from marserve.api.event_bodies import read_body
+from marserve.api.decoding import SHORT_BYTES
+from marserve.api.event_bodies import Body, read_body
 from marserve.api.schemas import ErrorBody, EventsTaken, StatusMessage, WatchDescription, WatchList
 from marserve.errors import BadInput, BadSettings, BodyTooLarge, InvalidToken
 from marserve.rollout.object_events import ObjectEvent, Verdict
@@ -153,7 +154,8 @@ def events_router(watches: Watches, secrets: EventSecrets, count: Callable[[str,
             count("unauthorized", 1)
             raise
         try:
-            body = read_body(await _read(request), {key.lower(): value for key, value in request.headers.items()})
+            data, headers = await _read(request), {key.lower(): value for key, value in request.headers.items()}
+            body = await read_events(data, headers)
             verdicts = watches.announce(body.events)
         except BadInput:
             count("bad", 1)
@@ -186,6 +188,11 @@ def events_router(watches: Watches, secrets: EventSecrets, count: Callable[[str,
         )
 
     return router
+
+
+async def read_events(data: bytes, headers: Mapping[str, str]) -> Body:
+    """The events in a body, read by a thread where it is long. Raises BadInput."""
+    return read_body(data, headers) if len(data) <= SHORT_BYTES else await to_thread(read_body, data, headers)
 
 
 async def _read(request: Request) -> bytes:

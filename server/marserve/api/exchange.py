@@ -5,6 +5,7 @@ It knows the connection it belongs to, and when its own life is over; reading re
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Final
 from marserve.api.errors import error_answer
 from marserve.api.inference import Job
 from marserve.api.large_answers import LARGE_ABOVE_BYTES, Feed
+from marserve.api.request_body import is_quick, read_parts
 from marserve.api.request_head import Head
 from marserve.api.response_headers import phrase_of
 from marserve.api.stream_errors import error_frame
 from marserve.errors import Draining, HandlerFailed, MarserveError
-from marserve.messages import Answer
+from marserve.messages import Answer, Part
 from marserve.telemetry.log_limit import caused_by
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class Exchange:
         "began",
         "body",
         "connection",
+        "decoding",
         "feed",
         "head",
         "id",
@@ -56,6 +59,7 @@ class Exchange:
         self.id = connection.listener.next_id()
         self.began = monotonic()
         self.job: Job | None = None
+        self.decoding: asyncio.Future[list[Part]] | None = None
         self.feed: Feed | None = None
         self.stream_type = ""  # of the stream that has begun
         self.refusal: BaseException | None = None
@@ -75,6 +79,29 @@ class Exchange:
         if head.fault is not None:
             self.on_error(head.fault)
             return
+        if head.is_form and not is_quick(body, head.content_type or ""):
+            self.decoding = connection.listener.decoding.begin(_read_parts, body, head.content_type or "")
+            self.decoding.add_done_callback(self._decoded)
+        else:
+            self._submit(connection, body, None)
+
+    def _decoded(self, decoding: asyncio.Future[list[Part]]) -> None:
+        """A thread has read the parts of the body."""
+        self.decoding = None
+        connection = self.connection
+        error = None if decoding.cancelled() else decoding.exception()
+        if connection is None or decoding.cancelled():
+            return
+        if error is None:
+            self._submit(connection, b"", decoding.result())
+            return
+        if not isinstance(error, MarserveError):
+            log.error("The body of request %s could not be read", self.id, exc_info=error)
+        self.on_error(error)
+
+    def _submit(self, connection: HttpConnection, body: bytes | bytearray, parts: list[Part] | None) -> None:
+        """Hand the request to the data plane; `parts` is what was read of its body already, None: nothing."""
+        head = self.head
         deadline = None if head.timeout_s is None else self.began + head.timeout_s
         surface = connection.listener.surface
         assert surface is not None
@@ -90,6 +117,7 @@ class Exchange:
                 deadline,
                 head.priority,
                 head.asked_version,
+                parts,
             )
         except MarserveError as error:
             self.on_error(error)
@@ -106,6 +134,8 @@ class Exchange:
         job, self.job = self.job, None
         if job is not None:
             job.cancel()
+        if self.decoding is not None:
+            self.decoding.cancel()
         if self.feed is not None:
             self.feed.close()
 
@@ -295,6 +325,11 @@ class Exchange:
     def _end(self, connection: HttpConnection, now: float, keep: bool) -> None:
         self.connection = self.job = None
         connection.finish(now, keep, is_refusal=self.refusal is not None)
+
+
+def _read_parts(body: bytes | bytearray, content_type: str) -> list[Part]:
+    """For a thread."""
+    return read_parts(bytes(body), content_type)
 
 
 class _Way:

@@ -18,6 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
+from marserve.api.decoding import SHORT_BYTES, Decoding
 from marserve.api.grpc_errors import MethodNotFound, StalledReader, grpc_status
 from marserve.api.grpc_schema import Schema
 from marserve.api.listener import AccessLog
@@ -39,8 +40,20 @@ AUTHORIZATION: Final = "authorization"
 REQUEST_ID: Final = "x-request-id"
 # grpcio keeps deadlines by a clock of its own, and may end a call a little before ours says so.
 DEADLINE_SLACK_S: Final = 0.05
+# Fields that a message may have, not counting those inside of them; a tensor or an input is one.
+MAX_FIELDS: Final = 4096
+# A message up to this length that has no more fields than that is read on the loop: mostly one long text or picture.
+QUICK_MESSAGE_BYTES: Final = 128 * 1024
+# A question to health or reflection is a name.
+LONGEST_QUESTION_BYTES: Final = 64 * 1024
 # How long a stream may wait for a client that takes nothing of it, as over HTTP.
 STALL_TIMEOUT_S: Final = 60.0
+
+
+# The wire's kinds of fields: a number of any length, bytes with their length before them, and two of fixed length.
+_OF_VARINT: Final = 0
+_OF_LENGTH: Final = 2
+_FIXED_BYTES: Final = {1: 8, 5: 4}
 
 
 class CallMetrics(Protocol):
@@ -54,7 +67,8 @@ class Call:
     """One call. `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the client names none.
 
     `asked_version` is the version, or the label, that the client asks for beside the message; `metadata` is what came
-    with the call, without its key. `version_header` is to be set to what tells the client who answered.
+    with the call, without its key. `message_bytes` is the length of a single
+    message. `version_header` is to be set to what tells the client who answered.
     """
 
     __slots__ = (
@@ -64,6 +78,7 @@ class Call:
         "asked_version",
         "deadline",
         "id",
+        "message_bytes",
         "metadata",
         "overload_status",
         "priority",
@@ -80,6 +95,7 @@ class Call:
         self.priority: int | None = None
         self.asked_version: str | None = None
         self.metadata: list[tuple[bytes, bytes]] = []
+        self.message_bytes = 0
         self.version_header: tuple[str, str] | None = None
 
     async def write(self, message: Any) -> None:
@@ -142,8 +158,10 @@ class Calls:
         *,
         overload_status: int = 503,
         stall_timeout_s: float = STALL_TIMEOUT_S,
+        decoding: Decoding | None = None,
     ) -> None:
         self._stall_timeout_s = stall_timeout_s
+        self._decoding = decoding or Decoding()
         self._schema = schema
         self._access_log = access_log if access_log.is_on else None
         self._has_ids = access_log.has_ids
@@ -195,7 +213,8 @@ class Calls:
     def _unary(self, path: str, message: Any, answer: UnaryAnswer) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def behave(data: bytes, context: Any) -> bytes:
             async def work(call: Call) -> bytes:
-                made: bytes = (await answer(parse(message, data), call)).SerializeToString()
+                call.message_bytes = len(data)
+                made: bytes = (await answer(await self._parse(message, data), call)).SerializeToString()
                 return made
 
             return await self._carry(path, context, work)
@@ -205,7 +224,7 @@ class Calls:
     def _stream(self, path: str, message: Any, answer: StreamAnswer) -> Callable[[bytes, Any], Awaitable[None]]:
         async def behave(data: bytes, context: Any) -> None:
             async def work(call: Call) -> bytes:
-                await answer(parse(message, data), call)
+                await answer(await self._parse(message, data), call)
                 return b""
 
             await self._carry(path, context, work)
@@ -216,7 +235,7 @@ class Calls:
         async def behave(_: Any, context: Any) -> None:
             async def messages() -> AsyncIterator[Any]:
                 while (data := await context.read()) is not grpc.aio.EOF:
-                    yield parse(message, data)
+                    yield await self._parse(message, data)
 
             async def work(call: Call) -> bytes:
                 await answer(messages(), call)
@@ -225,6 +244,15 @@ class Calls:
             await self._carry(path, context, work, is_busy=False)
 
         return behave
+
+    async def _parse(self, message: Any, data: bytes) -> Any:
+        """The message in these bytes, read in a thread where there are many. Raises BadInput."""
+        if len(data) <= SHORT_BYTES:
+            return parse(message, data)
+        check_fields(message, data)
+        if len(data) <= QUICK_MESSAGE_BYTES:
+            return parse(message, data)
+        return await self._decoding.begin(parse, message, data)
 
     async def refuse(self, path: str, context: Any, error: MarserveError) -> None:
         """Refuse a call for nothing that stands in it."""
@@ -324,9 +352,49 @@ def parse(message: Any, data: bytes) -> Any:
 async def parse_or_abort(message: Any, data: bytes, context: Any) -> Any:
     """The message in these bytes, for services that are no `Calls`; else the call ends with INVALID_ARGUMENT."""
     try:
+        if len(data) > LONGEST_QUESTION_BYTES:
+            raise BadInput(f"The message has {len(data)} bytes; here it may have {LONGEST_QUESTION_BYTES}.")
         return parse(message, data)
     except BadInput as error:
         await context.abort(StatusCode.INVALID_ARGUMENT, error.message)
+
+
+def check_fields(message: Any, data: bytes) -> None:
+    """Look over a message before it is read: each of its fields becomes an object. Raises BadInput for too many.
+
+    A message that is broken off is left to whoever reads it.
+    """
+    at, end = 0, len(data)
+    try:
+        for _ in range(MAX_FIELDS):
+            kind = data[at]
+            at += 1
+            if kind > 0x7F:
+                at = _end_of_number(data, at)
+            kind &= 7
+            if kind == _OF_LENGTH:
+                length = data[at]
+                at += 1
+                if length > 0x7F:
+                    begin, at = at - 1, _end_of_number(data, at)
+                    length = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(data[begin:at]))
+                at += length
+            elif kind == _OF_VARINT:
+                at = _end_of_number(data, at)
+            else:
+                at += _FIXED_BYTES[kind]
+            if at >= end:
+                return
+    except (IndexError, KeyError):
+        return
+    raise BadInput(f"The message has more than {MAX_FIELDS} fields; it is read as {message.DESCRIPTOR.name}.")
+
+
+def _end_of_number(data: bytes, at: int) -> int:
+    """The place behind a number that goes on here. Raises IndexError at the end of the data."""
+    while data[at] > 0x7F:
+        at += 1
+    return at + 1
 
 
 def peer_of(peer: str) -> str:

@@ -14,6 +14,7 @@ from marserve.api.grpc_calls import Answers, Call, Calls
 from marserve.api.grpc_errors import error_reason, grpc_status
 from marserve.api.grpc_schema import INFERENCE, Schema
 from marserve.api.inference import DataPlane
+from marserve.api.request_body import MAX_PARTS
 from marserve.errors import BadInput, MarserveError
 from marserve.messages import Part, Request
 from marserve.registry.call_modes import SequenceHeaderNames
@@ -148,6 +149,7 @@ class GrpcInference:
         if not model:
             raise BadInput("Parameter model_name is required.")
         if parts is None:
+            _check_inputs(message)
             parts = [Part(name, value) for name, value in message.input.items()]
         request = Request(
             request_id,
@@ -167,6 +169,7 @@ class GrpcInference:
         Every request ends its sequence unless it says otherwise, as over TorchServe's wire; an input entry of a
         header's name says so.
         """
+        _check_inputs(message)
         names = self._sequence
         parts = []
         wishes = {names.end: b"true"}
@@ -194,3 +197,9 @@ class GrpcInference:
         packed.type_url = f"type.googleapis.com/{detail.DESCRIPTOR.full_name}"
         packed.value = detail.SerializeToString()
         return response
+
+
+def _check_inputs(message: Any) -> None:
+    """As over HTTP a form may have so many fields. Raises BadInput."""
+    if len(message.input) > MAX_PARTS:
+        raise BadInput(f"The request has {len(message.input)} inputs; it may have {MAX_PARTS}.")

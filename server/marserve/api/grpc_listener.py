@@ -16,6 +16,7 @@ from typing import Any, Final
 import grpc
 
 from marserve.api import grpc_health, grpc_inference, grpc_management, grpc_reflection
+from marserve.api.decoding import Decoding
 from marserve.api.grpc_calls import STALL_TIMEOUT_S, Authorize, CallMetrics, Calls
 from marserve.api.grpc_health import GrpcHealth
 from marserve.api.grpc_inference import GrpcInference
@@ -144,8 +145,10 @@ class GrpcPorts:
         identity: Identity | None = None,
         overload_status: int = 503,
         stall_timeout_s: float = STALL_TIMEOUT_S,
+        decoding: Decoding | None = None,
     ) -> None:
         self._stall_timeout_s = stall_timeout_s
+        self._decoding = decoding or Decoding()
         self._schema = Schema()
         self._registry = registry
         self._access_log = access_log
@@ -168,7 +171,7 @@ class GrpcPorts:
         answers = {grpc_inference.SERVICE: inference.answers()}
         if has_open_inference:
             for package in (OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE):
-                service = GrpcOpenInference(self._schema, self._registry, package)
+                service = GrpcOpenInference(self._schema, self._registry, package, self._decoding)
                 answers[service.name] = service.answers()
         handlers = [calls.service(name, methods) for name, methods in answers.items()]
         return self._bind("gRPC Inference", address, limits, calls, handlers, list(answers))
@@ -197,6 +200,7 @@ class GrpcPorts:
             authorize,
             overload_status=self._overload_status,
             stall_timeout_s=self._stall_timeout_s,
+            decoding=self._decoding,
         )
 
     def _bind(

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from marserve import __version__
+from marserve.api.decoding import Decoding
 from marserve.api.grpc_answers import Pieces
 from marserve.api.grpc_calls import Answers, Call
 from marserve.api.grpc_errors import ReportedInternal
@@ -55,7 +56,8 @@ DATA_TYPES: Final = {
 class GrpcOpenInference:
     """The six methods of the service, under the name that `package` gives it."""
 
-    def __init__(self, schema: Schema, registry: Registry, package: str) -> None:
+    def __init__(self, schema: Schema, registry: Registry, package: str, decoding: Decoding | None = None) -> None:
+        self._decoding = decoding or Decoding()
         self.name = f"{package}.GRPCInferenceService"
         self._registry = registry
         self._is_torchserves = package == OPEN_INFERENCE_OF_TORCHSERVE
@@ -103,9 +105,10 @@ class GrpcOpenInference:
         model, version = message.model_name, message.model_version or None
         if not model:
             raise BadInput("Parameter model_name is required.")
+        document = await self._decoding.run(call.message_bytes, write_request, message)
         request = Request(
             call.id,
-            [Part("body", write_request(message), JSON_TYPE)],
+            [Part("body", document, JSON_TYPE)],
             deadline=call.deadline,
             names_version=version is not None,
             priority=call.priority,
@@ -122,7 +125,7 @@ class GrpcOpenInference:
             call.version_header = pieces.version_header
             pieces.cancel()
         response = self._responses["ModelInfer"]()
-        fill_response(response, message, body or b"")
+        await self._decoding.run(len(body or b""), fill_response, response, message, body or b"")
         return response
 
 

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Final
 import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -33,6 +34,7 @@ from marserve.api.asgi_run import AsgiRun
 from marserve.api.auth import Tokens, authorization_of
 from marserve.api.browsers import BrowserRules
 from marserve.api.connections import ConnectionTable
+from marserve.api.decoding import Decoding
 from marserve.api.errors import BodyTooSlow, HeadersTooLarge, MalformedRequest, RequestTooSlow, TargetTooLong
 from marserve.api.exchange import Exchange
 from marserve.api.inference import InferenceSurface
@@ -52,6 +54,9 @@ DEAF: Final = 3
 
 END_OF_HEAD: Final = b"\r\n\r\n"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+# A read that may hold chunks goes to the parser in slices: each chunk costs some microseconds, and may have one byte.
+SLICE_BYTES: Final = 4 * 1024
 
 # Where header lines go that nobody wants: it keeps nothing.
 DROPPED: Final[deque[tuple[bytes, bytes]]] = deque(maxlen=0)
@@ -75,12 +80,13 @@ def bind_connection(
     large_answers: LargeAnswers | None = None,
     tokens: Tokens | None = None,
     browser_rules: BrowserRules | None = None,
+    decoding: Decoding | None = None,
 ) -> type[HttpConnection]:
     """Make the protocol class of one listener, for uvicorn's `Config(http=…)`.
 
     `surface` is None on a listener without inference routes. Whoever made `connections` starts and stops it, and closes
-    `large_answers`. With `tokens` inference routes need the inference key; for the other routes `auth.Guard` asks.
-    `browser_rules` judge requests for inference routes that need none.
+    `large_answers` and `decoding`. With `tokens` inference routes need the inference key; for the other routes
+    `auth.Guard` asks. `browser_rules` judge requests for inference routes that need none.
     Uvicorn's own access log, `Date` and `Server` headers are best switched off beside it.
     """
     shared = Listener(
@@ -94,6 +100,7 @@ def bind_connection(
         large_answers or LargeAnswers(),
         tokens,
         browser_rules,
+        decoding,
     )
 
     class BoundConnection(HttpConnection):
@@ -102,10 +109,35 @@ def bind_connection(
     return BoundConnection
 
 
+class Flow(FlowControl):
+    """uvicorn's control of a connection's flow, which resumes reading only where nothing else holds it."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._holds: set[str] = set()
+
+    def hold(self, why: str) -> None:
+        """Read nothing until `let_go` was called for the same reason."""
+        self._holds.add(why)
+        self.pause_reading()
+
+    def let_go(self, why: str) -> None:
+        """Read again, unless there is another reason not to."""
+        if why in self._holds:
+            self._holds.discard(why)
+            self.resume_reading()
+
+    def resume_reading(self) -> None:
+        """Read again, unless something holds the connection."""
+        if not self._holds:
+            super().resume_reading()
+
+
 class HttpConnection(HttpToolsProtocol):
     """One connection of the listener that `bind_connection` gave it."""
 
     listener: ClassVar[Listener]
+    flow: Flow
 
     def __init__(
         self,
@@ -151,6 +183,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection in, or say that there are too many."""
         super().connection_made(transport)
+        self.flow = Flow(transport)
         self.keep_open = not self.listener.is_leaving
         if self.client is not None:
             self.peer = f"/{self.client[0]}:{self.client[1]}"
@@ -185,6 +218,31 @@ class HttpConnection(HttpToolsProtocol):
                     return
         elif phase == DEAF:
             return
+        if len(data) > SLICE_BYTES and self._may_be_chunked(data):
+            self._receive_slices(data)
+        else:
+            self._receive(data)
+
+    def _may_be_chunked(self, data: bytes) -> bool:
+        """Whether a read may hold chunks, each of which takes its time however short it is."""
+        if self.phase == BODY and self.head is not None:
+            if self.head.body_bytes == UNKNOWN_LENGTH:
+                return True
+            if self.head.body_bytes - self.body_bytes >= len(data):
+                return False
+        return self.phase == HEAD or b"chunked" in data.lower()
+
+    def _receive_slices(self, data: bytes) -> None:
+        """Read a slice now and the others in later steps of the loop; nothing more comes until then."""
+        self._receive(data[:SLICE_BYTES])
+        if self.phase == DEAF or len(data) <= SLICE_BYTES:
+            self.flow.let_go("slices")
+            return
+        self.flow.hold("slices")
+        self.loop.call_soon(self._receive_slices, data[SLICE_BYTES:])
+
+    def _receive(self, data: bytes) -> None:
+        phase = self.phase
         self.begun = 0
         self.read_bytes = len(data)
         offer_at = None

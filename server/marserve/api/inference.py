@@ -17,6 +17,9 @@ from marserve.messages import Part, Receiver, Request
 # Targets are the client's; the table of those seen must not grow with them.
 MAX_KNOWN_TARGETS = 1024
 MAX_KNOWN_TARGET_BYTES = 512
+MAX_SEGMENTS = 256
+# As long as a name may be that stands in a path.
+MAX_NAME_BYTES = 8 * 1024
 
 
 class Job(Protocol):
@@ -108,15 +111,20 @@ class InferenceSurface:
         deadline: float | None = None,
         priority: int | None = None,
         asked_version: str | None = None,
+        parts: list[Part] | None = None,
     ) -> Job:
         """Submit one request; the answer comes to `receiver`, possibly before this returns.
+
+        `parts` is what was read of the body, None where that is still to be done.
 
         `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the model's own.
         `asked_version` is a version, or a label, that the client asks for beside the path, which goes before it.
 
         Raises BadInput for a body that cannot be read, and what the data plane raises.
         """
-        if content_type is None or not is_form(content_type):
+        if parts is not None:
+            pass
+        elif content_type is None or not is_form(content_type):
             parts = [Part("body", body, content_type)]
         else:
             parts = read_parts(bytes(body), content_type)
@@ -155,6 +163,8 @@ class InferenceSurface:
             named = [part.body for part in parts if part.name == "model_name"]
             if not named or not named[-1]:
                 raise BadInput("Parameter model_name is required.")
+            if len(named[-1]) > MAX_NAME_BYTES:
+                raise BadInput(f"Parameter model_name has more than {MAX_NAME_BYTES} bytes.")
             model = named[-1].decode("utf-8", "replace")
         return model
 
@@ -162,7 +172,8 @@ class InferenceSurface:
 def read_route(target: bytes) -> Route | None:
     """Read a target in origin or absolute form; None when it is no inference route (contract §1.2).
 
-    Segments are split before they are decoded, so that `%2F` is part of a name (contract, Q48).
+    Segments are split before they are decoded, so that `%2F` is part of a name (contract, Q48). Raises BadInput for
+    more segments, or parameters, than there can be.
     """
     path, _, query = target.partition(b"?")
     if path[:1] != b"/":
@@ -170,6 +181,8 @@ def read_route(target: bytes) -> Route | None:
         if scheme.lower() not in (b"http", b"https"):
             return None
         path = b"/" + rest.partition(b"/")[2]
+    if path.count(b"/") > MAX_SEGMENTS:
+        raise BadInput(f"The path has more than {MAX_SEGMENTS} segments.")
     segments = [unquote(segment) for segment in path.decode("latin-1").rstrip("/").split("/")[1:]]
     if not segments or not segments[0]:
         return None

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from marserve.api.auth import KnownHeads, Tokens
 from marserve.api.browsers import BrowserRules
 from marserve.api.connections import ConnectionTable
+from marserve.api.decoding import Decoding
 from marserve.api.inference import InferenceSurface
 from marserve.api.large_answers import LargeAnswers
 from marserve.api.request_head import Head, HttpLimits
@@ -51,6 +52,7 @@ class Listener:
         "access_log",
         "browser_rules",
         "connections",
+        "decoding",
         "has_ids",
         "heads",
         "is_leaving",
@@ -77,6 +79,7 @@ class Listener:
         large_answers: LargeAnswers,
         tokens: Tokens | None = None,
         browser_rules: BrowserRules | None = None,
+        decoding: Decoding | None = None,
     ) -> None:
         self.surface = surface
         self.tokens = tokens
@@ -90,6 +93,7 @@ class Listener:
         self.response_headers = response_headers
         self.overload_status = overload_status
         self.large_answers = large_answers
+        self.decoding = decoding or Decoding()
         # The server is about to stop: every answer asks its client to connect anew, elsewhere.
         self.is_leaving = False
         self.heads: dict[bytes, Head] = {} if tokens is None else KnownHeads(tokens)

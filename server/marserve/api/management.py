@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from asyncio import to_thread
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -16,10 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
+from marserve.api.decoding import SHORT_BYTES
 from marserve.api.errors import error_message, error_status, error_type
 from marserve.api.hang_up import while_connected
-from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
-from marserve.api.request_body import read_parts
+from marserve.api.parameters import Parameters, QueryParameters, read_parameters
+from marserve.api.request_body import is_form, is_quick, read_parts
 from marserve.api.request_head import read_timeout_s
 from marserve.api.response_headers import ResponseHeaders
 from marserve.api.schemas import (
@@ -222,6 +224,8 @@ async def _describe(
     headers = getattr(request.state, "sent_headers", request.headers.raw)
     asking = registry.describe_customized(model, version, within_s, headers)
     described, answer = await while_connected(request, asking)
+    if len(answer.body) > SHORT_BYTES:
+        return _dress(await to_thread(PrettyJson, [described]), answer)
     return _dress(PrettyJson([described]), answer)
 
 
@@ -338,7 +342,11 @@ def _add_check(router: APIRouter, registry: Registry) -> None:
         body = await request.body()
         samples: list[list[Part]] = []
         if body:
-            parts = read_parts(body, request.headers.get("content-type"))
+            content_type = request.headers.get("content-type")
+            if content_type is None or not is_form(content_type) or is_quick(body, content_type):
+                parts = read_parts(body, content_type)
+            else:
+                parts = await to_thread(read_parts, body, content_type)
             # Of a form each value is a sample by itself, as the body of one request.
             samples = [[Part("body", part.body, part.content_type)] for part in parts]
         if len(samples) > MOST_CHECK_SAMPLES:
@@ -408,18 +416,11 @@ def _add_register(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> Non
         s3_sse_kms: Annotated[Flag, Query(description="sign the download from an https address of S3")] = None,
         dry_run: Dry = None,
     ) -> Response:
-        parameters = await _parameters(request)
+        parameters = await read_parameters(request, REGISTER_PARAMETERS)
         if is_dry(request, parameters):
             return PrettyJson((await dry_runs.register(read_registration(parameters))).document())
         registered = await changes.register(read_registration(parameters))
         return PrettyJson({"status": registered.message}, status_code=_STATUS[registered.progress])
-
-
-async def _parameters(request: Request) -> Parameters:
-    """The registration's parameters: from the body if that is JSON, and then from nowhere else."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
-        return JsonParameters(await request.body(), REGISTER_PARAMETERS)
-    return QueryParameters(request.query_params, REGISTER_PARAMETERS)
 
 
 def sign(url: str) -> str:

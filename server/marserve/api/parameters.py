@@ -10,11 +10,21 @@ from __future__ import annotations
 
 import json
 import re
+from asyncio import to_thread
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Final
 
+from starlette.requests import Request
+
+from marserve.api.decoding import SHORT_BYTES
 from marserve.errors import BadInput
+
+# No call has parameters that take so much; those of a body over the shorter length are read by a thread.
+MOST_BODY_BYTES: Final = 256 * 1024
+# So many unknown names are told, and of so long ones no similar name is looked for.
+MOST_WARNINGS: Final = 20
+LONGEST_GUESSED: Final = 40
 
 # TorchServe's integers have 32 bits; a longer one does not parse.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII).fullmatch
@@ -133,14 +143,28 @@ class JsonParameters:
 Parameters = QueryParameters | JsonParameters
 
 
+async def read_parameters(request: Request, known: Collection[str]) -> Parameters:
+    """The parameters of a call: from the body if that is JSON, and then from nowhere else. Raises BadInput."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return QueryParameters(request.query_params, known)
+    body = await request.body()
+    if len(body) > MOST_BODY_BYTES:
+        raise BadInput(f"The body has {len(body)} bytes; parameters may have {MOST_BODY_BYTES}.")
+    if len(body) > SHORT_BYTES:
+        return await to_thread(JsonParameters, body, known)
+    return JsonParameters(body, known)
+
+
 def _unknown(values: Collection[str], known: Collection[str]) -> list[str]:
-    warnings = []
+    warnings: list[str] = []
     for name in values:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
+            near = get_close_matches(name, known, n=1) if len(name) <= LONGEST_GUESSED else []
             hint = f"; did you mean {near[0]}?" if near else ""
             warnings.append(f"parameter {_shown(name)} is not known and not used{hint}")
-    return warnings[:20]
+            if len(warnings) == MOST_WARNINGS:
+                break
+    return warnings
 
 
 def _shown(word: str) -> str:

@@ -2,14 +2,21 @@
 
 A body is one part called `body` unless it is a form. Every bound here is one that an honest client never meets; past
 them, and for a form that cannot be read, BadInput says what was wrong.
+
+Forms are dear to decode, by what they hold more than by their length: `is_quick` says, from a few counts, which may be
+decoded on the event loop. The others are decoded in slices, for a thread that lets the loop in between two of them.
 """
 
 from __future__ import annotations
 
-from urllib.parse import unquote_to_bytes
+import re
+from binascii import a2b_qp
+from collections.abc import Iterator
+from typing import Final
 
-from multipart import MultipartError, ParserLimitReached, PushMultipartParser, parse_options_header
+from multipart import MultipartError, MultipartSegment, ParserLimitReached, PushMultipartParser, parse_options_header
 
+from marserve.api.decoding import breathe
 from marserve.errors import BadInput
 from marserve.messages import Part
 
@@ -17,8 +24,25 @@ MAX_PARTS = 1024
 MAX_PART_HEADERS = 16
 MAX_PART_HEADER_BYTES = 8192
 MAX_BOUNDARY_BYTES = 200
+MAX_CONTENT_TYPE_CHARACTERS = 1024
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
+
+# Up to these lengths a form may be decoded on the loop, if what it holds is cheap enough.
+QUICK_BYTES: Final = 64 * 1024
+QUICK_FILE_BYTES: Final = 256 * 1024
+# What it may hold. Escapes and fields of a urlencoded form are decoded one by one, as are lines of a part's header and
+# the parameters in them. Of one longer than `QUICK_BYTES` so few lines are a file's or two, whose bytes cost nothing.
+QUICK_ESCAPES: Final = 8000
+ESCAPES_PER_FIELD: Final = 16
+QUICK_LINES: Final = 200
+PARAMETERS_PER_LINE: Final = 4
+QUICK_LINES_OF_FILES: Final = 10
+# A long body is decoded in slices of so many bytes.
+SLICE_BYTES: Final = 32 * 1024
+
+_PLUS_TO_SPACE = bytes(0x20 if byte == 0x2B else byte for byte in range(256))
+_NO_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 def read_parts(body: bytes, content_type: str | None) -> list[Part]:
@@ -36,6 +60,20 @@ def read_parts(body: bytes, content_type: str | None) -> list[Part]:
 def is_form(content_type: str) -> bool:
     """Whether a body of this type is cut into fields. Parameters and case do not matter."""
     return content_type.partition(";")[0].strip().lower() in (FORM, MULTIPART)
+
+
+def is_quick(body: bytes | bytearray, content_type: str) -> bool:
+    """Whether a form is decoded within a step of the loop, whatever a client made of it."""
+    if content_type[:10].lower() == "multipart/":
+        if len(body) > QUICK_FILE_BYTES:
+            return False
+        lines = body.count(b"\r\n")
+        if len(body) > QUICK_BYTES:
+            return lines <= QUICK_LINES_OF_FILES
+        return lines + (body.count(b";") + body.count(b"\\")) // PARAMETERS_PER_LINE <= QUICK_LINES
+    if len(body) > QUICK_BYTES:
+        return False
+    return body.count(b"%") + ESCAPES_PER_FIELD * body.count(b"&") <= QUICK_ESCAPES
 
 
 def read_fields(encoded: bytes) -> list[Part]:
@@ -59,12 +97,35 @@ def read_fields(encoded: bytes) -> list[Part]:
 
 
 def _decode(text: bytes) -> bytes:
+    """A name or value without its escapes; what is no escape stays as it is."""
     if b"+" in text:
-        text = text.replace(b"+", b" ")
-    return unquote_to_bytes(text) if b"%" in text else text
+        text = text.translate(_PLUS_TO_SPACE)
+    if b"%" not in text:
+        return text
+    if len(text) <= SLICE_BYTES:
+        return _unescape(text)
+    pieces, begin = [], 0
+    while begin < len(text):
+        end = begin + SLICE_BYTES
+        # An escape must not be cut in two.
+        cut = text.rfind(b"%", end - 2, end)
+        if cut >= 0 and end < len(text):
+            end = cut
+        pieces.append(_unescape(text[begin:end]))
+        begin = end
+        breathe()
+    return b"".join(pieces)
+
+
+def _unescape(text: bytes) -> bytes:
+    """Escapes are those of quoted-printable text but for their first character, and that has a decoder in C."""
+    text = _NO_ESCAPE.sub(b"%25", text)
+    return a2b_qp(text.replace(b"=", b"=3D").replace(b"%", b"="))
 
 
 def _read_multipart(body: bytes, content_type: str) -> list[Part]:
+    if len(content_type) > MAX_CONTENT_TYPE_CHARACTERS:
+        raise BadInput(f"The Content-Type of a form may have {MAX_CONTENT_TYPE_CHARACTERS} characters.")
     boundary = parse_options_header(content_type)[1].get("boundary", "")
     if not boundary or len(boundary) > MAX_BOUNDARY_BYTES:
         raise BadInput(
@@ -82,7 +143,7 @@ def _read_multipart(body: bytes, content_type: str) -> list[Part]:
             max_header_count=MAX_PART_HEADERS,
             max_segment_count=MAX_PARTS,
         )
-        for event in parser.parse(body):
+        for event in _events(parser, body):
             if event is None:
                 parts.append(Part(name, pieces[0] if len(pieces) == 1 else b"".join(pieces), part_type))
             elif isinstance(event, (bytes, bytearray)):
@@ -102,3 +163,13 @@ def _read_multipart(body: bytes, content_type: str) -> list[Part]:
     except MultipartError as error:
         raise BadInput(f"The multipart body cannot be read: {error.args[0]}.") from None
     return parts
+
+
+def _events(parser: PushMultipartParser, body: bytes) -> Iterator[MultipartSegment | bytes | bytearray | None]:
+    """What the parser finds in the body; a long one is given to it in slices."""
+    if len(body) <= QUICK_FILE_BYTES and is_quick(body, MULTIPART):
+        yield from parser.parse(body)
+        return
+    for begin in range(0, len(body), SLICE_BYTES):
+        yield from parser.parse(body[begin : begin + SLICE_BYTES])
+        breathe()

@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 
 from marserve.api.errors import ExpectationFailed, HeadersTooLarge, MalformedRequest, TargetTooLong
 from marserve.api.inference import Route
+from marserve.api.request_body import is_form
 from marserve.errors import BadInput, BodyTooLarge, MethodNotAllowed
 from marserve.settings.shown_address import hide_query
 from marserve.telemetry.access_log import legible
@@ -29,6 +30,9 @@ _USER = re.compile(
 
 # Longest relative deadline that a client may name: as far as 31 bits of milliseconds reach, about 25 days.
 MAX_TIMEOUT_MS = 2**31 - 1
+
+# As long as a version may be that stands in a path.
+MAX_VERSION_BYTES = 8 * 1024
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -68,8 +72,9 @@ class Head:
     """One request's header, read. Never changed once made: identical headers share one.
 
     `headers` are those a handler may see, `lines` all of them; `body_bytes` is UNKNOWN_LENGTH for a chunked body.
-    `line` is the request line as it may stand in a log. `is_plain`: its answer has a body and the
-    connection stays. `is_repeatable`: the same bytes would be read the same again, whatever stood before them.
+    `line` is the request line as it may stand in a log. `is_plain`: its answer has a body and the connection stays.
+    `is_form`: its body is cut into fields. `is_repeatable`: the same bytes would be read the same again, whatever stood
+    before them.
     `timeout_s`, `priority` and `asked_version` are what the client asks for, None where it does not; `fault` is what is
     wrong with what it asks for. An inference route answers with it; the connection is none the worse.
     """
@@ -81,6 +86,7 @@ class Head:
         "expects_continue",
         "fault",
         "headers",
+        "is_form",
         "is_head",
         "is_http10",
         "is_plain",
@@ -105,6 +111,7 @@ class Head:
         self.is_plain = keep_alive and not self.is_head
         self.route: Route | None = None
         self.content_type: str | None = None
+        self.is_form = False
         self.body_bytes = 0
         self.expects_continue = False
         self.is_repeatable = False
@@ -223,6 +230,7 @@ def _read_lines(head: Head, lines: Headers, *, is_ping: bool) -> None:
             head.body_bytes = int(value)
         elif what == "type":
             head.content_type = value.decode("latin-1")
+            head.is_form = is_form(head.content_type)
         elif what == "hidden":
             hidden = True
         elif what in _WISHES:
@@ -275,8 +283,10 @@ def read_timeout_s(value: bytes) -> float:
 def read_version(value: bytes) -> str:
     """The value of `x-marserve-version`: a version or a label, what is no plain text of it percent-encoded.
 
-    Raises BadInput for an empty one.
+    Raises BadInput for an empty one, and for one that is longer than any that there is.
     """
+    if len(value) > MAX_VERSION_BYTES:
+        raise BadInput(f"x-marserve-version has {len(value)} bytes; it may have {MAX_VERSION_BYTES}.")
     if not value.strip():
         raise BadInput("x-marserve-version is empty; it must name a version of the model, or a label.")
     return unquote(value.strip().decode("latin-1"), errors="replace")

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
-from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
+from marserve.api.parameters import Parameters, read_parameters
 from marserve.api.schemas import Name, SwapBody, SwapStatus, error_answers
 from marserve.api.traffic import is_dry
 from marserve.errors import BadInput
@@ -56,7 +56,7 @@ def add_swap(
             Query(description="whose place is taken; if not given, that of the archive's own name, else the default"),
         ] = None,
     ) -> Response:
-        parameters = await _parameters(request, known)
+        parameters = await read_parameters(request, known)
         wish = _read_wish(model_name, parameters, read, dry_run=is_dry(request, parameters))
         changes.check("swap a version")
         swapped = await registry.swap(wish)
@@ -76,12 +76,6 @@ def describe(swapped: Swapped) -> dict[str, Any]:
         **({"notes": list(swapped.notes)} if swapped.notes else {}),
         **({} if swapped.rehearsed is None else swapped.rehearsed.document()),
     }
-
-
-async def _parameters(request: Request, known: Sequence[str]) -> Parameters:
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
-        return JsonParameters(await request.body(), known)
-    return QueryParameters(request.query_params, known)
 
 
 def _read_wish(

@@ -7,6 +7,8 @@ What a path says goes before what a version is called: `/models/{m}/traffic` is 
 from __future__ import annotations
 
 import json
+from asyncio import to_thread
+from collections import Counter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -15,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
+from marserve.api.decoding import SHORT_BYTES
 from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
 from marserve.api.schemas import (
     LabelBody,
@@ -163,6 +166,10 @@ async def read_object(request: Request) -> dict[str, Any]:
     body = await request.body()
     if len(body) > MOST_BODY_BYTES:
         raise BadInput(f"The body has {len(body)} bytes; it may have {MOST_BODY_BYTES}.")
+    return await to_thread(_object_of, body) if len(body) > SHORT_BYTES else _object_of(body)
+
+
+def _object_of(body: bytes) -> dict[str, Any]:
     try:
         document = json.loads(body, object_pairs_hook=_once)
     except (ValueError, RecursionError):
@@ -175,6 +182,6 @@ async def read_object(request: Request) -> dict[str, Any]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     seen = dict(pairs)
     if len(seen) != len(pairs):
-        twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise BadInput(f"{twice[:80]!r} stands in the body more than once.")
     return seen

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
 from marserve.api.management import Flag, Integer, Remarks, sign
-from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
+from marserve.api.parameters import Parameters, QueryParameters, read_parameters
 from marserve.api.schemas import (
     Name,
     RegisterWorkflowBody,
@@ -89,7 +89,7 @@ def _add_changes(router: APIRouter, workflows: Workflows) -> None:
         startup_timeout: Annotated[Integer, Query(description="longest time to load a node, seconds")] = None,
         s3_sse_kms: Annotated[Flag, Query(description="sign the download from an https address of S3")] = None,
     ) -> Response:
-        parameters = await _parameters(request)
+        parameters = await read_parameters(request, REGISTER_PARAMETERS)
         refuse_dry_run("The registration of a workflow", request, parameters)
         name = await workflows.register(read_workflow_registration(parameters))
         return PrettyJson({"status": f"Workflow {name} has been registered and scaled successfully."})
@@ -104,13 +104,6 @@ def _add_changes(router: APIRouter, workflows: Workflows) -> None:
         refuse_dry_run("The end of a workflow", request)
         await workflows.unregister(workflow_name)
         return PrettyJson({"status": f'Workflow "{workflow_name}" unregistered'})
-
-
-async def _parameters(request: Request) -> Parameters:
-    """The registration's parameters: from the body if that is JSON, and then from nowhere else."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
-        return JsonParameters(await request.body(), REGISTER_PARAMETERS)
-    return QueryParameters(request.query_params, REGISTER_PARAMETERS)
 
 
 def read_workflow_registration(parameters: Parameters) -> WorkflowParameters:

@@ -46,6 +46,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
             parts.metrics,
             identity=grpc_identity(settings),
             overload_status=settings.unavailable_status,
+            decoding=parts.decoding,
         )
         listeners.append(
             ports.bind_inference(

@@ -190,6 +190,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         response_headers=ResponseHeaders(cors_headers(settings)),
         tokens=access.inference_tokens,
         browser_rules=predictions_rules if access.inference_tokens is None else None,
+        decoding=parts.decoding,
     )
     config = uvicorn.Config(
         build_app(

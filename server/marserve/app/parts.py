@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from marserve.api.connections import ConnectionTable
+from marserve.api.decoding import Decoding
 from marserve.api.large_answers import LargeAnswers
 from marserve.app.access import AccessControl, prepare_access
 from marserve.app.cannot_start import CannotStart
@@ -71,6 +72,7 @@ class Parts:
     endpoints: Sequence[InstalledEndpoint]
     connections: ConnectionTable
     large_answers: LargeAnswers
+    decoding: Decoding
     access: AccessControl
     device_reader: DeviceReader | None
 
@@ -140,6 +142,8 @@ async def build_parts(
         scratch.path, memory_bytes=settings.large_answer_memory, disk_bytes=settings.large_answer_disk
     )
     stack.callback(large_answers.close)
+    decoding = Decoding()
+    stack.callback(decoding.close)
     return Parts(
         settings=settings,
         logs=logs,
@@ -156,6 +160,7 @@ async def build_parts(
         endpoints=endpoints,
         connections=ConnectionTable(http_limits(settings)),
         large_answers=large_answers,
+        decoding=decoding,
         access=await prepare_access(settings),
         device_reader=device_watch.reader if device_watch is not None else None,
     )

@@ -4,13 +4,15 @@
     header:NAME     the whole number in that header
     json:PATH       in a JSON body, what stands at the dotted path: a text's or a list's length, a number itself
 
-What cannot be read so has the length of its bodies in bytes; so has JSON of more than `MAX_JSON_BYTES`, which would
-hold up the event loop. Lengths only say who shares a batch with whom: a wrong one costs padding, never an answer.
+What cannot be read so has the length of its bodies in bytes. So has JSON of more than `MAX_JSON_BYTES`, which would
+hold up the event loop, and of more than `SMALL_JSON_BYTES` a list that holds more than numbers. Lengths only say who
+shares a batch with whom: a wrong one costs padding, never an answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -22,6 +24,8 @@ LengthOf = Callable[[Request], int]
 FROM_HANDLER = "handler"
 
 MAX_JSON_BYTES = 1 << 18
+# Longer JSON is not made into objects: all of it is skipped but the value at the end of the path.
+SMALL_JSON_BYTES = 1 << 15
 MAX_LENGTH = 1 << 40
 
 
@@ -51,10 +55,14 @@ def _header_rule(name: bytes) -> LengthOf:
 
 
 def _json_rule(path: list[str]) -> LengthOf:
+    skip_to = _skipper(path)
+
     def length_of(request: Request) -> int:
         size = body_bytes(request)
         if size > MAX_JSON_BYTES or not request.parts:
             return size
+        if size > SMALL_JSON_BYTES:
+            return _length_of_long(skip_to, path, request.parts[0].body, size)
         try:
             value = msgspec.json.decode(request.parts[0].body)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -73,3 +81,29 @@ def _json_rule(path: list[str]) -> LengthOf:
         return size
 
     return length_of
+
+
+def _skipper(path: list[str]) -> msgspec.json.Decoder[Any]:
+    """Reads objects inside of each other by the names in `path`, and keeps the innermost value as it is written."""
+    kind: Any = msgspec.Raw
+    for name in reversed(path):
+        kind = msgspec.defstruct("Step", [("inner", kind)], rename={"inner": name})
+    return msgspec.json.Decoder(kind)
+
+
+def _length_of_long(skip_to: msgspec.json.Decoder[Any], path: list[str], body: bytes | bytearray, size: int) -> int:
+    """As for short JSON where the value is a text, a number or a list of numbers; else `size`."""
+    try:
+        value = skip_to.decode(body)
+        for _ in path:
+            value = value.inner
+        raw = bytes(value)
+        if raw[:1] == b'"':
+            return len(msgspec.json.decode(raw, type=str))
+        if raw[:1] == b"[":
+            is_flat = raw.count(b"[") == 1 and b'"' not in raw and b"{" not in raw
+            return raw.count(b",") + 1 if is_flat and raw[1:-1].strip() else size
+        number = msgspec.json.decode(raw, type=float)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return size
+    return int(number) if 0 <= number < MAX_LENGTH else size

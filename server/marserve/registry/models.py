@@ -340,7 +340,7 @@ class Registry:
         limit_s = chosen.facts.options.response_timeout_s
         answer = await ask_for_metadata(chosen.pool, model, limit_s, within_s, headers)
         described = self._describe(chosen)
-        metadata = read_metadata(answer.body)
+        metadata = await asyncio.to_thread(read_metadata, answer.body)
         if metadata is not None:
             described["customizedMetadata"] = metadata
         return described, answer

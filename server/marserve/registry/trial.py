@@ -64,7 +64,7 @@ async def try_out(version: Version, inputs: Sequence[list[Part]], before: Sequen
         if answer.status >= 400:
             raise Unfit(f"sample {number} was answered with status {answer.status}")
         old = before[number] if number < len(before) else None
-        if old is not None and (odd := find_other_shape(old, answer)) is not None:
+        if old is not None and (odd := await asyncio.to_thread(find_other_shape, old, answer)) is not None:
             raise Unfit(f"the answer to sample {number} has another shape than before: {odd}", "other_shape")
     options = version.pool.options
     if inputs and options.batch_check != "off" and options.batch_size > 1:

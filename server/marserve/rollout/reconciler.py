@@ -245,10 +245,10 @@ class Reconciler:
         """The state that is asked for, and the document as it lies in the place now."""
         found = await self._in_place(may_be_absent=data is not None)
         if data is not None:
-            return read(data, SENT), found
+            return await asyncio.to_thread(read, data, SENT), found
         if found is None or self.place is None:
             raise BadDesiredState(SENT, ["there is none: send one, or start the server with --desired-state"])
-        return read(found.data, self.place.shown), found
+        return await asyncio.to_thread(read, found.data, self.place.shown), found
 
     async def _in_place(self, *, may_be_absent: bool) -> Found | None:
         """The document as it lies in the place now; None without a place.
@@ -299,7 +299,11 @@ class Reconciler:
         state, found = await self._wanted(data)
         if if_digest is not None and (self._current is None or self._current.digest != if_digest):
             raise DesiredStateIsAnother(self._current)
-        writes = found if data is not None and found is not None and not _says(found, state) else None
+        writes = (
+            found
+            if data is not None and found is not None and not await asyncio.to_thread(_says, found, state)
+            else None
+        )
         return await self._bring_about(state, "apply", data if writes is not None else None, found)
 
     async def undo(self) -> Outcome:
@@ -338,7 +342,7 @@ class Reconciler:
     async def _change(self, edit: Callable[[DesiredState], DesiredState], what: str) -> Outcome:
         assert self.place is not None
         found = await asyncio.to_thread(self.place.read)
-        state = edit(read(found.data, self.place.shown))
+        state = edit(await asyncio.to_thread(read, found.data, self.place.shown))
         return await self._bring_about(state, "adopt", state.write(), found, what=what)
 
     async def let_go(self, gone: Sequence[tuple[str | None, NewVersions]]) -> None:
@@ -509,7 +513,7 @@ class Reconciler:
         if found is not None and self.place is not None:
             self._seen = found.tag
             try:
-                wanted = read(found.data, self.place.shown)
+                wanted = await asyncio.to_thread(read, found.data, self.place.shown)
             except BadDesiredState as error:
                 self._note_failure(error, found, "start")
         fallback = newest.state() if newest is not None and (wanted is None or newest.digest != wanted.digest) else None
@@ -602,7 +606,7 @@ class Reconciler:
         assert self.place is not None
         self._seen = found.tag
         try:
-            state = read(found.data, self.place.shown)
+            state = await asyncio.to_thread(read, found.data, self.place.shown)
         except BadDesiredState as error:
             self._note_failure(error, found, "watch")
             raise

@@ -43,6 +43,8 @@ log = logging.getLogger("marserve.workflows")
 JSON_HEADERS = [("content-type", "application/json")]
 # When trying again may pay for who finds a workflow full.
 RETRY_AFTER_S = 1.0
+# Leaves' answers that are longer are joined by a thread.
+SHORT_LEAVES_BYTES = 8 * 1024
 
 
 class Job(Protocol):
@@ -246,14 +248,33 @@ class Execution:
 
     def _finish(self) -> None:
         leaves = self.engine.dag.leaves
-        try:
-            if len(leaves) == 1:
-                body: bytes | bytearray = self._answers[leaves[0]]
-            else:
+        if len(leaves) == 1:
+            self._answer(self._answers[leaves[0]])
+        elif sum(len(self._answers[leaf]) for leaf in leaves) > SHORT_LEAVES_BYTES:
+            joining = asyncio.get_running_loop().run_in_executor(None, self._join, leaves)
+            joining.add_done_callback(self._joined)
+        else:
+            try:
                 body = self._join(leaves)
-        except NodeFailed as error:
-            self.end_with(error)
+            except NodeFailed as error:
+                self.end_with(error)
+            else:
+                self._answer(body)
+
+    def _joined(self, joining: asyncio.Future[bytes]) -> None:
+        """A thread has joined long answers."""
+        error = None if joining.cancelled() else joining.exception()
+        if self._is_over or joining.cancelled():
             return
+        if error is None:
+            self._answer(joining.result())
+        elif isinstance(error, MarserveError):
+            self.end_with(error)
+        else:
+            log.error("Workflow %s could not join its answers", self.engine.workflow, exc_info=error)
+            self.end_with(NodeFailed(self.engine.workflow, self.engine.dag.leaves[0], "not_json"))
+
+    def _answer(self, body: bytes | bytearray) -> None:
         self._end()
         self._receiver.on_answer(Answer(body, headers=JSON_HEADERS))
 

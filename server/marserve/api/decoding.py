@@ -1,0 +1,51 @@
+"""Threads for what would hold the event loop: bodies whose decoding takes longer than a step of the loop may.
+
+A step of the loop is to cost 2 ms at most. Decoders of short bodies run on the loop, which is quicker than a change of
+threads; those of longer ones, or of bodies that are dear to decode, run here. What runs here gives the interpreter's
+lock away now and then (`breathe`), so that the loop is not kept waiting for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+Made = TypeVar("Made")
+
+# A body up to this length may be decoded on the loop whatever it holds, where a decoder knows no better bound.
+SHORT_BYTES: Final = 8 * 1024
+# Two threads: one large body does not hold up all others, and many do not take the processors from the loop.
+THREADS: Final = 2
+
+
+class Decoding:
+    """The threads of one server. Used on one event loop; the owner calls `close` when no request is under way."""
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+
+    def begin(self, decode: Callable[..., Made], *given: Any) -> asyncio.Future[Made]:
+        """Have a thread call `decode`; cancelling the future takes back a call that has not begun."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="decoding")
+        return asyncio.get_running_loop().run_in_executor(self._threads, decode, *given)
+
+    async def run(self, length: int, decode: Callable[..., Made], *given: Any) -> Made:
+        """What `decode` makes of `length` bytes: at once if they are few, else in a thread. Raises what it raises."""
+        if length <= SHORT_BYTES:
+            return decode(*given)
+        return await self.begin(decode, *given)
+
+    def close(self) -> None:
+        """End the threads; calls that have not begun are dropped."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+            self._threads = None
+
+
+def breathe() -> None:
+    """Let a thread that waits for the interpreter's lock have it. For decoders, between two slices of a long body."""
+    time.sleep(0)
