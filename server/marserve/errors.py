@@ -86,11 +86,11 @@ class BadName(BadInput):
 
 
 class BodyTooLarge(BadInput):
-    """A request body over the limit."""
+    """A request body over the limit, that of the setting which is named."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, setting: str = "max_request_size") -> None:
         self.limit_bytes = limit_bytes
-        super().__init__(f"The request body is larger than max_request_size, {limit_bytes} bytes.")
+        super().__init__(f"The request body is larger than {setting}, {limit_bytes} bytes.")
 
 
 class BadDesiredState(BadInput):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import shutil
 import socket
+import threading
 import time
-from contextlib import ExitStack
+from collections import Counter
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
@@ -176,3 +178,43 @@ def test_slow_readers_of_long_answers_cost_no_more_than_a_piece_each(tmp_path: P
 def test_200_slow_readers_of_100_mb_cost_no_more_than_a_piece_each(tmp_path: Path) -> None:
     """The figure in full; 20 of them read it all, the others hang up."""
     slow_readers(tmp_path, 200, 100_000_000, read=20, memory_bytes=256 * MIB)
+
+
+@pytest.mark.long
+def test_four_hundred_bodies_at_once_keep_the_server_s_memory_within_the_bound(tmp_path: Path) -> None:
+    """400 connections send 6.5 MB each to a server that may hold 64 MB: its memory grows by little more."""
+    store = tmp_path / "store"
+    store.mkdir()
+    make_archive(store / "measure.mar", MEASURE, config="minWorkers: 1\nmaxWorkers: 1\n")
+    size, bound = 6_500_000, 64 * MIB
+    with Server(tmp_path, store=store, settings={"max_bytes_in_flight": str(bound)}) as server:
+        server.register("measure.mar").raise_for_status()
+        server.predict("measure", b"x" * 100)
+        before, highest = server.family()[0].memory_info().rss, 0
+        address = urlsplit(server.inference)
+        where = (address.hostname, address.port)
+        ends: list[bytes] = []
+
+        def send(number: int) -> None:
+            head = b"POST /predictions/measure HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+            with socket.create_connection(where, timeout=60) as sock:
+                with suppress(OSError):  # refused, and cut while it sent
+                    sock.sendall(head + b"x" * size)
+                try:
+                    ends.append(sock.makefile("rb").readline()[9:12])
+                except OSError:
+                    ends.append(b"cut")
+
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(400)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            highest = max(highest, server.family()[0].memory_info().rss)
+            assert server.predict("measure", b"x" * 100).text == "100"
+            time.sleep(0.02)
+        said = f"memory before {before / 1e6:.0f} MB, highest {highest / 1e6:.0f} MB, {Counter(ends)}"
+
+        assert len(ends) == 400
+        assert ends.count(b"200") > 0
+        assert ends.count(b"503") > 0
+        assert highest - before < 2 * bound, said

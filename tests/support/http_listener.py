@@ -16,6 +16,7 @@ import uvicorn
 
 from marserve.api.auth import Tokens
 from marserve.api.browsers import BrowserRules
+from marserve.api.byte_ledger import ByteLedger
 from marserve.api.connections import ConnectionTable
 from marserve.api.http_connection import bind_connection
 from marserve.api.inference import InferenceSurface
@@ -101,6 +102,7 @@ async def listening(
     overload_status: int = 503,
     tokens: Tokens | None = None,
     browser_rules: BrowserRules | None = None,
+    ledger: ByteLedger | None = None,
 ) -> AsyncIterator[Listening]:
     """Serve on a free port of this machine; over TLS, with a certificate made in `tls_folder`, where one is given.
 
@@ -108,7 +110,7 @@ async def listening(
     """
     plane, log, counts = FakeDataPlane(), Lines(), Counts()
     limits = limits or HttpLimits()
-    table = ConnectionTable(limits)
+    table = ConnectionTable(limits, ledger)
     protocol = bind_connection(
         InferenceSurface(plane) if has_inference else None,
         limits,
@@ -141,9 +143,12 @@ async def listening(
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     await server.startup(sockets=[listener])
+    if ledger is not None:
+        table.start()
     try:
         yield Listening(port, plane, table, log, counts, server, client_context)
     finally:
+        table.stop()
         for listening_server in server.servers:
             listening_server.close()
         listener.close()

@@ -12,6 +12,7 @@ from time import monotonic
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from marserve.api.byte_ledger import Hold
 from marserve.api.errors import error_answer
 from marserve.api.listener import Listener
 from marserve.api.request_head import Head
@@ -28,7 +29,7 @@ class AsgiRun:
     alone.
     """
 
-    __slots__ = ("_app", "_began", "_cycle", "_has_started", "_head", "_listener", "_peer", "_send_on", "id")
+    __slots__ = ("_app", "_began", "_cycle", "_has_started", "_head", "_listener", "_peer", "_send_on", "hold", "id")
 
     _send_on: ASGISendCallable
 
@@ -36,6 +37,8 @@ class AsgiRun:
         self, listener: Listener, cycle: RequestResponseCycle, app: ASGI3Application, peer: str, head: Head
     ) -> None:
         self.id = listener.next_id()
+        # The room of its body: given back when nothing refers to the run any more, so when the application has ended.
+        self.hold: Hold | None = None
         self._listener = listener
         self._cycle = cycle
         self._app = app

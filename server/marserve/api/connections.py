@@ -1,5 +1,7 @@
 """The open connections of one or more listeners: how many there may be, and once a second a look at each.
 
+The table has the books of the bytes that they hold (`byte_ledger.py`).
+
 One sweep replaces a timer per connection. What a connection must have done by when is the connection's own knowledge;
 the table only asks. `start` and `stop` belong to whoever made the table.
 """
@@ -10,6 +12,7 @@ import asyncio
 import time
 from typing import Protocol
 
+from marserve.api.byte_ledger import UNBOUNDED, ByteLedger
 from marserve.api.errors import TooManyConnections
 from marserve.api.request_head import HttpLimits
 
@@ -37,8 +40,12 @@ class Connection(Protocol):
 class ConnectionTable:
     """Every open connection of the listeners that share it."""
 
-    def __init__(self, limits: HttpLimits) -> None:
+    def __init__(self, limits: HttpLimits, ledger: ByteLedger | None = None) -> None:
+        """Without a `ledger` what they hold has no bound."""
         self.limits = limits
+        self.ledger = ledger or ByteLedger(UNBOUNDED)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._has_room = False
         self._connections: set[Connection] = set()
         self._addresses: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -92,17 +99,31 @@ class ConnectionTable:
         """Let every connection look at its limits of time."""
         for connection in list(self._connections):
             connection.check(now)
+        self.ledger.turn(now)
 
     def start(self) -> None:
-        """Begin to sweep once a second, on the running event loop."""
+        """Begin to sweep once a second, on the running event loop, and to look after who waits for room at once."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SWEEP_EVERY_S, self._tick)
+            self._loop = asyncio.get_running_loop()
+            self._timer = self._loop.call_later(SWEEP_EVERY_S, self._tick)
+            self.ledger.on_room = self._look_soon
 
     def stop(self) -> None:
         """Sweep no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self._loop = None
+
+    def _look_soon(self) -> None:
+        """There is room for who waits; said by any thread."""
+        if self._loop is not None and not self._has_room:
+            self._has_room = True
+            self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        self._has_room = False
+        self.ledger.turn(time.monotonic())
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(SWEEP_EVERY_S, self._tick)

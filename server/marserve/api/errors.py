@@ -172,6 +172,21 @@ class TooManyConnections(Unavailable):
         super().__init__(f"Too many connections: {limit} are open for {scope}. Close some, or try again later.")
 
 
+class NoRoomForBody(Unavailable):
+    """The server holds as many bytes of requests and answers as it may."""
+
+    retry_after_s = 1.0
+
+    def __init__(self, limit_bytes: int, why: str = "no_room") -> None:
+        self.cause = "bytes_in_flight" if why == "no_room" else "bytes_in_flight_slow"
+        reason = (
+            "The server holds as many bytes of requests and answers as it may"
+            if why == "no_room"
+            else "The request's body arrives too slowly to keep its place while others wait for room"
+        )
+        super().__init__(f"{reason} (max_bytes_in_flight, {limit_bytes} bytes). Try again later.")
+
+
 class ErrorAnswer(NamedTuple):
     """An error as HTTP: status, the whole body, and the headers that go with it beside the content type."""
 
@@ -236,7 +251,10 @@ _TABLE: dict[type[BaseException], tuple[int, str]] = {
 }
 
 # Errors that say "full" or "going", and may be answered with another status than 503 by setting.
-OVERLOAD = (QueueFull, NoTicket, SequencesFull, NoDescribeRoom, WaitTooLong, WorkflowBusy, Draining, TooManyConnections)
+OVERLOAD = (
+    *(QueueFull, NoTicket, SequencesFull, NoDescribeRoom, WaitTooLong, WorkflowBusy, Draining, TooManyConnections),
+    NoRoomForBody,
+)
 
 _encoder = msgspec.json.Encoder()
 

@@ -10,7 +10,8 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from marserve.api.errors import error_answer
+from marserve.api.byte_ledger import SMALL_BYTES, HeldBytes
+from marserve.api.errors import NoRoomForBody, error_answer
 from marserve.api.inference import Job
 from marserve.api.large_answers import LARGE_ABOVE_BYTES, Feed
 from marserve.api.request_body import is_quick, read_parts
@@ -48,6 +49,7 @@ class Exchange:
         "job",
         "keep",
         "refusal",
+        "small_bytes",
         "stream_type",
     )
 
@@ -66,6 +68,30 @@ class Exchange:
         self.is_streaming = False
         self.is_bodiless = False
         self.keep = False
+        self.small_bytes = 0  # of its body in the reserve for small ones
+        if body and type(body) is not HeldBytes:
+            self._count(connection, body)
+
+    def _count(self, connection: HttpConnection, body: bytes | bytearray) -> None:
+        """Find room for a body that has come as a whole; without any the request is refused."""
+        ledger, size = connection.listener.ledger, len(body)
+        if size <= SMALL_BYTES:
+            if ledger.take_small(size):
+                self.small_bytes = size
+                return
+        elif (hold := ledger.take(size)) is not None:
+            self.body = HeldBytes(body)
+            self.body.hold = hold
+            return
+        self.body = b""
+        self.refusal = error = NoRoomForBody(ledger.limit)
+        connection.listener.metrics.count_refused(error.cause or "")
+
+    def release(self, connection: HttpConnection) -> None:
+        """Its body takes no room any more, or has gone on to whoever runs the request."""
+        if self.small_bytes:
+            connection.listener.ledger.release_small(self.small_bytes)
+            self.small_bytes = 0
 
     def start(self) -> None:
         """It is this request's turn: submit it, or say why not."""
@@ -130,6 +156,8 @@ class Exchange:
 
     def abandon(self) -> None:
         """The client has gone: nobody waits for the answer."""
+        if self.connection is not None:
+            self.release(self.connection)
         self.connection = None
         job, self.job = self.job, None
         if job is not None:
@@ -222,6 +250,7 @@ class Exchange:
         if connection is None:
             return
         if self.is_streaming:
+            self.release(connection)
             self.connection = self.job = None
             connection.active = None
             if self.head.is_http10:
@@ -319,10 +348,13 @@ class Exchange:
         self.feed = None
         connection, self.connection = self.connection, None
         if connection is not None:
+            self.release(connection)
             connection.listener.metrics.count_refused("slow_reader")
             connection.transport.abort()
 
     def _end(self, connection: HttpConnection, now: float, keep: bool) -> None:
+        if self.small_bytes:
+            self.release(connection)
         self.connection = self.job = None
         connection.finish(now, keep, is_refusal=self.refusal is not None)
 

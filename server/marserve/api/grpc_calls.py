@@ -8,8 +8,9 @@ cannot be read is then refused like any other bad input. It knows no service and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from time import monotonic
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
@@ -18,7 +19,9 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
+from marserve.api.byte_ledger import UNBOUNDED, ByteLedger
 from marserve.api.decoding import SHORT_BYTES, Decoding
+from marserve.api.errors import NoRoomForBody
 from marserve.api.grpc_errors import MethodNotFound, StalledReader, grpc_status
 from marserve.api.grpc_schema import Schema
 from marserve.api.listener import AccessLog
@@ -73,6 +76,7 @@ class Call:
 
     __slots__ = (
         "_context",
+        "_ledger",
         "_stall_timeout_s",
         "_wishes",
         "asked_version",
@@ -85,8 +89,11 @@ class Call:
         "version_header",
     )
 
-    def __init__(self, context: Any, request_id: str, overload_status: int, stall_timeout_s: float) -> None:
+    def __init__(
+        self, context: Any, request_id: str, overload_status: int, stall_timeout_s: float, ledger: ByteLedger
+    ) -> None:
         self._context = context
+        self._ledger = ledger
         self._stall_timeout_s = stall_timeout_s
         self._wishes: list[tuple[str, str | bytes]] = []
         self.id = request_id
@@ -103,11 +110,15 @@ class Call:
 
         Raises StalledReader when it has none for too long.
         """
+        data = message.SerializeToString()
+        self._ledger.count_answers(len(data))
         try:
             async with asyncio.timeout(self._stall_timeout_s):
-                await self._context.write(message.SerializeToString())
+                await self._context.write(data)
         except TimeoutError:
             raise StalledReader(self._stall_timeout_s) from None
+        finally:
+            self._ledger.count_answers(-len(data))
 
     def read_metadata(self, now: float) -> str | bytes | None:
         """Look at what came with the call; returns the value of `authorization`."""
@@ -159,7 +170,9 @@ class Calls:
         overload_status: int = 503,
         stall_timeout_s: float = STALL_TIMEOUT_S,
         decoding: Decoding | None = None,
+        ledger: ByteLedger | None = None,
     ) -> None:
+        self._ledger = ledger or ByteLedger(UNBOUNDED)
         self._stall_timeout_s = stall_timeout_s
         self._decoding = decoding or Decoding()
         self._schema = schema
@@ -213,8 +226,13 @@ class Calls:
     def _unary(self, path: str, message: Any, answer: UnaryAnswer) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def behave(data: bytes, context: Any) -> bytes:
             async def work(call: Call) -> bytes:
+                with self._room_for(len(data)):
+                    return await answer_in_room(call)
+
+            async def answer_in_room(call: Call) -> bytes:
                 call.message_bytes = len(data)
                 made: bytes = (await answer(await self._parse(message, data), call)).SerializeToString()
+                self._count_until_sent(len(made), context)
                 return made
 
             return await self._carry(path, context, work)
@@ -224,7 +242,8 @@ class Calls:
     def _stream(self, path: str, message: Any, answer: StreamAnswer) -> Callable[[bytes, Any], Awaitable[None]]:
         async def behave(data: bytes, context: Any) -> None:
             async def work(call: Call) -> bytes:
-                await answer(await self._parse(message, data), call)
+                with self._room_for(len(data)):
+                    await answer(await self._parse(message, data), call)
                 return b""
 
             await self._carry(path, context, work)
@@ -235,7 +254,9 @@ class Calls:
         async def behave(_: Any, context: Any) -> None:
             async def messages() -> AsyncIterator[Any]:
                 while (data := await context.read()) is not grpc.aio.EOF:
-                    yield await self._parse(message, data)
+                    # Counted until the next is asked for: what runs of a dialogue is bounded by `MOST_AT_ONCE`.
+                    with self._room_for(len(data)):
+                        yield await self._parse(message, data)
 
             async def work(call: Call) -> bytes:
                 await answer(messages(), call)
@@ -244,6 +265,22 @@ class Calls:
             await self._carry(path, context, work, is_busy=False)
 
         return behave
+
+    @contextlib.contextmanager
+    def _room_for(self, size: int) -> Iterator[None]:
+        """Count a message that has come, as long as its call runs. Raises NoRoomForBody."""
+        hold = self._ledger.take(size)
+        if hold is None:
+            raise NoRoomForBody(self._ledger.limit)
+        try:
+            yield
+        finally:
+            hold.close()
+
+    def _count_until_sent(self, size: int, context: Any) -> None:
+        """Count an answer until its client has it, or has gone."""
+        self._ledger.count_answers(size)
+        context.add_done_callback(lambda _: self._ledger.count_answers(-size))
 
     async def _parse(self, message: Any, data: bytes) -> Any:
         """The message in these bytes, read in a thread where there are many. Raises BadInput."""
@@ -267,7 +304,7 @@ class Calls:
     ) -> bytes:
         """Run one call to its end, whatever that is, and count and log it."""
         began = monotonic()
-        call = Call(context, self._next_id(), self._overload_status, self._stall_timeout_s)
+        call = Call(context, self._next_id(), self._overload_status, self._stall_timeout_s, self._ledger)
         if is_busy:
             self.begin_work()
             # Not when it is made, but when it was sent: a stopping port would cut it in between.

@@ -16,6 +16,7 @@ from typing import Any, Final
 import grpc
 
 from marserve.api import grpc_health, grpc_inference, grpc_management, grpc_reflection
+from marserve.api.byte_ledger import ByteLedger
 from marserve.api.decoding import Decoding
 from marserve.api.grpc_calls import STALL_TIMEOUT_S, Authorize, CallMetrics, Calls
 from marserve.api.grpc_health import GrpcHealth
@@ -146,7 +147,9 @@ class GrpcPorts:
         overload_status: int = 503,
         stall_timeout_s: float = STALL_TIMEOUT_S,
         decoding: Decoding | None = None,
+        ledger: ByteLedger | None = None,
     ) -> None:
+        self._ledger = ledger
         self._stall_timeout_s = stall_timeout_s
         self._decoding = decoding or Decoding()
         self._schema = Schema()
@@ -201,6 +204,7 @@ class GrpcPorts:
             overload_status=self._overload_status,
             stall_timeout_s=self._stall_timeout_s,
             decoding=self._decoding,
+            ledger=self._ledger,
         )
 
     def _bind(

@@ -33,9 +33,17 @@ from uvicorn.server import ServerState
 from marserve.api.asgi_run import AsgiRun
 from marserve.api.auth import Tokens, authorization_of
 from marserve.api.browsers import BrowserRules
+from marserve.api.byte_ledger import SMALL_BYTES, HeldBytes, Hold, Refusal
 from marserve.api.connections import ConnectionTable
 from marserve.api.decoding import Decoding
-from marserve.api.errors import BodyTooSlow, HeadersTooLarge, MalformedRequest, RequestTooSlow, TargetTooLong
+from marserve.api.errors import (
+    BodyTooSlow,
+    HeadersTooLarge,
+    MalformedRequest,
+    NoRoomForBody,
+    RequestTooSlow,
+    TargetTooLong,
+)
 from marserve.api.exchange import Exchange
 from marserve.api.inference import InferenceSurface
 from marserve.api.large_answers import LargeAnswers
@@ -57,6 +65,8 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 # A read that may hold chunks goes to the parser in slices: each chunk costs some microseconds, and may have one byte.
 SLICE_BYTES: Final = 4 * 1024
+# For so long slices are read in one step of the loop; one of the worst takes about as long.
+SLICES_S: Final = 0.001
 
 # Where header lines go that nobody wants: it keeps nothing.
 DROPPED: Final[deque[tuple[bytes, bytes]]] = deque(maxlen=0)
@@ -97,7 +107,7 @@ def bind_connection(
         connections,
         response_headers or ResponseHeaders(),
         overload_status,
-        large_answers or LargeAnswers(),
+        large_answers or LargeAnswers(ledger=connections.ledger),
         tokens,
         browser_rules,
         decoding,
@@ -166,6 +176,8 @@ class HttpConnection(HttpToolsProtocol):
         self.body_bytes = 0
         self.chunks = 0
         self.framed_bytes = 0
+        self.hold: Hold | None = None  # the room of its body
+        self.run: AsgiRun | None = None  # who gets it
         self.replay: tuple[bytes, bytes, Headers] | None = None
         # Since when, in monotonic seconds; 0: not so.
         self.idle_since = monotonic()
@@ -176,6 +188,7 @@ class HttpConnection(HttpToolsProtocol):
         self.unsent_since = 0.0
         self.streamed_bytes = 0  # of streams: what was written in all, so that what the client took can be told
         self.taken_bytes = 0
+        self.counted_unsent = 0  # bytes that wait for the client, as the ledger has them
         self.has_spoken = False
 
     # ------------------------------------------------------------------------------------------- the connection
@@ -202,7 +215,9 @@ class HttpConnection(HttpToolsProtocol):
         elif active is not None:
             active.disconnected = True
             active.message_event.set()
-        self.waiting.clear()
+        self._drop_waiting()
+        self._drop_body()
+        self._count_unsent(0)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -233,13 +248,18 @@ class HttpConnection(HttpToolsProtocol):
         return self.phase == HEAD or b"chunked" in data.lower()
 
     def _receive_slices(self, data: bytes) -> None:
-        """Read a slice now and the others in later steps of the loop; nothing more comes until then."""
-        self._receive(data[:SLICE_BYTES])
-        if self.phase == DEAF or len(data) <= SLICE_BYTES:
+        """Read slices for a while, the rest in later steps of the loop; nothing more comes until then."""
+        end = monotonic() + SLICES_S
+        for at in range(0, len(data), SLICE_BYTES):
+            if self.phase == DEAF:  # the connection has been refused, or has gone
+                break
+            if at and monotonic() >= end:
+                self.flow.hold("slices")
+                self.loop.call_soon(self._receive_slices, data[at:])
+                return
+            self._receive(data[at : at + SLICE_BYTES])
+        if not self.transport.is_closing():
             self.flow.let_go("slices")
-            return
-        self.flow.hold("slices")
-        self.loop.call_soon(self._receive_slices, data[SLICE_BYTES:])
 
     def _receive(self, data: bytes) -> None:
         phase = self.phase
@@ -299,9 +319,15 @@ class HttpConnection(HttpToolsProtocol):
         if not self.is_busy and self.transport is not None:
             self.transport.close()
 
+    def pause_writing(self) -> None:
+        """The client does not keep up: from now on what waits for it counts."""
+        super().pause_writing()
+        self._count_unsent(self.unsent)
+
     def resume_writing(self) -> None:
         """The client has taken nearly all that waited for it: whoever streams to it may go on."""
         super().resume_writing()
+        self._count_unsent(0)
         if isinstance(self.active, Exchange):
             self.active.go_on()
 
@@ -314,12 +340,21 @@ class HttpConnection(HttpToolsProtocol):
         """Write a piece of an answer that has more."""
         self.streamed_bytes += len(data)
         self.transport.write(data)
+        if self.flow.write_paused:
+            self._count_unsent(self.unsent)
+
+    def _count_unsent(self, unsent: int) -> None:
+        if unsent != self.counted_unsent:
+            self.listener.ledger.count_answers(unsent - self.counted_unsent)
+            self.counted_unsent = unsent
 
     # ------------------------------------------------------------------------------------------- limits of time
 
     def check(self, now: float) -> None:
         """Look at every limit of time. Called about once a second."""
         transport = self.transport
+        if self.counted_unsent:
+            self._count_unsent(self.unsent)
         if self._is_stalled(now):
             self.listener.metrics.count_refused("slow_reader")
             transport.abort()
@@ -410,16 +445,20 @@ class HttpConnection(HttpToolsProtocol):
         if listener.browser_rules is not None and head.route is not None:
             listener.browser_rules.check(head.method, head.lines)
         self.phase = BODY
+        self.run = None
         self.body = b""
         self.body_bytes = 0
         self.body_since = 0.0
         self.chunks = 0
         if parser.should_upgrade():
             self.replay = (head.method, self.url, lines)
-        elif head.route is None:
+            return
+        if head.body_bytes > SMALL_BYTES:
+            self._open_body(head.body_bytes)
+        if head.route is None:
             self._begin_asgi(head)
         elif head.expects_continue:
-            if self.active is None:
+            if self.active is None and (self.hold is None or not self.hold.is_waiting):
                 self.transport.write(CONTINUE)
             else:
                 self.owes_continue = True
@@ -439,6 +478,8 @@ class HttpConnection(HttpToolsProtocol):
             raise BodyTooLarge(limits.body_bytes)
         if self.chunks > limits.body_chunks:
             raise MalformedRequest(f"the body comes in more than {limits.body_chunks} chunks")
+        if self.hold is not None:
+            self._take(self.hold, len(body))
         if head.route is None:
             super().on_body(body)
         elif received == len(body):
@@ -446,7 +487,7 @@ class HttpConnection(HttpToolsProtocol):
         elif isinstance(self.body, bytearray):
             self.body += body  # in place: a large body is held once
         else:
-            self.body = bytearray(self.body)
+            self.body = HeldBytes(self.body)
             self.body += body
 
     def on_message_complete(self) -> None:
@@ -455,16 +496,94 @@ class HttpConnection(HttpToolsProtocol):
             return
         head = self.head
         assert head is not None
+        hold = self._complete_body() if self.body_bytes else None
+        body, self.body = self.body, b""
         self.phase = IDLE if head.keep_alive else DEAF
         if head.route is None:
             super().on_message_complete()
             return
-        body, self.body = self.body, b""
+        if hold is not None:
+            body = body if isinstance(body, HeldBytes) else HeldBytes(body)
+            body.hold = hold
         exchange = Exchange(self, head, body)
         if self.active is None:
             exchange.start()
         else:
             self._enqueue(exchange)
+
+    # ------------------------------------------------------------------------------------------- room for bodies
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its client may send."""
+        return not self.flow.read_paused
+
+    def go_on(self) -> None:
+        """There is room for the body: read it."""
+        self.flow.let_go("room")
+        if self.owes_continue and self.active is None and self.phase == BODY:
+            self.owes_continue = False
+            self.transport.write(CONTINUE)
+
+    def give_up(self, why: Refusal) -> None:
+        """There is no room for the body: refuse it."""
+        self._refuse(NoRoomForBody(self.listener.ledger.limit, why))
+
+    def _open_body(self, length: int | None) -> Hold:
+        """Ask for room for the body that begins; nothing is read until there is. Raises where there cannot be any."""
+        ledger = self.listener.ledger
+        if length is not None and length > ledger.limit:
+            raise BodyTooLarge(ledger.limit, "max_bytes_in_flight")
+        hold = self.hold = ledger.open(length, self, monotonic())
+        if hold.is_waiting:
+            self.flow.hold("room")
+        return hold
+
+    def _take(self, hold: Hold, size: int) -> None:
+        """Count a piece of the body. Raises BodyTooLarge, NoRoomForBody."""
+        ledger = self.listener.ledger
+        if hold.received + size > ledger.limit:
+            raise BodyTooLarge(ledger.limit, "max_bytes_in_flight")
+        if not hold.take(size, monotonic()):
+            raise NoRoomForBody(ledger.limit)
+        if hold.is_waiting:
+            self.flow.hold("room")
+
+    def _complete_body(self) -> Hold | None:
+        """The body has come: its room, where it goes on having one of its own. Raises NoRoomForBody.
+
+        A small one of an inference request is its exchange's to count, one that goes on as ASGI its run's.
+        """
+        ledger = self.listener.ledger
+        hold, self.hold = self.hold, None
+        run, self.run = self.run, None
+        self.flow.let_go("room")
+        if hold is not None and not hold.complete():
+            raise NoRoomForBody(ledger.limit)
+        if run is not None:
+            run.hold = hold or ledger.take(self.body_bytes)
+            if run.hold is None:
+                raise NoRoomForBody(ledger.limit)
+        elif hold is not None and hold.is_small:
+            hold.close()
+            return None
+        return hold
+
+    def _drop_body(self) -> None:
+        """Nothing more is read of the body, and nothing of it kept."""
+        self.body = b""
+        self.run = None
+        hold, self.hold = self.hold, None
+        if hold is not None:
+            hold.close()
+            self.flow.let_go("room")
+
+    def _drop_waiting(self) -> None:
+        """What waits for its turn is not answered any more."""
+        for waiting in self.waiting:
+            if isinstance(waiting, Exchange):
+                waiting.release(self)
+        self.waiting.clear()
 
     # ------------------------------------------------------------------------------------------- reading, step by step
 
@@ -502,6 +621,13 @@ class HttpConnection(HttpToolsProtocol):
             self.framed_bytes += self.read_bytes
         head = self.head
         assert head is not None
+        if self.hold is None and self.body_bytes and self.replay is None:
+            try:
+                hold = self._open_body(None if head.body_bytes == UNKNOWN_LENGTH else head.body_bytes)
+                self._take(hold, self.body_bytes)
+            except MarserveError as error:
+                self._refuse(error)
+                return
         if head.body_bytes == UNKNOWN_LENGTH:
             # Chunk extensions and trailers are read and dropped; without a bound they need never end.
             spare = self.listener.limits.header_bytes + CHUNK_FRAME_BYTES * self.chunks
@@ -565,6 +691,7 @@ class HttpConnection(HttpToolsProtocol):
     def _refuse(self, error: BaseException) -> None:
         """Answer the request being read with an error, in its turn, and close; nothing more is read."""
         cycle = self._drop_cycle()
+        self._drop_body()
         phase, self.phase = self.phase, DEAF
         self.replay = None
         cause = "too_large" if isinstance(error, BodyTooLarge) else getattr(error, "cause", None)
@@ -612,7 +739,7 @@ class HttpConnection(HttpToolsProtocol):
             if is_refusal or not self.keep_open:
                 self._close_gently()
             else:
-                self.waiting.clear()
+                self._drop_waiting()
                 self.phase = DEAF
                 self.transport.close()
         elif self.waiting or self.flow.read_paused or self.owes_continue:
@@ -642,7 +769,7 @@ class HttpConnection(HttpToolsProtocol):
             self._is_advancing = False
         if not self.waiting:
             self.flow.resume_reading()
-            if self.active is None and self.owes_continue:
+            if self.active is None and self.owes_continue and (self.hold is None or not self.hold.is_waiting):
                 self.owes_continue = False
                 if self.phase == BODY:
                     self.transport.write(CONTINUE)
@@ -670,7 +797,8 @@ class HttpConnection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Called by uvicorn for a request whose header is complete."""
         assert self.head is not None
-        run = AsgiRun(self.listener, cycle, app, self.peer, self.head)
+        run = self.run = AsgiRun(self.listener, cycle, app, self.peer, self.head)
+        run.hold = self.hold
         if self.active is None:
             self._run_asgi(cycle, run)
         else:
@@ -688,7 +816,7 @@ class HttpConnection(HttpToolsProtocol):
         Closing at once while it still sends would reset the connection, and the answer be lost with it (RFC 9112 §9.6).
         """
         self.phase = DEAF
-        self.waiting.clear()
+        self._drop_waiting()
         transport = self.transport
         if transport.is_closing():
             return

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol
 
+from marserve.api.byte_ledger import UNBOUNDED, ByteLedger
 from marserve.telemetry.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
@@ -58,8 +59,15 @@ class LargeAnswers:
     """
 
     def __init__(
-        self, folder: Path | None = None, *, memory_bytes: int = 256 * 1024**2, disk_bytes: int = 32 * 1024**3
+        self,
+        folder: Path | None = None,
+        *,
+        memory_bytes: int = 256 * 1024**2,
+        disk_bytes: int = 32 * 1024**3,
+        ledger: ByteLedger | None = None,
     ) -> None:
+        """`ledger` has what they hold in memory among its answers; while it has no room they go to disk."""
+        self._ledger = ledger or ByteLedger(UNBOUNDED)
         self.folder = folder
         self.memory_bytes = memory_bytes
         self.disk_bytes = disk_bytes
@@ -72,7 +80,7 @@ class LargeAnswers:
     def feed(self, body: bytes | bytearray, way: Way) -> Feed:
         """Begin to feed an answer's body to `way`; all of it may have been taken when this returns."""
         feed = Feed(self, body, way)
-        self.in_memory_bytes += len(body)
+        self._count(len(body))
         self._staying[feed] = None
         feed.go_on()
         self._make_room()
@@ -91,9 +99,15 @@ class LargeAnswers:
             self._threads.shutdown(cancel_futures=True)
             self._threads = None
 
+    def _count(self, size: int) -> None:
+        self.in_memory_bytes += size
+        self._ledger.count_answers(size)
+
     def _make_room(self) -> None:
         """Put answers on disk while they hold more memory than they may; one may always stay, however large it is."""
-        while len(self._staying) > 1 and self.in_memory_bytes - self._moving_bytes > self.memory_bytes:
+        while len(self._staying) > 1 and (
+            self.in_memory_bytes - self._moving_bytes > self.memory_bytes or self._ledger.room + self._moving_bytes < 0
+        ):
             feed = next(iter(self._staying))
             if not self._move(feed):
                 log.warning(
@@ -137,7 +151,7 @@ class LargeAnswers:
     def moved(self, feed: Feed) -> None:
         """A feed's answer has left memory for its file."""
         self._moving_bytes -= feed.total_bytes
-        self.in_memory_bytes -= feed.total_bytes
+        self._count(-feed.total_bytes)
 
     def not_moved(self, feed: Feed, size: int) -> None:
         """The file could not be written: the answer is still in memory."""
@@ -147,7 +161,7 @@ class LargeAnswers:
     def left_memory(self, feed: Feed) -> None:
         """A feed has ended whose answer was in memory."""
         self._staying.pop(feed, None)
-        self.in_memory_bytes -= feed.total_bytes
+        self._count(-feed.total_bytes)
 
     def left_disk(self, size: int) -> None:
         """A feed has ended whose answer was on disk."""

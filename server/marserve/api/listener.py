@@ -57,6 +57,7 @@ class Listener:
         "heads",
         "is_leaving",
         "large_answers",
+        "ledger",
         "limits",
         "match",
         "metrics",
@@ -90,6 +91,7 @@ class Listener:
         self.has_ids = access_log.has_ids
         self.metrics = metrics
         self.connections = connections
+        self.ledger = connections.ledger
         self.response_headers = response_headers
         self.overload_status = overload_status
         self.large_answers = large_answers

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from marserve.api.byte_ledger import UNBOUNDED
 from marserve.api.request_head import HttpLimits
 from marserve.api.sagemaker import Endpoint
 from marserve.archive.reader import Limits
@@ -83,6 +84,13 @@ def http_limits(settings: Settings) -> HttpLimits:
         body_bytes_per_s=settings.min_body_rate,
         keep_alive_s=settings.keep_alive_timeout,
     )
+
+
+def most_bytes_in_flight(settings: Settings, machine: Machine) -> int:
+    """How many bytes of requests and answers the server may hold: a quarter of the memory there is, if not set."""
+    if settings.max_bytes_in_flight == "auto":
+        return machine.memory_bytes // 4 or UNBOUNDED
+    return settings.max_bytes_in_flight or UNBOUNDED
 
 
 def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None) -> GrpcLimits:

@@ -47,6 +47,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
             identity=grpc_identity(settings),
             overload_status=settings.unavailable_status,
             decoding=parts.decoding,
+            ledger=parts.connections.ledger,
         )
         listeners.append(
             ports.bind_inference(

@@ -11,13 +11,15 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from marserve.api.byte_ledger import FAMILIES as LEDGER_FAMILIES
+from marserve.api.byte_ledger import ByteLedger
 from marserve.api.connections import ConnectionTable
 from marserve.api.decoding import Decoding
 from marserve.api.large_answers import LargeAnswers
 from marserve.app.access import AccessControl, prepare_access
 from marserve.app.cannot_start import CannotStart
 from marserve.app.devices import build_device_rooms, usable_devices, watch_devices
-from marserve.app.from_settings import http_limits
+from marserve.app.from_settings import http_limits, most_bytes_in_flight
 from marserve.app.metrics import build_metrics, declare_families
 from marserve.app.models import (
     build_environments,
@@ -138,8 +140,13 @@ async def build_parts(
     watches = prepare_watches(settings, registry, fetcher, scratch.path, rollouts, metrics)
     workflows = build_workflows(settings, registry, fetcher, scratch.path)
     stack.push_async_callback(workflows.stop)
+    ledger = ByteLedger(most_bytes_in_flight(settings, machine))
+    declare_families(metrics, LEDGER_FAMILIES, ledger)
     large_answers = LargeAnswers(
-        scratch.path, memory_bytes=settings.large_answer_memory, disk_bytes=settings.large_answer_disk
+        scratch.path,
+        memory_bytes=settings.large_answer_memory,
+        disk_bytes=settings.large_answer_disk,
+        ledger=ledger,
     )
     stack.callback(large_answers.close)
     decoding = Decoding()
@@ -158,7 +165,7 @@ async def build_parts(
         restored=restored,
         snapshots=snapshots,
         endpoints=endpoints,
-        connections=ConnectionTable(http_limits(settings)),
+        connections=ConnectionTable(http_limits(settings), ledger),
         large_answers=large_answers,
         decoding=decoding,
         access=await prepare_access(settings),

@@ -1083,6 +1083,15 @@ class Settings:
     max_connections_per_address: int = _own(
         INT, 5_000, "Connections from one address; more are closed at once. 0: no limit.", LIMITS, minimum=0
     )
+    max_bytes_in_flight: int | Literal["auto"] = _own(
+        MODEL_MEMORY,
+        "auto",
+        "Bytes of requests that are read or run, and of answers that wait for their clients, all together. Beyond it "
+        "bodies wait unread, then are refused (503); those up to 64 KiB have a sixteenth beside it, 4 MiB at least. "
+        "auto: a quarter of the memory of the machine, or the container; 0: no limit.",
+        LIMITS,
+        minimum=0,
+    )
     large_answer_memory: int = _own(
         SIZE,
         256 * 1024**2,

@@ -1,0 +1,391 @@
+"""How many bytes of requests and answers a server holds at a time, and who waits for room. Pure: time is passed in.
+
+A body of at most `SMALL_BYTES` counts in a reserve of its own, so that small requests pass while large ones wait;
+those that dribble in have half of it. A
+longer one is a `Hold`: it asks for its whole length when its header has come (a chunked one for a little more than it
+has, and more as it grows), and waits in line, its connection unread, until there is room. What came of it before the
+connection stopped counts in a second reserve, of the same size. Answers that wait for their clients count, and are
+never refused.
+
+    held by bodies                at most `limit`, less what answers and small bodies beyond their reserve hold
+    small bodies                  at most `reserve`, half of it for those that have not come as a whole; and whatever
+                                  is free of `limit`
+    first bytes of who waits      at most `reserve`
+
+Nothing waits for ever: `turn` refuses what waited `PATIENCE_S`. Where the first in line has waited `STUCK_S`, it makes
+room: bodies that arrive slowly lose their place, then the youngest of those that wait in the middle of their bytes,
+until the first in line can go on.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, Protocol
+
+SMALL_BYTES: Final = 64 * 1024
+UNBOUNDED: Final = 1 << 62
+RESERVE_SHARE: Final = 16
+LEAST_RESERVE_BYTES: Final = 4 * 1024 * 1024
+# How much one read of a connection may bring.
+READ_BYTES: Final = 256 * 1024
+# How long a body waits for room before it is refused, and how long the first in line before others make room for it.
+PATIENCE_S: Final = 5.0
+STUCK_S: Final = 1.0
+# A body that comes more slowly than this loses its place while others are stuck.
+PRESSED_BYTES_PER_S: Final = 64 * 1024
+
+Refusal = Literal["no_room", "too_slow"]
+
+
+class Reader(Protocol):
+    """The connection that reads a body."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its client may send: where it may not, it is not slow."""
+
+    def go_on(self) -> None:
+        """There is room: read on."""
+
+    def give_up(self, why: Refusal) -> None:
+        """There is no room for the body any more: refuse it, and close its hold."""
+
+
+class Hold:
+    """The room of one body, from its first byte until `close`, or until nothing refers to it any more."""
+
+    __slots__ = (
+        "_ledger",
+        "ahead",
+        "granted",
+        "grows",
+        "is_part",
+        "is_small",
+        "mark_at",
+        "mark_bytes",
+        "number",
+        "reader",
+        "received",
+        "waits_since",
+        "wanted",
+    )
+
+    def __init__(self, ledger: ByteLedger, number: int, reader: Reader | None, now: float) -> None:
+        self._ledger = ledger
+        self.number = number
+        self.reader = reader
+        self.granted = 0
+        self.wanted = 0
+        self.received = 0
+        self.ahead = 0  # of `received`, what came before there was room for it
+        self.is_small = False
+        self.is_part = False  # a small one that has not come as a whole
+        self.grows = False  # chunked: how long it will be is not known
+        self.waits_since: float | None = None
+        self.mark_at = now
+        self.mark_bytes = 0
+
+    def __lt__(self, other: Hold) -> bool:
+        """Older ones come first."""
+        return self.number < other.number
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for room, and nothing of it should be read."""
+        return self.waits_since is not None
+
+    def waited_s(self, now: float) -> float:
+        """How long it has waited, 0 where it does not."""
+        return 0.0 if self.waits_since is None else now - self.waits_since
+
+    def take(self, size: int, now: float) -> bool:
+        """Count bytes that have come; False where there is no room even for them, and the body must be refused."""
+        self.received += size
+        if self.is_small and self.received <= SMALL_BYTES:
+            return self._ledger.take_part(self, size)
+        if self.grows and self.received + READ_BYTES > self.granted and not self.is_waiting:
+            self._ledger.grow(self, now)
+        if not self.is_waiting:
+            return True
+        return self._ledger.take_ahead(self, max(0, self.received - self.granted))
+
+    def complete(self) -> bool:
+        """All of the body has come: keep what it takes, and no more. False where there is no room for it."""
+        return self._ledger.complete(self)
+
+    def close(self) -> None:
+        """Give the room back; may be called twice."""
+        self._ledger.close(self)
+
+    def __del__(self) -> None:
+        # Any thread may drop the last reference, at any moment: the ledger looks later.
+        if self.granted:
+            self._ledger.drop(self.granted, is_small=self.is_small, is_part=self.is_part)
+
+
+class ByteLedger:
+    """The books of one server. Used by one thread; only `drop` may be called by any.
+
+    `on_room` is called, by any thread, when room was given back while somebody waits: `turn` should follow soon.
+    """
+
+    def __init__(self, limit: int, on_room: Callable[[], None] = lambda: None) -> None:
+        self.limit = limit
+        self.reserve = max(LEAST_RESERVE_BYTES, limit // RESERVE_SHARE)
+        self.on_room = on_room
+        self.bodies = 0
+        self.small = 0
+        self.parts = 0
+        self.ahead = 0
+        self.answers = 0
+        self.waiting: list[Hold] = []
+        self._reading: dict[Hold, None] = {}  # large ones whose bytes still come
+        self._dropped: deque[tuple[int, bool, bool]] = deque()
+        self._last_number = 0
+
+    # ------------------------------------------------------------------------------------------- figures
+
+    @property
+    def room(self) -> int:
+        """What a large body could have now, below 0 where answers have taken more than there is."""
+        if self._dropped:
+            self._settle()
+        half = self.reserve // 2
+        return self.limit - self.bodies - self.answers - max(0, self.small - half) - max(0, self.parts - half)
+
+    def figures(self) -> dict[str, int]:
+        """Bytes held, by what they are."""
+        self._settle()
+        return {
+            "bodies": self.bodies,
+            "small_bodies": self.small + self.parts,
+            "waiting": self.ahead,
+            "answers": self.answers,
+        }
+
+    # ------------------------------------------------------------------------------------------- small bodies
+
+    def take_small(self, size: int) -> bool:
+        """Count a small body until `release_small`; False where there is no room for it."""
+        half = self.reserve // 2
+        if self.small + size > half:
+            beyond = self.small + size - max(half, self.small)
+            if beyond > self.room:
+                return False
+        self.small += size
+        return True
+
+    def release_small(self, size: int) -> None:
+        """A small body takes no room any more."""
+        self.small -= size
+        if self.waiting:
+            self.on_room()
+
+    # ------------------------------------------------------------------------------------------- bodies
+
+    def take(self, size: int) -> Hold | None:
+        """Room for a body that has come as a whole; None where there is none."""
+        hold = self._new(None, 0.0)
+        hold.received = size
+        return hold if self._grant(hold, size) else None
+
+    def open(self, length: int | None, reader: Reader, now: float) -> Hold:
+        """A place for a body of this length, or a chunked one (None), that begins to come; a large one may wait."""
+        hold = self._new(reader, now)
+        hold.grows = length is None
+        if length is None or length <= SMALL_BYTES:
+            hold.is_small = hold.is_part = True
+            return hold
+        hold.wanted = length
+        self._reading[hold] = None
+        self._ask(hold, now)
+        return hold
+
+    def take_part(self, hold: Hold, size: int) -> bool:
+        """Count a piece of a small body; those that are not whole leave half of the reserve to those that are."""
+        half = self.reserve // 2
+        if self.parts + size > half and self.parts + size - max(half, self.parts) > self.room:
+            return False
+        self.parts += size
+        hold.granted += size
+        return True
+
+    def grow(self, hold: Hold, now: float) -> None:
+        """A chunked body that is more than small needs more room for its next read: it may wait from now on."""
+        hold.wanted = min(max(hold.received + READ_BYTES, 2 * hold.granted), max(self.limit, hold.received))
+        self._reading[hold] = None
+        self._ask(hold, now)
+
+    def take_ahead(self, hold: Hold, size: int) -> bool:
+        """Count what has come of a body that waits."""
+        self.ahead += size - hold.ahead
+        hold.ahead = size
+        return self.ahead <= self.reserve
+
+    def complete(self, hold: Hold) -> bool:
+        """See `Hold.complete`."""
+        self._reading.pop(hold, None)
+        if hold.is_waiting:
+            self._leave_line(hold)
+            hold.wanted = hold.received
+            if not self._grant(hold, hold.received):
+                self.close(hold)
+                return False
+        self._give_back(hold, hold.granted - hold.received)
+        hold.reader = None
+        return True
+
+    def close(self, hold: Hold) -> None:
+        """See `Hold.close`."""
+        self._reading.pop(hold, None)
+        self._leave_line(hold)
+        self._give_back(hold, hold.granted)
+        hold.reader = None
+
+    def drop(self, size: int, *, is_small: bool, is_part: bool) -> None:
+        """A hold has gone with its last reference."""
+        self._dropped.append((size, is_small, is_part))
+        if self.waiting:
+            self.on_room()
+
+    # ------------------------------------------------------------------------------------------- answers
+
+    def count_answers(self, size: int) -> None:
+        """So many bytes more wait for their clients, or fewer."""
+        self.answers += size
+        if size < 0 and self.waiting:
+            self.on_room()
+
+    # ------------------------------------------------------------------------------------------- turns
+
+    def turn(self, now: float) -> None:
+        """Let those go on for whom there is room, and refuse those who have waited too long. Call it every second."""
+        self._settle()
+        self._serve()
+        for hold in [hold for hold in self.waiting if hold.waited_s(now) >= PATIENCE_S]:
+            self._refuse(hold, "no_room")
+        self._serve()
+        if self.waiting and self.waiting[0].waited_s(now) >= STUCK_S:
+            self._make_room(self.waiting[0], now)
+            self._serve()
+        for hold in self._reading:
+            if now - hold.mark_at >= STUCK_S or hold.is_waiting:
+                hold.mark_at, hold.mark_bytes = now, hold.received
+
+    def _make_room(self, first: Hold, now: float) -> None:
+        """Refuse others until the first in line can go on."""
+        slow = [hold for hold in self._reading if not hold.is_waiting and self._is_slow(hold, now)]
+        stuck = [hold for hold in self.waiting if hold is not first and hold.granted]
+        for hold, why in [*((hold, "too_slow") for hold in slow), *((hold, "no_room") for hold in reversed(stuck))]:
+            if self._fits(first):
+                return
+            self._refuse(hold, "too_slow" if why == "too_slow" else "no_room")
+            self._settle()
+
+    @staticmethod
+    def _is_slow(hold: Hold, now: float) -> bool:
+        passed = now - hold.mark_at
+        is_behind = hold.received - hold.mark_bytes < PRESSED_BYTES_PER_S * passed
+        return passed >= STUCK_S and is_behind and hold.reader is not None and hold.reader.is_reading
+
+    def _serve(self) -> None:
+        while self.waiting and self._fits(self.waiting[0]):
+            hold = self.waiting[0]
+            self._leave_line(hold)
+            self._grant(hold, hold.wanted)
+            if hold.reader is not None:
+                hold.reader.go_on()
+
+    def _refuse(self, hold: Hold, why: Refusal) -> None:
+        reader = hold.reader
+        self.close(hold)
+        if reader is not None:
+            reader.give_up(why)
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _new(self, reader: Reader | None, now: float) -> Hold:
+        self._last_number += 1
+        return Hold(self, self._last_number, reader, now)
+
+    def _ask(self, hold: Hold, now: float) -> None:
+        """Room for what the hold wants, at once or in its turn: older ones that wait go first."""
+        if (not self.waiting or hold < self.waiting[0]) and self._grant(hold, hold.wanted):
+            return
+        hold.waits_since = now
+        insort(self.waiting, hold)
+
+    def _fits(self, hold: Hold) -> bool:
+        """Whether there is room for what a hold that waits wants."""
+        return hold.wanted - (0 if hold.is_small else hold.granted) <= self.room
+
+    def _grant(self, hold: Hold, wanted: int) -> bool:
+        if wanted <= SMALL_BYTES and not hold.granted:
+            if self.take_small(wanted):
+                hold.is_small, hold.granted = True, wanted
+            return hold.is_small
+        had = 0 if hold.is_small else hold.granted
+        if wanted - had > self.room:
+            return False
+        if hold.is_small:  # it was thought to be small
+            self._lessen(hold.granted, is_small=True, is_part=hold.is_part)
+            hold.is_small = hold.is_part = False
+        self.bodies += wanted - had
+        hold.granted = wanted
+        return True
+
+    def _give_back(self, hold: Hold, size: int) -> None:
+        hold.granted -= size
+        self._lessen(size, is_small=hold.is_small, is_part=hold.is_part)
+        if size and self.waiting:
+            self.on_room()
+
+    def _leave_line(self, hold: Hold) -> None:
+        self.ahead -= hold.ahead
+        hold.ahead = 0
+        if hold.waits_since is not None:
+            hold.waits_since = None
+            self.waiting.remove(hold)
+
+    def _settle(self) -> None:
+        """Book what was dropped meanwhile."""
+        while self._dropped:
+            size, is_small, is_part = self._dropped.popleft()
+            self._lessen(size, is_small=is_small, is_part=is_part)
+
+    def _lessen(self, size: int, *, is_small: bool, is_part: bool) -> None:
+        if is_part:
+            self.parts -= size
+        elif is_small:
+            self.small -= size
+        else:
+            self.bodies -= size
+
+
+class HeldBytes(bytearray):
+    """A body that keeps its room as long as anything refers to it."""
+
+    __slots__ = ("hold",)
+
+    hold: Hold
+
+
+# Families of metrics that the ledger keeps itself: name, kind, text, label, and what reads the numbers off it.
+FAMILIES: Final[list[tuple[str, str, str, str, Callable[[ByteLedger], Mapping[str, float]]]]] = [
+    (
+        "marserve_bytes_in_flight",
+        "gauge",
+        "Bytes held by bodies, small bodies, bodies that wait for room, and answers that wait for their clients.",
+        "of",
+        ByteLedger.figures,
+    ),
+    (
+        "marserve_bytes_in_flight_limit",
+        "gauge",
+        "How many bytes bodies and answers may hold (max_bytes_in_flight).",
+        "",
+        lambda ledger: {"": ledger.limit},
+    ),
+]

@@ -1,0 +1,315 @@
+"""The books of bytes in flight, alone and in simulated worlds of clients (`byte_ledger.py`)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from marserve.api.byte_ledger import (
+    LEAST_RESERVE_BYTES,
+    PATIENCE_S,
+    READ_BYTES,
+    SMALL_BYTES,
+    STUCK_S,
+    ByteLedger,
+    HeldBytes,
+    Hold,
+    Refusal,
+)
+
+MIB = 1024 * 1024
+
+
+@dataclass
+class Client:
+    """A reader that notes what it is told."""
+
+    told: list[str] = field(default_factory=list)
+    is_reading: bool = True
+
+    def go_on(self) -> None:
+        """There is room."""
+        self.told.append("go_on")
+
+    def give_up(self, why: Refusal) -> None:
+        """There is none."""
+        self.told.append(why)
+
+
+def opened(ledger: ByteLedger, length: int | None, client: Client | None = None, now: float = 0.0) -> Hold:
+    """A body that begins to come."""
+    return ledger.open(length, client or Client(), now)
+
+
+def test_bodies_get_room_until_there_is_none_and_then_wait_in_their_order() -> None:
+    """Who waits goes on when room was given back, the oldest first, and none before it."""
+    ledger, second, third = ByteLedger(10 * MIB), Client(), Client()
+    first = opened(ledger, 8 * MIB)
+    large, small = opened(ledger, 6 * MIB, second), opened(ledger, 1 * MIB, third)
+
+    assert not first.is_waiting
+    assert large.is_waiting
+    assert small.is_waiting
+    ledger.turn(0.5)
+    assert (second.told, third.told) == ([], [])
+
+    first.close()
+    ledger.turn(0.6)
+
+    assert (second.told, third.told) == (["go_on"], ["go_on"])
+    assert ledger.figures() == {"bodies": 7 * MIB, "small_bodies": 0, "waiting": 0, "answers": 0}
+
+
+def test_small_bodies_pass_while_large_ones_hold_everything() -> None:
+    """They have a reserve of their own, and beyond it what is free."""
+    ledger = ByteLedger(10 * MIB)
+    hold = opened(ledger, 10 * MIB)
+    opened(ledger, MIB)
+
+    taken = 0
+    while ledger.take_small(SMALL_BYTES):
+        taken += SMALL_BYTES
+    assert taken == ledger.reserve // 2 == LEAST_RESERVE_BYTES // 2
+    hold.close()
+    assert ledger.take_small(SMALL_BYTES)
+    assert ledger.room == 10 * MIB - SMALL_BYTES
+
+
+def test_a_body_waits_no_longer_than_its_patience() -> None:
+    """Then it is refused, however much the others hold on."""
+    ledger, client = ByteLedger(MIB), Client()
+    holds = ledger.take(MIB)
+    waiting = opened(ledger, MIB, client, now=100.0)
+
+    ledger.turn(100.0 + PATIENCE_S - 0.1)
+    assert client.told == []
+    ledger.turn(100.0 + PATIENCE_S)
+
+    assert client.told == ["no_room"]
+    assert not waiting.is_waiting
+    assert holds is not None
+
+
+def test_first_bytes_of_who_waits_are_bounded() -> None:
+    """They came before the connection stopped; beyond the reserve the body must be refused at once."""
+    ledger = ByteLedger(MIB)
+    full = ledger.take(MIB)
+    waiting = [opened(ledger, MIB // 2) for _ in range(LEAST_RESERVE_BYTES // READ_BYTES + 1)]
+
+    taken = [hold.take(READ_BYTES, 0.0) for hold in waiting]
+
+    assert taken == [True] * (len(waiting) - 1) + [False]
+    waiting[-1].close()
+    assert ledger.ahead == LEAST_RESERVE_BYTES
+    assert full is not None
+
+
+def test_bodies_that_wait_for_each_other_do_not_wait_for_ever() -> None:
+    """Chunked ones that hold everything among them: the youngest is refused, and the oldest goes on."""
+    ledger = ByteLedger(4 * MIB)
+    clients = [Client() for _ in range(4)]
+    holds = [opened(ledger, None, client) for client in clients]
+    for size in (SMALL_BYTES + 1, MIB // 2, MIB // 2):
+        for hold in holds:
+            if not hold.is_waiting:
+                assert hold.take(size, 0.0)
+    assert all(hold.is_waiting for hold in holds)
+
+    ledger.turn(STUCK_S)
+
+    assert clients[0].told == ["go_on"]
+    assert clients[3].told == ["no_room"]
+    assert clients[1].told == []
+
+
+def test_a_body_that_dribbles_loses_its_place_when_others_are_stuck_and_not_before() -> None:
+    """One that comes quickly, or whose client is not let, keeps it."""
+    ledger = ByteLedger(3 * MIB)
+    slow, quick, held_up, waiting = Client(), Client(), Client(is_reading=False), Client()
+    holds = [opened(ledger, MIB, client) for client in (slow, quick, held_up)]
+    ledger.turn(50.0)
+    assert slow.told == []
+
+    last = opened(ledger, MIB, waiting, now=50.0)
+    holds[0].take(1024, 51.0)
+    holds[1].take(MIB // 2, 51.0)
+    ledger.turn(50.0 + STUCK_S)
+
+    assert slow.told == ["too_slow"]
+    assert (quick.told, held_up.told, waiting.told) == ([], [], ["go_on"])
+    assert not last.is_waiting
+
+
+def test_answers_count_and_are_never_refused() -> None:
+    """They take room from bodies, and may take more than there is."""
+    ledger, client = ByteLedger(MIB), Client()
+
+    ledger.count_answers(3 * MIB)
+    assert opened(ledger, SMALL_BYTES + 1, client).is_waiting
+    ledger.count_answers(-3 * MIB)
+    ledger.turn(0.1)
+
+    assert client.told == ["go_on"]
+
+
+def test_a_complete_body_keeps_what_it_takes_until_nothing_refers_to_it() -> None:
+    """A chunked one that asked for more gives the rest back; a thread may have the last reference."""
+    rooms = []
+    ledger = ByteLedger(MIB, lambda: rooms.append(ledger.limit))
+    hold = opened(ledger, None)
+    assert hold.take(100_000, 0.0)
+    assert ledger.bodies > 100_000
+    assert hold.complete()
+    assert ledger.bodies == 100_000
+    body = HeldBytes(b"x" * 100_000)
+    body.hold = hold
+    waiting = opened(ledger, MIB)
+
+    del hold
+    assert ledger.room == MIB - 100_000
+    del body
+
+    assert ledger.room == MIB
+    assert rooms
+    assert waiting.is_waiting
+
+
+def test_a_small_body_that_turns_out_large_moves() -> None:
+    """From the reserve to the others' room."""
+    ledger = ByteLedger(MIB)
+    hold = opened(ledger, None)
+    assert hold.take(SMALL_BYTES, 0.0)
+    assert ledger.figures()["small_bodies"] == SMALL_BYTES
+
+    assert hold.take(1, 0.0)
+
+    assert ledger.parts == 0
+    assert ledger.bodies == hold.granted > SMALL_BYTES
+
+
+def test_small_bodies_that_dribble_leave_half_of_the_reserve_to_those_that_have_come() -> None:
+    """What came of them counts, not what they announce."""
+    ledger = ByteLedger(MIB)
+    full = ledger.take(MIB)
+    dribbling = [opened(ledger, SMALL_BYTES) for _ in range(1000)]
+
+    taken = [hold.take(8192, 0.0) for hold in dribbling]
+
+    assert sum(taken) * 8192 == ledger.parts == ledger.reserve // 2
+    assert ledger.take_small(SMALL_BYTES)
+    assert full is not None
+
+
+# ------------------------------------------------------------------------------------------- worlds
+
+
+class Sender:
+    """A simulated client: sends `length` bytes at `rate` a second, chunked or with its length, and a server's use."""
+
+    def __init__(self, world: World, length: int, rate: float, *, is_chunked: bool, uses_s: float) -> None:
+        self.world, self.length, self.rate, self.is_chunked, self.uses_s = world, length, rate, is_chunked, uses_s
+        self.received = 0
+        self.is_open = True
+        self.end = ""
+        self.begun = world.now
+        self.hold: Hold | None = world.ledger.open(None if is_chunked else length, self, world.now)
+        self.body = HeldBytes()
+        self.done_at: float | None = None
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the server reads from it."""
+        return self.hold is not None and not self.hold.is_waiting
+
+    def go_on(self) -> None:
+        """Read again."""
+
+    def give_up(self, why: Refusal) -> None:
+        """Refused."""
+        self.end, self.is_open = why, False
+        if self.hold is not None:
+            self.hold.close()
+        self.hold = None
+        self.body = HeldBytes()
+
+    def step(self, passed: float) -> None:
+        """What happens to it in so many seconds."""
+        if not self.is_open:
+            return
+        if self.done_at is not None:
+            if self.world.now >= self.done_at:
+                self.end, self.is_open, self.body = "answered", False, HeldBytes()
+            return
+        assert self.hold is not None
+        if self.hold.is_waiting:
+            return
+        piece = min(int(self.rate * passed) + 1, READ_BYTES, self.length - self.received)
+        self.received += piece
+        self.body += b"x" * (piece // 1024)
+        if not self.hold.take(piece, self.world.now):
+            self.give_up("no_room")
+        elif self.received == self.length:
+            if self.hold.complete():
+                assert self.hold.received == self.length
+                self.body.hold = self.hold
+                self.hold = None
+                self.done_at = self.world.now + self.uses_s
+            else:
+                self.give_up("no_room")
+
+
+class World:
+    """A server's ledger and its clients, with a clock of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.ledger = ByteLedger(self.random.choice([2, 8, 32]) * MIB)
+        self.senders: list[Sender] = []
+
+    def run(self) -> None:
+        """Clients come for 8 s; all have ended a while after."""
+        draw = self.random
+        while self.now < 8 or any(sender.is_open for sender in self.senders):
+            assert self.now < 400, "somebody waits for ever"
+            if self.now < 8 and draw.random() < 0.7:
+                length = min(draw.choice([1000, SMALL_BYTES, 300_000, 2 * MIB, 7 * MIB]), self.ledger.limit)
+                rate = draw.choice([30_000, 300_000, 3 * MIB, 50 * MIB])
+                is_chunked, uses_s = draw.random() < 0.4, draw.choice([0.0, 0.2, 2.0])
+                self.senders.append(Sender(self, length, rate, is_chunked=is_chunked, uses_s=uses_s))
+            for sender in draw.sample(self.senders, len(self.senders)):
+                sender.step(0.1)
+            self.check()
+            if draw.random() < 0.05:  # a client goes
+                draw.choice(self.senders).give_up("no_room") if self.senders else None
+            self.now = round(self.now + 0.1, 1)
+            self.ledger.turn(self.now)
+            self.check()
+
+    def check(self) -> None:
+        """The bounds hold, and no byte is in the books that no client has."""
+        ledger = self.ledger
+        figures = ledger.figures()
+        assert min(figures.values()) >= 0
+        half = ledger.reserve // 2
+        assert figures["bodies"] + max(0, ledger.small - half) + max(0, ledger.parts - half) <= ledger.limit
+        assert figures["waiting"] <= ledger.reserve
+        held = sum(sender.received for sender in self.senders if sender.is_open)
+        assert held <= sum(figures.values())
+        assert all(hold.waited_s(self.now) <= PATIENCE_S + 0.2 for hold in ledger.waiting)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_in_any_world_the_sum_keeps_its_bound_and_every_body_ends(seed: int) -> None:
+    """Answered or refused; in the end nothing is held."""
+    world = World(seed)
+
+    world.run()
+
+    ends = {sender.end for sender in world.senders}
+    assert "answered" in ends
+    assert ends <= {"answered", "no_room", "too_slow"}
+    assert world.ledger.figures() == {"bodies": 0, "small_bodies": 0, "waiting": 0, "answers": 0}
+    assert not world.ledger.waiting

@@ -1,0 +1,203 @@
+"""How many bytes connections may hold together: over real sockets, with a small bound (`byte_ledger.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from marserve.api.byte_ledger import LEAST_RESERVE_BYTES, PATIENCE_S, SMALL_BYTES, ByteLedger
+from support.http_client import Cut, RawClient, Response
+from support.http_listener import Listening, listening
+
+pytestmark = pytest.mark.anyio
+
+MIB = 1024 * 1024
+HEAD = b"POST /predictions/%b HTTP/1.1\r\nHost: x\r\n"
+NOTHING = {"bodies": 0, "small_bodies": 0, "waiting": 0, "answers": 0}
+
+
+async def wait_for_room(listener: Listening, ledger: ByteLedger) -> None:
+    """Wait until nothing is held."""
+    async with asyncio.timeout(10):
+        while ledger.figures() != NOTHING:
+            await asyncio.sleep(0.005)
+
+
+async def send_all(client: RawClient, data: bytes) -> None:
+    """Send what the server may stop to read."""
+    with contextlib.suppress(Cut, ConnectionError):
+        await client.send(data)
+
+
+def read_error(answer: Response) -> tuple[int, str | None, str | None]:
+    """Status, cause and retry-after of a refusal."""
+    return answer.status, answer.header("x-marserve-cause"), answer.header("retry-after")
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("path", [b"/predictions/echo", b"/elsewhere"])
+async def test_four_hundred_large_bodies_keep_the_bound_and_small_ones_pass(path: bytes, is_chunked: bool) -> None:
+    """Each is answered or refused with 503 and when to come again; at the end nothing is held."""
+    ledger = ByteLedger(4 * MIB)
+    size, highest, ends = MIB, 0, []
+    framing = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % size
+    piece = b"x" * 65_536
+    body = (b"%x\r\n%b\r\n" % (len(piece), piece)) * 16 + b"0\r\n\r\n" if is_chunked else piece * 16
+
+    async with listening(ledger=ledger) as listener:
+
+        async def large() -> None:
+            try:
+                async with listener.connect() as client:
+                    await client.send(b"POST %b HTTP/1.1\r\nHost: x\r\n%b\r\n\r\n" % (path, framing))
+                    sending = asyncio.create_task(send_all(client, body))
+                    answer = await client.read()
+                    sending.cancel()
+                    await asyncio.wait([sending])
+                    ends.append(answer.status)
+                    if answer.status == 503:
+                        assert read_error(answer)[2] == "1"
+            except (Cut, ConnectionError):
+                ends.append(0)
+
+        async def small() -> None:
+            nonlocal highest
+            async with listener.connect() as client:
+                while any(not one.done() for one in running):
+                    answer = await client.ask(HEAD % b"echo" + b"Content-Length: 2\r\n\r\nhi")
+                    assert answer.status == 200
+                    figures = ledger.figures()
+                    assert figures["waiting"] <= ledger.reserve + 256 * 1024
+                    highest = max(highest, figures["bodies"])
+                    listener.plane.submitted.clear()
+                    await asyncio.sleep(0.001)
+
+        running = [asyncio.create_task(large()) for _ in range(400)]
+        await asyncio.gather(small(), *running)
+        listener.plane.submitted.clear()
+        await wait_for_room(listener, ledger)
+
+    assert len(ends) == 400
+    assert set(ends) <= {200, 503, 0}
+    assert ends.count(200) > 0
+    assert ends.count(0) < 40
+    assert 0 < highest <= 4 * MIB
+
+
+async def test_a_body_larger_than_all_of_it_is_413_before_it_comes() -> None:
+    """By its length, also where the client waits to be asked for it, and by its bytes where it is chunked."""
+    ledger = ByteLedger(MIB)
+    async with listening(ledger=ledger) as listener:
+        for more in (b"", b"Expect: 100-continue\r\n"):
+            async with listener.connect() as client:
+                await client.send(HEAD % b"echo" + more + b"Content-Length: %d\r\n\r\n" % (MIB + 1))
+                answer = await client.read()
+                assert answer.status == 413
+                assert "max_bytes_in_flight" in json.loads(answer.body)["message"]
+        async with listener.connect() as client:
+            fits = await client.ask(HEAD % b"echo" + b"Content-Length: %d\r\n\r\n" % MIB + b"x" * MIB)
+        listener.plane.submitted.clear()
+        async with listener.connect() as client:
+            await client.send(HEAD % b"echo" + b"Transfer-Encoding: chunked\r\n\r\n")
+            for _ in range(17):
+                await send_all(client, b"10000\r\n" + b"x" * 65_536 + b"\r\n")
+            chunked = await client.read()
+        assert fits.status == 200
+        assert chunked.status == 413
+        await wait_for_room(listener, ledger)
+
+
+async def test_a_body_waits_for_room_and_is_then_read() -> None:
+    """One that asks before it sends is asked for its body when there is room."""
+    ledger = ByteLedger(MIB)
+    async with listening(ledger=ledger) as listener:
+        held = ledger.take(MIB)
+        assert held is not None
+        async with listener.connect() as client, listener.connect() as asking:
+            body = HEAD % b"echo" + b"Content-Length: 300000\r\n\r\n" + b"x" * 300_000
+            sending = asyncio.create_task(send_all(client, body))
+            await asking.send(HEAD % b"echo" + b"Expect: 100-continue\r\nContent-Length: 300000\r\n\r\n")
+            async with asyncio.timeout(10):
+                while len(ledger.waiting) < 2:
+                    await asyncio.sleep(0.001)
+            assert ledger.ahead <= LEAST_RESERVE_BYTES
+
+            held.close()
+
+            assert (await client.read()).status == 200
+            assert (await asking.read()).status == 100
+            await asking.send(b"y" * 300_000)
+            assert (await asking.read()).body == b"y" * 300_000
+            await sending
+            listener.plane.submitted.clear()
+        await wait_for_room(listener, ledger)
+
+
+async def test_a_body_that_finds_no_room_in_time_is_503() -> None:
+    """With its cause, and counted by it."""
+    ledger = ByteLedger(MIB)
+    held = ledger.take(MIB)
+    async with listening(ledger=ledger) as listener, listener.connect() as client:
+        await client.send(HEAD % b"echo" + b"Content-Length: 300000\r\n\r\nx")
+        async with asyncio.timeout(10):
+            while not ledger.waiting:
+                await asyncio.sleep(0.001)
+        now = ledger.waiting[0].waits_since
+        assert now is not None
+        listener.table.sweep(now + PATIENCE_S)
+
+        assert read_error(await client.read()) == (503, "bytes_in_flight", "1")
+        assert listener.counts.refused == {"bytes_in_flight": 1}
+    assert held is not None
+
+
+async def test_small_bodies_are_refused_when_their_reserve_is_full() -> None:
+    """Those that wait for their turn on a connection count, and are let go of with it."""
+    ledger = ByteLedger(SMALL_BYTES)
+    held = ledger.take_small(ledger.reserve // 2 + ledger.limit - 1000)
+    request = HEAD % b"slow" + b"Content-Length: 600\r\n\r\n" + b"x" * 600
+    async with listening(ledger=ledger) as listener:
+        async with listener.connect() as client:
+            await client.send(request * 3)
+            async with asyncio.timeout(10):
+                while listener.counts.refused.get("bytes_in_flight", 0) < 2:
+                    await asyncio.sleep(0.001)
+            (await listener.plane.wait_for(1)).answer(b"one")
+            assert (await client.read()).body == b"one"
+            assert read_error(await client.read()) == (503, "bytes_in_flight", "1")
+        await listener.wait_until_empty()
+        assert ledger.small == ledger.reserve // 2 + ledger.limit - 1000
+    assert held
+
+
+async def test_a_body_keeps_its_room_as_long_as_its_request_is_known() -> None:
+    """Until the answer, or after the client has gone until the request is forgotten."""
+    ledger = ByteLedger(MIB)
+    async with listening(ledger=ledger) as listener:
+        async with listener.connect() as client:
+            await client.send(HEAD % b"slow" + b"Content-Length: 300000\r\n\r\n" + b"x" * 300_000)
+            job = await listener.plane.wait_for(1)
+            assert ledger.bodies == 300_000
+        await listener.wait_until_empty()
+        assert ledger.room == MIB - 300_000
+        del job
+        listener.plane.submitted.clear()
+        assert ledger.room == MIB
+
+
+async def test_answers_count_while_their_clients_do_not_take_them() -> None:
+    """And no longer when they have gone."""
+    ledger = ByteLedger(MIB)
+    async with listening(ledger=ledger) as listener:
+        async with listener.connect(read_ahead=1024) as client:
+            await client.send(HEAD % b"slow" + b"\r\n")
+            (await listener.plane.wait_for(1)).answer(b"x" * 20 * MIB)
+            async with asyncio.timeout(10):
+                while ledger.answers < 10 * MIB:
+                    await asyncio.sleep(0.001)
+            assert ledger.room < 0
+        await listener.wait_until_empty()
+        await wait_for_room(listener, ledger)
