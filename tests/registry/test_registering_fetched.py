@@ -11,6 +11,7 @@ import pytest
 
 from marserve.errors import ArchiveExists, LoadFailed, VersionConflict
 from marserve.registry.calls import RegisterParameters
+from marserve.registry.plan import Plan
 from marserve.registry.swapping import SwapParameters
 from marserve.store.fetch_guard import AllowedUrls
 from marserve.store.fetched_archives import FetchedArchives
@@ -210,6 +211,36 @@ async def test_two_registrations_of_one_address_at_once_are_one_and_a_refusal(ho
 
     assert sorted(type(result).__name__ for result in results) == ["ArchiveExists"] * 3 + ["NoneType"]
     assert house.stored() == ["m.mar"]
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_a_registration_under_way_keeps_its_file(house: House, by_name: bool) -> None:
+    """From its address or by the file's name: the last version leaves meanwhile, or another call fetches the same."""
+    url = house.address()
+    if by_name:
+        await house.add(url)
+    has_come, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(plan: Plan) -> None:
+        has_come.set()
+        await may_go_on.wait()
+
+    house.registry.hooks.before_pool.append(wait)
+    adding = asyncio.create_task(house.add("m.mar" if by_name else url, model_name="n"))
+    await has_come.wait()
+    if by_name:
+        await house.registry.unregister("m")
+    else:
+        with pytest.raises(ArchiveExists):
+            async with asyncio.timeout(30):
+                await house.add(url, model_name="third")
+    kept = house.stored()
+    may_go_on.set()
+    await adding
+
+    assert kept == house.stored() == ["m.mar"]
+    await house.registry.unregister("n")
+    assert house.stored() == []
 
 
 async def test_a_registration_right_behind_waits_until_the_file_is_gone(house: House) -> None:

@@ -54,6 +54,15 @@ def test_what_the_operator_put_there_stays(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mar", "b.mar", "c.mar", "mine.mar"]
 
 
+def test_a_record_holds_wherever_the_next_start_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model store may be named from the working directory."""
+    monkeypatch.chdir(tmp_path)
+    fetch(FetchedArchives(tmp_path / "state"), Path("m.mar"))
+    monkeypatch.chdir("/")
+
+    assert FetchedArchives(tmp_path / "state").delete(tmp_path / "m.mar")
+
+
 def test_a_pipe_in_its_place_does_not_hold_anything_up(tmp_path: Path) -> None:
     """It is not waited for."""
     record = FetchedArchives(None)
@@ -119,7 +128,9 @@ def test_the_record_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     record = FetchedArchives(tmp_path / "state")
     paths = [fetch(record, tmp_path / f"{number}.mar") for number in range(2)]
     paths[1].unlink()
-    paths += [fetch(record, tmp_path / f"{number}.mar") for number in (2, 3)]
+    paths.append(fetch(record, tmp_path / "2.mar"))
+    assert [path.name for path in paths if record.knows(path)] == ["0.mar", "2.mar"]
+    paths.append(fetch(record, tmp_path / "3.mar"))
 
     assert [path.name for path in paths if record.knows(path)] == ["2.mar", "3.mar"]
     assert [path.name for path in paths if FetchedArchives(tmp_path / "state").knows(path)] == ["2.mar", "3.mar"]

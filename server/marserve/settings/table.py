@@ -1179,8 +1179,8 @@ class Settings:
     state_folder: Path | None = _own(
         PATH,
         None,
-        "What the server keeps for its next start (the history of desired states, roll-outs under way); `state` below "
-        "the log folder if not given.",
+        "What the server keeps for its next start (the history of desired states, roll-outs under way, what it "
+        "fetched); `state` below the log folder if not given.",
         LIFE,
     )
     temporary_folder: Path | None = _own(

@@ -39,7 +39,7 @@ class FetchedArchives:
 
     def knows(self, path: Path) -> bool:
         """Whether a file of this path was fetched; it may have been replaced since."""
-        return str(path) in self._digests
+        return _key(path) in self._digests
 
     def note(self, path: Path, sha256: str) -> None:
         """A file with this digest is about to get this name. Blocks.
@@ -47,17 +47,17 @@ class FetchedArchives:
         A record of a file that is there stays: what comes cannot take its place.
         """
         with self._lock:
-            if str(path) in self._digests and path.exists():
+            if _key(path) in self._digests and path.exists():
                 return
-            self._digests.pop(str(path), None)
-            self._digests[str(path)] = sha256
+            self._digests.pop(_key(path), None)
+            self._digests[_key(path)] = sha256
             self._make_room()
             self._write()
 
     def delete(self, path: Path) -> bool:
         """Delete a file that was fetched, and is as it was then; says whether it is gone. Blocks: reads the file."""
         with self._lock:
-            sha256 = self._digests.get(str(path))
+            sha256 = self._digests.get(_key(path))
             if sha256 is None:
                 return False
             try:
@@ -67,7 +67,7 @@ class FetchedArchives:
                 return False
             if not is_ours:
                 log.info("%s stays: it was replaced after it was fetched", path)
-            del self._digests[str(path)]
+            del self._digests[_key(path)]
             self._write()
             return is_ours
 
@@ -109,6 +109,11 @@ class FetchedArchives:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
             log.warning("%s cannot be written (%s): the next start will not know", self._file, error.strerror)
+
+
+def _key(path: Path) -> str:
+    """The name of a file in the record, whatever folder the server is started in."""
+    return os.path.abspath(path)
 
 
 def _unlink_if(path: Path, sha256: str) -> bool:
