@@ -115,7 +115,7 @@ simulate: $(STAMPS)/test  ## run the simulation of pools with SEEDS seeds (10000
 
 .PHONY: mutants
 mutants: $(STAMPS)/test  ## change the code in COUNT small ways and say what no test notices (about an hour; ROOM=pool/queue)
-	PYTHONPATH=tests $(BIN)/python -m mutants $(ROOM) --seed $(SEED) --count $(COUNT)
+	PYTHONPATH=tests $(BIN)/python -m mutants $(ROOM) --seed $(SEED) --count $(COUNT) $(if $(AGAIN),--again)
 
 .PHONY: bench
 bench: $(STAMPS)/test  ## measure what docs/benchmarks.md describes, beside others, in one run

@@ -48,6 +48,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "api/http_connection": (),
 }
 CPU_S = 3.0
+SURVIVORS = (SURVIVED, UNREACHED)
 
 
 def main() -> int:
@@ -56,11 +57,16 @@ def main() -> int:
     parser.add_argument("rooms", nargs="*", default=list(ROOMS), help="files of the server, such as pool/batcher")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--count", type=int, default=1500, help="how many mutants, over all rooms; 0 for every one")
+    parser.add_argument("--again", action="store_true", help="run what survived by the report, and bring it up to date")
     parser.add_argument("--report", type=Path, default=ROOT / "build" / "mutants")
     flags = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the copy is deleted then, too
 
-    chosen = choose(flags.rooms, flags.count, flags.seed)
+    before = read_report(flags.report, flags.rooms) if flags.again else {}
+    if flags.again:
+        chosen = {room: still_to_kill(room, verdicts) for room, verdicts in before.items()}
+    else:
+        chosen = choose(flags.rooms, flags.count, flags.seed)
     flags.report.mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
     totals: collections.Counter[str] = collections.Counter()
@@ -68,7 +74,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         copy = copy_of_the_repository(Path(name))
         for room, numbers in chosen.items():
-            verdicts = run_room(room, numbers, copy, Path(name))
+            verdicts = run_room(room, numbers, copy, Path(name)) if numbers else []
+            verdicts = [one for one in before.get(room, ()) if one["outcome"] not in SURVIVORS] + verdicts
+            verdicts.sort(key=lambda one: int(one["line"]))
             counts = collections.Counter(verdict["outcome"] for verdict in verdicts)
             totals += counts
             lines += [summary(room, counts), *described(room, verdicts), ""]
@@ -88,6 +96,20 @@ def choose(rooms: list[str], count: int, seed: str) -> dict[str, list[int]]:
     ]
     drawn = every if not count or count >= len(every) else random.Random(seed).sample(every, count)
     return {room: sorted(number for one, number in drawn if one == room) for room in rooms}
+
+
+def read_report(folder: Path, rooms: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """What an earlier run found, of those of these rooms that it went through."""
+    files = {room: folder / f"{room.replace('/', '-')}.json" for room in rooms}
+    return {room: json.loads(file.read_text()) for room, file in files.items() if file.exists()}
+
+
+def still_to_kill(room: str, verdicts: list[dict[str, Any]]) -> list[int]:
+    """The numbers of those that survived, of the room's source as it is: what it has no longer is passed over."""
+    mutants = all_mutants((ROOT / "server/marserve" / f"{room}.py").read_text("utf-8"))
+    numbers = {(str(mutant.place), mutant.change): number for number, mutant in enumerate(mutants)}
+    left = [(one["place"], one["change"]) for one in verdicts if one["outcome"] in SURVIVORS]
+    return sorted(numbers[one] for one in left if one in numbers)
 
 
 def copy_of_the_repository(folder: Path) -> Path:

@@ -67,6 +67,7 @@ class Verdict:
 
     number: int
     line: int
+    place: str
     change: str
     outcome: str
     seconds: float
@@ -170,7 +171,13 @@ class Room:
 
         def verdict(outcome: str) -> Verdict:
             return Verdict(
-                number, mutant.lines[0], mutant.change, outcome, round(time.monotonic() - began, 2), len(chosen)
+                number,
+                mutant.lines[0],
+                str(mutant.place),
+                mutant.change,
+                outcome,
+                round(time.monotonic() - began, 2),
+                len(chosen),
             )
 
         if not chosen:

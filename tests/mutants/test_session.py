@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mutants.__main__ import choose, copy_of_the_repository, killed_share, run_room, summary
+from mutants.__main__ import ROOT, choose, copy_of_the_repository, killed_share, run_room, still_to_kill, summary
 from mutants.draw import all_mutants
 
 SOURCE = '''
@@ -110,6 +110,19 @@ def test_the_same_seed_chooses_the_same_mutants_in_proportion_to_the_rooms() -> 
     assert choose(rooms, 100, "a") == chosen != choose(rooms, 100, "b")
     assert sum(map(len, chosen.values())) == 100
     assert all(set(chosen[room]) < set(every[room]) for room in rooms)
+
+
+def test_what_survived_is_found_again_where_it_stands() -> None:
+    """What the source has no longer is passed over, and what was killed is not asked for."""
+    mutants = all_mutants((ROOT / "server/marserve/wire.py").read_text())
+    verdicts = [
+        {"place": str(mutant.place), "change": mutant.change, "outcome": "survived" if number % 3 else "killed"}
+        for number, mutant in enumerate(mutants)
+    ]
+
+    numbers = still_to_kill("wire", [*verdicts, {"place": "()", "change": "1 → 2", "outcome": "survived"}])
+
+    assert numbers == [number for number in range(len(mutants)) if number % 3]
 
 
 def test_a_copy_has_what_git_has_and_a_tracer_for_every_interpreter(tmp_path: Path) -> None:
