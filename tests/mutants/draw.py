@@ -128,7 +128,7 @@ class _Finder:
         text = _first_line(node)
         if _can_go(node):
             yield made(_never(node), f"without: {text}")
-        if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
+        if isinstance(node, ast.Return) and node.value is not None and not _is_nothing(node.value):
             yield made(ast.Return(ast.Constant(None)), f"{text} → return None")
         if isinstance(node, ast.Continue | ast.Break):
             other: ast.stmt = ast.Break() if isinstance(node, ast.Continue) else ast.Continue()
@@ -342,8 +342,9 @@ def _is_constant(node: ast.AST, kind: type) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, kind)
 
 
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def _is_nothing(node: ast.expr) -> bool:
+    """None, and False: who asks a question takes one for the other."""
+    return isinstance(node, ast.Constant) and (node.value is None or node.value is False)
 
 
 def _is_log(node: ast.expr) -> bool:

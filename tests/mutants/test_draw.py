@@ -51,6 +51,7 @@ def test_an_expression_has_these_mutants(source: str, mutants: list[str]) -> Non
         ("raise E('text', 7)", ["if False:\n    raise E('text', 7)"]),
         ("for a in b:\n    continue", ["for a in b:\n    break"]),
         ("def f():\n    return a", ["def f():\n    return None"]),
+        ("def f():\n    return False", ["def f():\n    return True"]),
         ("def f(a=7):\n    pass", ["def f(a=8):\n    pass", "def f(a=6):\n    pass"]),
         (
             "try:\n    a\nexcept (B, C):\n    d",
