@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import stat
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from fastapi import APIRouter
 
 from marserve.api.application import build_app
-from marserve.api.auth import Access, CannotKeepTokens, Guard, Kind, Tokens, token_router
+from marserve.api.auth import Access, CannotKeepTokens, Guard, Kind, Tokens, authorization_of, token_router
 from marserve.api.browsers import BrowserRules, OwnHosts
 from marserve.errors import InvalidToken
 from support.http_client import Cut
@@ -153,6 +154,42 @@ def test_no_key_is_ever_in_a_message_or_a_log(
     assert not [key for key in keys.values() if key in said]
 
 
+def test_keys_are_long_and_new_for_every_server(tmp_path: Path, clock: Clock) -> None:
+    """256 bits each, in letters that a header takes as they are."""
+    made = [Tokens(tmp_path / "key_file.json", 60, clock) for _ in range(2)]
+
+    found = {tokens.key_of(kind) for tokens in made for kind in ("inference", "management")}  # type: ignore[arg-type]
+
+    assert len(found) == 4
+    assert all(re.fullmatch(rb"[A-Za-z0-9_-]{43}", key) for key in found)
+
+
+def test_blanks_around_a_key_and_half_a_character_do_not_count(tokens: Tokens, keys: dict[str, str]) -> None:
+    """Clients fold and pad; a text that no header can have is a wrong key and no fault of the server's."""
+    assert lets_in(tokens, "inference", f"Bearer  {keys['inference']} ")
+    assert not lets_in(tokens, "inference", f"Bearer {keys['inference']}\ud800")
+    assert not lets_in(tokens, "inference", f"Bearer\t{keys['inference']}")
+
+
+def test_a_kind_has_expired_at_its_time_and_not_before(tmp_path: Path, tokens: Tokens, clock: Clock) -> None:
+    """Each by its own: a renewed one lives on."""
+    clock.now += 3599.999
+    assert not tokens.has_expired("management")
+    tokens.renew("management", f"Bearer {read_keys(tmp_path)['API']}")
+    clock.now += 0.001
+
+    assert tokens.has_expired("inference")
+    assert not tokens.has_expired("management")
+
+
+def test_the_authorization_of_a_request_is_its_first() -> None:
+    """In any case of letters; a name of as many is none."""
+    lines = [(b"authorisation", b"0"), (b"X-Authorization", b"1"), (b"AUTHORIZATION", b"2"), (b"authorization", b"3")]
+
+    assert authorization_of(lines) == b"2"
+    assert authorization_of(lines[:2]) is None
+
+
 # ----------------------------------------------------------------------------------------------------- the file
 
 
@@ -261,6 +298,28 @@ def test_what_cannot_be_written_is_not_renewed(tmp_path: Path, tokens: Tokens, k
         tmp_path.with_name("moved").rename(tmp_path)
 
 
+@pytest.mark.parametrize("step", ["mkstemp", "replace"])
+def test_a_file_that_stays_unfinished_is_removed_and_the_old_one_stays(
+    tmp_path: Path, tokens: Tokens, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A full disk leaves no key behind, and the server still knows its own file."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(
+        "marserve.api.auth.tempfile.mkstemp" if step == "mkstemp" else "marserve.api.auth.os.replace", fail
+    )
+    with pytest.raises(CannotKeepTokens, match="No space left on device"):
+        tokens.renew("inference", f"Bearer {keys['API']}")
+    monkeypatch.undo()
+
+    assert os.listdir(tmp_path) == ["key_file.json"]
+    assert read_keys(tmp_path) == keys
+    tokens.remove()
+    assert os.listdir(tmp_path) == []
+
+
 # ----------------------------------------------------------------------------------- a listener's application
 
 
@@ -341,6 +400,47 @@ async def test_the_token_api_renews_for_the_api_key(tmp_path: Path, tokens: Toke
     assert renewed["inference"] not in answer.text
     assert {name for name in keys if keys[name] != renewed[name]} == {"inference", "management"}
     assert (refused.status_code, refused.json()["message"]) == (400, AUTHENTICATION)
+
+
+@pytest.mark.anyio
+async def test_what_is_open_to_all_is_these_paths_alone(tokens: Tokens) -> None:
+    """The description of the API, also as `OPTIONS /`, and those that the listener names; not what begins like them."""
+    app = application(tokens)
+    answers = {
+        (method, path): (await ask(app, method, path)).status_code
+        for method, path in (
+            *(("OPTIONS", "/"), ("GET", "/"), ("OPTIONS", "/ping")),
+            *(("GET", "/metrics"), ("POST", "/metrics")),
+        )
+    }
+
+    refused = {asked for asked, status in answers.items() if status == 400}
+    assert refused == {("GET", "/"), ("OPTIONS", "/ping")}
+
+
+@pytest.mark.anyio
+async def test_what_is_no_request_over_http_is_passed_on(tokens: Tokens) -> None:
+    """The start and the end of an application carry no key."""
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope)
+
+    await Guard(app, tokens, [], "either", answers_preflight=True)({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
+
+    assert seen == [{"type": "lifespan"}]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("missing", ["Origin", "Access-Control-Request-Method"])
+async def test_half_a_preflight_is_none(tokens: Tokens, missing: str) -> None:
+    """It needs a key as any other request does; so does one by another method."""
+    asks = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    app = application(tokens, answers_preflight=True)
+
+    assert (await ask(app, "GET", "/models/m", **asks)).status_code == 400
+    del asks[missing]
+    assert (await ask(app, "OPTIONS", "/models/m", **asks)).status_code == 400
 
 
 @pytest.mark.anyio
