@@ -416,14 +416,12 @@ def test_no_workers_at_least_are_none_at_all_unless_the_version_may_sleep(where:
     """By an `idleTimeout`, whoever says it: only then it wakes by itself up to its most."""
     sleeps = {"idleTimeout": 10}
     config = {"minWorkers": 0, "maxWorkers": 3, **(sleeps if where == "document" else {})}
-    declared = DesiredVersion("m.mar", config={"minWorkers": 1, "maxWorkers": 1})
-    found = ActualVersion(
-        "m.mar", (1, 1), {**BASE, **(sleeps if where == "archive" else {})}, BASE, None, "h", "python"
-    )
-    if where == "document":
-        found = replace(found, config={**BASE, **sleeps})
+    wanted = DesiredVersion("m.mar", config=config)
+    declared = wanted.document() if where == "document" else None
+    in_force = {**BASE, **(sleeps if where == "archive" else {})}
+    found = ActualVersion("m.mar", (1, 1), in_force, BASE, declared, "h", "python")
 
-    steps = compare({"m": ActualModel({"1": found}, "1")}, of(replace(declared, config=config))).steps
+    steps = compare({"m": ActualModel({"1": found}, "1")}, of(wanted)).steps
 
     assert [step.after for step in steps if step.after] == [(0, 0)] if where == "nowhere" else [(1, 3), (0, 3)]
 
