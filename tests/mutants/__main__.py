@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "archive/pickle_check": (),
     "api/auth": (),
     "api/request_head": ("http_connection",),
-    "worker/loop": (),
+    "worker/loop": ("checks", "lengths", "rank", "steps"),
     "store/download": (),
     "api/http_connection": (),
 }

@@ -1,0 +1,409 @@
+"""A worker's orders one after the other, in this process: what is done, what is sent, and with which status it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import msgspec
+import pytest
+
+from marserve.messages import (
+    AskLengths,
+    Batch,
+    Batches,
+    Hello,
+    Item,
+    Lengths,
+    Load,
+    Loaded,
+    Metric,
+    Metrics,
+    NotLoaded,
+    Raised,
+    Results,
+    Stop,
+    pack_head,
+)
+from marserve.page import Page, create_page
+from marserve.worker import loop as worker_loop
+from marserve.worker.load import LoadedModel
+from marserve.worker.loop import (
+    Connection,
+    WorkerLoop,
+    exit_status,
+    misfit,
+    not_loaded,
+    raised,
+    recover,
+    stay_on,
+    use_threads,
+)
+from support.model_context import make_context
+
+LOAD = Load("m", "1.0", "", "h.py", None, None, 4, max_answer_bytes=1000)
+
+
+class Left(BaseException):
+    """The process would have ended."""
+
+
+STATUSES: list[int] = []
+"""With which it would have ended: the first counts, for nothing runs after it in a process that ends."""
+
+
+class Server:
+    """The server's end: hands out orders, and keeps what it is sent. Afterwards it is gone, as `end` says."""
+
+    def __init__(self, *orders: list[tuple[Any, list[bytearray]]], end: BaseException | None = None) -> None:
+        self.orders = list(orders)
+        self.sent: list[tuple[Any, list[bytes]]] = []
+        self.end = end or EOFError()
+
+    def receive(self) -> list[tuple[Any, list[bytearray]]]:
+        """The next orders."""
+        if not self.orders:
+            raise self.end
+        return self.orders.pop(0)
+
+    def send(self, message: Any, bodies: Sequence[bytes] = ()) -> None:
+        """What the worker says."""
+        self.sent.append((message, list(bodies)))
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        """What it said of this kind."""
+        return [message for message, _ in self.sent if type(message) is kind]
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    """A page of its own."""
+    descriptor = create_page()
+    made = Page(descriptor)
+    os.close(descriptor)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that runs tests does not end."""
+
+    def leave(status: int) -> NoReturn:
+        STATUSES.append(status)
+        raise Left
+
+    monkeypatch.setattr(worker_loop, "leave", leave)
+    monkeypatch.setattr(worker_loop, "keep_large_blocks", lambda who: None)
+
+
+def model_of(handle: Callable[[Any, Any], Any], **load: Any) -> LoadedModel:
+    """A model that was loaded by a template."""
+    return LoadedModel(handle, make_context(), msgspec.structs.replace(LOAD, **load))
+
+
+def echo(rows: list[dict[str, Any]], context: Any) -> list[Any]:
+    """Answer what came."""
+    return [bytes(row["body"]) for row in rows]
+
+
+def item() -> Item:
+    """One raw body."""
+    return Item("id", [("body", None)], pack_head([], []), None)
+
+
+def run(server: Server, page: Page, model: LoadedModel | None = None) -> int:
+    """Run a worker to its end; the status."""
+    STATUSES.clear()
+    with pytest.raises(Left):
+        WorkerLoop(server, page, model).run()  # type: ignore[arg-type]
+    return STATUSES[0]
+
+
+def test_a_forked_worker_says_hello_and_that_it_is_loaded_then_serves_in_order(page: Page) -> None:
+    """Batches alone and several of one frame; the bodies are let go of before the next order is awaited."""
+    alone, two = [bytearray(b"1")], [bytearray(b"2"), bytearray(b"3"), bytearray(b"4")]
+    server = Server(
+        [(Batch(1, [item()]), alone)],
+        [(Batches([Batch(2, [item()]), Batch(3, [item(), item()])]), two)],
+        [(Stop(), []), (Batch(4, [item()]), [bytearray(b"never")])],
+    )
+
+    assert run(server, page, model_of(echo)) == 0
+
+    kinds = [type(message) for message, _ in server.sent]
+    assert kinds == [Hello, Loaded, Results, Results, Results]
+    hello, loaded = server.sent[0][0], server.sent[1][0]
+    assert (hello.pid, hello.python) == (os.getpid(), sys.version.split()[0])
+    assert (loaded.seconds, loaded.problems, loaded.warm_up_s, loaded.has_length_of) == (0.0, [], 0.0, False)
+    assert [(message.number, bodies) for message, bodies in server.sent[2:]] == [
+        (1, [b"1"]),
+        (2, [b"2"]),
+        (3, [b"3", b"4"]),
+    ]
+    assert alone == two == []
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (EOFError(), 0),
+        (BrokenPipeError(), 0),
+        (ConnectionResetError(), 0),
+        (SystemExit(7), 7),
+        (ValueError("ours"), 1),
+        (KeyboardInterrupt(), 1),
+    ],
+)
+def test_how_a_worker_ends_is_seen_in_its_status(
+    page: Page, capsys: pytest.CaptureFixture[str], end: BaseException, status: int
+) -> None:
+    """A server that is gone is an orderly end; what is ours to mend is printed."""
+    assert run(Server(end=end), page) == status
+
+    assert ("Traceback" in capsys.readouterr().err) is (status == 1)
+
+
+def test_a_handler_that_says_how_long_inputs_are_is_told_and_asked(page: Page) -> None:
+    """In its `Loaded`, and before a batch; without the page hearing of it."""
+    model = model_of(echo)
+    model.length_of = lambda row: len(row["body"])
+    asked = [bytearray(b"four"), bytearray(b"seven77")]
+    server = Server([(AskLengths(5, [item(), item()], 1.0), asked)])
+
+    assert run(server, page, model) == 0
+
+    assert server.of(Loaded)[0].has_length_of
+    assert [list(each.lengths) for each in server.of(Lengths)] == [[4, 7]]
+    assert asked == []
+
+
+def test_what_a_handler_measured_is_sent_before_its_answer_and_once(page: Page) -> None:
+    """Also what it measured before it raised; an object of the author's own that measures nothing is left alone."""
+    metric = ("n", 1.0, "ms", "Level", [("a", "b")], "r")
+    model = model_of(echo)
+    values = [[metric], [], [metric, metric], []]
+    model.context.metrics = SimpleNamespace(drain=lambda: values.pop(0))  # type: ignore[assignment]
+
+    assert run(Server([(Batch(1, [item()]), [bytearray(b"1")])]), page, model) == 0
+    server = Server([(Batch(1, [item()]), [bytearray(b"1")])])
+    assert run(server, page, model) == 0
+
+    assert [type(message) for message, _ in server.sent] == [Hello, Metrics, Loaded, Results]
+    assert server.of(Metrics)[0].values == [Metric(*metric)] * 2
+    model.context.metrics = SimpleNamespace()  # type: ignore[assignment]
+    server = Server([(Batch(1, [item()]), [bytearray(b"1")])])
+    assert run(server, page, model) == 0
+    assert not server.of(Metrics)
+
+
+def test_a_handler_without_loading_is_a_fault_of_ours_and_told_so(
+    page: Page, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A batch before a `Load`."""
+    assert run(Server([(Batch(1, [item()]), [bytearray(b"1")])]), page) == 1
+    assert "AssertionError" in capsys.readouterr().err
+
+
+def test_a_load_is_told_with_its_time_or_its_fault(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is limited first, processors and threads are set, then the author's code is loaded."""
+    done: list[Any] = []
+    for name in ("limit_memory", "enter_model_folder", "stay_on", "use_threads"):
+        monkeypatch.setattr(worker_loop, name, lambda what, name=name: done.append((name, what)))
+
+    def load(order: Load) -> LoadedModel:
+        done.append("load_model")
+        if order.model == "bad":
+            raise ModuleNotFoundError("No module named 'x'")
+        if order.model == "exits":
+            raise SystemExit(9)
+        return model_of(echo)
+
+    monkeypatch.setattr(worker_loop, "load_model", load)
+    order = msgspec.structs.replace(LOAD, memory_limit_bytes=5, cpus=[0], threads=3)
+
+    server = Server([(order, [])])
+    assert run(server, page) == 0
+    assert done == [
+        ("limit_memory", 5),
+        ("enter_model_folder", order),
+        ("stay_on", [0]),
+        ("use_threads", 3),
+        "load_model",
+    ]
+    assert 0 <= server.of(Loaded)[0].seconds < 60
+    bad = Server([(msgspec.structs.replace(order, model="bad"), [])])
+    assert run(bad, page) == 1
+    assert [each.kind for each in bad.of(NotLoaded)] == ["missing_module"]
+    assert not bad.of(Loaded)
+    exits = Server([(msgspec.structs.replace(order, model="exits"), [])])
+    assert run(exits, page) == 9
+    assert not exits.of(NotLoaded)
+
+
+def test_a_worker_whose_accelerator_is_lost_ends_after_it_has_told_its_batch(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It will serve no other."""
+
+    def handle(rows: Any, context: Any) -> Any:
+        raise RuntimeError("gone")
+
+    for lost, status in ((True, 1), (False, 0)):
+        monkeypatch.setattr(worker_loop, "is_lost", lambda lost=lost: lost)
+        server = Server([(Batch(1, [item()]), [bytearray(b"1")])])
+        assert run(server, page, model_of(handle)) == status
+        assert [each.number for each in server.of(Raised)] == [1]
+
+
+def test_memory_is_given_back_where_it_ran_out_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs milliseconds."""
+    given: list[int] = []
+    monkeypatch.setattr(worker_loop, "give_back", lambda: given.append(1))
+
+    recover(raised(1, 0.0, MemoryError()))
+    recover(raised(1, 0.0, ValueError()))
+
+    assert given == [1]
+
+
+def test_what_is_no_list_of_as_many_elements_is_told_in_words() -> None:
+    """A coroutine with what it needs, and closed: it would warn that nobody awaited it."""
+
+    async def answer() -> None:
+        """Never run."""
+
+    coroutine = answer()
+    told = misfit(3, 0.5, coroutine, 1)
+    assert told is not None
+    assert "asyncCommunication" in told.traceback
+    assert coroutine.cr_frame is None
+    assert (told.number, told.handler_s, told.kind, told.message, told.code) == (
+        *(3, 0.5, "handler"),
+        *("Invalid model predict output", 503),
+    )
+    few = misfit(3, 0.5, [1], 2)
+    assert few is not None
+    assert (few.message, few.code) == ("number of batch response mismatched", 503)
+    assert "returned 1 elements for 2 rows" in few.traceback
+    assert misfit(3, 0.5, [1, 2], 2) is None
+
+
+class Unspeakable(Exception):
+    """One that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_error_that_cannot_be_shown_is_told_all_the_same() -> None:
+    """With its type, of a batch and of a load."""
+    told = raised(4, 0.25, Unspeakable())
+
+    assert (told.number, told.handler_s, told.kind, told.message, told.code) == (
+        *(4, 0.25, "handler"),
+        *("Prediction failed", 503),
+    )
+    assert "Unspeakable" in told.traceback
+    failed = not_loaded(Unspeakable())
+    assert failed.kind == "load_failed"
+    assert "Unspeakable" in failed.message
+
+
+def test_notes_of_a_failed_load_are_told() -> None:
+    """Behind its words."""
+    error = ValueError("bad")
+    error.add_note("and why")
+
+    assert not_loaded(error).message == "ValueError: bad and why"
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(3, "3"), (0, "2")])
+def test_numeric_libraries_are_told_how_many_threads_they_have(
+    monkeypatch: pytest.MonkeyPatch, threads: int, expected: str
+) -> None:
+    """None is as many as there are processors that this process may use; torch is told where it was imported."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    for name in names:
+        monkeypatch.setenv(name, "before")
+    told: list[int] = []
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(set_num_threads=told.append))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 5})
+
+    use_threads(threads)
+
+    assert [os.environ[name] for name in names] == [expected] * 3
+    assert told == [int(expected)]
+    monkeypatch.delitem(sys.modules, "torch")
+    use_threads(threads)
+
+
+def test_a_worker_stays_on_its_processors_or_says_why_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None is all of them; one that was taken away meanwhile ends nothing."""
+    asked: list[tuple[int, object]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: asked.append((pid, cpus)))
+    stay_on([])
+    assert asked == []
+    stay_on([1, 2])
+    assert asked == [(0, [1, 2])]
+
+    def refuse(pid: int, cpus: object) -> None:
+        raise OSError("no such processor")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    with caplog.at_level(logging.WARNING):
+        stay_on([9])
+    assert "no such processor" in caplog.text
+
+
+@pytest.mark.parametrize(("code", "status"), [(None, 0), (0, 0), (256 + 3, 3), (-1, 255), ("words", 1), (True, 1)])
+def test_an_exit_has_the_status_that_a_shell_sees(code: Any, status: int) -> None:
+    """Eight bits of a number; words are a failure."""
+    assert exit_status(SystemExit(code)) == status
+
+
+class Socket:
+    """A socket that gives these pieces."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces, self.written, self.is_blocking = list(pieces), bytearray(), False
+
+    def setblocking(self, flag: bool) -> None:
+        """As a socket's."""
+        self.is_blocking = flag
+
+    def fileno(self) -> int:
+        """A descriptor."""
+        return 42
+
+    def recv(self, size: int) -> bytes:
+        """The next piece; nothing at the end."""
+        assert size == 256 * 1024
+        return self.pieces.pop(0) if self.pieces else b""
+
+    def sendall(self, data: bytes) -> None:
+        """What is written."""
+        self.written += data
+
+
+def test_a_connection_waits_for_whole_messages_and_ends_with_the_server() -> None:
+    """Half a message is none; what is sent is sent whole."""
+    frame = b"mW\x01\x00\x06\x00\x00\x00\x00\x00\x00\x00" + bytes(8) + b"\x91\xa4stop"
+    sock = Socket(frame[:7], frame[7:] + frame)
+    connection = Connection(sock)  # type: ignore[arg-type]
+
+    assert sock.is_blocking
+    assert connection.fileno() == 42
+    assert connection.receive() == [(Stop(), []), (Stop(), [])]
+    with pytest.raises(EOFError):
+        connection.receive()
+    with pytest.raises(EOFError):
+        connection.receive_some()
+    connection.send(Lengths(1, 0.5, []))
+    assert bytes(sock.written).startswith(b"mW")
