@@ -196,6 +196,123 @@ def test_looks_are_few() -> None:
     assert looks < 40
 
 
+def test_a_step_is_looked_at_as_it_grows_and_once_more_at_its_end() -> None:
+    """By a quarter each time; the end's look is one, and only once there is enough to promote."""
+    judge = Judge(Limits(max_p99_increase=None, min_requests=105), 1)
+
+    def look(elapsed_s: float, requests: int) -> tuple[str, int]:
+        seen = steady(requests)
+        verdict = judge.look(elapsed_s, 10, seen, seen, NOTHING, only_mirrored=False)
+        return verdict.decision, verdict.look
+
+    looks = [look(elapsed_s, requests) for elapsed_s, requests in [(1, 9), (2, 10), (3, 12), (4, 13), (9, 100)]]
+    assert looks == [("continue", number) for number in (0, 1, 0, 2, 3)]
+    assert look(10, 104) == ("hold", 0)
+    assert look(11, 105) == ("promote", 4)
+    assert look(12, 131) == ("promote", 0)
+    assert look(13, 132) == ("promote", 5)
+    judge.begin_step()
+    assert look(1, 9) == ("continue", 0)
+    assert look(2, 10) == ("continue", 1)
+
+
+def test_a_step_without_any_request_is_looked_at_once() -> None:
+    """Where none is asked for: there is nothing new to look at afterwards."""
+    judge = Judge(Limits(max_p99_increase=None, min_requests=0), 1)
+    empty = Seen(latency=counts_of([]))
+
+    looks = [judge.look(10, 10, empty, empty, NOTHING, only_mirrored=False).look for _ in range(3)]
+
+    assert looks == [1, 0, 0]
+
+
+def test_what_is_not_known_is_nought_in_the_evidence_and_why_is_said() -> None:
+    """A p99 without enough requests; a step that goes on says so."""
+    verdict = Judge(Limits(), 4).look(1, 10, steady(20), steady(20), NOTHING, only_mirrored=False)
+
+    document = verdict.document()
+    p99 = document["findings"][2]
+    assert (document["decision"], document["reason"], document["look"]) == ("continue", "the step is not over", 1)
+    assert (p99["measure"], p99["standing"]) == ("p99", "unknown")
+    figures = ("candidate", "baseline", "candidateAtLeast", "baselineAtMost", "limit")
+    assert [p99[name] for name in figures] == [0.0] * 5
+    assert p99["doubt"] > 0
+    assert "limitSeconds" not in p99
+
+
+def test_a_step_whose_answers_are_not_compared_asks_for_none() -> None:
+    """Though others' are: neither to promote, nor to be judged by."""
+    judge = Judge(Limits(max_p99_increase=None, min_requests=100), 4, compares=True)
+    seen = steady(200)
+
+    held = judge.look(10, 10, seen, seen, NOTHING, only_mirrored=False)
+    judge.begin_step()
+    promoted = judge.look(11, 10, seen, seen, NOTHING, only_mirrored=False, compares=False)
+
+    assert (held.decision, held.reason) == ("hold", "too few: 0 of 100 answers compared")
+    assert promoted.decision == "promote"
+    assert "answers" not in [finding.measure for finding in promoted.findings]
+
+
+def test_a_measure_may_spend_its_share_of_the_doubt() -> None:
+    """Of all measures and steps; a look's is 1 / (k (k + 1)): half of it a bound, all of it where there is one."""
+    limits = Limits(significance=0.12)
+    assert budget_of(limits, 2, compares=True) == pytest.approx(0.12 / 8)
+    assert budget_of(limits, 0, compares=False) == pytest.approx(0.12 / 3)
+    assert budget_of(Limits(significance=0.12, max_p99_increase=None), 1, compares=False) == pytest.approx(0.06)
+    judge = Judge(limits, 2, compares=True)
+
+    doubts = []
+    for requests in (2000, 4000):
+        seen = steady(requests)
+        verdict = judge.look(1, 10, seen, seen, Answers(requests, 0), only_mirrored=False)
+        doubts.append({finding.measure: finding.doubt for finding in verdict.findings})
+        assert {finding.standing for finding in verdict.findings} == {"not worse"}
+
+    first, second = 0.015 / 2, 0.015 / 6
+    assert doubts[0] == pytest.approx(
+        {"errors": first / 2, "rejections": first / 2, "p99": first / 2, "answers": first}
+    )
+    assert doubts[1] == pytest.approx(
+        {"errors": second / 2, "rejections": second / 2, "p99": second / 2, "answers": second}
+    )
+
+
+def test_the_evidence_of_a_slow_candidate_says_where_the_line_was() -> None:
+    """In seconds, with the shares of both above it."""
+    judge = Judge(Limits(max_p99_increase=0.5), 1)
+    quick, slow = steady(5000, latency_s=0.01), steady(5000, latency_s=0.1)
+
+    verdict = judge.look(1, 10, quick, slow, NOTHING, only_mirrored=False)
+
+    p99 = next(finding for finding in verdict.findings if finding.measure == "p99")
+    assert (p99.standing, p99.candidate, p99.baseline, p99.limit, p99.baseline_at_most) == (
+        "worse",
+        1.0,
+        0.0,
+        0.01,
+        0.01,
+    )
+    assert p99.limit_s is not None
+    assert 0.015 <= p99.limit_s < 0.03
+    assert p99.document()["limitSeconds"] == pytest.approx(p99.limit_s, rel=1e-5)
+    assert verdict.reason.startswith("5000 of 5000 requests (100%) to the candidate took more than ")
+
+
+def test_answers_that_differ_are_found_and_counted() -> None:
+    """With the least share of them that the counts still allow."""
+    judge = Judge(Limits(max_p99_increase=None), 1, compares=True)
+    empty = Seen(latency=counts_of([]))
+
+    verdict = judge.look(1, 10, steady(200), empty, Answers(200, 50), only_mirrored=True)
+
+    (answers,) = verdict.findings
+    assert verdict.decision == "roll back"
+    assert (answers.candidate, answers.baseline, answers.limit, answers.baseline_at_most) == (0.25, 0.0, 0.001, 0.0)
+    assert answers.candidate_at_least == lowest_rate(50, 200, answers.doubt)
+    assert verdict.reason == "50 of 200 compared answers (25%) differ from the baseline's; 0.1% may"
+
+
 def test_a_mirrored_step_is_judged_by_answers_alone() -> None:
     """Nobody asked the candidate itself."""
     judge = Judge(Limits(), 4, compares=True)

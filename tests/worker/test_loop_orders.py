@@ -139,7 +139,7 @@ def test_a_forked_worker_says_hello_and_that_it_is_loaded_then_serves_in_order(p
     assert kinds == [Hello, Loaded, Results, Results, Results]
     hello, loaded = server.sent[0][0], server.sent[1][0]
     assert (hello.pid, hello.python) == (os.getpid(), sys.version.split()[0])
-    assert (loaded.seconds, loaded.problems, loaded.warm_up_s, loaded.has_length_of) == (0.0, [], 0.0, False)
+    assert (loaded.seconds, loaded.warnings, loaded.warm_up_s, loaded.has_length_of) == (0.0, [], 0.0, False)
     assert [(message.number, bodies) for message, bodies in server.sent[2:]] == [
         (1, [b"1"]),
         (2, [b"2"]),

@@ -174,7 +174,7 @@ class Judge:
         if missing:
             return Verdict("hold", f"too few: {', '.join(missing)}", looked, self._findings)
         unknown = [finding.reason for finding in self._findings if finding.standing == "unknown"]
-        if unknown and self._has_looked_at_the_end:
+        if unknown:
             return Verdict("hold", f"too little to judge by: {', '.join(unknown)}", looked, self._findings)
         return Verdict("promote", "nothing shows that it is worse than it may be", looked, self._findings)
 
