@@ -221,9 +221,11 @@ def test_a_step_without_any_request_is_looked_at_once() -> None:
     judge = Judge(Limits(max_p99_increase=None, min_requests=0), 1)
     empty = Seen(latency=counts_of([]))
 
-    looks = [judge.look(10, 10, empty, empty, NOTHING, only_mirrored=False).look for _ in range(3)]
+    verdicts = [judge.look(10, 10, empty, empty, NOTHING, only_mirrored=False) for _ in range(3)]
 
-    assert looks == [1, 0, 0]
+    assert [verdict.look for verdict in verdicts] == [1, 0, 0]
+    assert verdicts[0].reason == "nothing shows that it is worse than it may be"
+    assert [(found.candidate, found.baseline) for found in verdicts[0].findings] == [(0.0, 0.0)] * 2
 
 
 def test_what_is_not_known_is_nought_in_the_evidence_and_why_is_said() -> None:
@@ -402,3 +404,5 @@ def test_the_smallest_rate_that_is_found_is_found_as_often_as_said() -> None:
     assert 0.85 <= found / 400 <= 0.95
     assert smallest < 0.02
     assert smallest_found(1, 0.01, budget) is None
+    assert smallest_found(0, 0.01, budget) is None
+    assert smallest_found(1, 0.0, 0.5, looks=1, power=0.9) == pytest.approx(0.9, abs=1e-4)

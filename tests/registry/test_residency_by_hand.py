@@ -1,0 +1,569 @@
+"""Who is in memory, step by step: nothing watches, time is what the test says, and each figure is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from marserve.errors import NoMemoryNow, NotEnoughMemory
+from marserve.pool.options import PoolOptions
+from marserve.registry import residency
+from marserve.registry.admission import MIB, Learned, Need
+from marserve.registry.learned_memory import LearnedMemory
+from marserve.registry.residency import Doing, Residency, Sizes, Tenancy, house, residency_of
+from marserve.settings import Settings
+from marserve.telemetry.metrics import VersionMetrics
+
+pytestmark = pytest.mark.anyio
+
+
+class Pool:
+    """A pool that does what it is told; its processes are numbers."""
+
+    def __init__(self, options: PoolOptions, room: object) -> None:
+        self.options = options
+        self.room = room
+        self.metrics = VersionMetrics(options.model, options.version)
+        self.can_sleep = options.min_workers == 0
+        self.is_in_use = self.is_loading = False
+        self.is_awaited = True
+        self.wanted_workers = self.ready_workers = 0
+        self.pids_by_worker: list[list[int]] = []
+        self.template_pids: list[int] = []
+        self.told: list[str] = []
+
+    def sleep(self, reason: str) -> None:
+        """Begin to have no process."""
+        self.told.append(reason)
+
+    async def wait_until_asleep(self) -> None:
+        """It is, at once."""
+        self.pids_by_worker, self.ready_workers = [], 0
+
+    def end_loading(self, why: str) -> None:
+        """End what is loading."""
+        self.told.append(why)
+
+
+class Clock:
+    """Time as the test says."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The residency's clock."""
+    made = Clock()
+    monkeypatch.setattr(residency, "time", made)
+    return made
+
+
+class House:
+    """A residency that nobody watches; what is read of processes is in `sizes`."""
+
+    def __init__(self, budget: int, *, least_residence_s: float = 0.0, shared: Sequence[int] = ()) -> None:
+        self.learned = LearnedMemory(None)
+        self.sizes: dict[tuple[int, ...], Sizes] = {}
+        self.read: list[tuple[list[list[int]], list[int]]] = []
+        self.residency = Residency(
+            budget,
+            self.learned,
+            least_residence_s=least_residence_s,
+            shared_pids=lambda: list(shared),
+            read_sizes=self._read,
+        )
+
+    def _read(self, workers: Sequence[Sequence[int]], template: Sequence[int]) -> Sizes:
+        self.read.append(([list(pids) for pids in workers], list(template)))
+        return self.sizes.get((*template, *(pid for own in workers for pid in own)), Sizes(0, 0, 0))
+
+    def add(self, name: str, size: int | None, *, workers: int = 0, **options: Any) -> tuple[Tenancy, Pool]:
+        """A version that declares its size."""
+        made = PoolOptions(name, "1.0", workers, max(1, workers), memory_bytes=size, **options)
+        pool = house(self.residency, made, lambda room: Pool(made, room))
+        assert isinstance(pool, Pool)
+        assert isinstance(pool.room, Tenancy)
+        assert pool.room.pool is pool
+        return pool.room, pool
+
+    async def measure(self) -> None:
+        """Look at the processes once."""
+        await self.residency._measure()
+
+    async def load(self, name: str, size: int, held: Sizes, pids: list[int], **options: Any) -> tuple[Tenancy, Pool]:
+        """A version that is loaded, and was looked at."""
+        tenancy, pool = self.add(name, size, **options)
+        if not tenancy.account.workers:
+            tenancy.ask(1)
+        pool.pids_by_worker, pool.ready_workers = [pids], 1
+        self.sizes[tuple(pids)] = held
+        tenancy.loaded()
+        await self.measure()
+        return tenancy, pool
+
+
+# --------------------------------------------------------------------------------------------- settings and words
+
+
+def test_the_settings_bound_the_memory_or_do_not(tmp_path: Path) -> None:
+    """In bytes, or by the machine's; 0 is no bound, and what was learned stands in the state's folder."""
+
+    def settings(model_memory: int | str) -> Settings:
+        return cast("Settings", SimpleNamespace(model_memory=model_memory, least_residence=1.0))
+
+    there = residency_of(settings(5 * MIB), 0, list, state_folder=tmp_path)
+    by_machine = residency_of(settings("auto"), 1024 * MIB, list, state_folder=None)
+
+    assert there is not None
+    assert there.figures().budget == 5 * MIB
+    assert by_machine is not None
+    assert by_machine.figures().budget == 768 * MIB
+    assert residency_of(settings(0), 1024 * MIB, list, state_folder=None) is None
+    assert residency_of(settings("auto"), 100 * MIB, list, state_folder=None) is None
+
+
+def test_without_a_bound_a_pool_has_no_room_to_ask() -> None:
+    """It is made as it is."""
+    options = PoolOptions("m", "1.0", 1, 1)
+
+    assert house(None, options, lambda room: Pool(options, room)).room is None
+
+
+async def test_a_need_is_estimated_by_how_workers_begin() -> None:
+    """Forks of a loaded template share its weights; those on devices, in groups or of another Python do not."""
+    here = House(10_000 * MIB)
+    shared = here.add("shared", None, weight_bytes=100 * MIB)[0].account.need
+    alone = [
+        here.add(name, None, weight_bytes=100 * MIB, **options)[0].account.need
+        for name, options in (
+            ("fresh", {"worker_start": "fresh"}),
+            ("ranks", {"parallel_type": "tp", "parallel_level": 2}),
+            ("python", {"python": "/usr/bin/python3"}),
+        )
+    ]
+    device = here.add("gpu", None, weight_bytes=100 * MIB, gpu_ids=(0,))[0].account.need
+
+    assert shared == Need(360 * MIB, 48 * MIB, 360 * MIB, "estimated")
+    assert [need.more_bytes for need in alone] == [360 * MIB] * 3
+    assert device == Need(260 * MIB, 260 * MIB, 360 * MIB, "estimated")
+    here.learned.put(("again", "1.0", 7), Learned(10, 2, 30, 1.5))
+    again, _ = here.add("again", None, weight_bytes=7)
+    assert again.account.need == Need(10, 2, 30, "learned")
+    assert (again.load_s, here.add("new", None, weight_bytes=8)[0].load_s) == (1.5, 0.0)
+
+
+async def test_describe_says_in_which_state_a_version_is() -> None:
+    """Asleep, loading, loaded, leaving, waiting; with what it holds, is promised, and may be asked to do."""
+    here = House(100)
+    tenancy, pool = here.add("a", 60)
+
+    def told() -> Any:
+        return tenancy.described["memory"]
+
+    assert told() == {
+        "state": "asleep",
+        "residentBytes": 0,
+        "promisedBytes": 0,
+        "neededBytes": 60,
+        "neededForAnotherWorkerBytes": 48 * MIB,
+        "source": "declared",
+        "mayMakeRoom": True,
+    }
+    tenancy.ask(1)
+    assert (told()["state"], told()["promisedBytes"]) == ("loading", 60)
+    pool.ready_workers = 1
+    assert told()["state"] == "loaded"
+    pool.ready_workers = 0
+    here.residency.ledger.leave(tenancy.account)
+    assert told()["state"] == "leaving"
+    tenancy.ask(1)
+    assert told()["state"] == "waiting"
+    pool.can_sleep = False
+    assert told()["mayMakeRoom"] is False
+    assert tenancy.held_bytes == 0
+
+
+async def test_a_pinned_version_makes_no_room_and_one_that_serves_nobody_always_does() -> None:
+    """Whatever else it may."""
+    here = House(100)
+    pinned, _ = here.add("pinned", 10, is_pinned=True)
+    always, _ = here.add("always", 10, workers=1)
+
+    assert not pinned.may_leave
+    assert not always.may_leave
+    always.make_spare(always.close)
+    assert always.may_leave
+    always.make_spare(None)
+    assert not always.may_leave
+
+
+# --------------------------------------------------------------------------------------------- what is read when
+
+
+async def test_a_model_that_has_just_loaded_is_read_at_once_and_settled(clock: Clock) -> None:
+    """With the time that its load took; the promise falls to what it was seen to hold."""
+    here = House(1000)
+    tenancy, pool = here.add("a", None, weight_bytes=0)
+    tenancy.account.need = Need(100, 10, 300, "estimated")
+    tenancy.ask(2)
+    clock.now += 4.0
+    pool.pids_by_worker, pool.template_pids, pool.ready_workers = [[1], [2]], [3], 2
+    here.sizes[3, 1, 2] = Sizes(150, 30, 25)
+    tenancy.loaded()
+    clock.now += 1.0
+    tenancy.loaded()
+
+    await here.measure()
+
+    assert tenancy.load_s == 4.0
+    assert here.learned.get(tenancy.key) == Learned(120, 30, 145, 4.0)
+    assert tenancy.account.need == Need(120, 30, 145, "learned")
+    assert (tenancy.account.promised_bytes, tenancy.held_bytes) == (150, 150)
+    assert not tenancy.is_unsettled
+    assert here.read[0] == ([[1], [2]], [3])
+
+
+async def test_while_more_workers_load_what_is_held_counts_and_the_promise_stays(clock: Clock) -> None:
+    """The first one's size is learned already."""
+    here = House(1000)
+    tenancy, pool = here.add("a", 100)
+    tenancy.account.need = Need(100, 10, 100, "declared")
+    tenancy.ask(2)
+    pool.pids_by_worker, pool.ready_workers, pool.is_loading = [[1], [2]], 1, True
+    here.sizes[1, 2] = Sizes(90, 60, 5)
+    tenancy.loaded()
+    before = tenancy.account.promised_bytes
+
+    await here.measure()
+
+    assert here.learned.get(tenancy.key) == Learned(60, 60, 65, 0.0)
+    assert tenancy.is_unsettled
+    assert (tenancy.held_bytes, tenancy.account.promised_bytes) == (90, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_read"),
+    [
+        ({}, False),
+        ({"now": 1029.9}, False),
+        ({"now": 1030.0}, True),
+        ({"requests": 1}, True),
+        ({"workers": [[1], [2]]}, True),
+        ({"template": [3]}, True),
+        ({"is_in_use": True}, True),
+    ],
+    ids=str,
+)
+async def test_sizes_are_read_again_where_something_has_happened(
+    clock: Clock, change: dict[str, Any], is_read: bool
+) -> None:
+    """Or half a minute later: the kernel walks a process's memory for it."""
+    here = House(1000)
+    tenancy, pool = await here.load("a", 100, Sizes(90, 90, 0), [1])
+    pool.is_in_use = bool(change.get("is_in_use"))
+    doing = Doing(change.get("requests", 0), change.get("workers", [[1]]), change.get("template", []))
+
+    assert tenancy.may_hold_more(doing, change.get("now", 1000.0)) is is_read
+
+
+async def test_all_are_read_every_five_seconds_and_less_often_where_that_is_dear(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fifty times as long as a reading takes nothing is read again; shared processes are read with all."""
+    here = House(1000, shared=[77])
+    here.sizes[77,] = Sizes(40, 0, 0)
+    _, pool = await here.load("a", 100, Sizes(90, 90, 0), [1])
+    assert here.residency.ledger.shared_bytes == 40
+    pool.is_in_use = True
+    here.read.clear()
+
+    clock.now += 4.99
+    await here.measure()
+    assert here.read == []
+    clock.now += 0.01
+    await here.measure()
+    assert here.read == [([[1]], []), ([], [77])]
+
+    slow = here.residency._read_sizes
+
+    def read(workers: Sequence[Sequence[int]], template: Sequence[int]) -> Sizes:
+        clock.now += 1.0
+        return slow(workers, template)
+
+    monkeypatch.setattr(here.residency, "_read_sizes", read)
+    clock.now += 5.0
+    await here.measure()
+    here.read.clear()
+    clock.now += 99.0
+    await here.measure()
+    assert here.read == []
+    clock.now += 1.0
+    await here.measure()
+    assert here.read != []
+
+
+async def test_what_was_read_before_something_changed_does_not_count(clock: Clock) -> None:
+    """Processes ended, or another loaded, while a thread was reading."""
+    here = House(1000)
+    tenancy, pool = here.add("a", 100)
+    tenancy.ask(1)
+    pool.pids_by_worker, pool.ready_workers = [[1]], 1
+
+    def read(workers: Sequence[Sequence[int]], template: Sequence[int]) -> Sizes:
+        pool.pids_by_worker, pool.ready_workers = [], 0
+        tenancy.emptied()
+        return Sizes(500, 500, 0)
+
+    here.residency._read_sizes = read
+    tenancy.loaded()
+    await here.measure()
+
+    assert tenancy.held_bytes == 0
+    assert tenancy.is_unsettled
+    assert here.learned.get(tenancy.key) is None
+
+
+async def test_who_is_leaving_or_waiting_is_not_read(clock: Clock) -> None:
+    """Its processes are about to end, or there are none."""
+    here = House(100)
+    leaving, leaver = await here.load("leaving", 60, Sizes(60, 60, 0), [1])
+    waiting, waiter = here.add("waiting", 90)
+    waiting.ask(1)
+    leaver.is_in_use = waiter.is_in_use = True
+    waiter.pids_by_worker = [[2]]
+    here.read.clear()
+    clock.now += 100
+
+    await here.measure()
+
+    assert leaver.told == ["asleep: it made room, for waiting 1.0 needs 0 MiB"]
+    assert leaver.metrics.evictions == 1
+    assert here.read == [([], [])]  # shared processes, of which there are none
+    await here.residency.close_all()
+    assert not waiting.account.is_waiting
+    assert leaving.loaded_at is None
+
+
+@pytest.mark.parametrize("kind", ["worker", "template", "none"])
+async def test_a_version_is_empty_when_its_last_process_has_ended(kind: str) -> None:
+    """A template that is still there holds the model."""
+    here = House(1000)
+    tenancy, pool = await here.load("a", 100, Sizes(90, 90, 0), [1])
+    pool.pids_by_worker = [[1]] if kind == "worker" else []
+    pool.template_pids = [2] if kind == "template" else []
+
+    tenancy.emptied()
+
+    assert (tenancy.held_bytes == 0) is (kind == "none")
+    assert (tenancy.loaded_at is None) is (kind == "none")
+
+
+# --------------------------------------------------------------------------------------------- who may come in
+
+
+async def test_who_finds_no_room_waits_until_its_time_is_up_and_then_is_promised_nothing() -> None:
+    """The next try asks again; what could never be had is said, and no reason for more tries at once."""
+    here = House(100)
+    busy, busy_pool = await here.load("busy", 80, Sizes(80, 80, 0), [1])
+    busy_pool.is_in_use = True
+    new, pool = here.add("new", 50, startup_timeout_s=0.01)
+    new.ask(1)
+
+    with pytest.raises(NoMemoryNow) as refused:
+        await new.enter(())
+    assert refused.value.retry_after_s == 1.0
+    assert (new.account.is_waiting, new.account.promised_bytes) == (False, 0)
+
+    pool.wanted_workers = 1
+    entering = asyncio.create_task(new.enter(()))
+    await asyncio.sleep(0)
+    assert new.account.is_waiting
+    with pytest.raises(NoMemoryNow):
+        await entering
+    busy_pool.can_sleep = False
+    with pytest.raises(NoMemoryNow) as never:
+        await new.enter(())
+    assert never.value.retry_after_s == 1.0
+    assert here.residency.figures().refused == 1
+    busy.close()
+    await asyncio.wait_for(new.enter(()), 5)
+    assert new.account.promised_bytes == 50
+
+
+async def test_a_model_that_nobody_waits_for_any_more_stands_in_nobodys_way(clock: Clock) -> None:
+    """A quarter of a second after the last one left; who asks meanwhile begins the wait anew."""
+    here = House(100)
+    _, busy = await here.load("busy", 80, Sizes(80, 80, 0), [1])
+    busy.is_in_use = True
+    new, pool = here.add("new", 50)
+    new.ask(1)
+    forget = here.residency._forget_unawaited
+
+    pool.is_awaited = False
+    forget()
+    clock.now += 0.24
+    forget()
+    pool.is_awaited = True
+    forget()
+    pool.is_awaited = False
+    forget()
+    clock.now += 0.24
+    forget()
+    assert pool.told == []
+    clock.now += 0.01
+    forget()
+
+    assert pool.told == ["asleep: nobody waits for it any more"]
+    assert not new.account.is_waiting
+    other, other_pool = here.add("always", 15, workers=1)
+    assert not other.account.is_waiting
+    assert other_pool.told == []
+
+
+async def test_the_least_residence_is_counted_from_the_load(clock: Clock) -> None:
+    """Until then nobody is told to leave for another; a growth waits for it, too."""
+    here = House(100, least_residence_s=10.0)
+    old, old_pool = await here.load("old", 60, Sizes(60, 60, 0), [1])
+    new, _ = here.add("new", 60)
+    new.ask(1)
+    clock.now += 9.9
+    here.residency._make_room()
+    assert old_pool.told == []
+
+    clock.now += 0.1
+    here.residency._make_room()
+
+    assert len(old_pool.told) == 1
+    await here.residency.close_all()
+    assert not new.account.is_waiting
+    assert old.account.leaving_bytes == 0
+
+
+async def test_spare_versions_leave_first_and_only_as_many_as_are_needed() -> None:
+    """Each is told once, and what it held is on the books until it has gone."""
+    here = House(300)
+    told: list[str] = []
+    spare = []
+    for number, name in enumerate("abc"):
+        tenancy, _ = await here.load(name, 100, Sizes(100, 100, 0), [number], workers=1)
+        tenancy.make_spare(lambda name=name: told.append(name))
+        spare.append(tenancy)
+
+    new, _ = here.add("new", 150, workers=1)
+
+    assert told == ["a", "b"]
+    assert new.account.is_waiting
+    assert [tenancy.account.leaving_bytes for tenancy in spare] == [100, 100, 0]
+    assert spare[0].loaded_at is None
+    assert not spare[0].is_unsettled
+    here.residency.look_soon()
+    here.residency._make_room()
+    assert told == ["a", "b"]
+
+
+async def test_more_workers_want_only_what_is_neither_free_nor_about_to_be() -> None:
+    """A spare version is told to end for the rest, and for nothing else."""
+    here = House(100)
+    told: list[str] = []
+    spare, _ = await here.load("spare", 50, Sizes(50, 50, 0), [1], workers=1)
+    spare.make_spare(lambda: told.append("spare"))
+
+    here.residency.want_spare(50)
+    assert told == []
+    here.residency.want_spare(51)
+    assert told == ["spare"]
+    again, _ = await here.load("again", 10, Sizes(10, 10, 0), [2], workers=1)
+    again.make_spare(lambda: told.append("again"))
+    here.residency.want_spare(90)
+    assert told == ["spare"]
+
+
+async def test_a_load_that_takes_more_than_it_was_promised_is_ended_and_the_others_are_said_once(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where nothing may be put to sleep it is said that models hold too much: once, until they do no longer."""
+    here = House(100 * MIB)
+    tenancy, pool = await here.load("busy", 60 * MIB, Sizes(60 * MIB, 60 * MIB, 0), [1])
+    pool.is_in_use = True
+    tenancy.account.measured_bytes = 150 * MIB
+
+    for _ in range(3):
+        here.residency._make_room()
+    assert caplog.text.count("Models hold 50 MiB more than model_memory, 100 MiB") == 1
+    tenancy.account.measured_bytes = 60 * MIB
+    here.residency._make_room()
+    tenancy.account.measured_bytes = 110 * MIB
+    here.residency._make_room()
+    assert caplog.text.count("Models hold 10 MiB more than model_memory") == 1
+
+    pool.is_loading = True
+    here.residency._make_room()
+    assert pool.told == [
+        "while it was loaded it took 110 MiB, more than the 60 MiB that were declared, and there is no more for it"
+    ]
+    assert tenancy.held_bytes == 0
+
+
+async def test_demand_is_what_came_since_it_was_counted() -> None:
+    """Who was asked for more of late stays."""
+    here = House(200)
+    _, often = await here.load("often", 90, Sizes(90, 90, 0), [1])
+    _, seldom = await here.load("seldom", 90, Sizes(90, 90, 0), [2])
+    often.metrics.requests, seldom.metrics.requests = 50, 5
+    here.residency._count_demand()
+    here.residency._count_demand()
+
+    new, _ = here.add("new", 60)
+    new.ask(1)
+
+    assert (len(often.told), len(seldom.told)) == (0, 1)
+    await here.residency.close_all()
+
+
+@pytest.mark.parametrize(
+    ("state", "pause_s"),
+    [("nothing", None), ("loaded", 5.0), ("learned", 5.0), ("loading", 0.25), ("waiting", 0.02)],
+)
+async def test_the_watch_looks_as_often_as_there_is_reason_to(state: str, pause_s: float | None) -> None:
+    """Not at all while no model is there."""
+    here = House(100)
+    tenancy, pool = here.add("a", 60)
+    if state != "nothing":
+        tenancy.ask(1)
+    if state == "learned":
+        here.learned.put(("m", "1", 1), Learned(1, 1, 1, 1.0))
+    pool.is_loading = state == "loading"
+    if state == "waiting":
+        pool.is_in_use = pool.is_loading = True
+        tenancy.loaded_at = None
+        here.add("b", 90)[0].ask(1)
+
+    assert here.residency._pause_s() == pause_s
+
+
+async def test_a_dry_run_weighs_the_version_of_that_name_that_serves(clock: Clock) -> None:
+    """More workers cost what is missing; in another's place, what is left when that has gone."""
+    here = House(100)
+    serves, _ = await here.load("m", 40, Sizes(40, 40, 0), [1], workers=1)
+    options = serves.options
+
+    assert here.residency.foresee(options, 1, 1)["moreBytes"] == 0
+    assert here.residency.foresee(options, None, 1)["moreBytes"] == 40
+    assert here.residency.foresee(replace(options, memory_bytes=90), None, 1, options)["moreBytes"] == 50
+    serves.make_spare(serves.close)
+    assert here.residency.foresee(options, 1, 1)["moreBytes"] == 40
+    with pytest.raises(NotEnoughMemory):
+        here.residency.foresee(replace(options, memory_bytes=101), None, 1)
+    assert here.residency.figures().refused == 0
