@@ -1,0 +1,374 @@
+"""Downloads from a source that answers by a script: what is asked for, what counts as broken, and what is told."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from marserve.store import download as module
+from marserve.store.download import (
+    Attempts,
+    Cancel,
+    Downloaded,
+    DownloadOptions,
+    Pace,
+    await_object,
+    download,
+)
+from marserve.store.source import Broken, Entry, Failed, Missing, Replaced, SourceError
+
+DATA = bytes(range(256)) * 40
+ENTRY = Entry("m.mar", len(DATA), '"1"', 5.0)
+QUICK = DownloadOptions(connections=1, attempts=3, first_pause_s=0.001, first_part_bytes=1 << 20)
+
+
+@dataclass
+class Answer:
+    """One answer: the bytes from where it begins, up to `end`, then an error."""
+
+    entry: Entry = ENTRY
+    begin: int | None = None  # None: where it was asked for
+    end: int | None = None
+    error: Exception | None = None
+    chunk: int = 1000
+    refuses: SourceError | None = None
+    asked: tuple[int, int | None, Entry | None] = (0, None, None)
+
+    def __iter__(self) -> Iterator[bytes]:
+        assert self.begin is not None
+        for at in range(self.begin, len(DATA) if self.end is None else self.end, self.chunk):
+            yield DATA[at : min(at + self.chunk, len(DATA) if self.end is None else self.end)]
+        if self.error is not None:
+            raise self.error
+
+
+@dataclass
+class Scripted:
+    """A source that gives these answers, one after the other; the last one again and again."""
+
+    answers: list[Answer]
+    asked: list[tuple[int, int | None, Entry | None]] = field(default_factory=list)
+    open_readings: int = 0
+    is_closed: bool = False
+    shown: str = "http://shown/m.mar"
+    identity: str = "m.mar"
+    file_name: str = "m.mar"
+
+    @contextlib.contextmanager
+    def read(self, begin: int, end: int | None, of: Entry | None = None) -> Iterator[Answer]:
+        """See `Source.read`."""
+        self.asked.append((begin, end, of))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer.refuses is not None:
+            raise answer.refuses
+        self.open_readings += 1
+        try:
+            yield replace(answer, begin=begin if answer.begin is None else answer.begin)
+        finally:
+            self.open_readings -= 1
+
+    def stat(self) -> Entry:
+        """See `Source.stat`."""
+        return ENTRY
+
+    def close(self) -> None:
+        """See `Source.close`."""
+        self.is_closed = True
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    """An empty file."""
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield descriptor
+    os.close(descriptor)
+
+
+def whole(found: Downloaded, file: int, entry: Entry = ENTRY) -> bool:
+    """Whether all of it is in the file, and said to be."""
+    data = os.pread(file, 1 << 20, 0)
+    return (data, found.entry, found.sha256) == (DATA, entry, hashlib.sha256(DATA).hexdigest())
+
+
+def test_a_small_object_is_asked_for_once(file: int) -> None:
+    """Its first part is all of it; nothing stays open, and nothing is closed."""
+    source = Scripted([Answer()])
+    told: list[tuple[int, int | None]] = []
+
+    found = download(source, file, QUICK, on_progress=lambda have, size: told.append((have, size)))
+
+    assert whole(found, file)
+    assert source.asked == [(0, 1 << 20, None)]
+    assert (source.open_readings, source.is_closed) == (0, False)
+    assert told[0] == (0, None)
+    assert told[1:] == [(min(at, len(DATA)), len(DATA)) for at in range(1000, len(DATA) + 1000, 1000)]
+
+
+def test_what_broke_goes_on_where_it_ended_of_the_same_object(file: int) -> None:
+    """The entry says of which; where the answer begins elsewhere what is there is thrown away."""
+    source = Scripted(
+        [Answer(end=3000, error=Broken("cut")), Answer(end=5000, error=Broken("cut")), Answer(begin=0, chunk=7)]
+    )
+
+    found = download(source, file, QUICK)
+
+    assert whole(found, file)
+    assert source.asked == [(0, 1 << 20, None), (3000, None, ENTRY), (5000, None, ENTRY)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_vouched", "goes_on"),
+    [
+        (ENTRY, False, True),
+        (replace(ENTRY, etag=None), True, True),
+        (replace(ENTRY, etag=None), False, False),
+        (replace(ENTRY, etag=None, has_ranges=False), True, False),
+    ],
+)
+def test_what_nothing_vouches_for_is_begun_anew(file: int, entry: Entry, is_vouched: bool, goes_on: bool) -> None:
+    """An ETag does, or a digest that the caller compares, where there are ranges."""
+    source = Scripted([Answer(entry, end=3000, error=Broken("cut")), Answer(entry)])
+
+    found = download(source, file, QUICK, is_vouched=is_vouched)
+
+    assert whole(found, file, entry)
+    assert source.asked[1] == ((3000, None, entry) if goes_on else (0, None, None))
+
+
+def test_a_stream_of_unknown_length_is_as_long_as_it_is(file: int) -> None:
+    """Its end in good order is its end; one that broke is not."""
+    unknown = replace(ENTRY, size=None)
+    source = Scripted([Answer(unknown, end=3000, error=Broken("cut")), Answer(unknown)])
+
+    assert whole(download(source, file, QUICK), file)
+    assert source.asked[1] == (3000, None, unknown)
+
+
+def test_more_bytes_than_were_announced_are_an_error(file: int) -> None:
+    """They are no object that anybody meant."""
+    with pytest.raises(Failed, match=f"{len(DATA)} bytes came of 5000"):
+        download(Scripted([Answer(replace(ENTRY, size=5000))]), file, QUICK)
+
+
+@pytest.mark.parametrize("size", [None, len(DATA)])
+def test_an_object_of_exactly_the_bound_is_fetched_and_a_larger_one_is_not(file: int, size: int | None) -> None:
+    """By what is announced, or by what comes."""
+    source = Scripted([Answer(replace(ENTRY, size=size))])
+
+    assert whole(download(source, file, replace(QUICK, max_bytes=len(DATA))), file)
+    words = f"it has {len(DATA)} bytes, more than {len(DATA) - 1}" if size else f"more than {len(DATA) - 1} bytes"
+    with pytest.raises(Failed, match=words):
+        download(source, file, replace(QUICK, max_bytes=len(DATA) - 1))
+
+
+def test_a_second_answer_over_the_bound_is_refused_too(file: int) -> None:
+    """Without an ETag the object is asked for once more, as a whole."""
+    options = replace(QUICK, first_part_bytes=100, connections=4, max_bytes=len(DATA))
+    plain = replace(ENTRY, etag=None)
+    source = Scripted([Answer(plain), Answer(replace(plain, size=len(DATA) + 1))])
+
+    with pytest.raises(Failed, match="more than"):
+        download(source, file, options)
+    source = Scripted([Answer(plain), Answer(plain)])
+    assert whole(download(source, file, options), file, plain)
+    assert source.asked == [(0, 100, None), (0, None, None)]
+    assert source.open_readings == 0
+
+
+def test_an_object_that_is_replaced_is_begun_anew_once(file: int, caplog: pytest.LogCaptureFixture) -> None:
+    """And is an error the second time."""
+    caplog.set_level(logging.INFO)
+    cut, replaced = Answer(end=3000, error=Broken("cut")), Answer(refuses=Replaced("it is another one"))
+
+    assert whole(download(Scripted([cut, replaced, Answer()]), file, QUICK), file)
+    assert "http://shown/m.mar: it is another one; it is fetched anew" in caplog.text
+    with pytest.raises(Failed, match="it is another one, twice"):
+        download(Scripted([cut, replaced, cut, replaced]), file, QUICK)
+
+
+def test_attempts_are_counted_over_the_whole_download_and_begin_anew_with_progress(
+    file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three in a row that bring nothing to speak of are too many."""
+    broken = Answer(refuses=Broken("busy"))
+
+    source = Scripted([broken, broken, Answer()])
+    assert whole(download(source, file, QUICK), file)
+    with pytest.raises(Failed, match="busy, 3 times"):
+        download(Scripted([broken]), file, QUICK)
+    monkeypatch.setattr(module, "PROGRESS_BYTES", 1000)
+    steps = [Answer(end=end, error=Broken("cut")) for end in range(1000, 10_000, 1000)]
+    assert whole(download(Scripted([broken, *steps, Answer()]), file, QUICK), file)
+
+
+def test_a_cancelled_download_says_why_and_not_what_broke(file: int) -> None:
+    """Its source is closed from whatever thread cancels."""
+    cancel = Cancel()
+    source = Scripted([Answer()])
+
+    def stop(have: int, size: int | None) -> None:
+        if have:
+            cancel.set("the model was removed")
+
+    with pytest.raises(Failed, match="the model was removed"):
+        download(source, file, QUICK, cancel=cancel, on_progress=stop)
+    assert source.is_closed
+    broken, cancel = Scripted([Answer(end=1000, error=Broken("closed"))]), Cancel()
+    with pytest.raises(Failed, match="it was given up"):
+        download(
+            broken,
+            file,
+            replace(QUICK, first_pause_s=60.0),
+            cancel=cancel,
+            on_progress=lambda have, _: have and cancel.set(),
+        )
+
+
+def test_a_cancel_keeps_its_first_reason_and_calls_what_is_under_way_once() -> None:
+    """What has ended is not called; what begins afterwards is, at once."""
+    cancel, called = Cancel(), []
+    assert not cancel.wait(0.001)
+    with cancel.calling(lambda: called.append("over")):
+        pass
+    with cancel.calling(lambda: called.append("during")):
+        cancel.set("one")
+        cancel.set("two")
+    with cancel.calling(lambda: called.append("after")):
+        pass
+
+    assert called == ["during", "after"]
+    assert (cancel.reason, cancel.is_set, cancel.wait(60)) == ("one", True, True)
+    with pytest.raises(Failed, match="one"):
+        cancel.check()
+    silent = Cancel()
+    silent.check()
+    silent.set()
+    assert silent.reason == "it was given up"
+
+
+def test_pace_asks_for_a_kilobyte_a_second_over_each_window() -> None:
+    """Judged when the window is over, and then anew."""
+    pace = Pace(100.0, 10.0)
+    pace.check(109.9, 0)
+    pace.check(110.0, 10 * 1024)
+    pace.check(119.9, 0)
+    with pytest.raises(Broken, match="slower than 1024 bytes a second"):
+        pace.check(120.0, 10 * 1024 - 1)
+
+
+def test_pauses_double_from_the_second_failure_on_and_progress_forgets_them() -> None:
+    """A mebibyte is progress; a byte less is none."""
+    attempts = Attempts(DownloadOptions(attempts=4, first_pause_s=1.0))
+
+    seen = [(attempts.note(brought), attempts.pause_s) for brought in (0, 0, (1 << 20) - 1, 1 << 20, 0, 0, 0)]
+
+    assert seen == [(True, 1.0), (True, 2.0), (True, 4.0), (True, 1.0), (True, 2.0), (True, 4.0), (False, 8.0)]
+
+
+class Late:
+    """Time that goes on with each wait."""
+
+    def __init__(self) -> None:
+        self.now, self.waits = 50.0, []  # type: tuple[float, list[float]]
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        """A wait of a `Cancel`."""
+        self.waits.append(seconds)
+        self.now += seconds
+        return False
+
+
+def test_a_late_object_is_asked_for_less_and_less_often_up_to_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses double up to five seconds, and the last ends with the time; then it is missing."""
+    late = Late()
+    monkeypatch.setattr(module, "time", late)
+    cancel = Cancel()
+    monkeypatch.setattr(cancel, "wait", late.wait)
+
+    def find() -> Downloaded:
+        raise Missing("there is none")
+
+    with pytest.raises(Missing):
+        await_object(Scripted([Answer()]), 20.0, cancel, find)
+
+    assert late.waits == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 2.25]
+    with pytest.raises(Missing):
+        await_object(Scripted([Answer()]), 0.0, cancel, find)
+    assert len(late.waits) == 8
+
+
+@pytest.mark.parametrize(("error", "is_raised"), [(28, True), (122, True), (27, True), (95, False), (22, False)])
+def test_a_full_disk_is_told_before_the_first_byte(
+    file: int, monkeypatch: pytest.MonkeyPatch, error: int, is_raised: bool
+) -> None:
+    """No space, no quota, too large; a file system that cannot reserve is given the length alone."""
+
+    def reserve(*_: int) -> None:
+        raise OSError(error, "refused")
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    if is_raised:
+        with pytest.raises(OSError, match="refused"):
+            module._reserve(file, 5000)
+    else:
+        module._reserve(file, 5000)
+    assert os.fstat(file).st_size == (0 if is_raised else 5000)
+
+
+def test_a_write_that_takes_only_a_part_goes_on(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As full pipes of network file systems do."""
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: write(descriptor, bytes(data)[:7], at))
+
+    assert whole(download(Scripted([Answer()]), file, QUICK), file)
+
+
+@pytest.mark.parametrize("connections", [2, 5])
+def test_parts_are_each_asked_for_once_and_by_as_many_as_there_are_connections(
+    file: int, monkeypatch: pytest.MonkeyPatch, connections: int
+) -> None:
+    """Of the same object, up to its end, and no thread is left."""
+    monkeypatch.setattr("marserve.store.parts.LEAST_PART_BYTES", 500)
+    before = threading.active_count()
+    source = Scripted([Answer()])
+    told: list[int] = []
+    options = replace(QUICK, connections=connections, first_part_bytes=1000)
+
+    found = download(source, file, options, on_progress=lambda have, size: told.append(have))
+
+    assert whole(found, file)
+    assert source.asked[0] == (0, 1000, None)
+    rest = sorted(source.asked[1:], key=lambda asked: asked[0])
+    assert [asked[2] for asked in rest] == [ENTRY] * len(rest)
+    assert [asked[0] for asked in rest] == [1000, *[asked[1] for asked in rest[:-1]]]
+    assert rest[-1][1] == len(DATA)
+    assert told[-1] == len(DATA)
+    assert told == sorted(told)
+    assert threading.active_count() == before
+
+
+def test_a_part_that_begins_elsewhere_or_is_empty_counts_as_broken(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The origin is asked again, and given up after as many times as are allowed."""
+    monkeypatch.setattr("marserve.store.parts.LEAST_PART_BYTES", 500)
+    options = replace(QUICK, connections=2, first_part_bytes=1000)
+
+    for answer, words in (
+        (Answer(begin=7), "the answer was not the part that was asked for"),
+        (Answer(end=0), "the answer was empty"),
+        (Answer(refuses=Broken("busy")), "busy"),
+    ):
+        with pytest.raises(Failed, match=f"{words}, 3 times"):
+            download(Scripted([Answer(), answer]), file, options)
+        assert whole(download(Scripted([Answer(), answer, Answer()]), file, options), file)
