@@ -182,9 +182,9 @@ def test_a_version_that_we_do_not_know_is_refused(version: int) -> None:
 @pytest.mark.parametrize(
     "announced",
     [
-        {"metadata": wire.MAX_METADATA_BYTES + 1},
+        {"metadata": 64 * 1024 * 1024 + 1},
         {"metadata": 2**32 - 1},
-        {"count": wire.MAX_BODIES + 1},
+        {"count": 1_000_001},
         {"count": 2**32 - 1},
         {"total": 1001},
         {"total": 2**64 - 1},
