@@ -567,3 +567,23 @@ async def test_a_dry_run_weighs_the_version_of_that_name_that_serves(clock: Cloc
     with pytest.raises(NotEnoughMemory):
         here.residency.foresee(replace(options, memory_bytes=101), None, 1)
     assert here.residency.figures().refused == 0
+
+
+@pytest.mark.parametrize("leaves", ["idle", "spare"])
+async def test_a_growth_for_which_another_leaves_is_no_shortage(caplog: pytest.LogCaptureFixture, leaves: str) -> None:
+    """Nothing that loads is ended for it, and nothing is said."""
+    here = House(100 * MIB)
+    other, other_pool = await here.load("other", 40 * MIB, Sizes(40 * MIB, 40 * MIB, 0), [1])
+    told: list[str] = []
+    if leaves == "spare":
+        other.make_spare(lambda: told.append("spare"))
+    grows, pool = await here.load("grows", 50 * MIB, Sizes(50 * MIB, 50 * MIB, 0), [2])
+    pool.is_in_use = pool.is_loading = True
+    grows.account.measured_bytes = 90 * MIB
+
+    here.residency._make_room()
+
+    assert len(told) + len(other_pool.told) == 1
+    assert pool.told == []
+    assert "none of them may be put to sleep" not in caplog.text
+    await here.residency.close_all()

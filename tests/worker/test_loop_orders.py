@@ -33,8 +33,11 @@ from marserve.page import Page, create_page
 from marserve.worker import loop as worker_loop
 from marserve.worker.load import LoadedModel
 from marserve.worker.loop import (
+    LEVEL_MARK,
     Connection,
     WorkerLoop,
+    configure_output,
+    encode_value,
     exit_status,
     misfit,
     not_loaded,
@@ -43,6 +46,7 @@ from marserve.worker.loop import (
     stay_on,
     use_threads,
 )
+from marserve.worker.loop import leave as really_leave
 from support.model_context import make_context
 
 LOAD = Load("m", "1.0", "", "h.py", None, None, 4, max_answer_bytes=1000)
@@ -199,6 +203,50 @@ def test_what_a_handler_measured_is_sent_before_its_answer_and_once(page: Page) 
     server = Server([(Batch(1, [item()]), [bytearray(b"1")])])
     assert run(server, page, model) == 0
     assert not server.of(Metrics)
+
+
+def test_what_a_handler_measured_before_it_raised_is_sent_before_its_failure(page: Page) -> None:
+    """The line of the log that it belongs to comes with it."""
+    values = [[], [("n", 1.0, "ms", "Level", [], "r")]]
+
+    def fail(rows: Any, context: Any) -> Any:
+        raise ValueError("bad")
+
+    model = model_of(fail)
+    model.context.metrics = SimpleNamespace(drain=lambda: values.pop(0))  # type: ignore[assignment]
+    server = Server([(Batch(1, [item()]), [bytearray(b"1")])])
+
+    assert run(server, page, model) == 0
+
+    assert [type(message) for message, _ in server.sent] == [Hello, Loaded, Metrics, Raised]
+
+
+def test_only_a_handler_of_steps_is_asked_whether_more_follows(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that raises is the batch's failure; to end the process is still its own word."""
+    asked: list[int] = []
+
+    def say(context: Any, answered: Any) -> None:
+        asked.append(len(answered))
+        if answered == [b"bad"]:
+            raise ValueError("no word")
+        if answered == [b"end"]:
+            raise SystemExit(6)
+
+    monkeypatch.setattr(worker_loop, "say_what_follows", say)
+    monkeypatch.setattr(worker_loop, "begin_step", lambda context, live: context.begin_batch(live))
+
+    def orders(*bodies: bytes) -> list[list[tuple[Any, list[bytearray]]]]:
+        return [[(Batch(number, [item()]), [bytearray(body)])] for number, body in enumerate(bodies, 1)]
+
+    plain, steps = Server(*orders(b"good", b"bad")), Server(*orders(b"good", b"bad", b"end"))
+    assert run(plain, page, model_of(echo)) == 0
+    assert asked == []
+    assert run(steps, page, model_of(echo, is_continuous=True)) == 6
+
+    assert asked == [1, 1, 1]
+    assert [each.number for each in plain.of(Results)] == [1, 2]
+    assert [each.number for each in steps.of(Results)] == [1]
+    assert [(each.number, each.kind) for each in steps.of(Raised)] == [(2, "handler")]
 
 
 def test_a_handler_without_loading_is_a_fault_of_ours_and_told_so(
@@ -366,6 +414,67 @@ def test_a_worker_stays_on_its_processors_or_says_why_not(
 def test_an_exit_has_the_status_that_a_shell_sees(code: Any, status: int) -> None:
     """Eight bits of a number; words are a failure."""
     assert exit_status(SystemExit(code)) == status
+
+
+def test_only_tensors_are_saved_where_torch_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything else is what it was without it."""
+
+    class Tensor:
+        """One."""
+
+    def save(value: Any, buffer: Any) -> None:
+        buffer.write(b"saved")
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, save=save))
+
+    assert encode_value(Tensor()) == (b"saved", False)
+    assert encode_value([1]) == (b"[\n  1\n]", True)
+    assert encode_value(5) == (b"5", False)
+
+
+@pytest.mark.parametrize("error", [OSError("closed"), ValueError("closed")])
+def test_a_worker_ends_though_its_output_cannot_be_flushed(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Both streams are tried; an author may have closed either."""
+    ended: list[int] = []
+    flushed: list[str] = []
+
+    def flush(name: str) -> None:
+        flushed.append(name)
+        raise error
+
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, SimpleNamespace(flush=lambda name=name: flush(name)))
+    monkeypatch.setattr(os, "_exit", ended.append)
+
+    really_leave(3)
+
+    assert (flushed, ended) == (["stdout", "stderr"], [3])
+
+
+@pytest.mark.parametrize("has_errors", [True, False])
+def test_output_is_written_line_by_line_with_its_level(monkeypatch: pytest.MonkeyPatch, has_errors: bool) -> None:
+    """A crash in C code is told where there is somewhere to tell it."""
+    told: list[Any] = []
+
+    def stream(name: str) -> Any:
+        return SimpleNamespace(reconfigure=lambda **how: told.append((name, how)), write=None)
+
+    monkeypatch.setattr(sys, "stdout", stream("stdout"))
+    monkeypatch.setattr(sys, "stderr", stream("stderr") if has_errors else None)
+    monkeypatch.setattr(worker_loop.faulthandler, "enable", lambda: told.append("faulthandler"))
+    monkeypatch.setattr(logging, "captureWarnings", lambda flag: told.append(flag))
+    monkeypatch.setattr(logging, "basicConfig", lambda **how: told.append(how))
+
+    configure_output()
+
+    how = {"line_buffering": True, "errors": "backslashreplace"}
+    basic = told.pop(2 if has_errors else 1)
+    assert told == [("stdout", how), *([("stderr", how)] if has_errors else []), True, *(["faulthandler"] * has_errors)]
+    (handler,) = basic["handlers"]
+    assert (basic["level"], basic["force"], handler.stream) == (logging.INFO, True, sys.stdout)
+    record = logging.LogRecord("n", logging.WARNING, "f", 1, "one\ntwo", None, None)
+    mark = f"{LEVEL_MARK}WARNING{LEVEL_MARK}"
+    assert handler.format(record) == f"{mark}one\n{mark}two"
 
 
 class Socket:
