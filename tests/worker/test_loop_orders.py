@@ -188,7 +188,7 @@ def test_a_handler_that_says_how_long_inputs_are_is_told_and_asked(page: Page) -
 
 def test_what_a_handler_measured_is_sent_before_its_answer_and_once(page: Page) -> None:
     """Also what it measured before it raised; an object of the author's own that measures nothing is left alone."""
-    metric = ("n", 1.0, "ms", "Level", [("a", "b")], "r")
+    metric = ("n", 1.0, "ms", "gauge", [("a", "b")], "r")
     model = model_of(echo)
     values = [[metric], [], [metric, metric], []]
     model.context.metrics = SimpleNamespace(drain=lambda: values.pop(0))  # type: ignore[assignment]
@@ -207,7 +207,7 @@ def test_what_a_handler_measured_is_sent_before_its_answer_and_once(page: Page) 
 
 def test_what_a_handler_measured_before_it_raised_is_sent_before_its_failure(page: Page) -> None:
     """The line of the log that it belongs to comes with it."""
-    values = [[], [("n", 1.0, "ms", "Level", [], "r")]]
+    values = [[], [("n", 1.0, "ms", "gauge", [], "r")]]
 
     def fail(rows: Any, context: Any) -> Any:
         raise ValueError("bad")
