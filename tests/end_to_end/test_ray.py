@@ -5,11 +5,14 @@ from __future__ import annotations
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from marserve.app.server import LAST_WORKERS_S
 from marserve.settings import load_settings
 from support.commands import addresses, type_in
 from support.pages import block
@@ -159,3 +162,28 @@ def test_a_server_that_is_killed_leaves_no_worker_on_the_nodes(cluster: LocalClu
         assert second.register("m.mar", initial_workers=2).status_code == 200
         answer = second.client.post(f"{second.inference}/predictions/m", content=b"again")
         assert answer.text.endswith(" again")
+
+
+@pytest.mark.long
+@needs_ray
+def test_sigterm_ends_a_server_whose_agents_are_stopped_within_its_time(cluster: LocalCluster, tmp_path: Path) -> None:
+    """By SIGSTOP, with their templates and workers and the server's own program for the cluster; nothing is left."""
+    server = Server(tmp_path, settings={"ray_address": cluster.address, "ray_cache": str(tmp_path / "nodes")})
+    with server:
+        make_archive(server.store / "m.mar", HANDLER, config="launcher: ray\n")
+        assert server.register("m.mar", initial_workers=2).status_code == 200
+        stopped = {process.pid for process in server.family()[1:]}
+        for pid in server.worker_pids("m"):
+            worker = psutil.Process(pid)
+            template, agent, *_ = worker.parents()
+            stopped |= {worker.pid, template.pid, agent.pid}
+        assert len(stopped) >= 4
+        for pid in stopped:
+            psutil.Process(pid).suspend()
+
+        began = time.monotonic()
+        server.stop()
+        took = time.monotonic() - began
+
+    assert took < LAST_WORKERS_S
+    until_blocking(lambda: not living(stopped), "all that was stopped is gone", timeout_s=20)

@@ -347,6 +347,35 @@ async def test_a_shared_template_that_died_is_replaced(tmp_path: Path) -> None:
         assert await running.ask_body(b"x") == b"ok"
 
 
+async def test_a_shared_template_that_hangs_while_it_imports_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All models whose workers are forked before loading would wait for it, for as long as the server runs."""
+    monkeypatch.setattr("marserve.pool.launchers.IMPORT_TIMEOUT_S", 2.0)
+    counted = tmp_path / "imports"
+    (tmp_path / "numpy.py").write_text(
+        "import pathlib, time\n"
+        f"counted = pathlib.Path({str(counted)!r})\n"
+        "count = counted.stat().st_size if counted.exists() else 0\n"
+        "counted.write_text('x' * (count + 1))\n"
+        "if count == 1:\n"
+        "    time.sleep(600)\n"
+        "class random:\n"
+        "    seed = staticmethod(lambda seed: None)\n"
+    )
+    packages = worker_environment()["PYTHONPATH"]
+    environment = worker_environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{packages}")
+    source = "import numpy, socket\nopened = socket.socket()\ndef handle(data, context): return data and ['ok']\n"
+    async with RunningPool(tmp_path, source, environment=environment) as running:
+        running.pool.start()
+        await until(lambda: running.pool.ready_workers == 1, "the next try", timeout_s=30.0)
+
+        assert set(running.metrics.worker_deaths) == {"startup_timeout"}
+        assert running.pool.last_death is not None
+        assert "imports numpy for several models did not do so within 2 s" in running.pool.last_death.detail
+        assert await running.ask_body(b"x") == b"ok"
+
+
 async def test_a_system_that_will_not_fork_costs_no_worker_that_serves(tmp_path: Path) -> None:
     """The template says so and lives on; the slot tries again."""
     source = """
@@ -376,7 +405,7 @@ async def test_a_template_that_does_not_fork_is_ended_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked once. Describe says so, and the worker that it forked before is replaced before it goes."""
-    monkeypatch.setattr("marserve.pool.launchers.forked.FORK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("marserve.pool.launchers.forked.FORK_TIMEOUT_S", 1.0)
     async with RunningPool(tmp_path, start="fork") as running:
         await running.start()
         [template] = running.look() - set(running.pids)
@@ -396,17 +425,17 @@ async def test_a_template_that_does_not_fork_is_ended_and_replaced(
         assert running.metrics.worker_deaths == {"startup_timeout": 1}
         assert running.metrics.worker_recycles == {"template": 1}
         [warning] = running.pool.warnings
-        said = f"(process {template}) did not fork a worker within 0.3 s and was replaced"
+        said = f"(process {template}) did not fork a worker within 1 s and was replaced"
         assert said in warning
         assert running.pool.last_death is not None
-        assert f"(process {template}) did not fork a worker within 0.3 s; it is replaced" in (
+        assert f"(process {template}) did not fork a worker within 1 s; it is replaced" in (
             running.pool.last_death.detail
         )
 
 
 async def test_what_a_template_forks_too_late_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was stopped for longer than the server waits, and comes back while a worker of its own still serves."""
-    monkeypatch.setattr("marserve.pool.launchers.forked.FORK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("marserve.pool.launchers.forked.FORK_TIMEOUT_S", 1.0)
     monkeypatch.setattr("marserve.pool.supervisor.Pool._leave_lost_templates", lambda self: None)
     async with RunningPool(tmp_path, start="fork") as running:
         await running.start()
@@ -446,7 +475,7 @@ async def test_a_model_whose_forks_hang_is_loaded_by_each_worker_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits for a lock in every fork waits there for ever; after two templates no third is tried."""
-    monkeypatch.setattr("marserve.pool.launchers.forked.FORK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("marserve.pool.launchers.forked.FORK_TIMEOUT_S", 1.0)
     source = """
     import os, sys, threading
     lock = threading.Lock()

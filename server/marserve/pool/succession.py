@@ -94,7 +94,7 @@ class Succession:
     async def _replace_in_place(self, slot: Slot, reason: str) -> None:
         household = self._household
         log.info(
-            "%s has served long enough (%s); it goes first, for there is no memory for its replacement beside it",
+            "%s is replaced (%s); it goes first, for there is no memory for its replacement beside it",
             slot.name,
             reason,
         )
@@ -109,7 +109,7 @@ class Succession:
 
     async def _replace_beside(self, slot: Slot, reason: str) -> None:
         household = self._household
-        log.info("%s has served long enough (%s); its replacement is being started", slot.name, reason)
+        log.info("%s is replaced (%s); its replacement is being started", slot.name, reason)
         heir = slot.successor()
         heir.start()
         try:

@@ -58,6 +58,8 @@ LOOK_AT_KILLS_S = 1.0
 LEAST_LOADING = 8
 # Of what a template says against forking it, describe has so many characters.
 MAX_REASONS = 4000
+# A template that several models share has so long to import what it is for; a worker's own start may give up before.
+IMPORT_TIMEOUT_S = 120.0
 # So many templates in a row that do not fork, and workers are started without one (`workerStart: auto`).
 MOST_GIVEN_UP = 2
 
@@ -158,7 +160,14 @@ class Launchers:
 
     async def _open_import_template(self, modules: tuple[str, ...]) -> Template | None:
         template = Template("-", "-", self.environment, self.log, self.leftovers)
-        ready = await template.open(Preload(list(modules)))
+        try:
+            async with asyncio.timeout(IMPORT_TIMEOUT_S):
+                ready = await template.open(Preload(list(modules)))
+        except TimeoutError:
+            reason = f"the template that imports {', '.join(modules) or 'nothing'} for several models did not do so"
+            death = Death(Cause.STARTUP_TIMEOUT, f"{reason} within {IMPORT_TIMEOUT_S:g} s and was ended")
+            log.warning("%s", death.detail)
+            raise StartFailed(death) from None
         if not ready.refusals:
             return template
         log.info("importing %s makes forking unsafe: %s", ", ".join(modules), "; ".join(ready.refusals))
