@@ -18,6 +18,7 @@ MarserveError
     WatchNotFound                        no place is watched under that name
     DesiredStateDecides                  a desired state is in force, and the call would change what it says
     DesiredStateMoved, ApplyUnderWay, NothingToUndo
+    WouldUnload                          a document does not name models that are there, and did not bring them
     ShadowNotFound, RolloutNotFound
     RolloutUnderWay                      the model has one already, or it cannot be told that in the state it is in
   Unavailable                            come back later (`retry_after_s` says when, where it is known)
@@ -137,6 +138,22 @@ class NothingToUndo(ClientError):
 
     def __init__(self) -> None:
         super().__init__("There is nothing to undo: no document was applied before the one in force.")
+
+
+class WouldUnload(ClientError):
+    """A document would unload versions that no document names. `versions` are their models and names."""
+
+    cause = "desired_state"
+
+    def __init__(self, versions: Sequence[tuple[str, str]]) -> None:
+        self.versions = tuple(versions)
+        named = [f"{model} {version}" for model, version in self.versions]
+        shown = ", ".join(named[:8]) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
+        super().__init__(
+            f"No document has named {shown} so far, and this one does not: nothing was changed. To unload them say "
+            "prune=true; to add them to the document say adopt=true. (`marserve apply` has --prune and "
+            "--adopt-existing.)"
+        )
 
 
 class RouteNotFound(ClientError):

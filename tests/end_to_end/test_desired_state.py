@@ -498,14 +498,41 @@ def test_a_server_without_a_document_takes_one_by_a_call(tmp_path: Path) -> None
         for version in ("1.0", "2.0"):
             make_archive(server.store / f"m-{version}.mar", ECHO.format(slow=0), name="m", version=version)
         assert server.register("m-1.0.mar", initial_workers=1).status_code == 200
-        put = server.client.put(f"{server.management}/desired-state", content=text(m=["2.0"]))
+        refused = server.client.put(f"{server.management}/desired-state", content=text(m=["2.0"]))
+        assert (refused.status_code, "No document has named m 1.0" in refused.text) == (409, True)
+        prune = {"prune": "true"}
+        put = server.client.put(f"{server.management}/desired-state", content=text(m=["2.0"]), params=prune)
         assert put.status_code == 200, put.text
         assert server.predict("m").content == b"2.0"
         assert server.client.put(f"{server.management}/models/m", params={"min_worker": 2}).status_code == 202
         plan = server.client.post(f"{server.management}/desired-state/plan", content=text(m=["2.0"])).json()
         assert [step["step"] for step in plan["steps"]] == ["scale-down"]
         undone = server.client.post(f"{server.management}/desired-state/undo")
-        assert undone.status_code == 409
+        assert (undone.status_code, server.predict("m").content) == (200, b"1.0")
+        assert server.client.post(f"{server.management}/desired-state/undo").status_code == 409
+
+
+def test_undo_brings_back_what_calls_had_made_after_a_restart(tmp_path: Path) -> None:
+    """Between the document and the undo; a script is not asked, and has to say what goes."""
+    with Server(tmp_path, entry="marserve", settings={"log_location": str(tmp_path / "logs")}) as server:
+        for version in ("1.0", "2.0"):
+            make_archive(server.store / f"m-{version}.mar", ECHO.format(slow=0), name="m", version=version)
+        assert server.register("m-1.0.mar", initial_workers=1, batch_size=3).status_code == 200
+        (tmp_path / "models.yaml").write_text(text(m=["2.0"]))
+        command = [sys.executable, "-m", "marserve.cli", "apply", "models.yaml", "--management", server.management]
+        asked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert (asked.returncode, "would unload m 1.0" in asked.stderr) == (1, True), asked.stderr
+        assert server.predict("m").content == b"1.0"
+        command.append("--prune")
+        assert subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=False).returncode == 0
+        assert server.predict("m").content == b"2.0"
+
+        server.stop()
+        server.start()
+        undone = server.client.post(f"{server.management}/desired-state/undo")
+
+        assert (undone.status_code, server.predict("m").content) == (200, b"1.0")
+        assert server.describe("m")["batchSize"] == 3
 
 
 def test_a_document_is_checked_without_a_server(tmp_path: Path) -> None:

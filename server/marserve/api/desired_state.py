@@ -7,9 +7,11 @@ content type says.
 from __future__ import annotations
 
 from asyncio import to_thread
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
+from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,10 +20,21 @@ from marserve.api.schemas import error_answers
 from marserve.api.traffic import Dry, is_dry
 from marserve.errors import BadInput
 from marserve.rollout.diff import Diff
-from marserve.rollout.reconciler import Reconciler
+from marserve.rollout.reconciler import Reconciler, Unnamed
 from marserve.rollout.schema import schema
 
 Number = Annotated[str, Path(description="`number` in the history")]
+
+Prune = Annotated[
+    Annotated[str | None, WithJsonSchema({"type": "boolean"})],
+    Query(
+        description="where no document decides: unload versions that came by calls and that the document does not name"
+    ),
+]
+Adopt = Annotated[
+    Annotated[str | None, WithJsonSchema({"type": "boolean"})],
+    Query(description="where no document decides: add versions that came by calls to the document"),
+]
 
 _BODY: dict[str, Any] = {
     "requestBody": {
@@ -98,8 +111,8 @@ def _add_questions(router: APIRouter, reconciler: Reconciler) -> None:
         responses=error_answers(400),
         openapi_extra=_BODY,
     )
-    async def plan(request: Request) -> Response:
-        return PrettyJson(told(await reconciler.plan(await _document(request))))
+    async def plan(request: Request, prune: Prune = None, adopt: Adopt = None) -> Response:
+        return PrettyJson(told(await reconciler.plan(await _document(request), _unnamed(prune, adopt))))
 
 
 def _add_orders(router: APIRouter, reconciler: Reconciler) -> None:
@@ -110,13 +123,14 @@ def _add_orders(router: APIRouter, reconciler: Reconciler) -> None:
         responses=error_answers(400, 409, 500, 503),
         openapi_extra=_BODY,
     )
-    async def apply(request: Request, dry_run: Dry = None) -> Response:
-        data = await _document(request)
+    async def apply(request: Request, dry_run: Dry = None, prune: Prune = None, adopt: Adopt = None) -> Response:
+        data, unnamed = await _document(request), _unnamed(prune, adopt)
         if is_dry(request):
-            return PrettyJson(told(await reconciler.plan(data)))
+            return PrettyJson(told(await reconciler.plan(data, unnamed)))
         wanted = request.headers.get("if-match")
-        outcome = await reconciler.apply(data, if_digest=None if wanted is None else wanted.strip().strip('"'))
-        return PrettyJson(outcome.document())
+        digest = None if wanted is None else wanted.strip().strip('"')
+        outcome = await reconciler.apply(data, if_digest=digest, unnamed=unnamed)
+        return PrettyJson(await to_thread(outcome.document))
 
     @router.post(
         "/desired-state/undo",
@@ -124,10 +138,22 @@ def _add_orders(router: APIRouter, reconciler: Reconciler) -> None:
         summary="Go back to the document before the one in force",
         responses=error_answers(400, 409, 500, 503),
     )
-    async def undo(request: Request, dry_run: Dry = None) -> Response:
+    async def undo(request: Request, dry_run: Dry = None, prune: Prune = None, adopt: Adopt = None) -> Response:
+        unnamed = _unnamed(prune, adopt)
         if is_dry(request):
-            return PrettyJson(told(await reconciler.plan_undo()))
-        return PrettyJson((await reconciler.undo()).document())
+            return PrettyJson(told(await reconciler.plan_undo(unnamed)))
+        return PrettyJson((await reconciler.undo(unnamed=unnamed)).document())
+
+
+def _unnamed(prune: str | None, adopt: str | None) -> Unnamed:
+    """What becomes of versions that no document names. Raises BadInput for both at once, and for other words."""
+    for name, word in (("prune", prune), ("adopt", adopt)):
+        if word is not None and word.lower() not in ("true", "false"):
+            raise BadInput(f"{name} is {word[:60]!r}; it must be true or false.")
+    prunes, adopts = (word is not None and word.lower() == "true" for word in (prune, adopt))
+    if prunes and adopts:
+        raise BadInput("prune=true unloads what the document does not name, and adopt=true keeps it: say one of them.")
+    return "prune" if prunes else "adopt" if adopts else "refuse"
 
 
 async def _document(request: Request) -> bytes | None:
@@ -139,19 +165,26 @@ def told(diff: Diff) -> dict[str, Any]:
     """A plan as clients get it. `memoryBytes` is what the change takes while old and new are there together.
 
     That is for `undoWindow` seconds after it, in which undo is only a switch, unless the memory is wanted earlier.
+    `unnamed` are versions that are unloaded only with `prune=true`; `adopted` those that the document was given.
     """
     coming = [step.memory_bytes for step in diff.of("load")]
     going = [step.memory_bytes for step in diff.of("unload")]
     return {
         "isEmpty": diff.is_empty,
         "steps": [step.document() for step in diff.steps],
-        "kept": [{"model": model, "version": version} for model, version in diff.kept],
+        "kept": _named(diff.kept),
+        **({"unnamed": _named(diff.unnamed)} if diff.unnamed else {}),
+        **({"adopted": _named(diff.adopted)} if diff.adopted else {}),
         **({"undoWindow": diff.undo_window_s} if diff.undo_window_s and going else {}),
         "memoryBytes": {
             "atMost": _sum(coming),
             "afterwards": None if _sum(coming) is None or _sum(going) is None else sum(filter(None, coming + going)),
         },
     }
+
+
+def _named(versions: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"model": model, "version": version} for model, version in versions]
 
 
 def _sum(costs: list[int | None]) -> int | None:

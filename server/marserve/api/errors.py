@@ -65,6 +65,7 @@ from marserve.errors import (
     WorkflowConflict,
     WorkflowFailed,
     WorkflowNotFound,
+    WouldUnload,
 )
 
 INTERNAL = "InternalServerException"
@@ -227,6 +228,7 @@ _TABLE: dict[type[BaseException], tuple[int, str]] = {
     DesiredStateMoved: (409, "ConflictStatusException"),
     ApplyUnderWay: (409, "ConflictStatusException"),
     NothingToUndo: (409, "ConflictStatusException"),
+    WouldUnload: (409, "ConflictStatusException"),
     ApplyFailed: (500, "DesiredStateException"),
     LabelNotFound: (404, "ModelVersionNotFoundException"),
     ShadowNotFound: (404, "ResourceNotFoundException"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import httpx
@@ -10,8 +11,9 @@ import typer
 from marserve.cli.dry_run import HEAD, as_dry
 from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Interrupted, Output, Step
-from marserve.cli.plan import DocumentFile, ask_for_plan, plan_lines, read_document
+from marserve.cli.plan import DocumentFile, ask_for_plan, named, plan_lines, read_document
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, refused
+from marserve.cli.unnamed import AdoptExisting, AdoptingFile, Prune, read_answer, with_consent
 from marserve.cli.watch import while_showing
 
 PHASES = {"load": "Reading archives", "wait-ready": "Loading models"}
@@ -20,6 +22,8 @@ PHASES = {"load": "Reading archives", "wait-ready": "Loading models"}
 def apply(
     file: DocumentFile = None,
     dry_run: DryRun = False,
+    prune: Prune = False,
+    adopt_existing: AdoptExisting = False,
     if_digest: Annotated[
         str | None, typer.Option("--if-digest", metavar="DIGEST", help="Only if this is what is in force now.")
     ] = None,
@@ -29,23 +33,41 @@ def apply(
 ) -> None:
     """Apply a desired state: new versions load beside, and when all are ready, everything is switched at once."""
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
+        answer = read_answer(prune, adopt_existing)
         data = None if file is None else read_document(file)
         if dry_run:
-            document = ask_for_plan(server, data)
+            document = ask_for_plan(server, data, answer)
             output.result(as_dry({**document, "dryRun": True}), HEAD, *plan_lines(document))
             return
         headers = {} if if_digest is None else {"if-match": f'"{if_digest}"'}
-        outcome = order(server, output, "PUT", "/desired-state", "Applying the document", data or b"", headers)
+
+        def send(parameters: Mapping[str, str]) -> Any:
+            adopting = AdoptingFile(file) if file is not None and "adopt" in parameters else None
+            what = "Applying the document"
+            outcome = order(server, output, "PUT", "/desired-state", what, data or b"", headers, parameters)
+            if adopting is not None and "document" in outcome:
+                adopting.write(outcome["document"])
+                output.note(f"{file} names {named(outcome['adopted'])} now, too.")
+            return outcome
+
+        outcome = with_consent(send, lambda more: ask_for_plan(server, data, more), output, answer, f"{file}")
         output.result(outcome, *outcome_lines(outcome))
 
 
 def order(
-    server: Management, output: Output, method: str, path: str, what: str, data: bytes = b"", headers: Any = None
+    server: Management,
+    output: Output,
+    method: str,
+    path: str,
+    what: str,
+    data: bytes = b"",
+    headers: Any = None,
+    parameters: Mapping[str, str] | None = None,
 ) -> Any:
     """Send an order that may take as long as models load, and show how far it is; its answer."""
 
     def send() -> httpx.Response:
-        return server.ask(method, path, timeout_s=None, content=data, headers=headers or {})
+        return server.ask(method, path, timeout_s=None, content=data, headers=headers or {}, params=parameters or {})
 
     def look() -> list[Step]:
         under_way = server.order("GET", "/desired-state").get("underWay")

@@ -7,6 +7,7 @@ output, everything else (progress, errors) to standard error, so that a pipe car
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Annotated, Any, NamedTuple, Self
@@ -102,6 +103,29 @@ class Output:
         """Say something beside the result; silent under `--json`."""
         if not self.as_json:
             self._notes.print(escaped(text, keep="\n\t"), markup=False, soft_wrap=True)
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether a question reaches a person who can answer it: a terminal at both ends, and no JSON asked for."""
+        return self.shows_progress and sys.stdin is not None and sys.stdin.isatty()
+
+    def ask(self, question: str, answers: Sequence[str], default: str, *lines: str | Table) -> str:
+        """Show the lines, ask, and return one of the answers. Only where `can_ask`. Raises KeyboardInterrupt.
+
+        The end of the input, which a terminal's Ctrl-D makes, is the default.
+        """
+        for line in lines:
+            self._notes.print(line, markup=False, soft_wrap=True) if isinstance(line, str) else self._notes.print(line)
+        while True:
+            self._notes.print(f"{question} [{'/'.join(answers)}] ({default}) ", markup=False, soft_wrap=True, end="")
+            given = sys.stdin.readline()
+            word = given.strip().lower() or default
+            found = [answer for answer in answers if answer.startswith(word)]
+            if not given.endswith("\n"):
+                self._notes.print()
+                return found[0] if found and given else default
+            if found:
+                return found[0]
 
     def result(self, document: Any, *lines: str | Table) -> None:
         """The command's result: `document` for scripts, or the lines and tables for a person."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,9 +67,11 @@ def read_document(file: Path) -> bytes:
     return data
 
 
-def ask_for_plan(server: Management, data: bytes | None) -> dict[str, Any]:
+def ask_for_plan(server: Management, data: bytes | None, parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
     """A server's plan for a document, or for the one that it was started with."""
-    answer = server.ask("POST", "/desired-state/plan", timeout_s=PLAN_LIMIT_S, content=data or b"")
+    answer = server.ask(
+        "POST", "/desired-state/plan", timeout_s=PLAN_LIMIT_S, content=data or b"", params=parameters or {}
+    )
     if answer.status_code >= 400:
         raise refused(answer)
     found: dict[str, Any] = answer.json()
@@ -78,7 +81,7 @@ def ask_for_plan(server: Management, data: bytes | None) -> dict[str, Any]:
 def plan_lines(document: dict[str, Any]) -> list[str | Table]:
     """The plan for a person."""
     if document["isEmpty"]:
-        return ["Nothing to do: the models are as the document says."]
+        return ["Nothing to do: the models are as the document says.", *_unnamed_lines(document)]
     rows = [
         [
             step["step"],
@@ -98,6 +101,25 @@ def plan_lines(document: dict[str, Any]) -> list[str | Table]:
         window = document.get("undoWindow")
         lasts = "" if window is None else f" ({window:g} s, for undo)"
         lines.append(f"Estimated memory: {_bytes(memory['atMost'])} more while old and new are there{lasts}{told}.")
+    return [*lines, *_unnamed_lines(document)]
+
+
+def named(versions: Sequence[Mapping[str, str]]) -> str:
+    """Versions for a sentence: `m 1.0, n 1.0 and 3 more`."""
+    names = [f"{each['model']} {each['version']}" for each in versions]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _unnamed_lines(document: Mapping[str, Any]) -> list[str]:
+    """What has to be decided first: versions that no document has named so far."""
+    lines = []
+    if adopted := document.get("adopted"):
+        lines.append(f"Added to the document, and unchanged: {named(adopted)}.")
+    if unnamed := document.get("unnamed"):
+        lines.append(
+            f"Calls brought {named(unnamed)}, and no document names them: `marserve apply` asks before it unloads them "
+            "(--prune), or adds them to the document (--adopt-existing)."
+        )
     return lines
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,21 +14,34 @@ from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, Output, table
 from marserve.cli.plan import PLAN_LIMIT_S, plan_lines
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
+from marserve.cli.unnamed import AdoptExisting, Prune, read_answer, with_consent
 
 
 def undo(
     dry_run: DryRun = False,
+    prune: Prune = False,
+    adopt_existing: AdoptExisting = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Go back to the desired state before the one in force. Once more goes back once more."""
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
+        answer = read_answer(prune, adopt_existing)
+
+        def plan(parameters: Mapping[str, str]) -> dict[str, Any]:
+            asked = {**parameters, "dry_run": "true"}
+            found: dict[str, Any] = server.order("POST", "/desired-state/undo", asked, timeout_s=PLAN_LIMIT_S)
+            return found
+
+        def send(parameters: Mapping[str, str]) -> Any:
+            return order(server, output, "POST", "/desired-state/undo", "Going back", parameters=parameters)
+
         if dry_run:
-            document = server.order("POST", "/desired-state/undo", {"dry_run": "true"}, timeout_s=PLAN_LIMIT_S)
+            document = plan(answer)
             output.result(as_dry({**document, "dryRun": True}), HEAD, *plan_lines(document))
             return
-        outcome = order(server, output, "POST", "/desired-state/undo", "Going back")
+        outcome = with_consent(send, plan, output, answer, "Going back")
         output.result(outcome, *outcome_lines(outcome))
 
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from marserve.archive.model_config import KEYS
+from marserve.errors import MarserveError
+from marserve.pool.options import PoolOptions
 from marserve.registry.calls import RegistryOptions
+from marserve.registry.effective_options import effective_runtime
 from marserve.registry.plan import declared_options
 from marserve.registry.versions import Version
+from marserve.settings.values import ModelDefaults
+from marserve.store.digests import split_digest
+
+# What a version can change while it serves. All else is read when its workers start.
+IN_PLACE = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")
 
 _CONFIG_NAMES = frozenset(key.name for key in KEYS)
 
@@ -21,7 +30,8 @@ class ActualVersion:
     `declared` is what a document said of it when it was loaded or last changed; None of one that came by a call.
     `source` is what it was registered with; `config` holds what is in force now. `base` is what would be of the number
     of workers and of the forming of batches if no document said anything: the archive's word, and the server's.
-    `most_workers`: there are devices for no more, 0 for no such bound.
+    `most_workers`: there are devices for no more, 0 for no such bound. `is_on_demand`: requests wake its workers, so
+    their lower bound is 0. `as_declared` is what a document has to say to have exactly this version.
     """
 
     source: str
@@ -32,6 +42,8 @@ class ActualVersion:
     handler: str | None = None
     runtime: str | None = None
     most_workers: int = 0
+    is_on_demand: bool = False
+    as_declared: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +64,7 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
     """One version as it is now."""
     facts, pool = version.facts, version.pool.options
     archive = version.plan.unpacked.config.document or {}
-    config = {
-        **{key: value for key, value in archive.items() if key in _CONFIG_NAMES},
+    now = {
         "minWorkers": version.min_workers,
         "maxWorkers": version.max_workers,
         "batchSize": pool.batch_size,
@@ -61,25 +72,71 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
         "responseTimeout": _whole(facts.options.response_timeout_s),
         "startupTimeout": _whole(facts.options.startup_timeout_s),
     }
-    base: dict[str, Any] = {}
-    if facts.declared is not None:
-        plain = declared_options(version.plan, {}, options)
-        base = {
-            "minWorkers": plain.min_workers,
-            "maxWorkers": plain.max_workers,
-            "batchSize": plain.batch_size,
-            "maxBatchDelay": round(plain.max_batch_delay_s * 1000),
-        }
+    asked = facts.memory.document()
+    if facts.options.parallel_level and facts.options.parallel_level != facts.config.parallel_level:
+        asked["parallelLevel"] = facts.options.parallel_level  # a snapshot's
+    config = {**{key: value for key, value in archive.items() if key in _CONFIG_NAMES}, **asked, **now}
+    base = _undeclared(version, options)
     return ActualVersion(
         source=facts.url,
         workers=(version.min_workers, version.max_workers),
         config=config,
-        base=base,
+        base={key: base[key] for key in IN_PLACE} if facts.declared is not None and base else {},
         declared=facts.declared,
         handler=version.plan.load.handler,
         runtime=facts.runtime,
         most_workers=facts.options.most_workers,
+        is_on_demand=_is_on_demand(facts.options),
+        as_declared=_as_declared(version, options, {**asked, **now}, base),
     )
+
+
+def _undeclared(version: Version, options: RegistryOptions) -> dict[str, Any]:
+    """What would be in force if a document declared the version, and nothing of its configuration.
+
+    Empty where such a version could not be: the archive asks for devices that a snapshot or a call made unnecessary.
+    """
+    try:
+        plain = declared_options(version.plan, {}, options)
+    except MarserveError:
+        return {}
+    return {
+        "minWorkers": plain.min_workers,
+        "maxWorkers": plain.max_workers,
+        "batchSize": plain.batch_size,
+        "maxBatchDelay": round(plain.max_batch_delay_s * 1000),
+        "responseTimeout": _whole(plain.response_timeout_s),
+        "startupTimeout": _whole(plain.startup_timeout_s),
+    }
+
+
+def _as_declared(
+    version: Version, options: RegistryOptions, now: Mapping[str, Any], base: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The version under a document's keys: what a document said of it, or its registration, and what was changed since.
+
+    The number of workers is always said. What the archive and the server's settings say by themselves is left out.
+    """
+    facts, plan = version.facts, version.plan
+    least, most = version.min_workers, version.max_workers
+    if _is_on_demand(facts.options) and not least:
+        least = min(version.pool.options.least_awake, most)
+    bounds = {"minWorkers": least, "maxWorkers": most}
+    if facts.declared is not None:
+        changed = {key: now[key] for key in IN_PLACE if now[key] != facts.declared.get(key, base.get(key))}
+        return {**facts.declared, **changed, **bounds}
+    url, sha256 = split_digest(facts.url)
+    told: dict[str, Any] = {"url": url} if sha256 is None else {"url": url, "sha256": sha256}
+    if plan.load.handler != (plan.unpacked.manifest.handler or options.default_handler):
+        told["handler"] = plan.load.handler
+    configured = options.models.get(version.model, {}).get(version.name, ModelDefaults())
+    if facts.runtime != effective_runtime(None, configured, plan.unpacked.manifest.runtime):
+        told["runtime"] = facts.runtime
+    return {**told, **{key: value for key, value in now.items() if value != base.get(key)}, **bounds}
+
+
+def _is_on_demand(options: PoolOptions) -> bool:
+    return options.idle_timeout_s == math.inf
 
 
 def _whole(seconds: float) -> int | float:

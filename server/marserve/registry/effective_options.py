@@ -105,7 +105,7 @@ def effective_options(
     if restored is not None and (restored.min_workers or not restored.max_workers):
         is_on_demand = False  # somebody scaled it, and its workers are there always, or never
     if restored is None and requested.bounds is not None:
-        may_sleep = archive.idle_timeout_s is not None
+        may_sleep = archive.idle_timeout_s is not None or is_on_demand
         minimum, maximum = requested.bounds[0], requested.bounds[1] if requested.bounds[0] or may_sleep else 0
     elif restored is None:
         minimum, maximum = _workers(requested, archive, configured, defaults.workers, at_startup, warnings)

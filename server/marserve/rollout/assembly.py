@@ -77,10 +77,10 @@ class DesiredStates:
         self._settings = settings
         self._objects = ObjectStores(settings.stores, environment)
         self.place = self._place()
-        folder = state_folder(settings) / "desired-state"
+        # Apart, so that a start with a document never falls back to what was applied without one.
+        folder = state_folder(settings) / ("desired-state" if self.place is not None else "applied-documents")
         try:
-            # Without a document that decides, what was applied is of no use to the next start.
-            self._history = History(folder if self.place is not None else None)
+            self._history = History(folder, is_needed=self.place is not None)
         except OSError as error:
             raise BadSettings(
                 f"The folder {folder} cannot be used ({error.strerror}); name one that the server may write to in "

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from marserve.registry.actual import ActualModel, ActualState, ActualVersion
+from marserve.registry.actual import IN_PLACE, ActualModel, ActualState, ActualVersion
 from marserve.rollout.desired_state import DesiredModel, DesiredState, DesiredVersion
 
 Kind = Literal[
@@ -40,9 +40,6 @@ PHASES: Mapping[Kind, Phase] = {
     "unload": "retire",
 }
 _ORDER: Mapping[Phase, int] = {"load": 0, "ready": 1, "switch": 2, "retire": 3}
-
-# What a version can change while it serves. All else is read when its workers start.
-IN_PLACE = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +85,14 @@ class Step:
 class Diff:
     """The steps, in order. `kept` are versions that no document names and a policy let in: they stay.
 
-    What is unloaded ends after `undo_window_s`.
+    What is unloaded ends after `undo_window_s`. `unnamed` are versions that would be unloaded and came by a call, on a
+    server where no document decides: it needs consent. `adopted` are those that were added to the document.
     """
 
     steps: tuple[Step, ...] = ()
     kept: tuple[tuple[str, str], ...] = ()
+    unnamed: tuple[tuple[str, str], ...] = ()
+    adopted: tuple[tuple[str, str], ...] = ()
     undo_window_s: float = 0.0
 
     @property
@@ -188,7 +188,9 @@ def _in_place(model: str, version: str, found: ActualVersion, wanted: DesiredVer
     wishes = {**base, **{key: wanted.config[key] for key in IN_PLACE if key in wanted.config}}
     if "minWorkers" in wishes and "maxWorkers" in wishes:
         bounds = (wishes["minWorkers"], wishes["maxWorkers"])
-        sleeps = "idleTimeout" in wanted.config or "idleTimeout" in found.config
+        if found.is_on_demand:  # requests wake its workers, however many are declared
+            bounds = (0, max(bounds[1], 1))
+        sleeps = found.is_on_demand or "idleTimeout" in wanted.config or "idleTimeout" in found.config
         yield from _scale(model, version, _possible(found.workers, found, sleeps), _possible(bounds, found, sleeps))
     tuned = {
         key: wishes[key]

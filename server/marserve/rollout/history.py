@@ -29,8 +29,10 @@ class Applied:
     """One document that came into force.
 
     `number` counts from 1. `at` is in seconds since the epoch. `by` says what brought it: `start`, `apply`, `undo`,
-    `watch` or `adopt`; `what` in a few words what it changed. `document` is its text, `digest` that of what it means.
-    `before` is the number of the entry that undoing goes back to, 0 where there is none.
+    `watch` or `adopt`, or `found` for what a server had before a document came; `what` in a few words what it changed.
+    `document` is its text, `digest` that of what it means.
+    `before` is the number of the entry that undoing goes back to, 0 where there is none. `is_found`: it says what calls
+    had made; true of an undo that goes back to such an entry, too.
     """
 
     number: int
@@ -40,6 +42,7 @@ class Applied:
     digest: str
     document: str
     before: int = 0
+    is_found: bool = False
 
     def state(self) -> DesiredState:
         """What it says. Raises BadDesiredState for a file that somebody has written into."""
@@ -59,16 +62,32 @@ class Applied:
 
 
 class History:
-    """The entries of one folder; None keeps them in memory alone. All methods block, and one thread calls at a time."""
+    """The entries of one folder; None keeps them in memory alone. All methods block, and one thread calls at a time.
 
-    def __init__(self, folder: Path | None, kept: int = KEPT) -> None:
+    With `is_needed` the folder is made at once, and an entry that cannot be written is an error. Without it the first
+    entry makes the folder; where that fails the log says so, and entries last as long as the process.
+    """
+
+    def __init__(self, folder: Path | None, kept: int = KEPT, *, is_needed: bool = True) -> None:
         """Read what is there. A file that is none, or damaged, is left alone and said. Raises OSError."""
         self._folder = folder
         self._kept = kept
+        self._is_needed = is_needed
         self.entries: list[Applied] = []
         if folder is None:
             return
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if is_needed:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._read(folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if is_needed:
+                raise
+            self._give_folder_up(error)
+
+    def _read(self, folder: Path) -> None:
         for path in sorted(folder.iterdir()):
             if path.name.endswith(".part"):
                 path.unlink(missing_ok=True)  # of a server that was killed while it wrote
@@ -92,7 +111,9 @@ class History:
         """An entry by its number; None for one that is not kept any more."""
         return next((entry for entry in self.entries if entry.number == number), None)
 
-    def add(self, state: DesiredState, *, at: float, by: str, what: str, before: int | None = None) -> Applied:
+    def add(
+        self, state: DesiredState, *, at: float, by: str, what: str, before: int | None = None, is_found: bool = False
+    ) -> Applied:
         """Write an entry, after which this document is the one in force. Raises OSError; nothing is changed then.
 
         `before` is what undoing it goes back to; the newest entry if not given.
@@ -100,15 +121,33 @@ class History:
         newest = self.newest
         number = newest.number + 1 if newest is not None else 1
         back = before if before is not None else (newest.number if newest is not None else 0)
-        entry = Applied(number, at, by, what, state.digest, state.write().decode(), back)
+        entry = Applied(number, at, by, what, state.digest, state.write().decode(), back, is_found)
         if self._folder is not None:
-            replace_file(self._path(number), json.dumps(asdict(entry), ensure_ascii=False).encode())
+            self._write(self._folder, entry)
         self.entries.append(entry)
         while len(self.entries) > self._kept:
             gone = self.entries.pop(0)
             if self._folder is not None:
                 self._path(gone.number).unlink(missing_ok=True)
         return entry
+
+    def _write(self, folder: Path, entry: Applied) -> None:
+        try:
+            if not self._is_needed:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            replace_file(self._path(entry.number), json.dumps(asdict(entry), ensure_ascii=False).encode())
+        except OSError as error:
+            if self._is_needed:
+                raise
+            self._give_folder_up(error)
+
+    def _give_folder_up(self, error: OSError) -> None:
+        log.warning(
+            "The history of applied documents cannot be kept in %s (%s): `undo` works until the server ends",
+            self._folder,
+            error.strerror or error,
+        )
+        self._folder = None
 
     def take_back(self, entry: Applied) -> None:
         """Remove the newest entry: it did not come into force after all."""

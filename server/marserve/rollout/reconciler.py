@@ -25,16 +25,19 @@ from marserve.errors import (
     ApplyUnderWay,
     BadArchive,
     BadDesiredState,
+    BadInput,
     ClientError,
     DesiredStateDecides,
     LoadFailed,
     MarserveError,
     NothingToUndo,
+    WouldUnload,
 )
 from marserve.registry.actual import ActualState, ActualVersion
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.transaction import Commit, Transaction
 from marserve.registry.versions import Version
+from marserve.rollout.adoption import Name, adopt, as_document, problems
 from marserve.rollout.desired_state import DesiredState, DesiredVersion, NewVersions, read
 from marserve.rollout.diff import Diff, Step, compare, is_as_wanted
 from marserve.rollout.document_place import ABSENT, DocumentMissing, DocumentPlace, DocumentUnreadable, Found
@@ -43,6 +46,8 @@ from marserve.rollout.history import Applied, History
 log = logging.getLogger("marserve.rollout")
 
 By = Literal["start", "apply", "undo", "watch", "adopt"]
+Unnamed = Literal["refuse", "prune", "adopt"]
+"""What becomes of versions that no document names, where no document decides: see `Diff.unnamed`."""
 Result = TypeVar("Result")
 # Changes that wait for one another; one more is refused.
 MOST_WAITING = 64
@@ -91,15 +96,22 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a change did: the entry of the history that is in force now, the steps, and how long it took, in seconds."""
+    """What a change did: the entry of the history that is in force now, the steps, and how long it took, in seconds.
+
+    `state` is the document with what was adopted into it, None where nothing was.
+    """
 
     entry: Applied | None
     diff: Diff
     seconds: float = 0.0
+    state: DesiredState | None = None
 
     def document(self) -> dict[str, Any]:
         """As clients get it."""
+        adopted = [{"model": model, "version": version} for model, version in self.diff.adopted]
         return {
+            **({"adopted": adopted} if adopted else {}),
+            **({"document": self.state.shown().write().decode()} if self.state is not None else {}),
             "applied": self.entry.number if self.entry is not None else None,
             "digest": self.entry.digest if self.entry is not None else None,
             "steps": [step.document() for step in self.diff.steps],
@@ -155,6 +167,8 @@ class Reconciler:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._seen: str | None = None
         self._current: DesiredState | None = None
+        # Whether what is in force is what calls had made, and undo has brought back.
+        self._is_found = False
         self.failure: Failure | None = None
         self.unreadable: str | None = None
         self.under_way: dict[str, Any] | None = None
@@ -215,13 +229,15 @@ class Reconciler:
         """One of them."""
         return self._history.find(number)
 
-    async def plan(self, data: bytes | None = None) -> Diff:
+    async def plan(self, data: bytes | None = None, unnamed: Unnamed = "refuse") -> Diff:
         """What applying this document (None: the one in the place) would do. Changes nothing.
 
-        Raises BadDesiredState, DocumentUnreadable.
+        Raises BadDesiredState, DocumentUnreadable, and BadInput as `apply`.
         """
         state, _ = await self._wanted(data)
-        return await self._weighed(self._compare(state, None), state)
+        state, adopted = await self._with_existing(state, None, unnamed)
+        diff = await self._named(self._compare(state, None), undoing=False)
+        return await self._weighed(replace(diff, adopted=adopted), state)
 
     def _compare(self, state: DesiredState, undone_to: str | None) -> Diff:
         """What leads to a state, and what of it is loaded still; undoing goes to the state of the digest `undone_to`.
@@ -240,6 +256,44 @@ class Reconciler:
 
         steps = (replace(step, is_loaded=is_loaded(step)) for step in diff.steps)
         return replace(diff, steps=tuple(steps), undo_window_s=0.0 if undone_to else self._undo_window_s)
+
+    async def _named(self, diff: Diff, *, undoing: bool) -> Diff:
+        """The steps, and which versions they unload that no document named, on a server where no document decides.
+
+        Undoing also knows what the newest entry named: after a restart nothing is in force.
+        """
+        if self.place is not None:
+            return diff
+        actual = self._registry.actual()  # before anything is waited for: it is what the steps were made of
+        entry = self._history.newest if undoing else None
+        newest = None if entry is None else await asyncio.to_thread(entry.state)
+        by_call = None if self._is_found else self._current
+
+        def is_named(model: str, version: str) -> bool:
+            if by_call is not None and actual[model].versions[version].declared is not None:
+                return model in by_call.models and version in by_call.models[model].versions
+            return newest is not None and model in newest.models and version in newest.models[model].versions
+
+        gone = [(step.model, step.version) for step in diff.of("unload") if step.version and not step.replaced]
+        return replace(diff, unnamed=tuple(name for name in gone if not is_named(*name)))
+
+    async def _with_existing(
+        self, state: DesiredState, undone_to: str | None, unnamed: Unnamed
+    ) -> tuple[DesiredState, tuple[Name, ...]]:
+        """The state, with the versions that it would unload where they are to be adopted; and which those are."""
+        if unnamed != "adopt":
+            return state, ()
+        if self.place is not None:
+            raise BadInput(
+                f"{self.place.shown} decides which models this server has, so there are none to adopt: a model stays "
+                "if the new document names it."
+            )
+        steps = self._compare(state, undone_to).of("unload")
+        names = tuple((step.model, step.version) for step in steps if step.version and not step.replaced)
+        whole = adopt(state, self._registry.actual(), names)
+        if names and (wrong := await asyncio.to_thread(problems, whole, names, is_shown=undone_to is None)):
+            raise BadInput("; ".join(wrong) + ".")
+        return whole, names
 
     async def _wanted(self, data: bytes | None) -> tuple[DesiredState, Found | None]:
         """The state that is asked for, and the document as it lies in the place now."""
@@ -275,7 +329,10 @@ class Reconciler:
                 return 0
             if step.kind == "load":
                 return self._weigh(state.models[step.model].versions[step.version])
-            gone = actual[step.model].versions[step.version]
+            model = actual.get(step.model)
+            gone = None if model is None else model.versions.get(step.version)
+            if gone is None:  # a call has unloaded it since
+                return None
             weight = self._weigh(
                 DesiredVersion(gone.source, config={"minWorkers": gone.workers[0], "maxWorkers": gone.workers[1]})
             )
@@ -286,16 +343,25 @@ class Reconciler:
 
     # ------------------------------------------------------------------------------------------- changing
 
-    async def apply(self, data: bytes | None = None, *, if_digest: str | None = None, wait: bool = False) -> Outcome:
+    async def apply(
+        self,
+        data: bytes | None = None,
+        *,
+        if_digest: str | None = None,
+        wait: bool = False,
+        unnamed: Unnamed = "refuse",
+    ) -> Outcome:
         """Have what this document says, or (None) the one in the place, even if that has failed before.
 
         A document that came with the call takes the place's. `if_digest` is that of what must be in force now. With
-        `wait` a change that is under way is waited for. Raises BadDesiredState, ApplyUnderWay, ApplyFailed,
-        DesiredStateMoved, DocumentUnreadable; then nothing was changed.
+        `wait` a change that is under way is waited for. Where no document decides, `unnamed` says what becomes of
+        versions that came by calls and that the document does not name. Raises BadDesiredState, ApplyUnderWay,
+        ApplyFailed, DesiredStateMoved, DocumentUnreadable, WouldUnload, and BadInput for what cannot be adopted; then
+        nothing was changed.
         """
-        return await self._alone(self._apply(data, if_digest), wait=wait)
+        return await self._alone(self._apply(data, if_digest, unnamed), wait=wait)
 
-    async def _apply(self, data: bytes | None, if_digest: str | None) -> Outcome:
+    async def _apply(self, data: bytes | None, if_digest: str | None, unnamed: Unnamed) -> Outcome:
         state, found = await self._wanted(data)
         if if_digest is not None and (self._current is None or self._current.digest != if_digest):
             raise DesiredStateIsAnother(self._current)
@@ -304,33 +370,50 @@ class Reconciler:
             if data is not None and found is not None and not await asyncio.to_thread(_says, found, state)
             else None
         )
-        return await self._bring_about(state, "apply", data if writes is not None else None, found)
+        state, adopted = await self._with_existing(state, None, unnamed)
+        outcome = await self._bring_about(
+            state, "apply", data if writes is not None else None, found, may_unload=unnamed == "prune"
+        )
+        return replace(outcome, diff=replace(outcome.diff, adopted=adopted), state=state if adopted else None)
 
-    async def undo(self) -> Outcome:
+    async def undo(self, *, unnamed: Unnamed = "refuse") -> Outcome:
         """Go back to the document before the one in force, and have the place say so too.
 
-        Raises NothingToUndo, and as `apply`.
+        Where no document decides, this is also what was there before the first one, after a restart too. Raises
+        NothingToUndo, and as `apply`.
         """
-        return await self._alone(self._undo())
+        return await self._alone(self._undo(unnamed))
 
-    async def plan_undo(self) -> Diff:
-        """What undoing would do. Raises NothingToUndo."""
-        state = self._before().state()
-        return await self._weighed(self._compare(state, state.digest), state)
+    async def plan_undo(self, unnamed: Unnamed = "refuse") -> Diff:
+        """What undoing would do. Raises NothingToUndo, and BadInput as `apply`."""
+        target = self._before()
+        state, adopted = await self._with_existing(await asyncio.to_thread(target.state), target.digest, unnamed)
+        diff = await self._named(self._compare(state, target.digest), undoing=True)
+        return await self._weighed(replace(diff, adopted=adopted), state)
 
     def _before(self) -> Applied:
         newest = self._history.newest
         target = self._history.find(newest.before) if newest is not None else None
-        if target is None or self._current is None:
+        if target is None or (self._current is None and self.place is not None):
             raise NothingToUndo
         return target
 
-    async def _undo(self) -> Outcome:
+    async def _undo(self, unnamed: Unnamed) -> Outcome:
         target = self._before()
         found = await self._in_place(may_be_absent=True)
         data = target.document.encode()
-        said = f"back to entry {target.number}"
-        return await self._bring_about(target.state(), "undo", data, found, what=said, before=target.before)
+        state, adopted = await self._with_existing(await asyncio.to_thread(target.state), target.digest, unnamed)
+        outcome = await self._bring_about(
+            state,
+            "undo",
+            data,
+            found,
+            what=f"back to entry {target.number}",
+            undone_to=target,
+            may_unload=unnamed == "prune",
+        )
+        self._is_found = target.is_found and not adopted
+        return replace(outcome, diff=replace(outcome.diff, adopted=adopted))
 
     async def change(self, edit: Callable[[DesiredState], DesiredState], what: str) -> Outcome:
         """Have what the document says with one thing changed, and write it back. Changes wait for one another.
@@ -405,47 +488,65 @@ class Reconciler:
         found: Found | None,
         *,
         what: str | None = None,
-        before: int | None = None,
+        undone_to: Applied | None = None,
+        may_unload: bool = False,
     ) -> Outcome:
-        """Carry a change out. `writes` is what the place is to hold, in the place of `found`."""
+        """Carry a change out. `writes` is what the place is to hold, in the place of `found`.
+
+        `undone_to` is the entry that undoing goes back to. With `may_unload` versions go that no document named.
+        """
         began = time.monotonic()
         if writes is not None and self.place is not None and not self.place.can_write:
             remedy = "It cannot be written from here: put the document there instead."
             raise DesiredStateDecides(self.place.shown, remedy)
         name = SENT if self.place is None or writes is not None else self.place.shown
-        diff = self._compare(state, state.digest if by == "undo" else None)
+        digest = None if undone_to is None else undone_to.digest
+        diff = self._compare(state, digest)
+        earlier = None
+        if self.place is None:
+            # Calls go on while files are read: what is carried out is what was looked at.
+            while True:
+                looked = await self._named(diff, undoing=undone_to is not None)
+                if looked.unnamed and not may_unload:
+                    raise WouldUnload(looked.unnamed)
+                earlier = await self._as_found() if by == "apply" else None
+                again = self._compare(state, digest)
+                if again == diff:
+                    break
+                diff = again
         entry = self._history.newest
-        is_new = self._current is None or entry is None or entry.digest != state.digest
+        is_known = self._current is not None or (self.place is None and earlier is None)
+        is_new = not is_known or entry is None or entry.digest != state.digest
         if diff.is_empty and not is_new and writes is None:
             self._in_force(state, found.tag if found is not None else None)
             return Outcome(entry, diff, time.monotonic() - began)
         try:
-            served = None if self._current is None else self._current.digest
+            served = earlier or self._current
             change = _Change(self._registry.begin_change(), diff, self._tell)
             try:
                 change.take_back()
                 await change.load()
                 commit = change.commit_of(state)
                 tag = found.tag if found is not None else None
-                if is_new:
-                    said = f"{what}: {_in_words(diff)}" if by == "undo" else what or _in_words(diff)
-                    entry = await asyncio.to_thread(
-                        lambda: self._history.add(state, at=self._now(), by=by, what=said, before=before)
-                    )
+                added: list[Applied] = []
                 try:
+                    if is_new:
+                        said = f"{what}: {_in_words(diff)}" if by == "undo" else what or _in_words(diff)
+                        added = await asyncio.to_thread(self._remember_both, earlier, state, by, said, undone_to)
+                        entry = added[-1]
                     if writes is not None and found is not None and self.place is not None:
                         tag = await asyncio.to_thread(self.place.write, writes, found.tag)
                         self.unreadable = None
                     left = change.transaction.commit(commit)
                 except BaseException:
-                    if is_new and entry is not None:
-                        await asyncio.to_thread(self._history.take_back, entry)
+                    for each in reversed(added):
+                        await asyncio.to_thread(self._history.take_back, each)
                     raise
             except BaseException:
                 await change.transaction.abandon()
                 raise
             # Undoing is no change to go back from: what it has replaced has no further use.
-            change.transaction.retire(left, keep_of=None if by == "undo" else served or "")
+            change.transaction.retire(left, keep_of=None if by == "undo" else served.digest if served else "")
         except (LoadFailed, ApplyFailed) as error:
             failures = error.failures if isinstance(error, ApplyFailed) else [_sentence("a version", error)]
             failed = ApplyFailed(name, failures, is_authors=isinstance(error, ApplyFailed) and error.is_authors)
@@ -464,8 +565,46 @@ class Reconciler:
         log.info("Desired state %s is in force (%s): %s", state.digest[:12], by, _in_words(diff))
         return Outcome(entry, diff, self.counts.last_seconds)
 
+    async def _as_found(self) -> DesiredState | None:
+        """What the server has, where that is not what the newest document says: calls have changed it since.
+
+        None where the two are the same, and for models that cannot stand in a document: undo will not bring those back.
+        """
+        actual, newest = self._registry.actual(), self._history.newest
+        known = self._current or (await asyncio.to_thread(newest.state) if newest is not None else None)
+        if known is not None and compare(actual, known).is_empty:
+            return None
+        state = as_document(actual, self._current)
+        try:
+            await asyncio.to_thread(problems, state, [], is_shown=False)
+        except BadDesiredState as error:
+            log.warning("What the server has is not remembered, and `undo` will not go back to it: %s", error)
+            return None
+        return state
+
+    def _remember_both(
+        self, earlier: DesiredState | None, state: DesiredState, by: By, what: str, target: Applied | None
+    ) -> list[Applied]:
+        """Write what was there before a document came, where that is to be remembered, and the document. Blocks.
+
+        `target` is the entry that undoing goes back to. Raises OSError; nothing is written then.
+        """
+        before = None if target is None else target.before
+        is_found = target is not None and target.is_found and target.digest == state.digest
+        added = []
+        if earlier is not None:
+            said = f"{len(earlier.models)} models, as calls had left them"
+            added.append(self._history.add(earlier, at=self._now(), by="found", what=said, is_found=True))
+        try:
+            added.append(self._history.add(state, at=self._now(), by=by, what=what, before=before, is_found=is_found))
+        except OSError:
+            for each in added:
+                self._history.take_back(each)
+            raise
+        return added
+
     def _in_force(self, state: DesiredState, tag: str | None) -> None:
-        self._current, self.failure = state, None
+        self._current, self.failure, self._is_found = state, None, False
         if tag is not None:
             self._seen = tag
 
