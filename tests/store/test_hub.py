@@ -246,8 +246,8 @@ def test_a_fetch_that_is_given_up_ends_at_once(hub: HubServer, tmp_path: Path) -
 
 def test_without_the_extra_the_sentence_names_it(hub: HubServer, tmp_path: Path) -> None:
     """And the command."""
-    (tmp_path / "huggingface_hub.py").write_text("raise ImportError('not here')\n")
+    (tmp_path / "huggingface_hub.py").write_text("raise RuntimeError('built for another Python')\n")
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
 
-    with pytest.raises(Failed, match=r"hf:// addresses need the extra hf: pip install 'marserve\[hf\]'"):
+    with pytest.raises(Failed, match=r"the extra hf: .*built for another.*; pip install 'marserve\[hf\]'"):
         Place(hub, tmp_path).gather("hf://org/name@main", PYTHONPATH=paths)

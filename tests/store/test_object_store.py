@@ -624,7 +624,7 @@ def test_without_the_extra_the_sentence_names_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
 
-    with pytest.raises(Failed, match=r"s3:// addresses need the extra cloud: pip install 'marserve\[cloud\]'"):
+    with pytest.raises(Failed, match=r"need the extra cloud: obstore .*; pip install 'marserve\[cloud\]'"):
         ObjectStores(environment=KEYS).open(parse_target("s3://bucket/m.mar"))
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from marserve.errors import BadSettings
+from marserve.optional import trouble
 
 if TYPE_CHECKING:
     from cryptography.x509 import GeneralName
@@ -165,9 +166,12 @@ def _cryptography(module: str, key: str, why: str) -> Any:
     """A module of the library. Raises BadSettings, with what to install, where it is missing."""
     try:
         return import_module(f"cryptography.{module}")
-    except ImportError as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a broken one panics, which is no Exception
         raise BadSettings(
-            f"an address is https and {key} {why}: that needs the library cryptography; install marserve[security], "
-            "or name certificate and key as PEM files in certificate_file and private_key_file",
+            f"an address is https and {key} {why}: that needs the library cryptography, and "
+            f"{trouble('security', error)}; install marserve[security], or name certificate and key as PEM files in "
+            "certificate_file and private_key_file",
             key=key,
         ) from error

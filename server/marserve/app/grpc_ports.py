@@ -11,6 +11,7 @@ from marserve.app.cannot_start import CannotStart, cannot_bind
 from marserve.app.from_settings import grpc_limits, sequence_headers
 from marserve.app.parts import Parts
 from marserve.errors import BadSettings
+from marserve.optional import is_the_packages, trouble
 from marserve.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,23 +19,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("marserve.app")
 
-# What the extra `grpc` brings; the server starts without it.
-GRPC_PACKAGES = frozenset(("grpc", "grpc_health", "grpc_reflection", "google"))
-
 
 def bind_grpc(parts: Parts) -> list[GrpcListener]:
     """Bind the gRPC ports; none, and a line in the log, without the libraries that they need. Raises CannotStart."""
     settings = parts.settings
     try:
         from marserve.api.grpc_listener import GrpcAddress, GrpcPorts
-    except ImportError as error:
-        if not _is_missing_package(error):
+    except Exception as error:  # packages that do not fit one another raise errors of their own
+        if not is_the_packages("grpc", error):
             raise
         log.warning(
-            "gRPC ports %d and %d stay closed: %s is not installed; pip install 'marserve[grpc]' opens them",
+            "gRPC ports %d and %d stay closed: %s; pip install 'marserve[grpc]' opens them",
             settings.grpc_inference_port,
             settings.grpc_management_port,
-            error.name,
+            trouble("grpc", error),
         )
         return []
     listeners: list[GrpcListener] = []
@@ -88,8 +86,8 @@ def taken_grpc_ports(settings: Settings) -> Iterator[CannotStart]:
     """What binding the gRPC ports would raise now, of each; nothing without the libraries that they need."""
     try:
         from marserve.api.grpc_listener import GrpcAddress, check_free
-    except ImportError as error:
-        if not _is_missing_package(error):
+    except Exception as error:
+        if not is_the_packages("grpc", error):
             raise
         return
     for name, address in {
@@ -100,7 +98,3 @@ def taken_grpc_ports(settings: Settings) -> Iterator[CannotStart]:
             check_free(address)
         except OSError as error:
             yield cannot_bind(address, error, f"{name}_port", f"{name}_address")
-
-
-def _is_missing_package(error: ImportError) -> bool:
-    return (error.name or "").partition(".")[0] in GRPC_PACKAGES

@@ -20,8 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
-import uvloop
-
 from marserve import __version__
 from marserve.allocator import BY_SERVER, keep_large_blocks
 from marserve.app.cannot_start import CannotStart
@@ -37,6 +35,7 @@ from marserve.app.service_manager import ServiceManager
 from marserve.app.snapshots import write_snapshots
 from marserve.app.tasks import has_succeeded, keep
 from marserve.machine.describe import Machine
+from marserve.optional import reason
 from marserve.registry.models import Registry
 from marserve.settings import Settings, sources_report, startup_report
 from marserve.telemetry.log_limit import TELL_EVERY_S
@@ -74,7 +73,7 @@ def run(settings: Settings) -> int:
     server = Server(settings, logs)
     keep_large_blocks(BY_SERVER)
     try:
-        uvloop.run(server.serve())
+        _run_loop()(server.serve())
     except CannotStart as error:
         log.error("%s", error)
         print(f"marserve did not start: {error}", file=sys.stderr)  # noqa: T201 - what the operator reads
@@ -82,6 +81,16 @@ def run(settings: Settings) -> int:
     finally:
         logs.close()
     return 1 if server.has_failed else 0
+
+
+def _run_loop() -> Callable[[Coroutine[Any, Any, None]], None]:
+    """What runs the server's coroutine: uvloop, else Python's own loop, which is slower and serves all the same."""
+    try:
+        from uvloop import run as run_on_uvloop
+    except Exception as error:  # one that is broken raises what it likes
+        log.warning("The server runs on asyncio's own loop, which is slower: uvloop cannot be used (%s)", reason(error))
+        return asyncio.run
+    return run_on_uvloop
 
 
 def longest_stop_s(settings: Settings) -> float:

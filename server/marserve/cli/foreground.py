@@ -13,6 +13,7 @@ from types import FrameType
 
 import setproctitle
 
+from marserve.cli import INTERRUPTED_STATUS
 from marserve.cli.pid_file import PidFile
 from marserve.settings import Settings
 
@@ -24,9 +25,15 @@ def serve(settings: Settings, pid_file: PidFile) -> int:
     another running server, BadSettings when it, or a folder, cannot be written.
     """
     pid = os.getpid()
+
+    def leave_at_once(number: int, frame: FrameType | None) -> None:
+        # No exception: the import that it falls into may lose it, or print it.
+        pid_file.release(pid)
+        os._exit(_status_of(number))
+
     # Until the server has handlers of its own: told to stop now, it ends with nothing left behind.
     told_by = {"SIGINT", "SIGTERM", settings.preemption_signal} & set(signal.Signals.__members__)
-    before = {signal.Signals[name]: signal.signal(signal.Signals[name], _leave) for name in told_by}
+    before = {signal.Signals[name]: signal.signal(signal.Signals[name], leave_at_once) for name in told_by}
     # Before the file: whoever reads the id from it must find the word in the command line. The word alone, because
     # SageMaker's toolkit looks for an argument that is exactly TorchServe's, and a title counts as one argument.
     setproctitle.setproctitle(pid_file.word)
@@ -37,6 +44,8 @@ def serve(settings: Settings, pid_file: PidFile) -> int:
         # Late, because this brings in the web framework: a refusal above costs no second.
         from marserve.app import run
 
+        for number in before:
+            signal.signal(number, _leave)
         status = run(settings)
         # The server has ended, and this process ends with its status: a further signal changes neither.
         before = dict.fromkeys(before, signal.SIG_IGN)
@@ -49,4 +58,9 @@ def serve(settings: Settings, pid_file: PidFile) -> int:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(0)
+    sys.exit(_status_of(number))
+
+
+def _status_of(number: int) -> int:
+    """Of a server that never served: 130 for Ctrl-C, as for any command, and 0 for a service manager's word."""
+    return INTERRUPTED_STATUS if number == signal.SIGINT else 0

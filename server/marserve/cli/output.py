@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
+from marserve.cli import INTERRUPTED_STATUS
 from marserve.errors import BadSettings
 from marserve.names import escaped, json_escaped
 
@@ -27,7 +28,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, f
 
 FAILED_STATUS = 1
 CONFIGURATION_STATUS = 2
-INTERRUPTED_STATUS = 130
 
 _WIDEST = 100_000
 

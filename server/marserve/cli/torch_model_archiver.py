@@ -14,6 +14,7 @@ from pathlib import Path
 
 from marserve.archive.manifest import RUNTIMES
 from marserve.archive.writer import FORMATS, ArchiveSpec, check_export_path, output_path, plan_archive, write_archive
+from marserve.cli import Interruptible
 from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import CannotArchive
 
@@ -41,13 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         output = output_path(arguments.model_name, arguments.export_path, arguments.archive_format)
         if arguments.force and output.exists():
             print(f"WARNING - Overwriting {output} ...", file=sys.stderr)
-        write_archive(
-            plan,
-            arguments.export_path,
-            archive_format=arguments.archive_format,
-            force=arguments.force,
-            source_date_epoch=read_source_date_epoch(),
-        )
+        with Interruptible():  # it removes what it has not finished
+            write_archive(
+                plan,
+                arguments.export_path,
+                archive_format=arguments.archive_format,
+                force=arguments.force,
+                source_date_epoch=read_source_date_epoch(),
+            )
     except CannotArchive as error:
         print(f"ERROR - {error.message}", file=sys.stderr)
         return 1

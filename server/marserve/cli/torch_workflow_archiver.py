@@ -13,6 +13,7 @@ from pathlib import Path
 
 from marserve.archive.workflow_writer import WorkflowArchiveSpec, workflow_output_path, write_workflow_archive
 from marserve.archive.writer import check_export_path
+from marserve.cli import Interruptible
 from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import BadWorkflow, CannotArchive
 from marserve.workflows.spec import parse_spec
@@ -22,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Make the archive that the arguments (this process's where there are none) describe; gives the exit status."""
     arguments = _parser().parse_args(argv)
     try:
-        warnings = _make(arguments)
+        with Interruptible():  # it removes what it has not finished
+            warnings = _make(arguments)
     except CannotArchive as error:
         print(f"ERROR - {error.message}", file=sys.stderr)
         return 1

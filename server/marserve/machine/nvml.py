@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from marserve.machine.accelerators import Accelerator, DeviceReading, sys_bus_id
+from marserve.optional import trouble
 
 
 class NvmlMissing(Exception):
@@ -33,6 +34,8 @@ class Nvml:
             self._nvml = load()
         except ImportError as error:
             raise NvmlMissing("NVIDIA's library was not asked: the package nvidia-ml-py is not installed") from error
+        except Exception as error:  # one that is broken raises what it likes
+            raise NvmlMissing(f"NVIDIA's library was not asked: {trouble('gpu', error)}") from error
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:

@@ -23,6 +23,7 @@ from marserve import __version__, wire
 from marserve.errors import BadFrame
 from marserve.link import Connect, FromCluster, GiveUp, Gone, Joined, PlaceAgent, Placed, Refused, ToCluster, Waits
 from marserve.node.placing import Needs, NodeView, Placement, choose_node, explain
+from marserve.optional import trouble
 from marserve.pool.cause_of_death import Cause
 from marserve.worker.parent import die_with_parent
 
@@ -127,8 +128,8 @@ class Program:
     def _connect(self, order: Connect) -> None:
         try:
             ray: Any = importlib.import_module("ray")
-        except ImportError as error:
-            self.say(Refused(f'{error}; install it with `pip install "marserve[ray]"`'))
+        except Exception as error:  # one that is broken raises what it likes
+            self.say(Refused(f'{trouble("ray", error)}; install it with `pip install "marserve[ray]"`'))
             return
         try:
             ray.init(

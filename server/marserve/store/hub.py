@@ -138,7 +138,8 @@ def _trouble(said: dict[str, Any], repository: Repository) -> SourceError:
     kinds = {said.get("trouble"), *said.get("kinds", ())}
     status = said.get("status")
     if "ImportError" in kinds:
-        return Failed("hf:// addresses need the extra hf: pip install 'marserve[hf]', then restart the server")
+        what = f"{said['what']}; " if "what" in said else ""
+        return Failed(f"hf:// addresses need the extra hf: {what}pip install 'marserve[hf]', then restart the server")
     if "TooLarge" in kinds:
         return Failed("its files have more bytes than an archive may have")
     if "GatedRepoError" in kinds:

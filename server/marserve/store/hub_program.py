@@ -15,9 +15,15 @@ import threading
 from pathlib import Path
 from typing import Any, TextIO
 
+from marserve.optional import trouble
+
 ARCHIVES = (".mar", ".tar.gz", ".tgz")
 MANIFEST = "MAR-INF/MANIFEST.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class CannotImport(Exception):
+    """The library cannot be used; says why."""
 
 
 class TooLarge(Exception):
@@ -32,8 +38,8 @@ def main() -> None:
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
         found: dict[str, Any] = fetch(order, say_to)
-    except ImportError:
-        found = {"trouble": "ImportError"}
+    except CannotImport as error:
+        found = {"trouble": "ImportError", "what": str(error)}
     except Exception as error:
         # The kinds alone: texts quote addresses, and headers of requests.
         answer = getattr(error, "response", None)
@@ -56,10 +62,13 @@ def _say(to: TextIO, what: dict[str, Any]) -> None:
 
 def fetch(order: dict[str, Any], say_to: TextIO) -> dict[str, Any]:
     """Fetch a repository's snapshot, the only archive in it, or the file that is named: where it is, and its commit."""
-    import httpx2
-    import huggingface_hub as hub
-    from huggingface_hub import constants, errors
-    from huggingface_hub.hf_api import RepoFile
+    try:
+        import httpx2
+        import huggingface_hub as hub
+        from huggingface_hub import constants, errors
+        from huggingface_hub.hf_api import RepoFile
+    except Exception as error:  # one that is broken raises what it likes
+        raise CannotImport(trouble("hf", error)) from None
 
     repository, revision, file = order["repository"], order["revision"], order["file"]
     if constants.HF_HUB_OFFLINE:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from urllib.parse import parse_qsl, unquote
 
 from marserve.errors import BadSettings
+from marserve.optional import trouble
 from marserve.settings.stores import NO_STORES, StoreOptions, Stores
 from marserve.store.fetch_guard import Target, hide_query
 from marserve.store.object_settings import (
@@ -103,9 +104,10 @@ class ObjectStores:
 def _library(target: Target) -> Any:
     try:
         import obstore.store  # late: a server without such addresses needs none of it
-    except ImportError:
+    except Exception as error:  # one that is broken raises what it likes
         raise Failed(
-            f"{target.scheme}:// addresses need the extra cloud: pip install 'marserve[cloud]', then restart the server"
+            f"{target.scheme}:// addresses need the extra cloud: {trouble('cloud', error)}; "
+            "pip install 'marserve[cloud]', then restart the server"
         ) from None
     return obstore.store
 
