@@ -71,7 +71,7 @@ class DenseNetHandler:
             try:
                 tensors.append(read_tensor(value))
             except ValueError as error:
-                raise PredictionException(f"The request holds no tensor: {error}.", 400) from None
+                raise PredictionException(f"The request holds no tensor: {str(error).rstrip('.')}.", 400) from None
         return tensors
 
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:

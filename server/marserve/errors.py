@@ -94,6 +94,11 @@ class BodyTooLarge(BadInput):
         super().__init__(f"The request body is larger than {setting}, {limit_bytes} bytes.")
 
 
+def without_stop(text: object) -> str:
+    """A sentence, or an error's, to be gone on with: without the full stop at its end."""
+    return str(text).rstrip().removesuffix(".")
+
+
 class BadDesiredState(BadInput):
     """A desired state that cannot be meant. `problems` are sentences, each with its line; `name` is the document's."""
 
@@ -237,7 +242,7 @@ class DigestMismatch(DownloadFailed):
         self.wanted, self.found = wanted, found
         sentence = f"{what} has the SHA-256 digest {found}, not {wanted}"
         super().__init__(url, sentence)
-        self.args = (f"Failed to download archive from: {url}: {sentence}. Nothing was taken from it.",)
+        self.args = (f"Failed to download archive from: {url}: {without_stop(sentence)}. Nothing was taken from it.",)
 
 
 class DownloadNotFound(ClientError):
@@ -370,11 +375,17 @@ class NoWorker(Unavailable):
 
     cause = "no_worker"
 
-    def __init__(self, model: str, version: str | None = None, *, retry_after_s: float | None = None) -> None:
-        self.model, self.version, self.retry_after_s = model, version, retry_after_s
+    def __init__(
+        self, model: str, version: str | None = None, *, retry_after_s: float | None = None, death: str = ""
+    ) -> None:
+        """`death` is the class of cause by which the last worker ended; without one there is no worker by choice."""
+        self.model, self.version, self.retry_after_s, self.death = model, version, retry_after_s, death
         where = f'Model "{model}"' + (f" Version {version}" if version else "")
         super().__init__(
-            f"{where} has no worker to serve inference request. Please use scale workers API to add workers. "
+            f"{where} has no worker to serve inference request: its workers ended, the last one by {death}. The "
+            "model's description (`lastDeath`) and the server's log ts_log.log say why; scaling it starts them anew."
+            if death
+            else f"{where} has no worker to serve inference request. Please use scale workers API to add workers. "
             "If this is a sequence inference, please check if it is closed, or expired; or exceeds "
             "maxSequenceJobQueueSize"
         )

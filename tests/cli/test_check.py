@@ -103,7 +103,7 @@ def test_what_cannot_be_read_is_said_before_anybody_is_asked(apis: FakeApis, tmp
     """With the file's name."""
     ran = marserve("check", "digits", "--sample", tmp_path / "none", "--management", apis.url)
 
-    assert ran.status == 1
+    assert ran.status == 2
     assert "Cannot read" in ran.err
     assert apis.asked == []
 

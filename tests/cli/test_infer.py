@@ -87,7 +87,8 @@ def test_a_script_gets_any_answer_as_json(body: bytes, expected: object, picture
 
 
 @pytest.mark.parametrize(
-    ("status", "hint"), [(404, "marserve models`"), (503, "marserve models digits"), (400, "Prediction failed")]
+    ("status", "hint"),
+    [(404, "marserve models`"), (503, "marserve models digits"), (500, "ts_log.log"), (400, "Prediction failed")],
 )
 def test_a_refused_request_is_a_failure_with_a_next_step(status: int, hint: str, picture: Path) -> None:
     """What helps depends on what was wrong."""
@@ -105,6 +106,17 @@ def test_a_missing_file_is_a_failure(apis: FakeApis) -> None:
     """Nothing is sent."""
     ran = marserve("infer", "digits", "gone.png", "--inference", apis.url)
 
-    assert ran.status == 1
+    assert ran.status == 2
     assert "gone.png" in ran.err
     assert apis.asked == []
+
+
+def test_what_the_handler_raised_stands_in_the_model_log(picture: Path) -> None:
+    """Under the request's id; how a worker ended stands in the server's."""
+    with fake_apis() as apis:
+        apis.headers["x-marserve-cause"] = "handler"
+        apis.answer("POST /predictions/digits", {"message": "Prediction failed"}, 503)
+
+        ran = marserve("infer", "digits", picture, "--inference", apis.url)
+
+    assert "model_log.log) has the traceback under request 6f1c-42" in " ".join(ran.err.split())

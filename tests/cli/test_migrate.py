@@ -76,7 +76,7 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     """With what to name."""
     ran = marserve("migrate", tmp_path / "nowhere")
 
-    assert ran.status == 1
+    assert ran.status == 2
     assert "nowhere is no folder" in ran.err
     assert "config.properties" in ran.err
 
@@ -86,7 +86,7 @@ def test_comparing_needs_both_a_server_and_requests(arguments: tuple[str, str]) 
     """One alone says nothing."""
     ran = marserve("migrate", *arguments)
 
-    assert ran.status == 1
+    assert ran.status == 2
     assert "belong together" in ran.err
 
 

@@ -142,7 +142,7 @@ def test_a_failure_of_the_server_is_told_with_the_id_in_its_log(apis: FakeApis) 
 
 
 def test_the_reason_that_the_server_gives_is_kept(apis: FakeApis) -> None:
-    """It is one of the facts for scripts, and the model log has the rest."""
+    """It is one of the facts for scripts, and the server's log, which says how loading failed, has the rest."""
     apis.headers["x-marserve-reason"] = "SyntaxError: expected ':'"
     apis.answer("POST /models", {"message": "Failed to start workers"}, 500)
 
@@ -150,7 +150,7 @@ def test_the_reason_that_the_server_gives_is_kept(apis: FakeApis) -> None:
         server.order("POST", "/models")
 
     assert failed.value.detail["reason"] == "SyntaxError: expected ':'"
-    assert "model log" in str(failed.value.next_step)
+    assert "ts_log.log" in str(failed.value.next_step)
 
 
 def test_a_refusal_without_words_is_told_by_its_status(apis: FakeApis) -> None:

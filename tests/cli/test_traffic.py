@@ -110,9 +110,9 @@ def test_the_server_s_refusal_is_told(apis: FakeApis) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["1.0"], 1, "'1.0' is no weight of a version"),
-        (["=80"], 1, "'=80' is no weight of a version"),
-        (["1.0=many"], 1, "'1.0=many' is no weight of a version"),
+        (["1.0"], 2, "'1.0' is no weight of a version"),
+        (["=80"], 2, "'=80' is no weight of a version"),
+        (["1.0=many"], 2, "'1.0=many' is no weight of a version"),
         (["--reset", "1.0=80"], 2, "weights are set, or they are reset"),
         (["--sticky-cookie", "sid"], 2, "it needs weights"),
         (["--dry-run"], 2, "it needs something to do"),

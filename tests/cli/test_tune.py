@@ -51,7 +51,7 @@ def test_with_nothing_to_change_nobody_is_asked(apis: FakeApis) -> None:
     """It says what could be changed."""
     ran = marserve("tune", "digits", "--management", apis.url)
 
-    assert ran.status == 1
+    assert ran.status == 2
     assert "--batch-size" in ran.err
     assert apis.asked == []
 

@@ -168,6 +168,7 @@ def test_without_a_living_slot_a_request_is_refused() -> None:
         stage.submit(b"x")
 
     assert caught.value.cause == "no_worker"
+    assert "Please use scale workers API to add workers. If this is a sequence" in str(caught.value)  # TorchServe's
     assert stage.metrics.requests == 0
 
 

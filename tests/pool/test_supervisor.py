@@ -642,11 +642,14 @@ async def test_a_slot_that_gave_up_is_told_so_and_scaling_tries_again(tmp_path: 
         running.pool.start()
         waiting = running.send(b"early")
 
-        assert isinstance(await waiting.told(), NoWorker)
+        told = await waiting.told()
+        assert isinstance(told, NoWorker)
+        assert "its workers ended, the last one by load_failed" in told.message
+        assert "sequence" not in told.message
         assert not running.pool.is_healthy
         assert running.metrics.read_gauges().workers["failed"] == 1
         assert [view.status for view in running.pool.workers()] == ["UNLOADING"]
-        with pytest.raises(NoWorker):
+        with pytest.raises(NoWorker, match="has no worker to serve inference request: its workers ended"):
             running.send(b"refused")
 
         running.file("mended").touch()

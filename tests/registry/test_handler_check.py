@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from marserve.registry.handler_check import BUILT_IN_HANDLERS, find_defect, folder_of, module_of
+from marserve.registry.handler_check import (
+    BUILT_IN_HANDLERS,
+    find_defect,
+    folder_of,
+    hides_pythons_own,
+    module_of,
+)
 from marserve_handlers.builtin import BUILT_IN
 
 
@@ -111,3 +117,19 @@ def test_a_module_name_loses_folders_and_its_ending() -> None:
 def test_the_built_in_handlers_are_those_of_the_worker() -> None:
     """The server may not import the worker's side, so the names stand twice."""
     assert set(BUILT_IN_HANDLERS) == set(BUILT_IN)
+
+
+@pytest.mark.parametrize("handler", ["grp.py", "grp", "some/queue.py:f", "types.py:Handler"])
+def test_a_handler_called_as_a_module_of_pythons_is_warned_of(handler: str) -> None:
+    """A worker may have imported Python's by then."""
+    warning = hides_pythons_own(handler)
+
+    assert warning is not None
+    assert "has the name of a module that Python itself brings" in warning
+    assert f"{module_of(handler)}_handler.py" in warning
+
+
+@pytest.mark.parametrize("handler", ["mine.py", "image_classifier", None, "", "grp_handler.py:grp"])
+def test_other_names_are_fine(handler: str | None) -> None:
+    """Built-in handlers, and what only holds such a word."""
+    assert hides_pythons_own(handler) is None

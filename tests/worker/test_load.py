@@ -165,6 +165,19 @@ def test_a_handler_that_is_nowhere_is_named_with_what_there_is(tmp_path: Path) -
         load(tmp_path, "", "hnadler.py")
 
 
+@pytest.mark.parametrize("name", ["queue", "sys", "json"])
+def test_a_handler_that_pythons_own_module_hides_is_told(tmp_path: Path, name: str) -> None:
+    """It was imported before: what it lacks as a handler would only puzzle."""
+    order = write_model(tmp_path, "def handle(data, context): ...", handler=f"{name}.py")
+    (tmp_path / "handler.py").rename(tmp_path / f"{name}.py")
+    enter_model_folder(order)
+
+    with pytest.raises(
+        ImportError, match=rf"the handler {name}\.py has the name .* rename the file"
+    ):
+        load_model(order)
+
+
 def test_a_module_that_the_handler_misses_is_the_one_that_is_named(tmp_path: Path) -> None:
     """And not the handler's."""
     with pytest.raises(ModuleNotFoundError, match="'no_such_package'"):

@@ -867,3 +867,15 @@ def test_deadlines_of_a_server_on_another_machine_are_on_this_ones_clock(stage: 
     assert [result.error for result in message.results] == ["expired", None, None]
     assert bodies == [b"", b"early", b"any"]
     assert told == [pytest.approx(now + 60)]
+
+
+@pytest.mark.parametrize(("module", "extra"), [("torch", "torch"), ("onnxruntime", "onnx")])
+def test_a_missing_runtime_is_told_with_the_extra_that_brings_it(module: str, extra: str) -> None:
+    """A new user has installed marserve alone; other modules are the author's."""
+    told = not_loaded(ModuleNotFoundError(f"No module named '{module}'", name=module))
+    other = not_loaded(ModuleNotFoundError("No module named 'einops'", name="einops"))
+
+    assert told.kind == "missing_module"
+    assert f"No module named '{module}'. The extra {extra} of marserve" in told.message
+    assert f"pip install 'marserve[{extra}]'" in told.message
+    assert other.message == "ModuleNotFoundError: No module named 'einops'"

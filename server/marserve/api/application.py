@@ -30,6 +30,7 @@ from marserve.errors import (
     MethodNotAllowed,
     RouteNotFound,
     WorkflowFailed,
+    without_stop,
 )
 from marserve.names import json_escaped
 from marserve.telemetry.log_limit import caused_by
@@ -167,4 +168,4 @@ def _translate(error: Exception) -> Exception:
         return RouteNotFound()
     if error.status_code == 405:
         return MethodNotAllowed()
-    return BadInput(f"The request cannot be used: {error.detail}.")
+    return BadInput(f"The request cannot be used: {without_stop(error.detail)}.")

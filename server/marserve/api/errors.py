@@ -66,6 +66,7 @@ from marserve.errors import (
     WorkflowFailed,
     WorkflowNotFound,
     WouldUnload,
+    without_stop,
 )
 
 INTERNAL = "InternalServerException"
@@ -81,7 +82,7 @@ class MalformedRequest(HttpRefusal):
     cause = "malformed"
 
     def __init__(self, what: str = "") -> None:
-        super().__init__(f"Invalid HTTP message: {what}." if what else "Invalid HTTP message.")
+        super().__init__(f"Invalid HTTP message: {without_stop(what)}." if what else "Invalid HTTP message.")
 
 
 class RequestTooSlow(HttpRefusal):

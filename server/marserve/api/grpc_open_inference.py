@@ -22,7 +22,7 @@ from marserve.api.grpc_answers import Pieces
 from marserve.api.grpc_calls import Answers, Call
 from marserve.api.grpc_errors import ReportedInternal
 from marserve.api.grpc_schema import OPEN_INFERENCE_OF_TORCHSERVE, Schema
-from marserve.errors import BadInput, HandlerFailed, ModelNotFound, VersionNotFound
+from marserve.errors import BadInput, HandlerFailed, ModelNotFound, VersionNotFound, without_stop
 from marserve.messages import Part, Request
 from marserve.registry.models import Registry
 
@@ -255,4 +255,6 @@ def _write_raw(kind: DataType, data: list[Any]) -> bytes:
 
 
 def _bad_answer(why: str) -> HandlerFailed:
-    return HandlerFailed(f"The model's answer is no answer of the Open Inference Protocol: {why}.", code=500)
+    return HandlerFailed(
+        f"The model's answer is no answer of the Open Inference Protocol: {without_stop(why)}.", code=500
+    )

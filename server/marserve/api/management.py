@@ -38,7 +38,7 @@ from marserve.api.schemas import (
 )
 from marserve.api.swap import add_swap
 from marserve.api.traffic import Dry, add_traffic, is_dry
-from marserve.errors import BadInput, ModelNotFound, VersionNotFound
+from marserve.errors import BadInput, ModelNotFound, VersionNotFound, without_stop
 from marserve.messages import Answer, Part
 from marserve.registry.calls import Progress, RegisterParameters, default_set_message, unregistered_message
 from marserve.registry.models import Registry
@@ -474,7 +474,7 @@ def _read_memory(parameters: Parameters) -> MemoryWish:
     try:
         return read_memory_wish(said)
     except ValueError as error:
-        raise BadInput(f"{error}.") from None
+        raise BadInput(f"{without_stop(error)}.") from None
 
 
 def _given(parameters: Parameters, name: str) -> int | None:

@@ -17,7 +17,7 @@ from typing import Final
 from multipart import MultipartError, MultipartSegment, ParserLimitReached, PushMultipartParser, parse_options_header
 
 from marserve.api.decoding import breathe
-from marserve.errors import BadInput
+from marserve.errors import BadInput, without_stop
 from marserve.messages import Part
 
 MAX_PARTS = 1024
@@ -161,7 +161,7 @@ def _read_multipart(body: bytes, content_type: str) -> list[Part]:
             f"{MAX_PART_HEADER_BYTES} bytes a line."
         ) from None
     except MultipartError as error:
-        raise BadInput(f"The multipart body cannot be read: {error.args[0]}.") from None
+        raise BadInput(f"The multipart body cannot be read: {without_stop(error.args[0])}.") from None
     return parts
 
 

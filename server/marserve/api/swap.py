@@ -13,7 +13,7 @@ from marserve.api.application import PrettyJson
 from marserve.api.parameters import Parameters, read_parameters
 from marserve.api.schemas import Name, SwapBody, SwapStatus, error_answers
 from marserve.api.traffic import is_dry
-from marserve.errors import BadInput
+from marserve.errors import BadInput, without_stop
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.models import Registry
 from marserve.registry.swapping import SwapOrder, SwapParameters, Swapped
@@ -89,7 +89,7 @@ def _read_wish(
         raise BadInput(f"order is {order[:60]!r}; it must be load_first or unload_first.")
     flags = {name: parameters.flag(name, default) for name, default in _FLAGS.items()}
     if parameters.warnings:
-        raise BadInput(f"{parameters.warnings[0][:200]}.")
+        raise BadInput(f"{without_stop(parameters.warnings[0][:200])}.")
     return SwapParameters(
         model=model,
         registration=read(parameters),

@@ -26,7 +26,7 @@ from typing import BinaryIO, cast
 from marserve.archive import zip_records
 from marserve.archive.pickle_program import Outcome, Refused, Span, run
 from marserve.archive.zip_records import Entry, ZipRecords
-from marserve.errors import BadArchive, UnsafeArchive
+from marserve.errors import BadArchive, UnsafeArchive, without_stop
 
 _STORAGES = "BFloat16 Bool Byte Char ComplexDouble ComplexFloat Double Float Half Int Long Short"
 _SPARSE = "BFloat16 Byte Char Double Float Half Int Long Short"
@@ -160,7 +160,7 @@ class _Subject:
         return _DECLARED.search(self.name.lower().rpartition("!")[2]) is not None or self.reader is _Reader.SCRIPT
 
     def refuse(self, reason: str) -> UnsafeArchive:
-        return UnsafeArchive(self.name, f"{reason}. {_NEXT_STEP}")
+        return UnsafeArchive(self.name, f"{without_stop(reason)}. {_NEXT_STEP}")
 
 
 def _allows_python(name: str) -> bool:

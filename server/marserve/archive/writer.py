@@ -34,7 +34,7 @@ from marserve.archive import zip_records
 from marserve.archive.manifest import MANIFEST_PATH, RUNTIMES
 from marserve.archive.member_names import NameSpace, split_name
 from marserve.archive.torchscript import strip_debug_records
-from marserve.errors import CannotArchive, UnsafeArchive
+from marserve.errors import CannotArchive, UnsafeArchive, without_stop
 from marserve.names import name_fault
 
 ArchiveFormat = Literal["default", "zip-store", "tgz", "no-archive"]
@@ -188,6 +188,11 @@ def plan_archive(spec: ArchiveSpec) -> Plan:
     handler = handler_file(spec.handler, spec.runtime)
     if handler is not None:
         collected.add(handler.name, handler)
+        if handler.stem in sys.stdlib_module_names:
+            warnings.append(
+                f"The handler {handler.name} has the name of a module that Python itself brings, and a worker may get "
+                f"that one in its place; rename the file, to {handler.stem}_handler.py say"
+            )
     for path in (spec.serialized_file, spec.model_file, spec.requirements_file, spec.config_file):
         if path is not None:
             if not path.is_file():
@@ -254,7 +259,9 @@ class Collection:
         try:
             self._names.add_file(name, split_name(name))
         except UnsafeArchive as error:
-            raise CannotArchive(f"{path} cannot go into the archive as {name!r}: {error.reason}.") from None
+            raise CannotArchive(
+                f"{path} cannot go into the archive as {name!r}: {without_stop(error.reason)}."
+            ) from None
         self.members[name] = path
 
 

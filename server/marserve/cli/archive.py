@@ -31,7 +31,7 @@ from marserve.cli.dry_run import HEAD, as_dry
 from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Output, table
 from marserve.cli.source_date import read_source_date_epoch
-from marserve.errors import BadArchive, CannotArchive
+from marserve.errors import BadArchive, CannotArchive, without_stop
 
 Format = StrEnum("Format", {word.replace("-", "_"): word for word in FORMATS})  # type: ignore[misc]  # from one list
 _TENSOR_HANDLER = "base_handler"
@@ -220,7 +220,7 @@ def _judge_config(path: Path) -> list[str]:
     config = parse_model_config(path.read_bytes(), path.name)
     if config.document is None:
         why = "; ".join(config.warnings).removeprefix(f"{path.name} is not used: ")
-        raise CannotArchive(f"{path} cannot be used: {why}.")
+        raise CannotArchive(f"{path} cannot be used: {without_stop(why)}.")
     return [*config.warnings, *_raised(config, config.document)]
 
 

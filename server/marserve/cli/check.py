@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, table
+from marserve.cli.output import FAILED_STATUS, AsJson, Output, WrongArguments, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
 
 # Each sample is run several times; what is slower than this is better tried with fewer.
@@ -59,5 +59,5 @@ def _read(path: Path) -> tuple[str, bytes, str]:
     try:
         body = path.read_bytes()
     except OSError as error:
-        raise CommandFailed(f"Cannot read {path}: {error.strerror}.", "Name a file with --sample.") from error
+        raise WrongArguments(f"Cannot read {path}: {error.strerror}.", "Name a file with --sample.") from error
     return path.name, body, mimetypes.guess_type(path.name)[0] or "application/octet-stream"

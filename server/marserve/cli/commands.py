@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import marserve
+from marserve.cli.words import Command
 
 # Each command, and the module that has it. A server starts sooner without what the other commands import.
 COMMANDS = {
@@ -52,7 +53,7 @@ def build_commands(names: Iterable[str] = COMMANDS) -> typer.Typer:
     made.callback()(_take_flags)
     for name in names:
         module = import_module(f"marserve.cli.{COMMANDS[name]}")
-        made.command(name)(getattr(module, name.replace("-", "_")))
+        made.command(name, cls=Command)(getattr(module, name.replace("-", "_")))
     return made
 
 

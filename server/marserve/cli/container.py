@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from marserve.cli.sagemaker import sagemaker_arguments
-from marserve.errors import BadSettings
+from marserve.errors import BadSettings, without_stop
 
 SERVE = "serve"
 TOKENS_OFF = "MARSERVE_DISABLE_TOKEN_AUTHORIZATION"
@@ -42,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         sys.exit(look_after(command, environment))
     except CannotRun as error:
-        print(f"{error}. Arguments are `serve`, a command, or a command line for the shell.", file=sys.stderr)
+        print(
+            f"{without_stop(error)}. Arguments are `serve`, a command, or a command line for the shell.",
+            file=sys.stderr,
+        )
         sys.exit(error.status)
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from marserve.cli.output import CommandFailed, Output, Step, table
 from marserve.cli.remote import QUICK_S, Management
 from marserve.cli.watch import while_showing
+from marserve.errors import without_stop
 
 DRY: Mapping[str, str] = {"dry_run": "true"}
 """What servers are told."""
@@ -60,10 +61,10 @@ def lines_of(told: Mapping[str, Any]) -> list[str | Table]:
         for name, value in after.items()
         if value not in ([], None) or before.get(name) not in ([], None)
     ]
-    lines: list[str | Table] = [f"{told['status']}."]
+    lines: list[str | Table] = [f"{without_stop(told['status'])}."]
     if rows:
         lines.append(table(["", "now", "then"], rows))
-    return [*lines, *_memory(told), *(f"Note: {note}." for note in told.get("notes", []))]
+    return [*lines, *_memory(told), *(f"Note: {without_stop(note)}." for note in told.get("notes", []))]
 
 
 def _insist_on_dry_runs(server: Management) -> None:

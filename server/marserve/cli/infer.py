@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from marserve.cli.output import AsJson, CommandFailed, Output
+from marserve.cli.output import AsJson, Output, WrongArguments
 from marserve.cli.remote import ConfigFile, Inference, InferenceAddress, find_address, refused
 
 
@@ -55,7 +55,7 @@ def _read(file: str) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError as error:
-        raise CommandFailed(
+        raise WrongArguments(
             f"Cannot read {file}: {error.strerror}.", "Name a file, or - for standard input."
         ) from error
 
@@ -63,9 +63,18 @@ def _read(file: str) -> bytes:
 def _next_step(answer: httpx.Response, model: str) -> str | None:
     if answer.status_code == 404:
         return "`marserve models` lists what is registered."
-    if answer.status_code in (500, 503, 507):
-        return f"`marserve models {model}` tells how its workers are; the model log has the reason."
-    return None
+    if answer.status_code not in (500, 503, 507):
+        return None
+    cause, request_id = answer.headers.get("x-marserve-cause"), answer.headers.get("x-request-id")
+    if cause in OF_THE_HANDLER:
+        return f"The server's model log (model_log.log) has the traceback under request {request_id}."
+    return (
+        f"`marserve models {model}` tells how its workers are, and why one ended; ts_log.log of the server does, too."
+    )
+
+
+# Causes of errors whose traceback the model log has: the handler raised, and its worker lives.
+OF_THE_HANDLER = ("handler", "out_of_memory")
 
 
 def _plain(answer: httpx.Response) -> Any:

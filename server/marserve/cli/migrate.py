@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, table
+from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.remote import ConfigFile, InferenceAddress, find_address
-from marserve.errors import BadInput
+from marserve.errors import BadInput, without_stop
 
 ANSWER_S = 120.0
 
@@ -39,7 +39,7 @@ def migrate(
     """
     with Output(as_json) as output:
         if (compare is None) != (requests is None):
-            raise CommandFailed("--compare and --requests belong together.", "Give both, or neither.")
+            raise WrongArguments("--compare and --requests belong together.", "Give both, or neither.")
         if compare is not None and requests is not None:
             _compare(output, compare, requests, find_address("inference", inference, config))
         else:
@@ -59,7 +59,9 @@ def _survey(output: Output, folder: Path, show_all: bool) -> None:
             folder, flags=flags, read_command=settings_of_command, environment=os.environ, try_start=try_start
         )
     except NotADirectoryError as error:
-        raise CommandFailed(f"{error}.", "Name the folder that holds config.properties or the model store.") from error
+        raise WrongArguments(
+            f"{without_stop(error)}.", "Name the folder that holds config.properties or the model store."
+        ) from error
     number = counts(findings)
     words = {"action": "needs action", "differs": "differs", "works": "works"}
     rows = [
@@ -91,7 +93,7 @@ def _compare(output: Output, old_url: str, requests: Path, new_url: str) -> None
         except httpx.HTTPError as error:
             where = str(error.request.url) if error._request is not None else "a server"
             raise CommandFailed(
-                f"{where} did not answer: {error}.", "Start both servers with the same models."
+                f"{where} did not answer: {without_stop(error)}.", "Start both servers with the same models."
             ) from error
     document = {
         "cases": len(cases),

@@ -45,6 +45,12 @@ class CommandFailed(Exception):
         super().__init__(message)
 
 
+class WrongArguments(CommandFailed):
+    """What was typed cannot be meant, or names what is not there: nothing was tried."""
+
+    status = CONFIGURATION_STATUS
+
+
 class Interrupted(CommandFailed):
     """Ctrl-C ended the command, and what it had begun goes on: `message` says where."""
 

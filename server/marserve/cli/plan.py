@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from marserve.cli.output import AsJson, CommandFailed, Output, table
+from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, refused
-from marserve.errors import BadDesiredState
+from marserve.errors import BadDesiredState, without_stop
 from marserve.rollout.desired_state import read
 from marserve.rollout.diff import compare
 from marserve.rollout.schema import schema
@@ -44,7 +44,7 @@ def plan(
         data = None if file is None else read_document(file)
         if offline:
             if data is None or file is None:
-                raise CommandFailed("There is nothing to plan.", "Name a document: `marserve plan FILE --offline`.")
+                raise WrongArguments("There is nothing to plan.", "Name a document: `marserve plan FILE --offline`.")
             steps = [step.document() for step in compare({}, read(data, str(file))).steps]
             document: dict[str, Any] = {"isEmpty": not steps, "steps": steps}
         else:
@@ -58,7 +58,7 @@ def read_document(file: Path) -> bytes:
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise CommandFailed(f"{file} cannot be read ({error.strerror}).") from error
+        raise WrongArguments(f"{file} cannot be read ({error.strerror}).") from error
     try:
         read(data, str(file))
     except BadDesiredState as error:
@@ -100,7 +100,9 @@ def plan_lines(document: dict[str, Any]) -> list[str | Table]:
         told = "" if after is None else f", {_bytes(after) or '0 B'} once what goes has gone"
         window = document.get("undoWindow")
         lasts = "" if window is None else f" ({window:g} s, for undo)"
-        lines.append(f"Estimated memory: {_bytes(memory['atMost'])} more while old and new are there{lasts}{told}.")
+        lines.append(
+            f"Estimated memory: {_bytes(memory['atMost'])} more while old and new are there{lasts}{without_stop(told)}."
+        )
     return [*lines, *_unnamed_lines(document)]
 
 

@@ -231,7 +231,7 @@ def _next_step(said: Mapping[str, Any], reason: str | None, status: int, request
     if arriving := said.get("arriving"):
         return f"It is on its way: {'; '.join(arriving_line(each) for each in arriving)}."
     if reason:
-        return "The server's model log has the whole traceback."
+        return "The server's log (ts_log.log) has more, with the traceback where there is one."
     if kind == "InvalidKeyException":
         return f"Run this in the server's folder, where its key file is, or set {TOKEN_VARIABLE} to a key."
     if kind == "MethodNotAllowedException":
@@ -241,13 +241,13 @@ def _next_step(said: Mapping[str, Any], reason: str | None, status: int, request
     if message.startswith("Model file already exists "):
         return "Register the file of the store by that name, or remove it first."
     if message.startswith("Failed to download archive from: "):
-        return None if message.endswith((")", ".")) else "The server's log says why."
+        return None if message.endswith((")", ".")) else "The server's log (ts_log.log) says why."
     if message.startswith("Model not found at: "):
         return "Copy the archive into the server's model store, or name an address that its allowed_urls let through."
     if message.startswith("Custom pip package installation failed") and ": " not in message:
-        return "The server's log has what pip said last."
+        return "The server's log (ts_log.log) has what pip said last."
     if request_id and status >= 500:
-        return f"The server's log says more under request {request_id}."
+        return f"The server's log (ts_log.log) says more under request {request_id}."
     return None
 
 

@@ -11,7 +11,7 @@ import typer
 
 from marserve.cli.dry_run import HEAD, as_dry, query, rehearse
 from marserve.cli.options import DryRun
-from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Interrupted, Output, Step, table
+from marserve.cli.output import FAILED_STATUS, AsJson, Interrupted, Output, Step, WrongArguments, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
 from marserve.cli.watch import LOOK_EVERY_S, Lines
 
@@ -97,9 +97,9 @@ def rollout(
         if max_p99_increase == "off":
             document["max_p99_increase"] = None
         if len(orders) > 1 or (orders and document):
-            raise CommandFailed("One thing at a time: begin a roll-out, or give one order.", "See --help.")
+            raise WrongArguments("One thing at a time: begin a roll-out, or give one order.", "See --help.")
         if version is None and document:
-            raise CommandFailed("Options of a roll-out need its version.", f"marserve rollout {model} VERSION …")
+            raise WrongArguments("Options of a roll-out need its version.", f"marserve rollout {model} VERSION …")
         if dry_run and version is None and not orders:
             raise typer.BadParameter("it needs something to do: a version, or an order", param_hint="--dry-run")
         if dry_run and follow:
@@ -207,7 +207,9 @@ def _compare(word: str | None) -> Any:
     try:
         return json.loads(word)
     except ValueError:
-        raise CommandFailed(f"--compare is {word!r}, which is not JSON.", '{"relative": 1e-3} is an example.') from None
+        raise WrongArguments(
+            f"--compare is {word!r}, which is not JSON.", '{"relative": 1e-3} is an example.'
+        ) from None
 
 
 def _seconds(flag: str, word: str | None) -> float | None:
@@ -215,7 +217,7 @@ def _seconds(flag: str, word: str | None) -> float | None:
         return None
     found = _DURATION(word.strip())
     if found is None:
-        raise CommandFailed(f"{flag} is {word!r}, which is no time.", "60s, 500ms, 5m and 1h are.")
+        raise WrongArguments(f"{flag} is {word!r}, which is no time.", "60s, 500ms, 5m and 1h are.")
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -232,4 +234,4 @@ def _percent_number(flag: str, word: str) -> float:
     try:
         return float(word.strip().removesuffix("%"))
     except ValueError:
-        raise CommandFailed(f"{flag} is {word!r}, which is no number.", "0.01 and 1% are.") from None
+        raise WrongArguments(f"{flag} is {word!r}, which is no number.", "0.01 and 1% are.") from None

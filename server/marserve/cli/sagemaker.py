@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from marserve.errors import BadSettings
+from marserve.errors import BadSettings, without_stop
 
 DEFAULT_PORT = 8080
 LOOPBACK = "127.0.0.1"
@@ -205,5 +205,5 @@ def _refuse_script_settings(environment: Mapping[str, str], why: str) -> None:
         if environment.get(variable):
             raise BadSettings(
                 f"{variable} is {environment[variable]!r}, and is said of the model of an inference script; "
-                f"{why}. Remove the variable"
+                f"{without_stop(why)}. Remove the variable"
             )

@@ -9,7 +9,7 @@ import typer
 
 from marserve.cli.dry_run import as_dry, query
 from marserve.cli.options import DryRun
-from marserve.cli.output import AsJson, CommandFailed, Output, table
+from marserve.cli.output import AsJson, Output, WrongArguments, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
 
 
@@ -34,7 +34,7 @@ def shadow(
     """Mirror requests to a version that nobody is answered by, and compare what it says."""
     with Output(as_json) as output:
         if off and version is not None:
-            raise CommandFailed("--off takes no version: a model has one shadow.", f"marserve shadow {model} --off")
+            raise WrongArguments("--off takes no version: a model has one shadow.", f"marserve shadow {model} --off")
         path = f"{model_path(model)}/shadow"
         if dry_run and version is None and not off:
             raise typer.BadParameter("it needs something to do: a version, or --off", param_hint="--dry-run")
@@ -81,4 +81,6 @@ def _compare(word: str) -> Any:
     try:
         return json.loads(word)
     except ValueError:
-        raise CommandFailed(f"--compare is {word!r}, which is not JSON.", '{"relative": 1e-3} is an example.') from None
+        raise WrongArguments(
+            f"--compare is {word!r}, which is not JSON.", '{"relative": 1e-3} is an example.'
+        ) from None

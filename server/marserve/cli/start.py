@@ -33,7 +33,11 @@ def start(
     ] = None,
     models: Annotated[
         list[str] | None,
-        typer.Option("--models", metavar="[NAME=]ARCHIVE", help="Load this archive, or `all`; may be repeated."),
+        typer.Option("--models", metavar="[NAME=]ARCHIVE …", help="Load these archives, or `all`; may be repeated."),
+    ] = None,
+    workflow_store: Annotated[
+        Path | None,
+        typer.Option("--workflow-store", metavar="FOLDER", help="Workflow archives; the model store if not given."),
     ] = None,
     desired_state: Annotated[
         str | None,
@@ -67,6 +71,7 @@ def start(
             "ts_config": _text(ts_config),
             "model_store": _text(model_store),
             "load_models": models,
+            "workflow_store": _text(workflow_store),
             "desired_state": desired_state,
             "default_workers_per_model": workers,
             "inference_address": inference_address,

@@ -16,12 +16,14 @@ from marserve.cli.pid_file import MARSERVE_WORD, AlreadyRunning, PidFile
 from marserve.cli.remote import Inference, Management
 from marserve.cli.versions import Description, has_failed, is_ready, label, last_death, progress_of, versions_table
 from marserve.cli.watch import LOOK_EVERY_S, Lines
-from marserve.errors import BadSettings
+from marserve.errors import BadSettings, without_stop
 from marserve.settings import Settings
 from marserve.settings.report import sources_report
 
 CONSOLE_LOG = "console.log"
 """What a server in the background says on standard error, in its log folder: nothing, unless it breaks."""
+
+SERVER_LOG = "ts_log.log"
 
 
 def start_behind(
@@ -52,9 +54,10 @@ def start_behind(
         sources = sources_report(settings)
         for line in sources:
             output.note(line)
+        began = time.time()
         process = _spawn(arguments, logs)
         try:
-            versions = _wait_until_settled(process, front, back, time.monotonic() + timeout_s, output, logs)
+            versions = _wait_until_settled(process, front, back, time.monotonic() + timeout_s, output, logs, began)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"The server goes on as process {process.pid}; `marserve stop` ends it.", pid=process.pid
@@ -77,11 +80,13 @@ def start_behind(
         }
         if failures:
             what = (
-                f"{failures[0]}." if len(failures) == 1 else "\n".join([f"{len(failures)} failed:", *_indent(failures)])
+                f"{without_stop(failures[0])}."
+                if len(failures) == 1
+                else "\n".join([f"{len(failures)} failed:", *_indent(failures)])
             )
             raise CommandFailed(
                 f"The server runs as process {process.pid}, but {what}",
-                f"More stands in {logs}. `marserve stop` ends the server.",
+                f"More stands in {logs / SERVER_LOG}. `marserve stop` ends the server.",
                 **document,
             )
         output.result(
@@ -116,9 +121,17 @@ def _spawn(arguments: Sequence[str], logs: Path) -> subprocess.Popen[bytes]:
 
 
 def _wait_until_settled(
-    process: subprocess.Popen[bytes], front: Inference, back: Management, deadline: float, output: Output, logs: Path
+    process: subprocess.Popen[bytes],
+    front: Inference,
+    back: Management,
+    deadline: float,
+    output: Output,
+    logs: Path,
+    began: float,
 ) -> list[Description]:
     """Wait until each version has loaded or failed; returns how all versions then are. `deadline` is monotonic.
+
+    `began` is when the process was started, in seconds since the epoch.
 
     Raises CommandFailed when the server ends meanwhile, or when time is up (it goes on loading then).
     """
@@ -143,7 +156,7 @@ def _wait_until_settled(
         words[-1].removeprefix("marserve: ").replace("marserve did not", "The server did not", 1)
         if words
         else f"The server ended with status {process.returncode}.",
-        f"More stands in the logs in {logs}; `marserve start --foreground` shows it here.",
+        f"More stands in {_log_of_end(logs, began)}; `marserve start --foreground` shows it here.",
         exit_status=process.returncode,
     )
 
@@ -155,3 +168,12 @@ def _still_runs(process: subprocess.Popen[bytes]) -> bool:
     except subprocess.TimeoutExpired:
         return True
     return False
+
+
+def _log_of_end(logs: Path, began: float) -> Path:
+    """The log that says why a server ended: its own, else, before that was open, what it printed."""
+    own = logs / SERVER_LOG
+    try:
+        return own if own.stat().st_mtime >= began - 1 else logs / CONSOLE_LOG
+    except OSError:
+        return logs / CONSOLE_LOG

@@ -12,6 +12,7 @@ from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 from marserve.cli.versions import progress_of
 from marserve.cli.watch import while_showing
+from marserve.errors import without_stop
 
 
 def swap(
@@ -64,5 +65,5 @@ def swap(
             raise Interrupted(
                 f"The swap of {model} goes on in the server; `marserve models {model}` shows how far it is."
             ) from None
-        notes = (f"Note: {note}." for note in told.get("notes", []))
+        notes = (f"Note: {without_stop(note)}." for note in told.get("notes", []))
         output.result(told, *((HEAD, *lines_of(told)) if dry_run else (told["status"], *notes)))

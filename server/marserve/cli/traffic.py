@@ -10,7 +10,7 @@ from rich.table import Table
 
 from marserve.cli.dry_run import HEAD, as_dry, query
 from marserve.cli.options import DryRun
-from marserve.cli.output import AsJson, CommandFailed, Output, table
+from marserve.cli.output import AsJson, Output, WrongArguments, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
 
 
@@ -77,7 +77,7 @@ def _read_weight(word: str) -> tuple[str, float]:
         equals = ""
         number = 0.0
     if not equals or not version:
-        raise CommandFailed(f"{word!r} is no weight of a version.", "Say it as 1.0=80.", code=400)
+        raise WrongArguments(f"{word!r} is no weight of a version.", "Say it as 1.0=80.", code=400)
     return version, int(number) if number.is_integer() else number
 
 

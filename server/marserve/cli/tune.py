@@ -8,7 +8,7 @@ import typer
 
 from marserve.cli.dry_run import rehearse
 from marserve.cli.options import DryRun
-from marserve.cli.output import AsJson, CommandFailed, Output
+from marserve.cli.output import AsJson, Output, WrongArguments
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 from marserve.cli.watch import while_showing
 
@@ -30,7 +30,7 @@ def tune(
         given = {"batch_size": batch_size, "max_batch_delay": max_batch_delay}
         parameters = {name: value for name, value in given.items() if value is not None}
         if not parameters:
-            raise CommandFailed("Nothing was changed.", "Say what to change: --batch-size or --max-batch-delay.")
+            raise WrongArguments("Nothing was changed.", "Say what to change: --batch-size or --max-batch-delay.")
         with Management(find_address("management", management, config)) as server:
             path = model_path(model, version)
             if dry_run:

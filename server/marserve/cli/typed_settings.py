@@ -23,6 +23,7 @@ FLAGS = {
     "management_address": "--management-address",
     "metrics_address": "--metrics-address",
     "desired_state": "--desired-state",
+    "workflow_store": "--workflow-store",
 }
 """The settings with a flag of their own; all others are given with `--set`."""
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from marserve.cli.output import CommandFailed, Interrupted, Output
+from marserve.cli.output import CommandFailed, Interrupted, Output, WrongArguments
 from marserve.cli.plan import named, plan_lines
 from marserve.errors import BadDesiredState, BadSettings, MarserveError
 from marserve.rollout.desired_state import DesiredState, read
@@ -87,7 +87,7 @@ class AdoptingFile:
     def __init__(self, file: Path) -> None:
         """Raises CommandFailed for what is no file: a pipe, say."""
         if not file.is_file():
-            raise CommandFailed(
+            raise WrongArguments(
                 f"{file} is not a regular file, so what the server has cannot be added to it.",
                 "Save the document in a file, and apply that.",
             )

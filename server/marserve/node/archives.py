@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits, unpack
-from marserve.errors import BadArchive, MarserveError
+from marserve.errors import BadArchive, MarserveError, without_stop
 from marserve.link import ArchiveRef
 from marserve.pool.environments import size_of
 from marserve.store.download import DownloadOptions
@@ -149,7 +149,9 @@ class NodeArchives:
             what = f"{name} does not fit: the disk of {self._folder} is full, and no archive there is unused. Free some"
             return NodeUnfit(f"{what} space, or name a folder on another disk with ray_cache.")
         what = f"{name} cannot be kept: {self._folder} cannot be used ({error.strerror or error})"
-        return NodeUnfit(f"{what}. Let the user that Ray runs as write there, or name another folder with ray_cache.")
+        return NodeUnfit(
+            f"{without_stop(what)}. Let the user that Ray runs as write there, or name another folder with ray_cache."
+        )
 
     def _lock(self, name: str, stop: threading.Event) -> int:
         """A shared lock on what is there; an exclusive one on what is still to be made. Waits."""

@@ -121,6 +121,7 @@ class Dispatcher:
         self.queue = JobQueue(options.default_priority)
         self.is_draining = False
         self.living_slots = 0
+        self.last_death = ""  # its class of cause, for clients whose requests no worker can take
         self._actions = actions
         self.goal: GoalPolicy | None = None
         if options.batch_policy == "goal" and options.latency_goal_s is not None:
@@ -173,7 +174,7 @@ class Dispatcher:
             raise Draining
         options = self.options
         if self.living_slots <= 0:
-            raise NoWorker(options.model)
+            raise self._no_worker()
         if self._refused:
             self._refuse_deadly(request, now)
         waiting = len(self.queue)
@@ -851,11 +852,14 @@ class Dispatcher:
             del self._holders[key]
             self._actions.resume(key)
 
+    def _no_worker(self) -> NoWorker:
+        return NoWorker(self.options.model, death=self.last_death)
+
     def fail_stranded(self, now: float) -> int:
         """End everything that waits if no worker is left, or on its way, that could ever take it; returns how many."""
         if self.living_slots > 0 or not self._batcher.has_work:
             return 0
-        return self.fail_waiting(Draining() if self.is_draining else NoWorker(self.options.model), now)
+        return self.fail_waiting(Draining() if self.is_draining else self._no_worker(), now)
 
     def fail_waiting(self, error: MarserveError, now: float) -> int:
         """End everything that waits with `error`; returns how many. What runs goes on."""

@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from marserve.errors import BadFrame, NoMemoryNow, NotEnoughMemory
+from marserve.errors import BadFrame, NoMemoryNow, NotEnoughMemory, without_stop
 from marserve.messages import (
     Check,
     Checked,
@@ -211,7 +211,7 @@ class Slot:
             if restart.gave_up and not was_given_up:
                 self.load_failures += death.cause in OF_NODES
                 again = f"every {restart.delay_s:g} s" if restart.delay_s < math.inf else "when it is scaled"
-                log.error("%s gave up: %s. It is tried again %s.", self.name, death.detail, again)
+                log.error("%s gave up: %s. It is tried again %s.", self.name, without_stop(death.detail), again)
                 self._owner.crashed(self, death)
             elif restart.delay_s:
                 log.info("%s Retry worker: %s in %g seconds.", self.name, self.id, restart.delay_s)

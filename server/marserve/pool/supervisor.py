@@ -537,6 +537,8 @@ class Pool:
     def slot_changed(self) -> None:
         """A slot's state changed."""
         self.dispatcher.living_slots = self._count_living()
+        death = self.last_death
+        self.dispatcher.last_death = "" if death is None else death.cause
         self.dispatcher.fail_stranded(time.monotonic())
         self._set_wake()
         self._notify()

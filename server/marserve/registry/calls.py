@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from marserve.errors import BadInput
+from marserve.errors import BadInput, without_stop
 from marserve.registry.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.registry.snapshot import SnapshotVersion
 from marserve.settings.values import NO_WISH, MemoryWish, Models
@@ -174,7 +174,7 @@ def check_batching(batch_size: int | None, max_batch_delay_s: float | None) -> N
 def default_set_message(model: str, version: str, *, has_rule: bool = False) -> str:
     """The sentence that the client gets whose version is now the default one. `has_rule`: weights decide still."""
     told = f'Default version successfully updated for model "{model}" to "{version}"'
-    return f"{told}. Its traffic goes by weights until they are deleted." if has_rule else told
+    return f"{without_stop(told)}. Its traffic goes by weights until they are deleted." if has_rule else told
 
 
 def unregistered_message(model: str) -> str:

@@ -5,6 +5,7 @@ A handler that is found here may still fail to load: functions, classes and synt
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
@@ -52,6 +53,17 @@ def find_defect(
     if packages is not None and _is_in_folder(packages, top):
         return None
     return f"handler {handler!r} was found neither in the archive nor among the installed or built-in handlers"
+
+
+def hides_pythons_own(handler: str | None) -> str | None:
+    """A warning about a handler's file that is called as a module of Python's standard library; None for others."""
+    top = module_of(handler or "").partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        return None
+    return (
+        f"the handler {top}.py has the name of a module that Python itself brings: each import of {top} gets the one "
+        f"that was imported first; rename the file, to {top}_handler.py say"
+    )
 
 
 def folder_of(handler: str, model_dir: Path) -> Path | None:

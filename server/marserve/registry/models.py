@@ -671,5 +671,5 @@ def _held_bytes(version: Version) -> dict[str, Any]:
 def _naming(error: NoWorker, model: str, version: str | None) -> NoWorker:
     """The error in the contract's text for a client that named the version, which the pool cannot know."""
     if type(error) in (NoWorker, QueueFull, NoTicket):
-        return type(error)(model, version, retry_after_s=error.retry_after_s)
+        return type(error)(model, version, retry_after_s=error.retry_after_s, death=error.death)
     return error

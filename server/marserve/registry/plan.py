@@ -31,7 +31,7 @@ from marserve.registry.effective_options import (
     effective_options,
     effective_runtime,
 )
-from marserve.registry.handler_check import find_defect, folder_of
+from marserve.registry.handler_check import find_defect, folder_of, hides_pythons_own
 from marserve.registry.intake import Unpacked, digest_of
 from marserve.registry.ports import EnvironmentLike
 from marserve.registry.snapshot import lies_as
@@ -114,6 +114,8 @@ def make_plan(
     facts = _facts(model, version, parameters, unpacked, options, is_at_startup)
     facts = replace(facts, warnings=(*odd, *facts.warnings))
     handler = parameters.handler or unpacked.manifest.handler or options.default_handler
+    if (warning := hides_pythons_own(handler)) is not None:
+        facts = replace(facts, warnings=(*facts.warnings, warning))
     facts, wanted = _read_wanted(facts, unpacked, options)
     defect = find_defect(
         handler, unpacked.folder, installs_requirements=wanted is not None and wanted.requirements.asks_for_something

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from marserve.errors import without_stop
 from marserve.settings.table import Settings
 from marserve.settings.values import Address
 
@@ -41,7 +42,7 @@ def keep_management_here(settings: Settings) -> tuple[Settings, list[str]]:
     if not sentences:
         return settings, []
     why = f"tokens are off ({_why(settings)}), and who reaches it can run code here"
-    return closed, [f"{'; '.join(sentences)}: {why}. {TWO_WAYS}"]
+    return closed, [f"{'; '.join(sentences)}: {without_stop(why)}. {TWO_WAYS}"]
 
 
 def _move(settings: Settings, name: str, place: object) -> Settings:

@@ -150,7 +150,9 @@ def _import_handler(word: str) -> ModuleType | type[Any]:
     """The handler's module, or the class of one of our own handlers."""
     name = word.removesuffix(".py").replace("\\", "/").rsplit("/", 1)[-1]
     try:
-        return importlib.import_module(name)
+        found = importlib.import_module(name)
+        _refuse_pythons_own(found)
+        return found
     except ModuleNotFoundError as error:
         # Only when the handler's own module is missing: one that *it* imports is the author's to know of.
         if error.name != name and not name.startswith(f"{error.name}."):
@@ -162,6 +164,21 @@ def _import_handler(word: str) -> ModuleType | type[Any]:
             name=name,
         )
     return built_in
+
+
+def _refuse_pythons_own(module: ModuleType) -> None:
+    """Raise ImportError for a module of Python's standard library: it was imported first, and hides the archive's."""
+    name = module.__name__.partition(".")[0]
+    if name not in sys.stdlib_module_names:
+        return
+    file = getattr(module, "__file__", None)
+    library = os.path.realpath(os.path.dirname(os.__file__)) + os.sep
+    if file is None or (os.path.realpath(file).startswith(library) and "site-packages" not in file):
+        raise ImportError(
+            f"the handler {name}.py has the name of a module that Python itself brings, and Python's was imported in "
+            f"its place: rename the file, to {name}_handler.py say, and archive the model anew",
+            name=name,
+        )
 
 
 def _find_class(module: ModuleType) -> type[Any]:

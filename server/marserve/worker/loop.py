@@ -566,6 +566,10 @@ def _failed_alone(error: BaseException) -> Result:
     return Result(told.code, told.message, [], told.kind)
 
 
+# What models need that marserve's extras bring.
+EXTRAS = {"torch": "torch", "onnxruntime": "onnx", "huggingface_hub": "hf"}
+
+
 def not_loaded(error: BaseException) -> NotLoaded:
     """What a failed load is told as; the traceback goes to the author's log by way of the server."""
     try:
@@ -586,6 +590,9 @@ def _not_loaded(error: BaseException) -> NotLoaded:
     else:
         kind = "load_failed"
     said = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        extra = EXTRAS[error.name]
+        said = f"{said.rstrip('.')}. The extra {extra} of marserve brings it: pip install 'marserve[{extra}]'"
     return NotLoaded(kind, cut(said[:2000], 2000), traceback_of(error))
 
 

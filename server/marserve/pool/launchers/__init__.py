@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from marserve.errors import without_stop
 from marserve.lineage import VARIABLE
 from marserve.machine.accelerators import Accelerator, DeviceReading, Vendor
 from marserve.machine.describe import count_cores
@@ -486,7 +487,7 @@ def _fork_refused(reasons: str) -> StartFailed:
     return StartFailed(
         Death(
             Cause.FORK_REFUSED,
-            f"workerStart is fork, but the loaded model must not be forked: {reasons}. "
+            f"workerStart is fork, but the loaded model must not be forked: {without_stop(reasons)}. "
             "Set workerStart: auto to have each worker load the model for itself.",
         )
     )

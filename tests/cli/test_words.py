@@ -1,0 +1,70 @@
+"""How a command's words are read: several values behind one flag, and a flag where a value should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.command_line import marserve
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["start", "--model-store", "--foreground"], "it takes a value, FOLDER; --foreground is a flag of its own"),
+        (["start", "--dry-run", "--models"], "it takes a value, [NAME=]ARCHIVE"),
+        (["models", "--management", "--json"], "it takes a value, URL; --json is a flag of its own"),
+        (["tune", "digits", "--batch-size"], "it takes a value"),
+        (["models", "--config", "--help"], "it takes a value, FILE; --help is a flag of its own"),
+    ],
+)
+def test_an_option_without_its_value_says_what_it_takes(words: list[str], said: str) -> None:
+    """Status 2; the next flag is not taken for the value."""
+    ran = marserve(*words)
+
+    assert (ran.status, ran.out) == (2, "")
+    assert said in " ".join(ran.err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--models", "a.mar", "b.mar"], ["--models=a.mar", "b.mar"], ["--models", "a.mar", "--models", "b.mar"]],
+)
+def test_several_archives_follow_one_flag(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for `torchserve`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model_store").mkdir()
+
+    ran = marserve("start", *words, "--dry-run", "--set", "inference_address=http://127.0.0.1:0")
+
+    assert "a.mar would not be loaded" in ran.err
+    assert "b.mar would not be loaded" in ran.err
+
+
+def test_a_word_that_belongs_to_no_flag_is_refused() -> None:
+    """It is no archive because an archive stood before it."""
+    ran = marserve("start", "--models", "a.mar", "--foreground", "b.mar")
+
+    assert ran.status == 2
+    assert "b.mar" in ran.err
+
+
+def test_a_value_may_look_like_a_flag_of_another_command() -> None:
+    """Only the command's own flags are told apart; behind `=` anything is a value."""
+    ran = marserve("models", "--config=--json", "--management", "http://127.0.0.1:9")
+
+    assert "takes a value" not in ran.err
+
+
+def test_the_workflow_store_has_its_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page on workflows names it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "model_store").mkdir()
+
+    ran = marserve(
+        "start", "--workflow-store", "flows", "--dry-run", "--json", "--set", "inference_address=http://127.0.0.1:0"
+    )
+
+    assert any("--workflow-store" in line for line in ran.document["sources"])
