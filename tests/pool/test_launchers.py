@@ -134,6 +134,7 @@ HARMLESS = {
     "an event loop that ended": "import asyncio; asyncio.run(asyncio.sleep(0))",
     "numpy": "import numpy; x = numpy.ones((300, 300)) @ numpy.ones((300, 300))",
     "another way to hear of children": "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    "a progress bar's monitor": "import io, tqdm; tqdm.tqdm(total=1, file=io.StringIO()).close()",
     "no way to hear of signals": "import signal; signal.set_wakeup_fd(-1)",
 }
 
@@ -150,6 +151,22 @@ async def test_what_is_over_or_harmless_does_not_stand_in_the_way(tmp_path: Path
         await until(lambda: running.metrics.worker_deaths["killed"] == 1, "the death is seen", timeout_s=2.0)
 
         assert await running.ask_body(b"x") == b"ok"
+
+
+async def test_an_executor_that_was_idle_works_in_each_worker(tmp_path: Path) -> None:
+    """Its threads end before the fork, and the next work starts others."""
+    source = """
+    from concurrent.futures import ThreadPoolExecutor
+    executor = ThreadPoolExecutor(2)
+    assert list(executor.map(abs, [-1, -2])) == [1, 2]
+    def handle(data, context):
+        return [str(executor.submit(abs, -7).result(10)) for row in data] if data else None
+    """
+    async with RunningPool(tmp_path, source, start="fork", workers=2) as running:
+        await running.start()
+
+        assert [view.how_started for view in running.pool.workers()] == ["forked, model loaded"] * 2
+        assert [await running.ask_body(b"x") for _ in range(4)] == [b"7"] * 4
 
 
 # ------------------------------------------------------------------------------------------- refusals

@@ -172,9 +172,7 @@ def test_a_handler_that_pythons_own_module_hides_is_told(tmp_path: Path, name: s
     (tmp_path / "handler.py").rename(tmp_path / f"{name}.py")
     enter_model_folder(order)
 
-    with pytest.raises(
-        ImportError, match=rf"the handler {name}\.py has the name .* rename the file"
-    ):
+    with pytest.raises(ImportError, match=rf"the handler {name}\.py has the name .* rename the file"):
         load_model(order)
 
 

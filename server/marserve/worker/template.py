@@ -2,8 +2,9 @@
 
 Forking is refused by looking, not by guessing (`refusals`): threads, a context on an accelerator, or one that some
 library has opened, an ONNX Runtime session, and sockets, pipes, writable files or child processes that appeared while
-loading. A template may also only import modules; the workers it forks then load for themselves. It reaps the workers it
-forked and reports how they ended; when it ends, they do (`PR_SET_PDEATHSIG`).
+loading. Threads that only wait for work are ended first (`idle_threads.py`). A template may also only import modules;
+the workers it forks then load for themselves. It reaps the workers it forked and reports how they ended; when it ends,
+they do (`PR_SET_PDEATHSIG`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from marserve.errors import BadFrame
 from marserve.lineage import VARIABLE as LINEAGE
 from marserve.messages import HEAVY_MODULES, Exited, Fork, Forked, Load, Preload, Stop, Templated, ToServer
 from marserve.page import Page
+from marserve.worker.idle_threads import describe_threads, end_idle_threads
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.loop import (
     Connection,
@@ -132,6 +134,7 @@ class Template:
         # From now on the loop hears at once that the server has ended, and can see to what others left behind.
         wake_at_parents_end(self._server)
         gc.collect()
+        end_idle_threads()
         give_back_free_memory()
         found = refusals(self._known)
         gc.freeze()  # what is loaded stays where it is: a collection in a worker must not copy its pages
@@ -222,7 +225,7 @@ def refusals(known_descriptors: Mapping[int, str]) -> list[str]:
     found = []
     threads = lasting_threads()
     if len(threads) > 1:
-        found.append(f"{len(threads)} threads run: {', '.join(sorted(threads))}")
+        found.append(f"{len(threads)} threads run, the main one and {', '.join(describe_threads())}")
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         found.append("a CUDA context is initialised")

@@ -1,0 +1,195 @@
+"""Threads that a loaded model has left behind: which of them a fork may do without, and what is said of the others.
+
+A fork has the main thread alone. Threads that only wait for work are ended before it. Their owners start new ones when
+they need them, in the template and in each fork:
+
+    tqdm's monitor                  refreshes progress bars; the next bar starts another one
+    idle ThreadPoolExecutors        their threads wait for work; the next `submit` starts others
+
+They are ended only where all threads are of these kinds and none is in use: no bar is open, no work runs or waits.
+Everything else is named, with what its author can do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import queue
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import thread as _executors
+from pathlib import Path
+from typing import Any
+
+# How long a thread that was told to end may take, in seconds.
+END_WITHIN_S = 1.0
+# How often, and how long after one another, it is looked whether an executor's threads are idle.
+LOOKS, LOOK_S = 20, 0.01
+
+
+def end_idle_threads() -> None:
+    """End the threads that only wait for work, where there are no others. To be called by the main thread."""
+    _give_bars_a_lock_of_this_process()
+    for _ in range(LOOKS):
+        others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+        monitors = [thread for thread in others if _is_monitor(thread)]
+        pools = _idle_executors()
+        idle = {id(thread) for threads in pools.values() for thread in threads}
+        orphans = [thread for thread in others if _has_lost_its_executor(thread)]
+        idle |= {id(thread) for thread in (*monitors, *orphans)}
+        left = [thread for thread in others if id(thread) not in idle]
+        if not left:
+            break
+        if not all(thread in _executors._threads_queues for thread in left):
+            return
+        time.sleep(LOOK_S)  # a thread whose result is there already may not have come back to wait
+    if left or any(_has_open_bars(thread) for thread in monitors):
+        return
+    for monitor in monitors:
+        _end_monitor(monitor)
+    for executor in pools:
+        _empty(executor)
+    for thread in orphans:  # they end by themselves: nothing can give them work any more
+        thread.join(END_WITHIN_S)
+
+
+def describe_threads() -> list[str]:
+    """What is said of each thread that forbids a fork: its name, whose it is, how to avoid it; then of idle ones."""
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    idle = {id(thread) for threads in _idle_executors().values() for thread in threads}
+    idle |= {id(thread) for thread in others if _is_monitor(thread) and not _has_open_bars(thread)}
+    said = [_describe(thread) for thread in others if id(thread) not in idle]
+    own = {thread.native_id for thread in others} | {os.getpid()}
+    native = Counter(name for number, name in _tasks() if number not in own)
+    if native:
+        names = ", ".join(name if count == 1 else f"{name} ({count})" for name, count in sorted(native.items()))
+        said.append(
+            f"{names} of native code (OpenMP, BLAS, tokenizers, a runtime: a computation while the model loads starts "
+            "them; leave that to the first request)"
+        )
+    return [*said, f"{len(idle)} that only wait for work"] if idle else said
+
+
+def _describe(thread: threading.Thread) -> str:
+    """One thread of Python's."""
+    whose = _owner_of(thread)
+    named = f"{thread.name}{f' of {whose}' if whose else ''}"
+    if _is_monitor(thread):
+        return f"{named} (a progress bar is open: close it when the model is loaded)"
+    if thread in _executors._threads_queues:
+        return f"{named} (an executor at work: wait for its results, or shut it down, before the model is loaded)"
+    if whose.startswith("logging."):
+        return f"{named} (stop the listener when the model is loaded, and start it at the first request)"
+    return f"{named} (start it at the first request, not while the model loads)"
+
+
+def _owner_of(thread: threading.Thread) -> str:
+    """The class or the function whose code the thread runs, as `module.name`."""
+    target: Any = getattr(thread, "_target", None)
+    if target is None:
+        kind: Any = type(thread)
+        return "" if kind is threading.Thread else f"{kind.__module__}.{kind.__qualname__}"
+    owner = getattr(target, "__self__", None)
+    if owner is not None and not isinstance(owner, type):
+        return f"{type(owner).__module__}.{type(owner).__qualname__}"
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}".lstrip(".")
+
+
+def _tasks() -> Iterator[tuple[int, str]]:
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            yield int(task.name), (task / "comm").read_text().strip()
+
+
+# ------------------------------------------------------------------------------------------------ tqdm
+
+
+def _is_monitor(thread: threading.Thread) -> bool:
+    kind = type(thread)
+    return kind.__name__ == "TMonitor" and kind.__module__.startswith("tqdm.")
+
+
+def _has_open_bars(monitor: Any) -> bool:
+    """Whether a bar is on show that the monitor looks after. One that nothing refers to any more is none."""
+    return any(not getattr(bar, "disable", False) for bar in list(getattr(monitor.tqdm_cls, "_instances", ())))
+
+
+def _end_monitor(monitor: Any) -> None:
+    """End a monitor as its own `exit` does, which waits without bound; its class makes another with its next bar."""
+    monitor.was_killed.set()
+    monitor.join(END_WITHIN_S)
+    if not monitor.is_alive() and monitor.tqdm_cls.__dict__.get("monitor") is monitor:
+        monitor.tqdm_cls.monitor = None
+
+
+def _give_bars_a_lock_of_this_process() -> None:
+    """tqdm's own lock is a semaphore that forks share: one that is killed while it draws would stop the others."""
+    bars = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+    if bars is None:
+        return
+    classes = [bars]
+    for each in classes:
+        classes += each.__subclasses__()
+        if type(each.__dict__.get("_lock")).__name__ == "TqdmDefaultWriteLock":
+            each.set_lock(threading.RLock())
+
+
+# ------------------------------------------------------------------------------------------------ executors
+
+
+def _idle_executors() -> dict[ThreadPoolExecutor, list[threading.Thread]]:
+    """The executors whose threads all wait for work, with these threads."""
+    if not list(_executors._threads_queues):
+        return {}
+    found: dict[ThreadPoolExecutor, list[threading.Thread]] = {}
+    for thing in gc.get_objects():
+        if isinstance(thing, ThreadPoolExecutor) and _is_idle(thing):
+            found[thing] = list(thing._threads)
+    return found
+
+
+def _is_idle(executor: ThreadPoolExecutor) -> bool:
+    try:
+        threads, waiting = executor._threads, executor._idle_semaphore._value
+        return bool(threads) and not executor._shutdown and executor._work_queue.empty() and waiting == len(threads)
+    except AttributeError:
+        return False
+
+
+def _has_lost_its_executor(thread: threading.Thread) -> bool:
+    """Whether nothing refers to its executor any more, so that it ends now."""
+    if thread not in _executors._threads_queues:
+        return False
+    arguments: Any = getattr(thread, "_args", ())
+    return bool(arguments) and isinstance(arguments[0], weakref.ref) and arguments[0]() is None
+
+
+def _empty(executor: Any) -> None:
+    """End an idle executor's threads, and leave it as it was before its first work.
+
+    `shutdown` would end it for good. The main thread alone gives it work, and does so now.
+    """
+    threads: list[threading.Thread] = list(executor._threads)
+    queues: Any = _executors._threads_queues
+    with executor._shutdown_lock:
+        executor._shutdown = True
+        executor._work_queue.put(None)  # each that ends puts it there for the next
+    for thread in threads:
+        thread.join(END_WITHIN_S)
+    with executor._shutdown_lock:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                executor._work_queue.get_nowait()
+        executor._shutdown = False
+        if any(thread.is_alive() for thread in threads):
+            return  # they are named, and nothing is forked
+        for thread in threads:
+            queues.pop(thread, None)
+        executor._threads.clear()
+        executor._idle_semaphore = threading.Semaphore(0)
