@@ -12,7 +12,7 @@ from marserve.app.access import prepare_access
 from marserve.app.cannot_start import CannotStart
 from marserve.app.draining import Stop
 from marserve.app.early_probes import EarlyProbes
-from marserve.errors import BadSettings
+from marserve.errors import BadSettings, without_stop
 from marserve.machine.describe import LOOK_S, Machine, describe_machine
 from marserve.machine.own_thread import in_own_thread
 from marserve.machine.tools import Tools
@@ -53,9 +53,11 @@ async def look_at_machine(settings: Settings, stop: Stop, *, limit_s: float = LO
         looking.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, or asyncio logs it
     sentence = "Accelerators cannot be read: NVIDIA's library does not answer"
     if is_strict:
-        raise CannotStart(f"{sentence}. Mend the driver, or set number_of_gpu=0 to serve without devices.")
+        raise CannotStart(
+            f"{without_stop(sentence)}. Mend the driver, or set number_of_gpu=0 to serve without devices."
+        )
     machine = await asyncio.to_thread(describe_machine, os.environ, uses_devices=False)
-    return machine._replace(remarks=(f"{sentence}. Models are served without devices.",))
+    return machine._replace(remarks=(f"{without_stop(sentence)}. Models are served without devices.",))
 
 
 async def _has_ended(looking: asyncio.Future[Machine], stop: Stop, limit_s: float) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from marserve.errors import BadSettings
+from marserve.errors import BadSettings, without_stop
 from marserve.machine.accelerators import Accelerator, DeviceReading, Vendor
 from marserve.machine.device_readings import DeviceReader
 from marserve.machine.finding import Installed, find_installed, has_nvidia_driver
@@ -86,9 +86,10 @@ def describe_machine(
         sentence = f"{why}, and no device can be read: {said}"
         if is_strict:
             raise BadSettings(
-                f"{sentence}. Mend the driver, or set number_of_gpu=0 to serve without devices", key="number_of_gpu"
+                f"{without_stop(sentence)}. Mend the driver, or set number_of_gpu=0 to serve without devices",
+                key="number_of_gpu",
             )
-        remarks = (f"{sentence}. Models are served without devices.",)
+        remarks = (f"{without_stop(sentence)}. Models are served without devices.",)
     return Machine(
         hostname=_hostname(),
         cores=count_cores(root),

@@ -590,7 +590,7 @@ def _not_loaded(error: BaseException) -> NotLoaded:
     else:
         kind = "load_failed"
     said = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+    if isinstance(error, ModuleNotFoundError) and isinstance(error.name, str) and error.name in EXTRAS:
         extra = EXTRAS[error.name]
         said = f"{said.rstrip('.')}. The extra {extra} of marserve brings it: pip install 'marserve[{extra}]'"
     return NotLoaded(kind, cut(said[:2000], 2000), traceback_of(error))
