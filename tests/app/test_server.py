@@ -14,16 +14,16 @@ from marserve.app.tasks import keep
 pytestmark = pytest.mark.anyio
 
 
-async def test_records_that_were_left_out_are_told_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attack that is over is told of, too, although nothing more is logged."""
+async def test_records_that_were_left_out_are_reported_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attack that is over is reported, too, although nothing more is logged."""
     monkeypatch.setattr(server, "TELL_EVERY_S", 0.001)
-    told: list[float] = []
+    calls: list[float] = []
     twice = asyncio.Event()
 
     class Logs:
         def tell_left_out(self, now: float) -> None:
-            told.append(now)
-            if len(told) == 2:
+            calls.append(now)
+            if len(calls) == 2:
                 twice.set()
 
     async with contextlib.AsyncExitStack() as stack:
@@ -31,4 +31,4 @@ async def test_records_that_were_left_out_are_told_again_and_again(monkeypatch: 
         await asyncio.wait_for(twice.wait(), 5)
 
     assert task.cancelled()
-    assert told[1] > told[0]
+    assert calls[1] > calls[0]

@@ -83,8 +83,8 @@ def test_a_record_that_is_larger_than_the_burst_is_written_once() -> None:
     assert written(limit, "a", 1.0 + CLIENT_BURST_BYTES / CLIENT_BYTES_PER_S, size=1_000_000) == 1
 
 
-def test_what_is_left_out_is_told_once_and_not_too_often() -> None:
-    """How many, of which kind, and who was the last."""
+def test_what_is_left_out_is_reported_once_and_not_too_often() -> None:
+    """How many records, of which kind, and the last client."""
     limit = LogLimit()
     left_out = 1000 - written(limit, "10.0.0.1", 5.0)
 

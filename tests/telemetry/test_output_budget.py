@@ -1,4 +1,4 @@
-"""What a model log takes of workers: who is cut, who is not, and how much of the event loop's time goes into it."""
+"""What a model log takes of workers: which worker is cut, and how much of the event loop's time goes into it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_flood_is_taken_up_to_both_allowances() -> None:
     assert SHARED_BURST_BYTES + OWN_BURST_BYTES - 2 * COST < taken <= SHARED_BURST_BYTES + OWN_BURST_BYTES
 
 
-def test_a_worker_that_is_cut_stays_cut_until_somebody_says_how_much_was_left_out() -> None:
+def test_a_worker_that_is_cut_stays_cut_until_the_count_is_logged() -> None:
     """So that there is one line about it a second, and not one for each read."""
     budget = OutputBudget()
     allowance = budget.allowance()

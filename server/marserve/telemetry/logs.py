@@ -183,7 +183,7 @@ class Logs:
 class WorkerLog:
     """What workers print. Never blocks; for one thread only.
 
-    `encode` makes finished text of lines. `budget` says how much is taken; who asks it may drop the rest.
+    `encode` makes finished text of lines. `budget` says how much is taken; the caller drops the rest.
     """
 
     def __init__(self, writers: list[LineWriter[LogRecord]], encode: Callable[[WorkerLines], str]) -> None:
