@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from typing import Any
 
 import pytest
 
-from marserve.errors import BadFrame, WorkerDied
-from marserve.messages import Result
+from marserve.errors import BadFrame, NoWorker, WorkerDied
+from marserve.messages import Part, Request, Result
 from marserve.pool.asked_lengths import Question
 from marserve.pool.dispatcher import PRIORITIES_SEEN_S, Dispatcher
+from marserve.pool.options import PoolOptions
 from marserve.telemetry.measurements import Event, Ran, Tap
+from marserve.telemetry.metrics import VersionMetrics
 from support.mode_stage import LAST, ModeStage
+from support.receivers import Told
 
 
 class Stage(ModeStage):
@@ -208,6 +212,76 @@ def test_a_dispatcher_of_batches_knows_no_sequences_and_no_steps() -> None:
     assert stage.dispatcher.quiet_since("w") is None
     assert stage.dispatcher.keeps_time is False
     assert stage.dispatcher.flights("nobody") == ()
+
+
+def test_a_new_dispatcher_has_no_worker_and_takes_nothing() -> None:
+    """Until somebody says that a slot lives."""
+    metrics = VersionMetrics("m", "1")
+    dispatcher = Dispatcher(PoolOptions("m", "1", 1, 4), metrics, Stage())
+
+    with pytest.raises(NoWorker):
+        dispatcher.submit(Request("r", [Part("body", b"")]), Told(), 0.0)
+
+    assert metrics.refused["no_worker"] == 1
+
+
+def test_it_is_empty_when_nothing_waits_and_nothing_runs() -> None:
+    """Either alone is something."""
+    stage = Stage(batch_size=1)
+    assert stage.dispatcher.is_empty
+    stage.submit("waits")
+    assert not stage.dispatcher.is_empty
+    stage.open("w")
+    assert not stage.dispatcher.is_empty
+    stage.done("w", 1.0, 0.5)
+    assert stage.dispatcher.is_empty
+
+
+def test_what_is_expected_of_a_wait_is_known_to_be_none_or_not_known() -> None:
+    """None at all while a worker is idle; nothing is known before batches have run."""
+    stage = Stage(batch_size=1)
+    assert stage.dispatcher.expected_wait_s(5, 0.0) is None
+    stage.open("w")
+    assert stage.dispatcher.expected_wait_s(5, 0.0) == 0.0
+    stage.submit("runs")
+    assert stage.dispatcher.expected_wait_s(5, 0.0) is None
+
+
+def test_many_deadlines_are_walked_through_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time when there are twice as many as lived the last time: no request costs a look at all of them."""
+    stage = Stage(batch_size=1, queue_size=10_000)
+    walks: list[int] = []
+    heapify = heapq.heapify
+    monkeypatch.setattr(heapq, "heapify", lambda heap: (walks.append(len(heap)), heapify(heap)))
+
+    for index in range(2000):
+        stage.submit("x", 0.0, deadline=100.0 + index)
+
+    assert walks == [256, 512, 1024]
+
+
+def test_the_next_moment_is_the_earliest_of_deadlines_and_delays() -> None:
+    """Those of jobs that have ended do not count, nor does a delay where no busy worker could be sent a batch."""
+    stage = Stage(batch_size=4, max_batch_delay_s=3.0)
+    stage.open("w")
+    stage.teach("w", 0.001)
+    stage.submit("runs", 1.0)
+    late, early = stage.submit("late", 2.0, deadline=9.0), stage.submit("early", 2.0, deadline=4.0)
+    assert stage.dispatcher.next_wake() == 4.0
+    early.job.cancel()
+    assert stage.dispatcher.next_wake() == 5.0
+    late.job.cancel()
+    assert stage.dispatcher.next_wake() is None
+
+    slow = Stage(batch_size=4, max_batch_delay_s=3.0)
+    slow.open("w")
+    slow.teach("w", 1.0)
+    slow.submit("runs", 1.0)
+    slow.submit("waits", 2.0)
+    assert slow.dispatcher.next_wake() is None
+    slow.submit("late", 2.0, deadline=9.0)
+    slow.submit("later", 2.0, deadline=11.0)
+    assert slow.dispatcher.next_wake() == 9.0
 
 
 # ------------------------------------------------------------------------------------------- lengths

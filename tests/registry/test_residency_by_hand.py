@@ -587,3 +587,31 @@ async def test_a_growth_for_which_another_leaves_is_no_shortage(caplog: pytest.L
     assert pool.told == []
     assert "none of them may be put to sleep" not in caplog.text
     await here.residency.close_all()
+
+
+async def test_what_one_worker_takes_with_its_template_is_all_that_there_is(clock: Clock) -> None:
+    """A further one takes what the largest holds by itself."""
+    here = House(1000)
+
+    tenancy, _ = await here.load("a", 100, Sizes(150, 30, 5), [1])
+
+    assert here.learned.get(tenancy.key) == Learned(150, 30, 155, 0.0)
+
+
+async def test_the_end_waits_for_those_that_are_leaving() -> None:
+    """Their processes hold memory until they have ended."""
+    here = House(100)
+    old, pool = await here.load("old", 60, Sizes(60, 60, 0), [1])
+    may_end = asyncio.Event()
+    pool.wait_until_asleep = may_end.wait  # type: ignore[method-assign,assignment]
+    here.add("new", 60)[0].ask(1)
+
+    ending = asyncio.create_task(here.residency.close_all())
+    done, _ = await asyncio.wait([ending], timeout=0.05)
+    assert not done
+    assert old.account.leaving_bytes == 60
+    may_end.set()
+    await asyncio.wait_for(ending, 5)
+
+    assert old.account.leaving_bytes == 0
+    assert pool.metrics.evictions == 1
