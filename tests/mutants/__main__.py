@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "store/fetch_guard": (),
     "archive/pickle_check": (),
     "api/auth": (),
-    "api/request_head": ("http_connection",),
+    "api/request_head": (),
     "worker/loop": ("checks", "lengths", "rank", "steps"),
     "store/download": (),
     "api/http_connection": (),
