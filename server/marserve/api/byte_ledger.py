@@ -134,6 +134,7 @@ class ByteLedger:
     def __init__(self, limit: int, on_room: Callable[[], None] = lambda: None) -> None:
         self.limit = limit
         self.reserve = max(LEAST_RESERVE_BYTES, limit // RESERVE_SHARE)
+        self.half = self.reserve // 2
         self.on_room = on_room
         self.bodies = 0
         self.small = 0
@@ -152,7 +153,7 @@ class ByteLedger:
         """What a large body could have now, below 0 where answers have taken more than there is."""
         if self._dropped:
             self._settle()
-        half = self.reserve // 2
+        half = self.half
         return self.limit - self.bodies - self.answers - max(0, self.small - half) - max(0, self.parts - half)
 
     def figures(self) -> dict[str, int]:
@@ -169,7 +170,7 @@ class ByteLedger:
 
     def take_small(self, size: int) -> bool:
         """Count a small body until `release_small`; False where there is no room for it."""
-        half = self.reserve // 2
+        half = self.half
         if self.small + size > half:
             beyond = self.small + size - max(half, self.small)
             if beyond > self.room:
@@ -205,7 +206,7 @@ class ByteLedger:
 
     def take_part(self, hold: Hold, size: int) -> bool:
         """Count a piece of a small body; those that are not whole leave half of the reserve to those that are."""
-        half = self.reserve // 2
+        half = self.half
         if self.parts + size > half and self.parts + size - max(half, self.parts) > self.room:
             return False
         self.parts += size

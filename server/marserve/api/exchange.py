@@ -31,6 +31,8 @@ log = logging.getLogger("marserve.api")
 BODILESS: Final = (204, 304)
 # One write copies head and body together; above this two writes are cheaper than the copy.
 ONE_WRITE_BYTES: Final = 64 * 1024
+# A form up to this length is decoded at once; it need not be looked at.
+TINY_BYTES: Final = 512
 
 
 class Exchange:
@@ -70,7 +72,13 @@ class Exchange:
         self.keep = False
         self.small_bytes = 0  # of its body in the reserve for small ones
         if body and type(body) is not HeldBytes:
-            self._count(connection, body)
+            # As `take_small` does it, without a call: nearly every request comes here.
+            ledger, size = connection.listener.ledger, len(body)
+            if size <= SMALL_BYTES and ledger.small + size <= ledger.half:
+                ledger.small += size
+                self.small_bytes = size
+            else:
+                self._count(connection, body)
 
     def _count(self, connection: HttpConnection, body: bytes | bytearray) -> None:
         """Find room for a body that has come as a whole; without any the request is refused."""
@@ -105,7 +113,7 @@ class Exchange:
         if head.fault is not None:
             self.on_error(head.fault)
             return
-        if head.is_form and not is_quick(body, head.content_type or ""):
+        if head.is_form and len(body) > TINY_BYTES and not is_quick(body, head.content_type or ""):
             self.decoding = connection.listener.decoding.begin(_read_parts, body, head.content_type or "")
             self.decoding.add_done_callback(self._decoded)
         else:
@@ -354,7 +362,8 @@ class Exchange:
 
     def _end(self, connection: HttpConnection, now: float, keep: bool) -> None:
         if self.small_bytes:
-            self.release(connection)
+            connection.listener.ledger.release_small(self.small_bytes)
+            self.small_bytes = 0
         self.connection = self.job = None
         connection.finish(now, keep, is_refusal=self.refusal is not None)
 
