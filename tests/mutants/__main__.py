@@ -75,7 +75,7 @@ def main() -> int:
         copy = copy_of_the_repository(Path(name))
         for room, numbers in chosen.items():
             verdicts = run_room(room, numbers, copy, Path(name)) if numbers else []
-            verdicts = [one for one in before.get(room, ()) if one["outcome"] not in SURVIVORS] + verdicts
+            verdicts += [kept(one) for one in before.get(room, ()) if not is_among(one, verdicts)]
             verdicts.sort(key=lambda one: int(one["line"]))
             counts = collections.Counter(verdict["outcome"] for verdict in verdicts)
             totals += counts
@@ -110,6 +110,16 @@ def still_to_kill(room: str, verdicts: list[dict[str, Any]]) -> list[int]:
     numbers = {(str(mutant.place), mutant.change): number for number, mutant in enumerate(mutants)}
     left = [(one["place"], one["change"]) for one in verdicts if one["outcome"] in SURVIVORS]
     return sorted(numbers[one] for one in left if one in numbers)
+
+
+def is_among(one: dict[str, Any], verdicts: list[dict[str, Any]]) -> bool:
+    """Whether a mutant was run again."""
+    return any((one["place"], one["change"]) == (other["place"], other["change"]) for other in verdicts)
+
+
+def kept(one: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier run found of a mutant that was not run again: one that survived is not in the source any more."""
+    return {**one, "outcome": BROKEN} if one["outcome"] in SURVIVORS else one
 
 
 def copy_of_the_repository(folder: Path) -> Path:

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from mutants.__main__ import ROOT, choose, copy_of_the_repository, killed_share, run_room, still_to_kill, summary
+from mutants.__main__ import (
+    ROOT,
+    choose,
+    copy_of_the_repository,
+    is_among,
+    kept,
+    killed_share,
+    run_room,
+    still_to_kill,
+    summary,
+)
 from mutants.draw import all_mutants
 
 SOURCE = '''
@@ -123,6 +133,16 @@ def test_what_survived_is_found_again_where_it_stands() -> None:
     numbers = still_to_kill("wire", [*verdicts, {"place": "()", "change": "1 → 2", "outcome": "survived"}])
 
     assert numbers == [number for number in range(len(mutants)) if number % 3]
+
+
+def test_what_survived_and_is_not_in_the_source_any_more_is_not_viable() -> None:
+    """It must not count as killed; what was run again is what it is now."""
+    gone = {"place": "a", "change": "c", "outcome": "survived"}
+    killed = {**gone, "place": "b", "outcome": "killed"}
+
+    assert [kept(gone)["outcome"], kept(killed)["outcome"]] == ["not viable", "killed"]
+    assert is_among(gone, [{**gone, "outcome": "killed"}])
+    assert not is_among(gone, [killed])
 
 
 def test_a_copy_has_what_git_has_and_a_tracer_for_every_interpreter(tmp_path: Path) -> None:
