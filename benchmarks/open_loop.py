@@ -65,7 +65,9 @@ async def _send(port: int, path: str, dues: Sequence[float], bodies: Sequence[by
     async def one(due: float, body: bytes) -> None:
         connection = free.pop() if free else await asyncio.open_connection("127.0.0.1", port)
         reader, writer = connection
-        writer.write(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(body)) + body)
+        writer.write(
+            b"POST %s HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(body)) + body
+        )
         head = await reader.readuntil(b"\r\n\r\n")
         length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
         await reader.readexactly(length)
