@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -20,7 +22,9 @@ from marserve.api.request_head import (
     request_line,
     strip_upgrade,
 )
+from marserve.app.from_settings import http_limits
 from marserve.errors import BadInput, BodyTooLarge, MethodNotAllowed
+from marserve.settings import load_settings
 
 HOST = (b"Host", b"example.org")
 ROUTE = cast("Route", object())
@@ -84,6 +88,17 @@ def test_the_bytes_of_lines_are_those_of_the_wire() -> None:
     """A colon, a blank, and the line's end each."""
     assert header_bytes([(b"Host", b"a"), (b"X", b"")]) == len(b"Host: a\r\nX: \r\n")
     assert header_bytes([]) == 0
+
+
+def test_limits_that_nobody_set_are_those_of_the_settings_and_of_the_docs(tmp_path: Path) -> None:
+    """But for how many connections there may be; eight MiB wait for a slow reader of a stream."""
+    settings = load_settings("marserve", {}, {}, tmp_path)
+
+    of_settings = http_limits(settings)
+
+    numbers = {"connections": of_settings.connections, "connections_per_address": of_settings.connections_per_address}
+    assert of_settings == replace(HttpLimits(), **numbers)
+    assert HttpLimits().stream_buffer_bytes == 8 << 20
 
 
 # ------------------------------------------------------------------------------------------------------- the first line
