@@ -13,7 +13,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,8 @@ HERE = Path(__file__).resolve().parent
 RECORDINGS = sorted(path.stem for path in (HERE / "recorded").glob("*.json"))
 # Recordings whose models have trained weights, and whose handlers import torchvision.
 WITH_WEIGHTS = {"tensor_models"}
+# Recordings that are about the command itself: it is started as users start it.
+TRUE_STARTS = {"command_lines", "start_stop"}
 SECONDS = 300
 
 
@@ -80,11 +84,49 @@ def torchvision(tmp_path_factory: pytest.TempPathFactory, environment: dict[str,
     return found
 
 
-@pytest.mark.parametrize("recording", RECORDINGS)
+class Player:
+    """A process that plays recordings, one after the other (`player.py`)."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, HERE / "player.py"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def play(self, words: list[str], environment: dict[str, str]) -> dict[str, Any]:
+        """Run `play.py` with these words in this environment: its status and what it printed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"words": words, "environment": environment}) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        """No more orders."""
+        self._process.communicate(timeout=SECONDS)
+
+
+@pytest.fixture(scope="module")
+def player(environment: dict[str, str]) -> Iterator[Player]:
+    """One for all recordings."""
+    made = Player(environment)
+    yield made
+    made.close()
+
+
+# A recording with trained weights needs torchvision and half a minute; `make test-contract` plays it, too.
+@pytest.mark.parametrize(
+    "recording", [pytest.param(name, marks=[pytest.mark.long] * (name in WITH_WEIGHTS)) for name in RECORDINGS]
+)
 def test_a_recording_is_answered_as_torchserve_did(
     recording: str,
     fixtures: Path,
     environment: dict[str, str],
+    player: Player,
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
@@ -95,20 +137,18 @@ def test_a_recording_is_answered_as_torchserve_did(
         environment = request.getfixturevalue("torchvision")
     verdicts = tmp_path / "verdicts.json"
 
-    played = subprocess.run(
-        [
-            *(sys.executable, HERE / "play.py", "--cmd", "torchserve", "--fixtures", fixtures),
-            *("--only", f"^{recording}$", "--no-skips", "--json", verdicts),
-        ],
-        env={**environment, "XDG_CACHE_HOME": str(tmp_path / "cache")},  # models' requirements are kept there
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
+    command = "torchserve" if recording in TRUE_STARTS else f"{sys.executable} -m marserve.cli.torchserve"
+    words = ["--cmd", command, "--fixtures", str(fixtures), "--only", f"^{recording}$", "--no-skips"]
+
+    played = player.play(
+        [*words, "--json", str(verdicts)],
+        {**environment, "XDG_CACHE_HOME": str(tmp_path / "cache")},  # models' requirements are kept there
     )
 
-    assert played.returncode == 0, played.stdout[-6000:] + played.stderr[-2000:]
-    assert played.stdout.rstrip().endswith(" passed, 0 failed")
-    assert not played.stdout.rstrip().endswith("\n0 passed, 0 failed")
+    told = played["output"].rstrip()
+    assert played["status"] == 0, told[-6000:]
+    assert told.endswith(" passed, 0 failed")
+    assert not told.endswith("\n0 passed, 0 failed")
     cases = {name: case for row in json.loads(verdicts.read_text())["scenarios"] for name, case in row["cases"].items()}
     assert cases
     not_copied = {f"{recording}/{name}" for name, case in cases.items() if case["verdict"] == "quirk"}
