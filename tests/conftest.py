@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.by_file import ByFile
 from support.cost import CostReport
 from support.object_stores import S3Server, s3_server
 
@@ -24,6 +25,7 @@ settings.load_profile("suite")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--cost FILE` appends the processor time of each test to a file (`support/cost.py`)."""
     parser.addoption("--cost", type=Path, help="append each test's seconds of a processor to this file")
+    parser.addoption("--by-file", action="store_true", help="collect a file where it is run (`support/by_file.py`)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     path: Path | None = config.getoption("--cost")
     if path is not None:
         config.pluginmanager.register(CostReport(path), "cost")
+    if config.getoption("--by-file"):
+        config.pluginmanager.register(ByFile(), "by_file")
 
 
 @pytest.fixture

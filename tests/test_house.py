@@ -6,6 +6,7 @@ These tests read the sources and start fresh interpreters; they know no feature.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import re
 import subprocess
@@ -27,6 +28,12 @@ WEB = ("fastapi", "starlette", "uvicorn", "prometheus_client", "pydantic", "http
 def source_files() -> list[Path]:
     """Every Python file of the two packages."""
     return sorted(file for folder in PACKAGES.values() for file in folder.rglob("*.py"))
+
+
+@functools.cache
+def tree_of(file: Path) -> ast.Module:
+    """A file's syntax; several rules read it."""
+    return ast.parse(file.read_text("utf-8"))
 
 
 def tracked_files() -> list[Path]:
@@ -122,7 +129,7 @@ def test_every_module_says_what_it_is() -> None:
     """The first thing in a file is a docstring; only an empty `__init__` needs none."""
     silent = []
     for file in source_files():
-        tree = ast.parse(file.read_text("utf-8"))
+        tree = tree_of(file)
         if tree.body and not ast.get_docstring(tree):
             silent.append(relative(file))
 
@@ -216,11 +223,7 @@ def has_keyword(call: ast.Call, name: str, value: object) -> bool:
 
 def test_no_module_can_unpickle() -> None:
     """Neither server nor built-in handlers take what runs code out of data; `pickletools` only reads."""
-    found = [
-        f"{relative(file)}: {name}"
-        for file in source_files()
-        for name in unsafe_names(ast.parse(file.read_text("utf-8")))
-    ]
+    found = [f"{relative(file)}: {name}" for file in source_files() for name in unsafe_names(tree_of(file))]
 
     assert not found
 
@@ -229,7 +232,7 @@ def test_every_load_is_restricted_to_weights() -> None:
     """`torch.load` says `weights_only=True`, `numpy.load` never `allow_pickle=True`, YAML is loaded safely."""
     found = []
     for file in source_files():
-        for call, name in calls(ast.parse(file.read_text("utf-8"))):
+        for call, name in calls(tree_of(file)):
             is_open = (
                 (name.endswith("torch.load") and not has_keyword(call, "weights_only", True))
                 or has_keyword(call, "allow_pickle", True)
@@ -245,7 +248,7 @@ def test_the_server_runs_no_shell() -> None:
     """Nothing is ever started by a line of text."""
     found = []
     for file in source_files():
-        for call, name in calls(ast.parse(file.read_text("utf-8"))):
+        for call, name in calls(tree_of(file)):
             if has_keyword(call, "shell", True) or name in ("os.system", "os.popen"):
                 found.append(f"{relative(file)}, line {call.lineno}: {name}")
 

@@ -48,7 +48,8 @@ class CostReport:
         """A test with all of its fixtures; a module's end belongs to its last test."""
         before = read()
         result = yield
-        self._write("test", item.nodeid, before)
+        if isinstance(item, pytest.Function):
+            self._write("test", item.nodeid, before)
         return result
 
     @pytest.hookimpl(wrapper=True)

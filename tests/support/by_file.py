@@ -1,0 +1,86 @@
+"""Runs whole files side by side: each runner imports and collects the files that it runs, and no others.
+
+pytest-xdist has every runner collect all tests, which took four runners 25 seconds each. With `--by-file` a file is
+collected as one item that imports nothing; the runner that is given this item collects the file's tests and runs them.
+Files in the folders whose tests take longest go first. `make test` uses it; to choose tests by name or mark, use
+pytest without it (`-m "not long"` works).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SLOWEST_FIRST = ("contract", "end_to_end", "pool", "cli", "deploy", "examples")
+
+
+class WholeFile(pytest.Item):
+    """A file whose tests are not collected yet."""
+
+    def runtest(self) -> None:
+        """`ByFile` runs the file's tests in its place."""
+        raise AssertionError("a file is not a test")
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """What a runner that dies with it is said to have run."""
+        return self.path, 0, str(self.path.name)
+
+    def collect_tests(self) -> list[pytest.Item]:
+        """The tests of the file that `-m` and `-k` leave; an error of its import is reported as ever."""
+        holder = self.parent
+        assert isinstance(holder, Holder)
+        assert holder.parent is not None
+        module: pytest.Module = pytest.Module.from_parent(holder.parent, path=self.path)
+        items = list(self.session.genitems(module))
+        self.ihook.pytest_collection_modifyitems(session=self.session, config=self.config, items=items)
+        return items
+
+
+class Holder(pytest.File):
+    """Stands for a test file."""
+
+    def collect(self) -> Iterator[WholeFile]:
+        """One item."""
+        item: WholeFile = WholeFile.from_parent(self, name="file")
+        item.add_marker(pytest.mark.timeout(0))  # each test has its own limit
+        yield item
+
+
+class ByFile:
+    """The hooks of pytest."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Collector:
+        """The file, without importing it."""
+        holder: Holder = Holder.from_parent(parent, path=module_path)
+        return holder
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Long ones first, so that the runners end together."""
+        if all(isinstance(item, WholeFile) for item in items):
+            items.sort(key=_turn)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Run the tests of a file."""
+        if not isinstance(item, WholeFile):
+            return None
+        tests = item.collect_tests()
+        running = item.session.items
+        place = running.index(item)
+        for test, after in zip(tests, [*tests[1:], nextitem], strict=False):
+            if item.session.shouldfail or item.session.shouldstop:
+                break
+            running[place] = test  # pytest-xdist takes reports of the item alone that it knows to be running
+            test.ihook.pytest_runtest_protocol(item=test, nextitem=after)
+        running[place] = item
+        return True
+
+
+def _turn(item: pytest.Item) -> tuple[int, int, str]:
+    folder = next((part for part in item.path.parts if part in SLOWEST_FIRST), None)
+    turn = SLOWEST_FIRST.index(folder) if folder else len(SLOWEST_FIRST)
+    return turn, -item.path.stat().st_size, str(item.path)
