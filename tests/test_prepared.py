@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support.prepared import Prepared, run, source_pid
+from support.prepared import COMMANDS, Prepared, prepare, run
 from support.server import poll
 
 VERSION = [sys.executable, "-m", "marserve.cli.torchserve", "--version"]
@@ -89,7 +89,7 @@ def test_other_programs_and_options_are_started_as_ever(words: list[str], starts
 @pytest.mark.parametrize("name", ["PYTHONPATH", "HOME", "LC_ALL", "LD_LIBRARY_PATH", "PYDANTIC_DISABLE_PLUGINS"])
 def test_an_environment_that_an_import_read_is_a_start_of_its_own(name: str, starts: list[Any]) -> None:
     """What was imported under another one would not have followed it."""
-    assert source_pid() is not None or run(VERSION, timeout=60)
+    prepare(COMMANDS)
 
     with pytest.raises(ZeroDivisionError):
         Prepared(VERSION, env={**os.environ, name: "other"})

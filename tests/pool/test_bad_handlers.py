@@ -22,6 +22,7 @@ from support.processes import living, until
 from support.running_pool import RunningPool
 
 pytestmark = [
+    pytest.mark.true_starts,  # what is left behind is found by the environment of its start
     pytest.mark.anyio,
     pytest.mark.skipif(sys.platform != "linux", reason="its tricks are Linux's"),
 ]

@@ -26,6 +26,7 @@ from support.running_pool import RunningPool, worker_environment
 from support.worker_logs import KeptLines
 
 pytestmark = [
+    pytest.mark.true_starts,
     pytest.mark.anyio,
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked"),
 ]

@@ -13,6 +13,7 @@ from marserve.pool.launchers import leftovers as module
 from marserve.pool.launchers.leftovers import Leftovers
 
 pytestmark = [
+    pytest.mark.true_starts,  # what is left behind is found by the environment of its start
     pytest.mark.anyio,
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can be told"),
 ]

@@ -142,6 +142,7 @@ async def test_who_was_being_served_by_a_worker_over_its_limit_is_told_507(tmp_p
         assert dict(running.metrics.errors) == {"out_of_memory": 1}
 
 
+@pytest.mark.true_starts
 async def test_a_crash_for_want_of_memory_is_told_as_such(tmp_path: Path) -> None:
     """C++ aborts; its last words say why, and they are kept."""
     async with RunningPool(tmp_path, GREEDY, retry_on_worker_death=False) as running:

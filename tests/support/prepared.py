@@ -23,21 +23,40 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 PROGRAM = Path(__file__).with_name("prepared_process.py")
-# What the entry points import, but for those themselves: they are run, and not imported.
-MODULES = (
-    "marserve.app",
-    "marserve.app.grpc_ports",
-    "marserve.cli.background",
-    "marserve.cli.foreground",
-    "marserve.cli.start",
-    "marserve.plugins",
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What programs of one kind have in common: the module that is run, what it imports, and in which environment.
+
+    `entry` is how the module's name begins; it is run, and so not imported before. A program whose environment differs
+    in a variable that begins with one of `read_early` starts by itself.
+    """
+
+    entry: str
+    imports: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # What the interpreter, the C library or a library reads before any line of ours runs.
+    read_early: tuple[str, ...] = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "GRPC_", "COVERAGE_")
+
+
+COMMANDS = Kind(
+    "marserve.cli",
+    (
+        "marserve.app",
+        "marserve.app.grpc_ports",
+        "marserve.api.grpc_listener",
+        "marserve.cli.background",
+        "marserve.cli.foreground",
+        "marserve.cli.start",
+        "marserve.plugins",
+    ),
 )
-# Variables that the interpreter, the C library or a library looks at before any line of ours runs.
-LOOKED_AT_EARLY = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "GRPC_", "COVERAGE_")
 # The arguments of `Popen._execute_child`, in their order.
 _GIVEN = (
     *("args", "executable", "preexec_fn", "close_fds", "pass_fds", "cwd", "env", "startupinfo", "creationflags"),
@@ -61,11 +80,14 @@ _AS_ANY = {
 class _Source:
     """The process that programs are forked from, and this runner's connection to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._environment = {**os.environ, **kind.environment}
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(PROGRAM), str(theirs.fileno()), *MODULES],
+                [sys.executable, "-P", str(PROGRAM), str(theirs.fileno()), *kind.imports],
+                env=self._environment,
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -75,16 +97,15 @@ class _Source:
         self.pid = self._process.pid
         self.owner = os.getpid()
         told = self._hear()
-        self._looked_at: list[str] = told["looked_at"]
+        self._looked_at = [name for name in told["looked_at"] if not name.startswith("PYTEST_")]
         self._can_fork: bool = told["can_fork"]
-        self._environment = dict(os.environ)
         atexit.register(self.close)
 
     def takes(self, environment: Mapping[str, str]) -> bool:
         """Whether a program with this environment would have been imported the same."""
         if not self._can_fork or os.getpid() != self.owner:
             return False
-        early = {name for name in (*environment, *self._environment) if name.startswith(LOOKED_AT_EARLY)}
+        early = {name for name in (*environment, *self._environment) if name.startswith(self._kind.read_early)}
         return all(environment.get(name) == self._environment.get(name) for name in (*early, *self._looked_at))
 
     def fork(self, order: dict[str, Any], descriptors: Sequence[int]) -> int:
@@ -113,23 +134,33 @@ class _Source:
             self._process.wait()
 
 
-_source: _Source | None = None
+_sources: dict[Kind, _Source] = {}
 
 
-def source_pid() -> int | None:
-    """The process that programs are forked from, where there is one: it is nobody's leak."""
-    return _source.pid if _source is not None and _source.owner == os.getpid() else None
+def source_pids() -> set[int]:
+    """The processes that programs are forked from: they stay until the runner ends."""
+    return {source.pid for source in _sources.values() if source.owner == os.getpid()}
 
 
-def _find_source() -> _Source:
-    global _source
-    if _source is None or _source.owner != os.getpid():
-        _source = _Source()
-    return _source
+def prepare(kind: Kind) -> None:
+    """Start the process that programs of this kind are forked from, where there is none yet."""
+    _find_source(kind)
+
+
+def _find_source(kind: Kind) -> _Source:
+    source = _sources.get(kind)
+    if source is None or source.owner != os.getpid():
+        source = _sources[kind] = _Source(kind)
+    return source
 
 
 class Prepared(subprocess.Popen[Any]):
-    """As `subprocess.Popen`, and quicker for `python -m` with a module of marserve's command line."""
+    """As `subprocess.Popen`, and quicker for `python -m` with a module of marserve's command line.
+
+    A subclass may have programs of another kind.
+    """
+
+    kind: ClassVar[Kind] = COMMANDS
 
     def _execute_child(self, *given: Any) -> None:
         if len(given) == len(_GIVEN) and self._fork(dict(zip(_GIVEN, given, strict=True))):
@@ -139,7 +170,11 @@ class Prepared(subprocess.Popen[Any]):
     def _fork(self, given: dict[str, Any]) -> bool:
         words = [os.fsdecode(word) for word in given["args"]] if not isinstance(given["args"], str) else []
         is_safe, module, arguments = _read(words)
-        if not module or sys.platform != "linux" or any(given[name] != value for name, value in _AS_ANY.items()):
+        if (
+            not module.startswith(self.kind.entry)
+            or sys.platform != "linux"
+            or any(given[name] != value for name, value in _AS_ANY.items())
+        ):
             return False
         environment = {
             os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if given["env"] is None else given["env"]).items()
@@ -151,7 +186,7 @@ class Prepared(subprocess.Popen[Any]):
         ]
         if any(os.isatty(number) for number in streams) or not os.path.isdir(folder):
             return False
-        source = _find_source()
+        source = _find_source(self.kind)
         if not source.takes(environment):
             return False
         order = {
@@ -179,7 +214,7 @@ def _read(words: Sequence[str]) -> tuple[bool, str, list[str]]:
         return False, "", []
     is_safe = words[1:2] == ["-P"]
     rest = words[2 if is_safe else 1 :]
-    if len(rest) < 2 or rest[0] != "-m" or not rest[1].startswith("marserve.cli"):
+    if len(rest) < 2 or rest[0] != "-m":
         return False, "", []
     return is_safe, rest[1], list(rest[2:])
 

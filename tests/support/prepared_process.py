@@ -38,7 +38,8 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     with recorded_reads() as looked_at:
         for name in sys.argv[2:]:
-            importlib.import_module(name)
+            with suppress(ImportError):  # an optional package that is not there
+                importlib.import_module(name)
     setproctitle.getproctitle()  # it looks for its place beside the environment, which is another one in a program
     gc.collect()
     gc.freeze()  # what is imported stays where it is, also when a program collects its garbage
@@ -127,6 +128,17 @@ def fork_sibling(thread_id: int) -> int:
     return pid
 
 
+def open_streams() -> None:
+    """Standard streams as the interpreter makes them at its start, which asks what they are."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        before = getattr(sys, name)
+        made = os.fdopen(number, "w" if number else "r", encoding=before.encoding, errors=before.errors, closefd=False)
+        if number == 2:
+            made.reconfigure(line_buffering=True)
+        setattr(sys, name, made)
+        setattr(sys, f"__{name}__", made)
+
+
 def become(order: dict[str, Any], descriptors: list[int], connection: socket.socket) -> None:
     """Be the program: its session, descriptors, folder, environment and arguments. Then the test hears its id."""
     numbers: list[int] = order["numbers"]
@@ -142,6 +154,7 @@ def become(order: dict[str, Any], descriptors: list[int], connection: socket.soc
         if int(name) not in (*numbers, last):
             with suppress(OSError):  # the listing's own
                 os.close(int(name))
+    open_streams()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(order["folder"])
     os.environ.clear()

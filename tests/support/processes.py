@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import psutil
 
-from support.prepared import source_pid
+from support.prepared import source_pids
 
 
 def living(pids: Iterable[int]) -> set[int]:
@@ -26,8 +26,8 @@ def _lives(pid: int) -> bool:
 
 
 def descendants(pid: int | None = None) -> set[int]:
-    """All processes below this one (or below us), zombies included; not the one that programs are forked from."""
-    return {child.pid for child in psutil.Process(pid).children(recursive=True)} - {source_pid()}
+    """All processes below this one (or below us), zombies included; not those that programs are forked from."""
+    return {child.pid for child in psutil.Process(pid).children(recursive=True)} - source_pids()
 
 
 def group_of(group: int) -> set[int]:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import msgspec
+import pytest
 
 import marserve
 import marserve_handlers
 from marserve.errors import MarserveError
 from marserve.messages import Answer, Load, Part, Request
-from marserve.pool.launchers import Launchers
+from marserve.pool.launchers import Launchers, process
 from marserve.pool.launchers.cluster import Cluster
+from marserve.pool.launchers.forked import SINGLE_THREADED
 from marserve.pool.options import PoolOptions
 from marserve.pool.output import WorkerOutput
 from marserve.pool.queue import Job
@@ -24,6 +28,7 @@ from marserve.pool.room import Room
 from marserve.pool.supervisor import Pool
 from marserve.telemetry.metrics import VersionMetrics
 from support.model_folders import OBEDIENT, write_model
+from support.prepared import Kind, Prepared, prepare
 from support.processes import descendants, living, open_descriptors, until
 from support.receivers import Waiting
 from support.worker_logs import KeptLines
@@ -39,6 +44,29 @@ def worker_environment(**more: str) -> Mapping[str, str]:
     """What workers inherit in tests: ours, and the way to this checkout's packages."""
     packages = [str(Path(package.__path__[0]).parent) for package in (marserve, marserve_handlers)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(packages), **more}
+
+
+_IMPORTS = ("marserve.worker.loop", "marserve.worker.template", "marserve.worker.checks")
+WORKERS = Kind("marserve.worker", _IMPORTS, worker_environment())
+TORCH_WORKERS = Kind(
+    "marserve.worker",
+    (*_IMPORTS, "torch", "torch.distributed"),
+    {**WORKERS.environment, **SINGLE_THREADED},
+    (*WORKERS.read_early, "OMP_", "MKL_", "OPENBLAS_"),
+)
+
+
+@contextmanager
+def prepared_workers(kind: Kind) -> Iterator[None]:
+    """Workers and templates that pools of this process start meanwhile are forked (`support/prepared.py`).
+
+    Each is a process as ever, which has not imported what it would have imported.
+    """
+    prepare(kind)
+    forked = type("Workers", (Prepared,), {"kind": kind})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "subprocess", SimpleNamespace(Popen=forked, DEVNULL=subprocess.DEVNULL))
+        yield
 
 
 class RunningPool:
