@@ -51,6 +51,7 @@ while words[0].startswith("-"):
 told = {{name: places.get(value, value) for name, value in told.items()}}
 if "/opt/ml" in places:
     told |= {{"SAGEMAKER_BASE_DIR": places["/opt/ml"], "SAGEMAKER_BIND_TO_PORT": port}}
+    told["SAGEMAKER_SAFE_PORT_RANGE"] = {ports!r}  # the other ports would be the machine's 8081 and 8082
 os.chdir({folder!r})
 os.execve(sys.executable, [sys.executable, "-m", "marserve.cli.container", *words[1:]], os.environ | told)
 """
@@ -74,7 +75,10 @@ def checkout(tmp_path: Path, image: ImageHome) -> Path:
         (folder / name).symlink_to(ROOT / name)
     environment = image.environment | {"TEMP": str(tmp_path), "TMPDIR": str(tmp_path)}
     program = folder / "bin" / "docker"
-    program.write_text(DOCKER.format(python=sys.executable, folder=str(image.folder), environment=environment))
+    ports = f"{image.further[0]}-{image.further[-1]}"
+    program.write_text(
+        DOCKER.format(python=sys.executable, folder=str(image.folder), environment=environment, ports=ports)
+    )
     program.chmod(0o755)
     return folder
 

@@ -537,7 +537,7 @@ async def test_a_template_that_is_given_up_does_not_cost_the_other_slots(tmp_pat
     def handle(data, context):
         return ["mended"] if data else None
     """
-    async with RunningPool(tmp_path, source, start="fork", startup_timeout_s=0.6) as running:
+    async with RunningPool(tmp_path, source, start="fork", startup_timeout_s=3.0) as running:
         running.pool.start()
         await asyncio.sleep(0.3)
         running.pool.scale(2, 2)
@@ -545,7 +545,7 @@ async def test_a_template_that_is_given_up_does_not_cost_the_other_slots(tmp_pat
             await running.pool.wait_until_ready()
 
         running.file("mended").touch()
-        await until(lambda: running.pool.ready_workers == 2, "both slots recover", timeout_s=20.0)
+        await until(lambda: running.pool.ready_workers == 2, "both slots recover", timeout_s=60.0)
 
         assert await running.ask_body(b"x") == b"mended"
 

@@ -69,7 +69,12 @@ class RemotePool(RunningPool):
 
 def of_clusters() -> list[int]:
     """The processes below us that have the nodes of a cluster below them."""
-    return [child.pid for child in psutil.Process().children() if any(PROGRAM.name in word for word in child.cmdline())]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # a child that has just ended has no command line
+            if any(PROGRAM.name in word for word in child.cmdline()):
+                found.append(child.pid)
+    return found
 
 
 class Gate:
