@@ -26,6 +26,7 @@ from support.file_server import file_server, whole
 from support.load_beside import LoadBeside
 from support.object_stores import S3Server
 from support.open_loop import count_by_status
+from support.prepared import run
 from support.server import Server, make_archive, poll
 
 SCHEMA = Schema()
@@ -106,13 +107,11 @@ class Declared(Server):
 
     def marserve(self, *words: str, status: int = 0) -> Any:
         """Run a command with `--json` and give its document."""
-        done = subprocess.run(
+        done = run(
             [sys.executable, "-m", "marserve.cli", *words, "--management", self.management, "--json"],
             cwd=self.folder,
-            capture_output=True,
             text=True,
             timeout=60,
-            check=False,
         )
         assert done.returncode == status, done.stdout + done.stderr
         return json.loads(done.stdout)
@@ -484,9 +483,7 @@ def test_two_words_on_which_models_there_are_do_not_start_a_server(tmp_path: Pat
 def run_in_vain(server: Declared) -> str:
     """What a server says that does not start."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("TS_", "MARSERVE_"))}
-    done = subprocess.run(
-        server.command(), cwd=server.folder, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run(server.command(), cwd=server.folder, env=environment, text=True, timeout=60)
     server.client.close()
     assert done.returncode in (1, 2)
     return done.stderr
@@ -540,7 +537,7 @@ def test_a_document_is_checked_without_a_server(tmp_path: Path) -> None:
 
     def marserve(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "marserve.cli", "plan", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        return run(command, cwd=tmp_path, text=True, timeout=60)
 
     (tmp_path / "right.yaml").write_text(text(m=["1.0"]))
     (tmp_path / "wrong.yaml").write_text("models:\n  m:\n    vesions: {}\n    zzz: 1\n")

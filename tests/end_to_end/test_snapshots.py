@@ -14,6 +14,7 @@ from marserve.settings.load import read_properties
 from support.file_server import file_server, whole
 from support.hub_server import hub_server
 from support.plugin_packages import ENDPOINT, STORE, Installation
+from support.prepared import run
 from support.server import Server, make_archive, poll
 
 ECHO = """
@@ -150,7 +151,7 @@ def test_a_snapshot_whose_archive_has_gone_stops_the_start(server: Restarted) ->
     (server.store / "echo.mar").unlink()
     server.names_file = False
 
-    done = subprocess.run(server.command(), cwd=server.folder, capture_output=True, text=True, timeout=60)
+    done = run(server.command(), cwd=server.folder, text=True, timeout=60)
 
     assert done.returncode == 1
     said = done.stderr.strip().splitlines()[-1]
@@ -171,7 +172,7 @@ def test_a_damaged_snapshot_is_one_sentence_and_status_1(server: Restarted, text
     (folder / "20260131120000000-startup.cfg").write_text(f"model_snapshot={text}\n")
     server.names_file = False
 
-    done = subprocess.run(server.command(), cwd=server.folder, capture_output=True, text=True, timeout=60)
+    done = run(server.command(), cwd=server.folder, text=True, timeout=60)
 
     assert done.returncode == 1
     assert said in done.stderr.strip().splitlines()[-1]

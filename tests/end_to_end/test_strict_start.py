@@ -11,6 +11,7 @@ import httpx
 import psutil
 import pytest
 
+from support.prepared import Prepared
 from support.server import Server, make_archive, poll
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes by way of /proc")
@@ -100,7 +101,7 @@ def store_of(folder: Path) -> Path:
 def started(server: Server) -> subprocess.Popen[bytes]:
     """The server's process, which may end at any time."""
     with (server.folder / "console.log").open("ab") as output:
-        return subprocess.Popen(
+        return Prepared(
             server.command(),
             cwd=server.folder,
             env={**os.environ, "TMPDIR": str(server.temporary), "TEMP": str(server.temporary)},

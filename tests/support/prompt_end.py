@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 def kept_waiting_s(pid: int) -> float:
@@ -32,12 +32,14 @@ def run_to_end(
     stdout: IO[str],
     stderr: IO[str],
     timeout_s: float,
+    program: type[subprocess.Popen[Any]] = subprocess.Popen,
 ) -> tuple[int, float]:
-    """Run a command; its status, and the seconds that it took. One that takes longer than `timeout_s` is killed."""
+    """Run a command; its status, and the seconds that it took. One that takes longer than `timeout_s` is killed.
+
+    `program` starts it: `support.prepared.Prepared` where the claim is not the start itself.
+    """
     began = time.monotonic()
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
-    )
+    process = program(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
     limit = threading.Timer(timeout_s, process.kill)
     limit.start()
     try:

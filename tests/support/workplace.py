@@ -16,6 +16,7 @@ from types import TracebackType
 
 import psutil
 
+from support.prepared import Prepared
 from support.prompt_end import run_to_end
 from support.server import free_ports, make_archive, poll
 
@@ -34,6 +35,7 @@ class Workplace:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.is_prepared = False  # whether commands are forked with their imports done (`support/prepared.py`)
         self.before: tuple[str, ...] = ()  # what commands are run by, a program that takes rights away for one
         self._commands = 0
         self.took_s = 0.0  # how long the last command took of a machine of its own
@@ -128,6 +130,7 @@ class Workplace:
                 stdout=out,
                 stderr=err,
                 timeout_s=90,
+                program=Prepared if self.is_prepared else subprocess.Popen,
             )
             out.seek(0)
             err.seek(0)
