@@ -267,6 +267,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_the_server_serves(tmp_path:
 def run_until_ended(server: Server, words: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """Run the server's command; it is expected to end by itself."""
     environment = {"PYTHONPATH": server._environment["PYTHONPATH"], "PATH": "/usr/bin:/bin"}
+    environment |= dict.fromkeys(("TMPDIR", "TEMP"), str(server.temporary))  # another's PID file is not met there
     return subprocess.run(
         [*server.command(), *words], cwd=server.folder, env=environment, capture_output=True, text=True, timeout=60
     )
