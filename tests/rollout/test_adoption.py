@@ -258,6 +258,10 @@ async def test_a_shadow_and_a_version_on_demand_are_adopted_as_they_are(house: U
     await house.reconciler.undo()
 
     assert house.described() == before
+    assert house.pools.of("o", "1.0").options.least_awake == 2  # so many are woken
+    outcome = await house.reconciler.apply(document(m=["1.0"]), unnamed="adopt")
+    assert outcome.state is not None
+    assert (await house.reconciler.plan(outcome.state.write())).is_empty
 
 
 async def test_an_archive_of_its_own_words_is_captured_without_them(house: Ungoverned) -> None:
@@ -320,12 +324,15 @@ async def test_a_governed_server_is_asked_nothing_and_adopts_nothing(house: Ungo
     assert list(house.described()) == ["o"]
 
 
+@pytest.mark.parametrize("is_known", [True, False])
 async def test_a_folder_that_cannot_be_written_keeps_undo_for_this_process(
-    house: Ungoverned, caplog: pytest.LogCaptureFixture
+    house: Ungoverned, caplog: pytest.LogCaptureFixture, is_known: bool
 ) -> None:
-    """A read-only container applies documents as ever; the log says what is lost."""
-    (house.root / "state").write_text("no folder")
+    """A read-only container applies documents as ever; the log says what is lost, at the start or at the first one."""
+    if is_known:
+        (house.root / "state").write_text("no folder")
     house.reconciler = house.another()
+    (house.root / "state").write_text("no folder")
     before = house.described()
 
     await house.reconciler.apply(document(o=["1.0"]), unnamed="prune")
