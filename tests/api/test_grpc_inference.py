@@ -12,6 +12,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
+from marserve.api.byte_ledger import ByteLedger
 from marserve.api.grpc_inference import SERVICE
 from marserve.api.grpc_listener import GrpcLimits
 from marserve.errors import HandlerFailed, MarserveError, ModelNotFound, NoWorker, QueueFull, WorkerDied
@@ -45,6 +46,28 @@ async def test_a_prediction_is_one_request_and_one_answer() -> None:
         ("x", b"1", None),
     ]
     assert (job.request.headers, job.request.server_headers, job.request.deadline) == ([], [], None)
+
+
+async def test_messages_and_answers_count_and_one_without_room_is_told_to_come_again() -> None:
+    """As long as their calls run, and until answers are sent; then nothing is held."""
+    registry, ledger = FakeRegistry(), ByteLedger(1024 * 1024)
+    async with inference_port(registry, ledger=ledger) as port, client_of(port) as client:
+        first = predict(client, body=b"x" * 700_000)
+        job = await registry.wait_for(1)
+        assert 700_000 < ledger.bodies < 701_000
+        second = predict(client, "echo", b"x" * 700_000)
+        code, text = await refusal(second)
+        pushback = dict(await second.trailing_metadata())["grpc-retry-pushback-ms"]
+        small = await predict(client, "echo", b"hi")
+        job.answer(b"y" * 900_000)
+        assert (await first).prediction == b"y" * 900_000
+        third = await predict(client, "echo", b"x" * 700_000)
+
+    assert code == "UNAVAILABLE"
+    assert "max_bytes_in_flight" in text
+    assert int(pushback) > 0
+    assert (small.prediction, len(third.prediction)) == (b"hi", 700_000)
+    assert ledger.figures() == {"bodies": 0, "small_bodies": 0, "waiting": 0, "answers": 0}
 
 
 async def test_the_request_id_travels_behind_every_answer() -> None:

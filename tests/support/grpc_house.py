@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from marserve.api.byte_ledger import ByteLedger
 from marserve.api.grpc_calls import Authorize
 from marserve.api.grpc_listener import GrpcAddress, GrpcLimits, GrpcListener, GrpcPorts
 from marserve.api.grpc_schema import Schema
@@ -92,6 +93,7 @@ async def inference_port(
     has_open_inference: bool = False,
     overload_status: int = 503,
     stall_timeout_s: float = 60.0,
+    ledger: ByteLedger | None = None,
 ) -> AsyncIterator[GrpcListener]:
     """An inference port that accepts calls; stopped in the end."""
     book = book or Book()
@@ -102,6 +104,7 @@ async def inference_port(
         identity=identity,
         overload_status=overload_status,
         stall_timeout_s=stall_timeout_s,
+        ledger=ledger,
     )
     listener = ports.bind_inference(HERE, limits or GrpcLimits(), authorize, has_open_inference=has_open_inference)
     async with _accepting(listener):
