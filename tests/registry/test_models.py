@@ -1075,6 +1075,17 @@ async def test_a_start_keeps_such_a_name_and_warns(house: House, odd: str, caplo
     assert any(model in record.getMessage() for record in caplog.records)
 
 
+async def test_a_model_that_is_there_gets_no_version_of_such_a_name(house: House) -> None:
+    """The version's name is new."""
+    await house.add("m", "1.0", workers=0)
+    write_mar(house.store / "odd.mar", manifest("m", "2\u202e"))
+
+    with pytest.raises(BadName, match="The version name"):
+        await house.registry.register(RegisterParameters("odd.mar"))
+
+    assert [each["modelVersion"] for each in house.registry.describe_all("m")] == ["1.0"]
+
+
 async def test_a_model_that_has_such_a_name_can_be_swapped(house: House) -> None:
     """It is not a new name."""
     house.put("m")

@@ -115,7 +115,7 @@ class BrowserRules:
         if self._is_allowed(text):
             return True
         origin = read_origin(text)
-        if origin is None or not host:
+        if origin is None:
             return False
         own_host, own_port = split_host(host)
         if is_told_same and origin.host == own_host:
