@@ -151,6 +151,31 @@ def test_what_is_compressed_is_refused_only_where_it_must_be_a_pickle(tmp_path: 
     assert check(tmp_path / "log", {"a.log.gz": start + b"rest"}) is None
 
 
+@pytest.mark.parametrize(
+    ("start", "operations", "is_refused"),
+    [(b"\x80\x05", 10, True), (b"\x80\x02", 10, True), (b"\x80\x02", 4, False), (b"\x80\x06", 10, False)],
+)
+def test_what_begins_like_a_pickle_for_long_enough_is_a_damaged_one(
+    tmp_path: Path, start: bytes, operations: int, is_refused: bool
+) -> None:
+    """Two bytes may be of anything, as those of a protocol that no Python knows are."""
+    data = start + b"N0" * (operations // 2) + b"\xff"
+
+    assert check(tmp_path / "data", {"data": data}) == ("data" if is_refused else None)
+    assert check(tmp_path / "called", {"a.pkl": b"\x80\x02N0\xff"}) == "a.pkl"
+
+
+def test_a_guess_ends_after_as_many_operations_as_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What neither is called a pickle nor begins like one is looked at no further; a pickle's file is, to its end."""
+    program = b"(Vx\n" + b"Vy\n0" * 30 + b"csubprocess\nPopen\n(tR."
+    assert check(tmp_path / "all", {"data": program}) == "data"
+
+    monkeypatch.setattr(f"{MODULE}._GUESSED_OPERATIONS", 50)
+
+    assert check(tmp_path / "guess", {"data": program}) is None
+    assert check(tmp_path / "called", {"data.pkl": program}) == "data.pkl"
+
+
 # ------------------------------------------------------------------------------------------------- who reads it
 
 EXPORTED = {"archive_format": b"pt2", "models/model.json": b"{}"}
@@ -164,6 +189,10 @@ READERS = {
     "code that is a pickle": ({"constants.pkl": HARMLESS, "code/a.pkl": SCRIPT}, "code/a.pkl"),
     "an object of an exported program": (
         {**EXPORTED, "data/constants/custom_obj_12": zip_of({"o/data.pkl": SCRIPT, "o/constants.pkl": HARMLESS})},
+        None,
+    ),
+    "an object of its data alone": (
+        {**EXPORTED, "data/constants/custom_obj_1": zip_of({"o/data.pkl": SCRIPT, "o/version": b"3"})},
         None,
     ),
     "an object's own pickle": ({**EXPORTED, "data/constants/custom_obj_0": SCRIPT}, None),
