@@ -217,7 +217,8 @@ def post(model: str, body: bytes = b"x", **headers: str | int) -> bytes:
     """A prediction; underscores in header names become hyphens."""
     lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
     return (
-        f"POST /predictions/{model} HTTP/1.1\r\nHost: x\r\n{lines}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        f"POST /predictions/{model} HTTP/1.1\r\nHost: localhost\r\n{lines}Content-Length: {len(body)}\r\n\r\n".encode()
+        + body
     )
 
 
