@@ -1,0 +1,54 @@
+"""Files that are collected where they are run: every test and every file that cannot be imported is told, none lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CONFTEST = """
+import pytest
+from support.by_file import ByFile
+def pytest_configure(config):
+    config.pluginmanager.register(ByFile(), "by_file")
+@pytest.fixture(scope="session", autouse=True)
+def once():
+    with open("begun", "a") as file: file.write("x")
+    yield
+    with open("ended", "a") as file: file.write("x")
+"""
+FILES = {
+    "test_good.py": (
+        "import pytest\n"
+        "@pytest.mark.parametrize('number', range(3))\ndef test_it(number): pass\n"
+        "@pytest.mark.long\ndef test_long(): assert 0\n"
+    ),
+    "test_bad.py": "def test_fails(): assert 0\ndef test_passes(): pass\n",
+    "test_broken.py": "import no_such_module_anywhere\n",
+    "test_absent.py": "import pytest\npytest.skip('not here', allow_module_level=True)\n",
+}
+
+
+def test_what_becomes_of_each_file_is_told(tmp_path: Path) -> None:
+    """Passed, failed, deselected, skipped and broken, in one runner that sets session fixtures up once."""
+    for name, source in {"conftest.py": CONFTEST, **FILES}.items():
+        (tmp_path / name).write_text(source)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long: x\n")
+    command = [sys.executable, "-m", "pytest", "-ra", "-q", "-m", "not long", "-n", "1", "--dist", "load"]
+
+    ran = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "1 failed, 4 passed, 1 skipped, 1 error" in ran.stdout
+    assert "ERROR test_broken.py" in ran.stdout
+    assert "FAILED test_bad.py::test_fails" in ran.stdout
+    assert ((tmp_path / "begun").read_text(), (tmp_path / "ended").read_text()) == ("x", "x")
