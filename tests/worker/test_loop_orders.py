@@ -516,3 +516,22 @@ def test_a_connection_waits_for_whole_messages_and_ends_with_the_server() -> Non
         connection.receive_some()
     connection.send(Lengths(1, 0.5, []))
     assert bytes(sock.written).startswith(b"mW")
+
+
+def test_the_time_in_the_authors_code_is_told_and_a_type_that_it_chose_stays(page: Page) -> None:
+    """Among whatever other headers it set; without one a document of ours says that it is JSON."""
+
+    def handle(rows: list[dict[str, Any]], context: Any) -> list[Any]:
+        for row in range(2):
+            context.set_response_header(row, "X-A", "1")
+        context.set_response_header(0, "Content-Type", "text/x")
+        return [{"a": 1}, {"a": 1}]
+
+    server = Server([(Batch(1, [item(), item()]), [bytearray(b"1"), bytearray(b"2")])])
+
+    assert run(server, page, model_of(handle)) == 0
+
+    (results,) = server.of(Results)
+    assert 0 <= results.handler_s < 60
+    types = [[value for name, value in each.headers if name.lower() == "content-type"] for each in results.results]
+    assert types == [["text/x"], ["application/json"]]
