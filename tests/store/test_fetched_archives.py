@@ -54,6 +54,18 @@ def test_what_the_operator_put_there_stays(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mar", "b.mar", "c.mar", "mine.mar"]
 
 
+def test_a_file_that_the_operator_put_there_meanwhile_is_not_taken_for_a_fetched_one(tmp_path: Path) -> None:
+    """Even one with the same bytes as what was fetched, and got no name because of it."""
+    record = FetchedArchives(None)
+    path = tmp_path / "m.mar"
+    path.write_bytes(b"fetched")
+    record.note(path, hashlib.sha256(b"fetched").hexdigest())
+
+    assert not record.knows(path)
+    assert not record.delete(path)
+    assert path.exists()
+
+
 def test_a_record_holds_wherever_the_next_start_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model store may be named from the working directory."""
     monkeypatch.chdir(tmp_path)

@@ -44,10 +44,11 @@ class FetchedArchives:
     def note(self, path: Path, sha256: str) -> None:
         """A file with this digest is about to get this name. Blocks.
 
-        A record of a file that is there stays: what comes cannot take its place.
+        Where a file is there already nothing is noted: what comes cannot take its place, and the file may be the
+        operator's.
         """
         with self._lock:
-            if _key(path) in self._digests and path.exists():
+            if os.path.lexists(path):
                 return
             self._digests.pop(_key(path), None)
             self._digests[_key(path)] = sha256
