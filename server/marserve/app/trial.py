@@ -49,7 +49,10 @@ async def _try(settings: Settings) -> list[BadSettings]:
     logs = configure_logs(folder=settings.log_location, to_stdout=False)
     try:
         async with contextlib.AsyncExitStack() as stack:
-            machine = await asyncio.to_thread(describe_machine, os.environ, is_strict=settings.entry == "marserve")
+            is_strict, uses_devices = settings.entry == "marserve", settings.number_of_gpu != 0
+            machine = await asyncio.to_thread(
+                describe_machine, os.environ, is_strict=is_strict, uses_devices=uses_devices
+            )
             parts = await build_parts(settings, logs, machine, stack, lambda reason: None)
             return [problem async for problem in _try_models(settings, parts)]
     except CannotStart as error:
