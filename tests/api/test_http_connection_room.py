@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 
 from marserve.api.byte_ledger import LEAST_RESERVE_BYTES, PATIENCE_S, SMALL_BYTES, ByteLedger
+from marserve.api.http_connection import Flow, HttpConnection
 from support.http_client import Cut, RawClient, Response
 from support.http_listener import Listening, listening
 
@@ -186,6 +189,107 @@ async def test_a_body_keeps_its_room_as_long_as_its_request_is_known() -> None:
         del job
         listener.plane.submitted.clear()
         assert ledger.room == MIB
+
+
+URLENCODED = b"a=" + b"x" * 200_000
+MULTIPART = b'--b\r\nContent-Disposition: form-data; name="f"\r\n\r\n' + b"x" * 200_000 + b"\r\n--b--\r\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [(b"application/x-www-form-urlencoded", URLENCODED), (b"multipart/form-data; boundary=b", MULTIPART)],
+)
+async def test_a_form_keeps_its_room_though_its_parts_have_replaced_its_body(kind: bytes, form: bytes) -> None:
+    """Decoded by a thread or at once; until the answer, or until the client has gone."""
+    ledger = ByteLedger(MIB)
+    whole = HEAD % b"slow" + b"Content-Type: %b\r\nContent-Length: %d\r\n\r\n" % (kind, len(form)) + form
+    async with listening(ledger=ledger) as listener:
+        async with listener.connect() as client:
+            await client.send(whole)
+            job = await listener.plane.wait_for(1)
+            assert ledger.room == MIB - len(form)
+            job.answer(b"")
+            await client.read()
+            await wait_for_room(listener, ledger)
+            await client.send(whole)
+            await listener.plane.wait_for(2)
+            assert ledger.room == MIB - len(form)
+        await listener.wait_until_empty()
+        await wait_for_room(listener, ledger)
+
+
+@pytest.mark.parametrize("size", [20_000, 100_000])
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("is_at_once", [False, True])
+async def test_a_body_that_came_in_pieces_counts_while_its_request_runs(
+    size: int, is_chunked: bool, is_at_once: bool
+) -> None:
+    """Also one that has no hold of its own: a short one, and one whose chunks came in one read."""
+    ledger = ByteLedger(MIB)
+    first = second = b"x" * (size // 2)
+    framing = b"Content-Length: %d" % size
+    if is_chunked:
+        framing = b"Transfer-Encoding: chunked"
+        first = b"%x\r\n%b\r\n" % (len(first), first)
+        second = first + b"0\r\n\r\n"
+    async with listening(ledger=ledger) as listener, listener.connect() as client:
+        await client.send(HEAD % b"slow" + framing + b"\r\n\r\n" + first + (second if is_at_once else b""))
+        if not is_at_once:
+            async with asyncio.timeout(10):
+                while ledger.figures() == NOTHING:
+                    await asyncio.sleep(0.001)
+            await client.send(second)
+        await listener.plane.wait_for(1)
+        assert ledger.small + ledger.bodies == size
+
+
+async def test_a_body_that_is_read_no_more_gives_its_room_back() -> None:
+    """The answer before it closes the connection: what had come of the body, and what was to come, is not held."""
+    ledger = ByteLedger(MIB)
+    async with listening(ledger=ledger) as listener, listener.connect() as client:
+        await client.send(HEAD % b"slow" + b"\r\n" + HEAD % b"slow" + b"Content-Length: 300000\r\n\r\n" + b"x" * 9)
+        job = await listener.plane.wait_for(1)
+        async with asyncio.timeout(10):
+            while ledger.bodies != 300_000:
+                await asyncio.sleep(0.001)
+        for connection in listener.server.server_state.connections:
+            cast("HttpConnection", connection).part_after_next_answer()
+        job.answer(b"")
+        assert (await client.read()).header("connection") == "close"
+        assert ledger.figures() == NOTHING
+
+
+class Valve(asyncio.Transport):
+    """A transport of which only reading is looked at."""
+
+    is_open = True
+
+    def pause_reading(self) -> None:
+        """Shut."""
+        self.is_open = False
+
+    def resume_reading(self) -> None:
+        """Open."""
+        self.is_open = True
+
+
+async def test_reading_rests_while_there_is_any_reason_for_it() -> None:
+    """The end of one reason does not end another: requests that wait for their turn keep a connection unread."""
+    valve = Valve()
+    flow = Flow(valve)
+    steps: list[tuple[Callable[[], None], bool]] = [
+        (flow.pause_reading, False),
+        (lambda: flow.hold("room"), False),
+        (lambda: flow.let_go("room"), False),
+        (lambda: flow.let_go("room"), False),
+        (flow.resume_reading, True),
+        (lambda: flow.hold("room"), False),
+        (flow.resume_reading, False),
+        (lambda: flow.let_go("room"), True),
+    ]
+    for step, is_open in steps:
+        step()
+        assert (valve.is_open, flow.read_paused) == (is_open, not is_open)
 
 
 async def test_answers_count_while_their_clients_do_not_take_them() -> None:

@@ -10,7 +10,7 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from marserve.api.byte_ledger import SMALL_BYTES, HeldBytes
+from marserve.api.byte_ledger import SMALL_BYTES, HeldBytes, Hold
 from marserve.api.errors import NoRoomForBody, error_answer
 from marserve.api.inference import Job
 from marserve.api.large_answers import LARGE_ABOVE_BYTES, Feed
@@ -45,6 +45,7 @@ class Exchange:
         "decoding",
         "feed",
         "head",
+        "hold",
         "id",
         "is_bodiless",
         "is_streaming",
@@ -71,6 +72,7 @@ class Exchange:
         self.is_bodiless = False
         self.keep = False
         self.small_bytes = 0  # of its body in the reserve for small ones
+        self.hold: Hold | None = None  # the room of a form whose parts have taken the place of its body
         if body and type(body) is not HeldBytes:
             # As `take_small` does it, without a call: nearly every request comes here.
             ledger, size = connection.listener.ledger, len(body)
@@ -96,7 +98,8 @@ class Exchange:
         connection.listener.metrics.count_refused(error.cause or "")
 
     def release(self, connection: HttpConnection) -> None:
-        """Its body takes no room any more, or has gone on to whoever runs the request."""
+        """Its body takes no room any more, or the request keeps that room itself."""
+        self.hold = None
         if self.small_bytes:
             connection.listener.ledger.release_small(self.small_bytes)
             self.small_bytes = 0
@@ -113,6 +116,8 @@ class Exchange:
         if head.fault is not None:
             self.on_error(head.fault)
             return
+        if head.is_form and isinstance(body, HeldBytes):
+            self.hold = body.hold
         if head.is_form and len(body) > TINY_BYTES and not is_quick(body, head.content_type or ""):
             self.decoding = connection.listener.decoding.begin(_read_parts, body, head.content_type or "")
             self.decoding.add_done_callback(self._decoded)
@@ -364,7 +369,7 @@ class Exchange:
         if self.small_bytes:
             connection.listener.ledger.release_small(self.small_bytes)
             self.small_bytes = 0
-        self.connection = self.job = None
+        self.connection = self.job = self.hold = None
         connection.finish(now, keep, is_refusal=self.refusal is not None)
 
 

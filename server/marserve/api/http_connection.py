@@ -120,7 +120,7 @@ def bind_connection(
 
 
 class Flow(FlowControl):
-    """uvicorn's control of a connection's flow, which resumes reading only where nothing else holds it."""
+    """uvicorn's control of a connection's flow, which reads only while there is no reason at all to pause."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -129,18 +129,21 @@ class Flow(FlowControl):
     def hold(self, why: str) -> None:
         """Read nothing until `let_go` was called for the same reason."""
         self._holds.add(why)
-        self.pause_reading()
+        super().pause_reading()
 
     def let_go(self, why: str) -> None:
         """Read again, unless there is another reason not to."""
-        if why in self._holds:
-            self._holds.discard(why)
-            self.resume_reading()
-
-    def resume_reading(self) -> None:
-        """Read again, unless something holds the connection."""
+        self._holds.discard(why)
         if not self._holds:
             super().resume_reading()
+
+    def pause_reading(self) -> None:
+        """Read nothing until `resume_reading`: what was read waits for its turn."""
+        self.hold("backlog")
+
+    def resume_reading(self) -> None:
+        """What was read has had its turn."""
+        self.let_go("backlog")
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -505,6 +508,8 @@ class HttpConnection(HttpToolsProtocol):
         if hold is not None:
             body = body if isinstance(body, HeldBytes) else HeldBytes(body)
             body.hold = hold
+        elif isinstance(body, HeldBytes):
+            body = bytes(body)  # without a hold of its own: the exchange counts it
         exchange = Exchange(self, head, body)
         if self.active is None:
             exchange.start()
@@ -817,6 +822,7 @@ class HttpConnection(HttpToolsProtocol):
         """
         self.phase = DEAF
         self._drop_waiting()
+        self._drop_body()
         transport = self.transport
         if transport.is_closing():
             return
