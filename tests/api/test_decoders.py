@@ -107,7 +107,7 @@ TABLE = {
     "pool/environments.py:_read_hashes": NO_BODY,
     "pool/environments.py:_read_record": NO_BODY,
     "pool/environments.py:_kept": NO_BODY,
-    "rollout/history.py:__init__": NO_BODY,
+    "rollout/history.py:_read": NO_BODY,
     "rollout/records.py:read": NO_BODY,
     "rollout/watches.py:_listed": NO_BODY,
     "telemetry/metric_definitions.py:read_metrics_file": NO_BODY,
