@@ -41,14 +41,17 @@ def test_a_program_is_a_child_of_the_test_in_its_folder_and_session(tmp_path: Pa
     (tmp_path / "store").mkdir()
     (tmp_path / "tmp").mkdir()
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "TEMP": str(tmp_path / "tmp")}
-    addresses = {
-        f"TS_{kind}_ADDRESS": f"unix://{tmp_path}/{kind[0]}" for kind in ("INFERENCE", "MANAGEMENT", "METRICS")
-    }
-    settings = {"TS_ENABLE_ENVVARS_CONFIG": "true", "TS_DISABLE_TOKEN_AUTHORIZATION": "true"}
-    settings |= {"TS_GRPC_INFERENCE_PORT": "0", "TS_GRPC_MANAGEMENT_PORT": "0"}
+    lines = [f"{kind}_address=unix://{tmp_path}/{kind}" for kind in ("inference", "management", "metrics")]
+    lines += ["grpc_inference_port=0", "grpc_management_port=0", "disable_token_authorization=true"]
+    (tmp_path / "config.properties").write_text("\n".join(lines))
     with (tmp_path / "kept").open("wb") as kept, (tmp_path / "out").open("wb") as out:
         process = Prepared(
-            SERVES, cwd=tmp_path, env=environment | addresses | settings, stdout=out, stderr=out, start_new_session=True
+            [*SERVES, "--ts-config", "config.properties"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
         try:
             seen = psutil.Process(process.pid)

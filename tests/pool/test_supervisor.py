@@ -98,7 +98,9 @@ async def test_what_workers_print_and_log_arrives_with_its_level(tmp_path: Path,
         [view] = running.pool.workers()
 
         await running.ask(b"say something")
-        await until(lambda: {"printed something", "complained something"} <= set(running.log.texts), "its lines")
+        awaited = {"printed something", "complained something", "logged something"}
+        await until(lambda: awaited <= set(running.log.texts), "its lines")
+        await until(lambda: any("warned something" in text for text in running.log.texts), "its warning")
 
         said = {line.text: line for line in running.log.lines}
         speaker = "template" if start == "fork" else view.id

@@ -21,6 +21,7 @@ from support.vandal_handler import TRICKS
 
 pytestmark = [
     pytest.mark.anyio,
+    pytest.mark.true_starts,  # what a worker holds is what a new interpreter does
     pytest.mark.skipif(sys.platform != "linux", reason="its tricks are Linux's"),
 ]
 
