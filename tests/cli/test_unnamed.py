@@ -96,6 +96,15 @@ def test_a_dry_run_says_what_will_be_asked(server: FakeApis, file: Path) -> None
     assert "Calls brought m 1.0, and no document names them: `marserve apply` asks before it unloads" in ran.out
 
 
+def test_a_file_that_was_edited_meanwhile_is_not_written_over(file: Path) -> None:
+    """A person may have changed it while the question stood there: no server is asked to adopt anything then."""
+    AdoptingFile(file, TEXT.encode())
+    file.write_text(TEXT.replace("good", "best"))
+
+    with pytest.raises(CommandFailed, match=r"models.yaml was changed meanwhile. Nothing was changed on the server."):
+        AdoptingFile(file, TEXT.encode())
+
+
 def test_undo_asks_too(file: Path) -> None:
     """It may unload what a call brought since."""
     with fake_apis() as apis:

@@ -42,7 +42,7 @@ def apply(
         headers = {} if if_digest is None else {"if-match": f'"{if_digest}"'}
 
         def send(parameters: Mapping[str, str]) -> Any:
-            adopting = AdoptingFile(file) if file is not None and "adopt" in parameters else None
+            adopting = AdoptingFile(file, data) if file and data is not None and "adopt" in parameters else None
             what = "Applying the document"
             outcome = order(server, output, "PUT", "/desired-state", what, data or b"", headers, parameters)
             if adopting is not None and "document" in outcome:

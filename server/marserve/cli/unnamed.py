@@ -44,8 +44,8 @@ def with_consent(
 ) -> Any:
     """Send an order; where the server will not unload what no document names, ask, and send it with the answer.
 
-    `what` is what applying does to the versions, and to which document: `apply models.yaml`. Raises CommandFailed where
-    no person can be asked.
+    `what` begins the sentence about the versions: the document's file, or `Going back`. Raises CommandFailed where no
+    person can be asked.
     """
     try:
         return send(answer)
@@ -84,8 +84,8 @@ ANSWERS = ("prune", "adopt", "cancel")
 class AdoptingFile:
     """The document's file, as it is before it is added to."""
 
-    def __init__(self, file: Path) -> None:
-        """Raises CommandFailed for what is no file: a pipe, say."""
+    def __init__(self, file: Path, data: bytes) -> None:
+        """`data` is what was read of it. Raises CommandFailed if that is not its content any more, and for a pipe."""
         if not file.is_file():
             raise WrongArguments(
                 f"{file} is not a regular file, so what the server has cannot be added to it.",
@@ -97,6 +97,8 @@ class AdoptingFile:
             self._found: Found = self._place.read()
         except MarserveError as error:
             raise CommandFailed(error.message) from error
+        if self._found.data != data:
+            raise CommandFailed(f"{file} was changed meanwhile. Nothing was changed on the server.", "Apply it again.")
 
     def write(self, document: str) -> None:
         """Have the file say what the server has been given. Raises CommandFailed, with the document."""
