@@ -35,7 +35,7 @@ def pack(message: Any) -> bytes:
 
 
 def _encodable(value: Any) -> Any:
-    """The same value, of text and numbers that msgpack has: plain ones, where they are of classes of somebody's own."""
+    """The same value with text that UTF-8 can say, and with plain types where a subclass stood."""
     if isinstance(value, str):
         return str.encode(value, "utf-8", "backslashreplace").decode()
     if value is None or isinstance(value, bool | bytes | bytearray):

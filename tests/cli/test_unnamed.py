@@ -243,7 +243,7 @@ def test_whatever_the_file_looks_like_it_says_what_was_adopted(text: str) -> Non
 def test_a_pipe_cannot_be_added_to() -> None:
     """That is said before anything is sent."""
     with pytest.raises(CommandFailed, match="is not a regular file"):
-        AdoptingFile(Path("/dev/null"))
+        AdoptingFile(Path("/dev/null"), b"")
 
 
 def test_a_file_that_changed_meanwhile_is_left_and_its_new_text_shown(file: Path) -> None:

@@ -1,9 +1,9 @@
 """Which requests a browser sends for another site's page, where no key tells them from the operator's. Pure.
 
 Two attacks reach a port without keys through a browser that can reach it. A page of another site may send what changes
-something (a form, `fetch` without reading the answer): its `Origin` or `Sec-Fetch-Site` tells. A page may have led its
-own name to this machine (DNS rebinding), so that the browser takes both for one site: the `Host` tells, where the names
-of this server are known. Other clients send no `Origin`, and pass.
+something (a form, `fetch` without reading the answer): its `Origin` or `Sec-Fetch-Site` shows it. A page may have led
+its own name to this machine (DNS rebinding), so that the browser takes both for one site: the `Host` shows it, where
+the names of this server are known. Other clients send no `Origin`, and pass.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class OwnHosts:
 class BrowserRules:
     """What one listener refuses. With `own_hosts` None any `Host` passes.
 
-    `allowed_origins` are what browsers are told that may call (`cors_allowed_origin`), `*` for all. `open_paths` and
-    what is below them are answered to all: health and metrics, which say little and change nothing.
+    `allowed_origins` are those of `cors_allowed_origin`, `*` for all. `open_paths` and the paths below them are
+    answered to all: health and metrics, which say little and change nothing.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class BrowserRules:
         self._scheme = scheme
         self._own_hosts = own_hosts
         self._takes_all = "*" in allowed_origins
-        # What is no origin (`null`) is compared as it is written.
+        # `null`, and what else has no such form, is compared as it is written.
         self._allowed = frozenset(read_origin(each) or each for each in allowed_origins)
 
     def check(self, method: str | bytes, lines: Lines) -> None:
@@ -127,7 +127,7 @@ class BrowserRules:
 
 
 class BrowserGuard:
-    """Stands in front of a listener's application where none of its routes needs a key."""
+    """Applies the rules to every request of a listener whose routes need no key."""
 
     def __init__(self, app: ASGIApp, rules: BrowserRules) -> None:
         self._app = app
@@ -145,7 +145,7 @@ class BrowserGuard:
 
 
 def read_origin(text: str) -> Origin | None:
-    """An `Origin` in its one form; None for what is none of http or https, `null` among them."""
+    """An `Origin` in its one form; None for another scheme than http and https, and for `null`."""
     found = _ORIGIN.fullmatch(text.strip())
     if found is None:
         return None

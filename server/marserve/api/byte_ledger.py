@@ -1,16 +1,16 @@
-"""How many bytes of requests and answers a server holds at a time, and who waits for room. Pure: time is passed in.
+"""How many bytes of requests and answers a server holds at a time, and which bodies wait for room. Pure.
 
 A body of at most `SMALL_BYTES` counts in a reserve of its own, so that small requests pass while large ones wait;
-those that dribble in have half of it. A
-longer one is a `Hold`: it asks for its whole length when its header has come (a chunked one for a little more than it
-has, and more as it grows), and waits in line, its connection unread, until there is room. What came of it before the
-connection stopped counts in a second reserve, of the same size. Answers that wait for their clients count, and are
-never refused.
+those that come in pieces have half of it until they are whole. A longer one is a `Hold`: it asks for its whole length
+when its header has come (a chunked one for a little more than it has, and more as it grows), and waits in line, its
+connection unread, until there is room. What came of it before the connection stopped counts in a second reserve, of the
+same size. Answers that wait for their clients count, and are never refused. Callers pass the time, in seconds on the
+monotonic clock.
 
     held by bodies                at most `limit`, less what answers and small bodies beyond their reserve hold
     small bodies                  at most `reserve`, half of it for those that have not come as a whole; and whatever
                                   is free of `limit`
-    first bytes of who waits      at most `reserve`
+    first bytes of waiting bodies at most `reserve`
 
 Nothing waits for ever: `turn` refuses what waited `PATIENCE_S`. Where the first in line has waited `STUCK_S`, it makes
 room: bodies that arrive slowly lose their place, then the youngest of those that wait in the middle of their bytes,
@@ -47,10 +47,10 @@ class Reader(Protocol):
         """Whether its client may send: where it may not, it is not slow."""
 
     def go_on(self) -> None:
-        """There is room: read on."""
+        """Read on: the body has room."""
 
     def give_up(self, why: Refusal) -> None:
-        """There is no room for the body any more: refuse it, and close its hold."""
+        """Refuse the body, which has no room any more. Its hold is closed."""
 
 
 class Hold:
@@ -128,7 +128,7 @@ class Hold:
 class ByteLedger:
     """The books of one server. Used by one thread; only `drop` may be called by any.
 
-    `on_room` is called, by any thread, when room was given back while somebody waits: `turn` should follow soon.
+    `on_room` is called, by any thread, when room was given back while a body waits: `turn` should follow soon.
     """
 
     def __init__(self, limit: int, on_room: Callable[[], None] = lambda: None) -> None:
@@ -262,7 +262,7 @@ class ByteLedger:
     # ------------------------------------------------------------------------------------------- turns
 
     def turn(self, now: float) -> None:
-        """Let those go on for whom there is room, and refuse those who have waited too long. Call it every second."""
+        """Let bodies go on that have room now, and refuse those that have waited too long. Call it every second."""
         self._settle()
         self._serve()
         for hold in [hold for hold in self.waiting if hold.waited_s(now) >= PATIENCE_S]:
@@ -276,7 +276,7 @@ class ByteLedger:
                 hold.mark_at, hold.mark_bytes = now, hold.received
 
     def _make_room(self, first: Hold, now: float) -> None:
-        """Refuse others until the first in line can go on."""
+        """Refuse other bodies until the first in line can go on."""
         slow = [hold for hold in self._reading if not hold.is_waiting and self._is_slow(hold, now)]
         stuck = [hold for hold in self.waiting if hold is not first and hold.granted]
         for hold, why in [*((hold, "too_slow") for hold in slow), *((hold, "no_room") for hold in reversed(stuck))]:

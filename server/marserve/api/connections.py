@@ -1,6 +1,6 @@
 """The open connections of one or more listeners: how many there may be, and once a second a look at each.
 
-The table has the books of the bytes that they hold (`byte_ledger.py`).
+The table has the ledger of the bytes that they hold (`byte_ledger.py`).
 
 One sweep replaces a timer per connection. What a connection must have done by when is the connection's own knowledge;
 the table only asks. `start` and `stop` belong to whoever made the table.
@@ -41,7 +41,7 @@ class ConnectionTable:
     """Every open connection of the listeners that share it."""
 
     def __init__(self, limits: HttpLimits, ledger: ByteLedger | None = None) -> None:
-        """Without a `ledger` what they hold has no bound."""
+        """Without a `ledger` the bytes that they hold have no bound."""
         self.limits = limits
         self.ledger = ledger or ByteLedger(UNBOUNDED)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -102,7 +102,7 @@ class ConnectionTable:
         self.ledger.turn(now)
 
     def start(self) -> None:
-        """Begin to sweep once a second, on the running event loop, and to look after who waits for room at once."""
+        """Begin to sweep once a second, on the running event loop, and to let waiting bodies go on at once."""
         if self._timer is None:
             self._loop = asyncio.get_running_loop()
             self._timer = self._loop.call_later(SWEEP_EVERY_S, self._tick)
@@ -116,7 +116,7 @@ class ConnectionTable:
             self._loop = None
 
     def _look_soon(self) -> None:
-        """There is room for who waits; said by any thread."""
+        """Look soon whether a waiting body has room now. Any thread may call it."""
         if self._loop is not None and not self._has_room:
             self._has_room = True
             self._loop.call_soon_threadsafe(self._look)

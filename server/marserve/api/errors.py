@@ -159,8 +159,8 @@ class ForeignHost(ClientError):
     def __init__(self, host: str) -> None:
         self.host = host
         super().__init__(
-            f"This request is for the host {_quoted(host)}, which is none of this server's names. Where no key is "
-            "asked for, it answers for the hosts of allowed_hosts and, on loopback, for this machine's own."
+            f"This request is for the host {_quoted(host)}, which is not a name of this server. Where no key is "
+            "asked for, the server answers for the hosts of allowed_hosts and, on loopback, for this machine's own."
         )
 
 

@@ -125,7 +125,7 @@ class Exchange:
             self._submit(connection, body, None)
 
     def _decoded(self, decoding: asyncio.Future[list[Part]]) -> None:
-        """A thread has read the parts of the body."""
+        """Submit the request: a thread has read the parts of its body."""
         self.decoding = None
         connection = self.connection
         error = None if decoding.cancelled() else decoding.exception()

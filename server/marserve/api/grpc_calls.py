@@ -70,8 +70,8 @@ class Call:
     """One call. `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the client names none.
 
     `asked_version` is the version, or the label, that the client asks for beside the message; `metadata` is what came
-    with the call, without its key. `message_bytes` is the length of a single
-    message. `version_header` is to be set to what tells the client who answered.
+    with the call, without its key. `message_bytes` is the length of a single message. A service sets `version_header`
+    to the header that names the version which answered.
     """
 
     __slots__ = (
@@ -387,7 +387,7 @@ def parse(message: Any, data: bytes) -> Any:
 
 
 async def parse_or_abort(message: Any, data: bytes, context: Any) -> Any:
-    """The message in these bytes, for services that are no `Calls`; else the call ends with INVALID_ARGUMENT."""
+    """The message in these bytes, for services outside of `Calls`; else ends the call with INVALID_ARGUMENT."""
     try:
         if len(data) > LONGEST_QUESTION_BYTES:
             raise BadInput(f"The message has {len(data)} bytes; here it may have {LONGEST_QUESTION_BYTES}.")
@@ -399,7 +399,7 @@ async def parse_or_abort(message: Any, data: bytes, context: Any) -> Any:
 def check_fields(message: Any, data: bytes) -> None:
     """Look over a message before it is read: each of its fields becomes an object. Raises BadInput for too many.
 
-    A message that is broken off is left to whoever reads it.
+    A message that is broken off passes; reading it fails.
     """
     at, end = 0, len(data)
     try:

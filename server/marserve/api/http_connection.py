@@ -180,7 +180,7 @@ class HttpConnection(HttpToolsProtocol):
         self.chunks = 0
         self.framed_bytes = 0
         self.hold: Hold | None = None  # the room of its body
-        self.run: AsgiRun | None = None  # who gets it
+        self.run: AsgiRun | None = None  # which gets it
         self.replay: tuple[bytes, bytes, Headers] | None = None
         # Since when, in monotonic seconds; 0: not so.
         self.idle_since = monotonic()
@@ -524,18 +524,18 @@ class HttpConnection(HttpToolsProtocol):
         return not self.flow.read_paused
 
     def go_on(self) -> None:
-        """There is room for the body: read it."""
+        """Read the body: it has room now."""
         self.flow.let_go("room")
         if self.owes_continue and self.active is None and self.phase == BODY:
             self.owes_continue = False
             self.transport.write(CONTINUE)
 
     def give_up(self, why: Refusal) -> None:
-        """There is no room for the body: refuse it."""
+        """Refuse the body, which has no room."""
         self._refuse(NoRoomForBody(self.listener.ledger.limit, why))
 
     def _open_body(self, length: int | None) -> Hold:
-        """Ask for room for the body that begins; nothing is read until there is. Raises where there cannot be any."""
+        """Ask for room for the body that begins; nothing is read until it has room. Raises BodyTooLarge."""
         ledger = self.listener.ledger
         if length is not None and length > ledger.limit:
             raise BodyTooLarge(ledger.limit, "max_bytes_in_flight")
@@ -555,7 +555,7 @@ class HttpConnection(HttpToolsProtocol):
             self.flow.hold("room")
 
     def _complete_body(self) -> Hold | None:
-        """The body has come: its room, where it goes on having one of its own. Raises NoRoomForBody.
+        """The body has come: the hold that it keeps, if it keeps one. Raises NoRoomForBody.
 
         A small one of an inference request is its exchange's to count, one that goes on as ASGI its run's.
         """
@@ -575,7 +575,7 @@ class HttpConnection(HttpToolsProtocol):
         return hold
 
     def _drop_body(self) -> None:
-        """Nothing more is read of the body, and nothing of it kept."""
+        """Keep nothing of the body that is being read, and give its room back."""
         self.body = b""
         self.run = None
         hold, self.hold = self.hold, None
@@ -584,7 +584,7 @@ class HttpConnection(HttpToolsProtocol):
             self.flow.let_go("room")
 
     def _drop_waiting(self) -> None:
-        """What waits for its turn is not answered any more."""
+        """Drop the requests that wait for their turn; they get no answer."""
         for waiting in self.waiting:
             if isinstance(waiting, Exchange):
                 waiting.release(self)

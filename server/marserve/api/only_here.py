@@ -1,7 +1,7 @@
 """Lets callers on this machine alone manage models, at an address that other APIs share.
 
 Knows who calls by the connection's other end, and nothing of keys. A proxy on this machine counts as this machine, as
-with an address on loopback; so does a browser, and a page that led its own name here is told by the `Host`.
+with an address on loopback; so does a browser, and the `Host` shows a page that led its own name here.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from marserve.errors import BadInput
 
 # No call has parameters that take so much; those of a body over the shorter length are read by a thread.
 MOST_BODY_BYTES: Final = 256 * 1024
-# So many unknown names are told, and of so long ones no similar name is looked for.
+# How many unknown names a warning lists, and up to which length it suggests a similar name.
 MOST_WARNINGS: Final = 20
 LONGEST_GUESSED: Final = 40
 

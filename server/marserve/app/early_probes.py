@@ -1,7 +1,7 @@
-"""Answers probes while the server cannot listen yet, because a vendor's tool takes its time.
+"""Answers probes while a vendor's tool keeps the server from listening.
 
-`/livez` is 200, so that an orchestrator does not kill what is starting; everything else is 503. The addresses are given
-back before the listeners bind them.
+`/livez` is 200, so that an orchestrator does not kill a server that is starting; everything else is 503. The addresses
+are released before the listeners bind them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EarlyProbes:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        """Give the addresses back."""
+        """Release the addresses."""
         self._close()
 
     def _close(self) -> None:

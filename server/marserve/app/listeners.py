@@ -241,9 +241,9 @@ def bind(address: Address) -> socket.socket:
 
 
 def reaches_this_machine_alone(address: Address) -> bool:
-    """Whether what listens there is reached through loopback alone, whatever its host is called; no socket file is.
+    """Whether only loopback reaches a listener of this address, whatever its host is called.
 
-    False for a host that is none: binding it will say so.
+    False for a socket's file, and for a host without an address: binding it will say so.
     """
     if address.scheme == "unix":
         return False

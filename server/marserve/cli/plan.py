@@ -12,7 +12,7 @@ from rich.table import Table
 
 from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, refused
-from marserve.errors import BadDesiredState, without_stop
+from marserve.errors import BadDesiredState
 from marserve.rollout.desired_state import read
 from marserve.rollout.diff import compare
 from marserve.rollout.schema import schema
@@ -97,12 +97,10 @@ def plan_lines(document: dict[str, Any]) -> list[str | Table]:
     memory = document.get("memoryBytes") or {}
     if memory.get("atMost"):
         after = memory.get("afterwards")
-        told = "" if after is None else f", {_bytes(after) or '0 B'} once what goes has gone"
+        later = "" if after is None else f", {_bytes(after) or '0 B'} once what goes has gone"
         window = document.get("undoWindow")
         lasts = "" if window is None else f" ({window:g} s, for undo)"
-        lines.append(
-            f"Estimated memory: {_bytes(memory['atMost'])} more while old and new are there{lasts}{without_stop(told)}."
-        )
+        lines.append(f"Estimated memory: {_bytes(memory['atMost'])} more while old and new are there{lasts}{later}.")
     return [*lines, *_unnamed_lines(document)]
 
 

@@ -40,8 +40,8 @@ def describe_usage(gpu_id: int, reading: DeviceReading | None) -> str:
 class DeviceReader:
     """Reads the devices of one vendor. `close` when done. All but `is_quick` blocks; call it off the event loop.
 
-    A device in trouble is told as that, and the others are read on. The library answers in microseconds where the
-    driver is well, and may hang where it is not, as the tools may.
+    A device in trouble gets a reading that says so, and the others are read. The library answers in microseconds where
+    the driver is well, and may hang where it is not, as the tools may.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ LOOK_EVERY_S = 1.0
 # A tool is a process: it is not started more often than so, however often it is asked for.
 LOOK_BY_TOOL_EVERY_S, LEAST_PAUSE_BY_TOOL_S = 15.0, 1.0
 LEAST_PAUSE_S = 0.05
-# A reading that takes longer is told.
+# A reading that takes longer is logged.
 STUCK_S = 10.0
 
 

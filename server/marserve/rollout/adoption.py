@@ -54,7 +54,7 @@ def as_wanted(found: ActualVersion) -> DesiredVersion:
 def problems(state: DesiredState, names: Collection[Name], *, is_shown: bool) -> list[str]:
     """Why these versions cannot stand in a document, one sentence each; empty where they can.
 
-    With `is_shown` the document is handed to a client, which is not told the keys that addresses may hold. Blocks for a
+    With `is_shown` a client gets the document, and addresses may hold keys that no client is shown. Blocks for a
     second where there are thousands of versions. Raises BadDesiredState for what a document cannot say at all.
     """
     read(state.write(), "the document with the models that are there")
@@ -62,7 +62,7 @@ def problems(state: DesiredState, names: Collection[Name], *, is_shown: bool) ->
         return []
     return [
         f"{model} {version} came from {hide_query(state.models[model].versions[version].url)}, an address with a key "
-        "in it, which is not told: write that version into the document yourself"
+        "in it, which is not shown: write that version into the document yourself"
         for model, version in sorted(names)
         if hide_query(state.models[model].versions[version].url) != state.models[model].versions[version].url
     ]

@@ -25,7 +25,7 @@ MOST_REMEMBERED = 10_000
 RECORD = "fetched-archives.json"
 
 OnPlace = Callable[[Path, str], None]
-"""Told of a file, and its SHA-256 digest, before it gets its name in the store, by the thread that fetches."""
+"""Called with a file and its SHA-256 digest, before the file gets its name in the store, by the thread that fetches."""
 
 
 class FetchedArchives:

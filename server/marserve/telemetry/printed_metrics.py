@@ -64,7 +64,7 @@ class PrintedMetrics:
 
 
 def _sorted_out(texts: Sequence[str]) -> tuple[list[str], list[Metric]]:
-    """The lines that are none, and the metrics."""
+    """The lines without a metric, and the metrics of the others."""
     others: list[str] = []
     metrics: list[Metric] = []
     for text in texts:

@@ -27,7 +27,7 @@ from concurrent.futures import thread as _executors
 from pathlib import Path
 from typing import Any
 
-# How long a thread that was told to end may take, in seconds.
+# How long a thread may take to end, in seconds.
 END_WITHIN_S = 1.0
 # How often, and how long after one another, it is looked whether an executor's threads are idle.
 LOOKS, LOOK_S = 20, 0.01
@@ -116,7 +116,7 @@ def _is_monitor(thread: threading.Thread) -> bool:
 
 
 def _has_open_bars(monitor: Any) -> bool:
-    """Whether a bar is on show that the monitor looks after. One that nothing refers to any more is none."""
+    """Whether a bar is on show that the monitor looks after. Bars that nothing refers to do not count."""
     return any(not getattr(bar, "disable", False) for bar in list(getattr(monitor.tqdm_cls, "_instances", ())))
 
 

@@ -529,7 +529,7 @@ def encode_value(value: Any) -> tuple[bytes, bool]:
 
 
 def raised(number: int, handler_s: float, error: BaseException) -> Raised:
-    """What an exception of the author's is told as. Asking it for its words may itself run code of the author's."""
+    """The message about an exception of the author's. Asking it for its text may itself run code of the author's."""
     try:
         told = describe_failure(error)
         message = cut(told.message, MAX_MESSAGE)

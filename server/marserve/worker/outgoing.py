@@ -100,7 +100,7 @@ def metrics_of(values: Iterable[Any]) -> tuple[list[Metric], int]:
 
 
 def _metric_of(value: Any) -> Metric | None:
-    """One value as the wire carries it; None for what is none. Text that is not of `str` is written out."""
+    """One value as the wire carries it; None if it cannot. Names that are not `str` are written as text."""
     try:
         name, number, unit, kind, dimensions, request_ids = value
         pairs = [(key, text) for key, text in dimensions]

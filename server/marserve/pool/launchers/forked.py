@@ -3,8 +3,8 @@
 `Template` is the server's end of one template process (`worker/template.py` is the other). Its control connection
 carries orders and, as ancillary data, the descriptors of the workers to be forked.
 
-The author's code has run in a template, so that what a template says is checked: it may name only its own children.
-The end of a worker is seen by its pidfd; from the template the server needs its wait status only. A template that does
+The author's code has run in a template, so the server checks what a template says: it may name only its own children.
+The server sees the end of a worker by its pidfd; from the template it needs the wait status only. A template that does
 not fork within `FORK_TIMEOUT_S` is given up: it gets no more orders, the workers that it forked go on until the pool
 has replaced them by those of another, and it is ended with the last of them.
 """
@@ -332,7 +332,7 @@ class Template:
             if waiting is not None and is_awaited:
                 waiting.set_exception(StartFailed(Death(Cause.LOAD_FAILED, "the system would not fork a worker")))
             return
-        # Whoever names a process has signals sent to it, and to its group.
+        # The server sends signals to a process that a template names, and to its group.
         descriptor = open_pidfd(pid)
         parent = parent_of(pid)
         if pid in self._children or (parent is not None and parent != self.pid):
