@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import math
+from pathlib import Path
 
 import pytest
 
+import marserve
 from marserve.telemetry.log_limit import (
     CLIENT_BURST_BYTES,
     CLIENT_BYTES_PER_S,
@@ -95,6 +98,21 @@ def test_what_is_left_out_is_reported_once_and_not_too_often() -> None:
     assert limit.sentences(1000.0) == []
     written(limit, "", 2000.0, kind="other", size=KIND_BURST_BYTES, tries=9)
     assert limit.sentences(math.inf) == ["1 more records like 'It failed' were left out"]
+
+
+def test_where_clients_are_served_each_log_call_names_its_cause() -> None:
+    """A call without `extra=caused_by(…)` is not limited. `Remarks` has a bound of its own."""
+    root = Path(marserve.__file__).parent
+    unlimited = [
+        f"{path.relative_to(root)}: {ast.unparse(call.args[0])}"
+        for path in [*(root / "api").glob("*.py"), root / "workflows" / "engine.py"]
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func) in [f"log.{level}" for level in ("info", "warning", "error", "exception")]
+        and "extra" not in [word.arg for word in call.keywords]
+    ]
+
+    assert unlimited == ["api/management.py: '%s: %s'"]
 
 
 @pytest.mark.parametrize(

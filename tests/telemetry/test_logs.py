@@ -191,6 +191,21 @@ def test_what_clients_cause_is_limited(name: str, extra: dict[str, str] | None, 
     assert ("caused by 10.0.0.1" in text) is (extra is not None)
 
 
+def test_a_long_record_that_a_client_causes_is_cut(tmp_path: Path) -> None:
+    """A handler's message may have a megabyte, and so may an exception: each costs a few kilobytes of the log."""
+    with opened(Console(), tmp_path):
+        try:
+            raise ValueError("x" * 1_000_000)
+        except ValueError:
+            logging.getLogger("marserve.api").exception("It failed: %s", "y" * 1_000_000, extra=caused_by(""))
+
+    text = (tmp_path / "ts_log.log").read_text()
+    assert len(text) < 20_000
+    assert text.count("characters are left out") == 2
+    assert "It failed: yyy" in text
+    assert "ValueError: xxx" in text
+
+
 def test_what_the_server_says_of_itself_is_not_limited(tmp_path: Path) -> None:
     """A start with a thousand models has a line for each."""
     with opened(Console(), tmp_path):

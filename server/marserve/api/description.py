@@ -24,6 +24,7 @@ from marserve.api.request_head import MAX_TIMEOUT_MS
 from marserve.api.schemas import ErrorBody, Name
 from marserve.errors import MarserveError
 from marserve.registry.models import Registry
+from marserve.telemetry.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 
@@ -82,7 +83,7 @@ class WrittenOnce:
         if error is None:
             self._written = writing.result()
         else:
-            log.error("The API description could not be written", exc_info=error)
+            log.error("The API description could not be written", exc_info=error, extra=caused_by(""))
 
 
 def description_router(registry: Registry, *, has_inference: bool = False, has_management: bool = False) -> APIRouter:

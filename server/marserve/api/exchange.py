@@ -135,7 +135,9 @@ class Exchange:
             self._submit(connection, b"", decoding.result())
             return
         if not isinstance(error, MarserveError):
-            log.error("The body of request %s could not be read", self.id, exc_info=error)
+            log.error(
+                "The body of request %s could not be read", self.id, exc_info=error, extra=caused_by(connection.peer)
+            )
         self.on_error(error)
 
     def _submit(self, connection: HttpConnection, body: bytes | bytearray, parts: list[Part] | None) -> None:

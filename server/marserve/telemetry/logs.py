@@ -274,6 +274,7 @@ class _ServerLogHandler(logging.Handler):
         client: str | None = getattr(record, "client", None)
         if client is not None or record.name.partition(".")[0] in LIBRARIES:
             kind, label = f"{record.pathname}:{record.lineno}", str(record.msg)[:_MAX_LABEL]
+            text, exception = _cut(text), None if exception is None else _cut(exception)
             size = len(text) + len(exception or "")
             if not self._limit.admit(kind, label, client or "", size, time.monotonic()):
                 return
@@ -434,6 +435,14 @@ def _access(line: str) -> str:
     )
     line = f'{texts}, "status": {status}, "milliseconds": {milliseconds}'
     return f'{line}, "request_id": "{request_id}"' if request_id else line
+
+
+def _cut(text: str) -> str:
+    """The beginning and the end of a long text; the end of a traceback says what was raised."""
+    half = _MAX_TEXT // 2
+    if len(text) <= _MAX_TEXT:
+        return text
+    return f"{text[:half]} … {len(text) - 2 * half} characters are left out … {text[-half:]}"
 
 
 def _clean(text: str) -> str:

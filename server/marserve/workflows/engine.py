@@ -36,6 +36,7 @@ from marserve.errors import (
     WorkflowBusy,
 )
 from marserve.messages import Answer, Part, Receiver, Request
+from marserve.telemetry.log_limit import caused_by
 from marserve.workflows.dag import Dag, Walk
 
 log = logging.getLogger("marserve.workflows")
@@ -221,6 +222,7 @@ class Execution:
             error.cause or type(error).__name__,
             error.message,
             left,
+            extra=caused_by(""),
         )
         if left:
             # Not from inside the callback of the pool that is to take it again.
@@ -271,7 +273,8 @@ class Execution:
         elif isinstance(error, MarserveError):
             self.end_with(error)
         else:
-            log.error("Workflow %s could not join its answers", self.engine.workflow, exc_info=error)
+            workflow = self.engine.workflow
+            log.error("Workflow %s could not join its answers", workflow, exc_info=error, extra=caused_by(""))
             self.end_with(NodeFailed(self.engine.workflow, self.engine.dag.leaves[0], "not_json"))
 
     def _answer(self, body: bytes | bytearray) -> None:
@@ -294,6 +297,7 @@ class Execution:
                     self.engine.workflow,
                     self.request.id,
                     leaf,
+                    extra=caused_by(""),
                 )
                 raise NodeFailed(self.engine.workflow, leaf, "not_json")
             members[leaf] = msgspec.Raw(body)
