@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import struct
 from pathlib import Path
@@ -36,22 +37,23 @@ def check(folder: Path, files: dict[str, bytes]) -> str | None:
     return None
 
 
-def nested(levels: int, data: bytes = HARMLESS) -> bytes:
+def nested(levels: int, data: bytes = HARMLESS, method: int = 8) -> bytes:
     """A zip file in a zip file in …, the innermost with one pickle."""
     packed = zip_of({"a/a.pkl": data})
     for level in range(levels - 1):
-        packed = zip_of({f"a/{level}.zip": packed})
+        packed = raw_zip([ZipMember(f"a/{level}.zip", packed, FILE_MODE, method)])
     return packed
 
 
 # ------------------------------------------------------------------------------------------------- how far
 
 
-def test_four_zip_files_within_one_another_are_looked_into_and_a_fifth_is_refused(tmp_path: Path) -> None:
-    """The pickle in the fourth is found, and judged."""
-    assert check(tmp_path / "4", {"a.zip": nested(4)}) is None
-    assert check(tmp_path / "4 evil", {"a.zip": nested(4, EVIL)}) == "a.zip!2.zip!1.zip!0.zip!a.pkl"
-    assert check(tmp_path / "5", {"a.zip": nested(5)}) == "a.zip!3.zip!2.zip!1.zip!0.zip"
+@pytest.mark.parametrize("method", [0, 8])
+def test_four_zip_files_within_one_another_are_looked_into_and_a_fifth_is_refused(tmp_path: Path, method: int) -> None:
+    """The pickle in the fourth is found, and judged, whether the inner ones are stored or deflated."""
+    assert check(tmp_path / "4", {"a.zip": nested(4, method=method)}) is None
+    assert check(tmp_path / "4 evil", {"a.zip": nested(4, EVIL, method)}) == "a.zip!2.zip!1.zip!0.zip!a.pkl"
+    assert check(tmp_path / "5", {"a.zip": nested(5, method=method)}) == "a.zip!3.zip!2.zip!1.zip!0.zip"
 
 
 def test_as_many_entries_as_allowed_pass_over_all_files_together(
@@ -64,6 +66,18 @@ def test_as_many_entries_as_allowed_pass_over_all_files_together(
 
     assert check(tmp_path / "30", three) is None
     assert check(tmp_path / "31", {**three, "3.zip": zip_of({"one.txt": b""})}) == "3.zip"
+
+
+@pytest.mark.parametrize(("size", "words"), [(32 << 20, "is missing"), ((32 << 20) + 1, "at most 33554432 are read")])
+def test_thirty_two_megabytes_of_names_are_read_and_no_byte_more(tmp_path: Path, size: int, words: str) -> None:
+    """The directory of a zip file is held in memory; here it is a hole in the file, which is no directory."""
+    with (tmp_path / "a.zip").open("wb") as file:
+        file.write(b"PK\x03\x04")
+        file.seek(4 + size)
+        file.write(struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, size, 4, 0))
+
+    with pytest.raises(UnsafeArchive, match=words):
+        check_folder(tmp_path)
 
 
 def test_as_many_bytes_as_allowed_are_unpacked_over_all_files_together(
@@ -97,9 +111,9 @@ def test_what_a_megabyte_shows_to_be_other_data_is_unpacked_no_further(
     assert check(tmp_path / "called", {"a.zip": zip_of({"a/data.pt": bytes(5 << 20)})}) == "a.zip!data.pt"
 
 
-def npy(descr: str, data: bytes, version: int = 1) -> bytes:
+def npy(descr: str, data: bytes, version: int = 1, blanks: bytes = b"") -> bytes:
     """A numpy file."""
-    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (1,), }}\n".encode()
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (1,), }}\n".encode() + blanks
     return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(header)) + header + data
 
 
@@ -111,7 +125,8 @@ LARGE = {
         b"(Vx\n" + (b"V" + b"y" * 4000 + b"\n0") * 550 + b"csubprocess\nPopen\n(tR.",
         "a.zip!data",
     ),
-    "a zip file": (raw_zip([stored("p/0", bytes(2 << 20)), stored("p/a.pkl", EVIL)]), "a.zip!data!a.pkl"),
+    "a damaged pickle": (b"\x80\x02" + b"N0" * 8 + b"\xff" * (2 << 20), "a.zip!data"),
+    "a zip file": (raw_zip([stored("p/\n", bytes(2 << 20)), stored("p/a.pkl", EVIL)]), "a.zip!data!a.pkl"),
     "an array": (npy("'|O'", LATE + EVIL[2:]), "a.zip!data!array.pkl"),
 }
 
@@ -125,12 +140,44 @@ def test_what_a_megabyte_shows_to_be_more_is_unpacked_to_its_end(tmp_path: Path,
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-@pytest.mark.parametrize("descr", ["'|O'", "'O'", "'|O8'", "[('a', '<f4'), ('b', '|O')]"])
+@pytest.mark.parametrize(
+    "descr",
+    [
+        *(
+            "'|O'",
+            "'O'",
+            "'|O8'",
+            "[('a', '<f4'), ('b', '|O')]",
+            "'object'",
+            '"|O"',
+            r"'\x4f'",
+            "'|' 'O'",
+            "('|O', (1,))",
+        ),
+        " " * 60_000 + "'|O'",
+    ],
+    ids=lambda descr: str(descr).strip(),
+)
 def test_an_array_of_objects_is_found_whatever_its_header_says_it_is(tmp_path: Path, version: int, descr: str) -> None:
     """Objects alone or in fields, in each version of the format, whose headers have lengths of two or four bytes."""
     assert check(tmp_path / "evil", {"a.npy": npy(descr, EVIL, version)}) == "a.npy!array.pkl"
     assert check(tmp_path / "good", {"a.npy": npy(descr, HARMLESS, version)}) is None
-    assert check(tmp_path / "plain", {"a.npy": npy("'<f4'", EVIL, version)}) is None
+
+
+@pytest.mark.parametrize(
+    "descr", ["'<f4'", "'|S5'", "'<M8[ns]'", "[('a', '<f4')]", "[('a b', '<f4', (2, 3)), ('b', '|b1')]"]
+)
+def test_an_array_of_plain_elements_is_not_looked_into(tmp_path: Path, descr: str) -> None:
+    """numpy takes its bytes for what the header says, whatever else they could be."""
+    assert check(tmp_path, {"a.npy": npy(descr, EVIL)}) is None
+
+
+def test_a_header_of_more_than_64_kib_is_not_taken_for_that_of_plain_elements(tmp_path: Path) -> None:
+    """So a file that claims a header of gigabytes costs no memory."""
+    blanks = b" " * ((1 << 16) - len(npy("'<f4'", b"", 2)) + 12)
+
+    assert check(tmp_path / "64 KiB", {"a.npy": npy("'<f4'", EVIL, 2, blanks)}) is None
+    assert check(tmp_path / "more", {"a.npy": npy("'<f4'", EVIL, 2, blanks + b" ")}) == "a.npy!array.pkl"
 
 
 @pytest.mark.parametrize("comment", [0, 1, 0xFFFF])
@@ -142,7 +189,8 @@ def test_a_zip_file_behind_a_picture_is_found_however_long_its_comment_is(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "start", [b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"x\x01"]
+    "start",
+    [b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"x\x01", b"x^", b"x\x9c", b"x\xda"],
 )
 def test_what_is_compressed_is_refused_only_where_it_must_be_a_pickle(tmp_path: Path, start: bytes) -> None:
     """A compressed log is no concern of the check."""
@@ -153,15 +201,16 @@ def test_what_is_compressed_is_refused_only_where_it_must_be_a_pickle(tmp_path: 
 
 @pytest.mark.parametrize(
     ("start", "operations", "is_refused"),
-    [(b"\x80\x05", 10, True), (b"\x80\x02", 10, True), (b"\x80\x02", 4, False), (b"\x80\x06", 10, False)],
+    [(b"\x80\x05", 8, True), (b"\x80\x02", 8, True), (b"\x80\x02", 7, False), (b"\x80\x06", 8, False)],
 )
 def test_what_begins_like_a_pickle_for_long_enough_is_a_damaged_one(
     tmp_path: Path, start: bytes, operations: int, is_refused: bool
 ) -> None:
     """Two bytes may be of anything, as those of a protocol that no Python knows are."""
-    data = start + b"N0" * (operations // 2) + b"\xff"
+    data = start + (b"N0" * 4)[:operations] + b"\xff"
 
     assert check(tmp_path / "data", {"data": data}) == ("data" if is_refused else None)
+    assert check(tmp_path / "behind", {"data": HARMLESS + data}) is None
     assert check(tmp_path / "called", {"a.pkl": b"\x80\x02N0\xff"}) == "a.pkl"
 
 
@@ -174,6 +223,7 @@ def test_a_guess_ends_after_as_many_operations_as_allowed(tmp_path: Path, monkey
 
     assert check(tmp_path / "guess", {"data": program}) is None
     assert check(tmp_path / "called", {"data.pkl": program}) == "data.pkl"
+    assert check(tmp_path / "long", {"data.pkl": pickle.dumps(list(range(100)), 0)}) is None
 
 
 # ------------------------------------------------------------------------------------------------- who reads it
@@ -183,6 +233,10 @@ EXPORTED = {"archive_format": b"pt2", "models/model.json": b"{}"}
 READERS = {
     "TorchScript's data": ({"constants.pkl": HARMLESS, "data.pkl": SCRIPT}, None),
     "TorchScript's debug records": ({"constants.pkl": HARMLESS, "code/a.py.debug_pkl": SCRIPT}, None),
+    "cut debug records": (
+        {"constants.pkl": HARMLESS, "code/a.py.debug_pkl": b"(lp0\nI1"},
+        "code/a.py.debug_pkl",
+    ),
     "a state dict's data": ({"version": b"3", "data.pkl": SCRIPT}, "data.pkl"),
     "an extra file of TorchScript": ({"constants.pkl": HARMLESS, "extra/a.pkl": SCRIPT}, "extra/a.pkl"),
     "debug records of no code": ({"constants.pkl": HARMLESS, "other/a.debug_pkl": SCRIPT}, "other/a.debug_pkl"),
@@ -228,11 +282,26 @@ def test_a_record_that_cannot_be_looked_into_is_refused_in_torchs_files_alone(
     assert check(tmp_path, {"a.zip": raw_zip(records)}) == ("a.zip!data/0" if is_torchs else None)
 
 
+def test_a_disk_that_fails_is_not_taken_for_a_record_without_a_pickle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be read was not checked."""
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("marserve.archive.zip_records.ZipRecords.find_data", fail)
+
+    with pytest.raises(OSError, match="Input/output"):
+        check(tmp_path, {"a.zip": zip_of({"a/other.txt": b""})})
+
+
 def test_members_of_files_without_one_folder_around_all_keep_their_names(tmp_path: Path) -> None:
     """So that the operator finds the one that is meant."""
-    data = raw_zip([stored("a/one.txt", b""), stored("b/two.pkl", EVIL)])
+    one, two = (raw_zip([stored("a/1.pkl", a), stored("b/2.pkl", b)]) for a, b in ((EVIL, b"N."), (b"N.", EVIL)))
 
-    assert check(tmp_path, {"a.zip": data}) == "a.zip!b/two.pkl"
+    assert check(tmp_path / "1", {"a.zip": one}) == "a.zip!a/1.pkl"
+    assert check(tmp_path / "2", {"a.zip": two}) == "a.zip!b/2.pkl"
 
 
 def test_files_may_be_named_by_whoever_gives_them_and_all_findings_are_told(tmp_path: Path) -> None:

@@ -74,6 +74,13 @@ _DECLARED = re.compile(
 )
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"7z\xbc\xaf\x27\x1c")
 _ZLIB = (b"x\x01", b"x^", b"x\x9c", b"x\xda")
+# The header of an array of numbers, texts, times or raw bytes, or of fields of these, as numpy writes it.
+_ELEMENT = rb"'[<>|=]?[?biufcSUVmM]\d*(\[\w+\])?'"
+_PLAIN_ARRAY = re.compile(
+    rb"\{'descr': (%b|\[(\('[^'\\]*', %b(, \([\d, ]*\))?\)(, )?)+\]), 'fortran_order': (True|False), "
+    rb"'shape': \([\d, ]*\), \}\s*" % (_ELEMENT, _ELEMENT)
+)
+_LONGEST_PLAIN_HEADER = 1 << 16
 _TAR_MAGIC = (257, b"ustar")
 _PROTO = 0x80
 _NEWEST_PROTOCOL = 5
@@ -181,7 +188,7 @@ class _Checker:
     def check(self, subject: _Subject) -> None:
         span = subject.span
         span.seek(0)
-        head = span.read(512)
+        head = span.read(_TAR_MAGIC[0] + len(_TAR_MAGIC[1]))
         if head[:4] in (zip_records.START, zip_records.EMPTY):
             self._check_zip(subject)
             return
@@ -237,12 +244,11 @@ class _Checker:
         return is_marked and is_first and outcome.operations >= _ENOUGH_OPERATIONS
 
     def _check_array(self, subject: _Subject, head: bytes) -> None:
-        """A numpy array of objects is a pickle behind a header."""
+        """A numpy array of objects is a pickle behind a header. numpy reads any literal there, and writes one form."""
         width = 2 if head[6:7] == b"\x01" else 4
         length = int.from_bytes(head[8 : 8 + width], "little")
         subject.span.seek(8 + width)
-        header = subject.span.read(min(length, _PEEK_BYTES))
-        if b"'descr': '|O'" in header or re.search(rb"'[<>|=]?O\d*'", header):
+        if length > _LONGEST_PLAIN_HEADER or not _PLAIN_ARRAY.fullmatch(subject.span.read(length)):
             self._check_pickles(
                 _Subject(f"{subject.name}!array.pkl", subject.span, depth=subject.depth), 8 + width + length
             )
@@ -276,6 +282,8 @@ class _Checker:
             raise subject.refuse(
                 f"it is a zip file {subject.depth} zip files deep; at most {_MAX_NESTING} are looked into"
             )
+        if not records.entries:
+            return
         self._entries_left -= len(records.entries)
         layout = _Layout.of(records.entries)
         self._refuse_twins(subject, layout, records.entries)
@@ -358,8 +366,6 @@ class _Layout:
 
     @classmethod
     def of(cls, entries: list[Entry]) -> _Layout:
-        if not entries:
-            return cls("", is_script=False, is_torch=False)
         # As torch does: the folder is the first entry's, and `constants.pkl` in it makes the file TorchScript.
         root = entries[0].name.partition("/")[0] + "/"
         names = {entry.name for entry in entries}
@@ -386,18 +392,14 @@ class _Layout:
 
 
 class _SpanFile:
-    """A span as the file that `ZipRecords` reads: seek and read."""
+    """A span as the file that `ZipRecords` reads: seek and read, with a position of its own."""
 
     def __init__(self, span: Span) -> None:
-        self._span = span
-        self._at = 0
+        self._span = Span(span.file, span.start, span.end)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset if whence == os.SEEK_SET else len(self._span) + offset
-        return self._at
+        self._span.seek(offset + (0 if whence == os.SEEK_SET else len(self._span)))
+        return self._span.tell()
 
     def read(self, size: int) -> bytes:
-        self._span.file.seek(self._span.start + self._at)
-        data = self._span.file.read(max(0, min(size, len(self._span) - self._at)))
-        self._at += len(data)
-        return data
+        return self._span.read(size)
