@@ -36,6 +36,8 @@ from marserve.store.fetch_guard import (
         ("gs://my_bucket.org/m.mar", "gs://my_bucket.org/m.mar"),
         ("az://container/a/b/m.mar", "az://container/a/b/m.mar"),
         ("hf://Organisation/name@main", "hf://Organisation/name@main"),
+        ("s3+https://bucket.s3.eu-west-1.amazonaws.com/a/m.mar", "s3://bucket/a/m.mar"),
+        ("http://example.org/a%20b/m%C3%A4%2B.mar", "http://example.org/a%20b/m%C3%A4%2B.mar"),
     ],
 )
 def test_a_url_has_one_normal_form(url: str, normal: str) -> None:
@@ -355,6 +357,8 @@ def test_a_targets_parts_are_what_is_asked_for() -> None:
     assert parse_target("http://example.org:443/m.mar").authority == "example.org:443"
     stored = parse_target("s3://bucket/a/m.mar")
     assert (stored.scheme, stored.host, stored.port, stored.key) == ("s3", "bucket", 0, "a/m.mar")
+    assert stored.written == ""
+    assert parse_target("S3A://bucket/a/m.mar").written == "s3a://bucket"
 
 
 def test_another_spelling_of_a_store_is_allowed_as_it_is_written_or_as_it_is_meant() -> None:

@@ -38,8 +38,6 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~+@=,%!$&'()\-]{0,199}")
 
 # Where clouds tell a machine its own secrets, beyond what is link-local: Alibaba, Amazon's IPv6 form, Oracle.
 _NEVER = tuple(ipaddress.ip_network(each) for each in ("100.100.100.200/32", "fd00:ec2::/32", "192.0.0.192/32"))
-# Forms of IPv6 that carry an IPv4 address for a gateway to go on with.
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +58,6 @@ class Target:
     @property
     def url(self) -> str:
         """The normal form: what is matched against patterns and what is fetched."""
-        if self.scheme == "file":
-            return f"file://{self.path}"
         return f"{self.scheme}://{self.authority}{self.path}{self.query}"
 
     @property
@@ -104,13 +100,12 @@ def parse_target(url: str) -> Target:
     if not _PLAIN.fullmatch(url):
         raise refuse("it holds characters that no URL has unescaped (a fragment counts as one)")
     found = _URL.fullmatch(url)
-    scheme = found[1].lower() if found else ""
-    if found is None or scheme not in (*DEFAULT_PORTS, "file", *SCHEMES, SIGNED):
+    if found is None or (scheme := found[1].lower()) not in (*DEFAULT_PORTS, "file", *SCHEMES, SIGNED):
         raise refuse(f"only http, https, file, {', '.join(STORE_SCHEMES[:-1])} and {STORE_SCHEMES[-1]} are fetched")
     authority, path, query = found[2], found[3], found[4] or ""
     if any(part in (".", "..") for part in unquote(unquote(path)).replace("\\", "/").split("/")):
         raise refuse("its path leads through `.` or `..`")
-    if "%" in path and re.search(r"%(?![0-9A-Fa-f]{2})|%00|%2[fF]|%5[cC]", path):
+    if re.search(r"%(?![0-9A-Fa-f]{2})|%00|%2[fF]|%5[cC]", path):
         raise refuse("its path holds an escape that hides a separator, or is none")
     if not _FILE_NAME.fullmatch(path.rpartition("/")[2]):
         raise refuse("its path ends with no name that a file in the store can have")
@@ -135,11 +130,11 @@ def _read_authority(authority: str, refuse: Callable[[str], BadTarget]) -> tuple
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::([0-9]{1,5}))?", authority)
     if found is None:
         raise refuse("its host and port are none")
-    host = found[1].strip("[]").lower()
+    host = found[1].removeprefix("[").removesuffix("]").lower()
     port = int(found[2]) if found[2] else 0
     if port > 65535 or (found[2] and not port):
         raise refuse(f"{found[2]} is no port")
-    if found[1].startswith("["):
+    if authority.startswith("["):
         try:
             return ipaddress.IPv6Address(host).compressed, port
         except ValueError:
@@ -174,18 +169,18 @@ class AllowedUrls:
         host = f"[{target.host}]" if ":" in target.host else target.host
         literal = re.compile(rf"^{target.scheme}://{re.escape(host)}(:{target.port})?(/|$)", re.IGNORECASE)
         return any(
-            literal.match(plain) is not None
+            plain is not None and literal.match(plain) is not None
             for pattern, plain in zip(self._patterns, self._plain, strict=True)
             if pattern.fullmatch(target.url)
         )
 
 
-def _plain_text(pattern: str) -> str:
-    """The beginning of a pattern that can only mean itself, up to the path: scheme, host and port without escapes."""
+def _plain_text(pattern: str) -> str | None:
+    """Scheme, host and port that a pattern spells out, without its escapes; None where it could mean others, too."""
     text = pattern.removeprefix("^")
     found = re.match(r"(https?)(\\?:)(\\?/){2}((?:\\[.\-:\[\]]|[A-Za-z0-9.\-:_]|\\\[|\\\])+)(?=\\?/|$)", text)
     if found is None:
-        return ""
+        return None
     host = re.sub(r"\\(.)", r"\1", found[4])
     return f"{found[1]}://{host}/"
 
@@ -198,8 +193,7 @@ def check_address(target: Target, address: IPAddress, *, is_named: bool) -> None
             or each.is_multicast
             or each.is_unspecified
             or (each.is_reserved and not each.is_loopback)
-            or any(each in network for network in _NEVER if network.version == each.version)
-            or each == ipaddress.IPv4Address("255.255.255.255")
+            or any(each in network for network in _NEVER)
         )
         if is_never:
             raise BadTarget(
@@ -213,16 +207,15 @@ def check_address(target: Target, address: IPAddress, *, is_named: bool) -> None
 
 
 def _meanings(address: IPAddress) -> list[IPAddress]:
-    """The address, and the IPv4 address that an IPv6 one may stand for."""
+    """The address, and the IPv4 addresses that an IPv6 one may stand for.
+
+    Other forms that carry one (`64:ff9b::a9fe:a9fe` of NAT64, `::169.254.169.254`) are reserved as they are.
+    """
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
-    inner = (address.ipv4_mapped, address.sixtofour, *(address.teredo or ()))
-    found: list[IPAddress] = [each for each in inner if each is not None]
-    if address in _NAT64 or (int(address) >> 32 == 0 and int(address) > 1):
-        found.append(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
     if address.ipv4_mapped is not None:
-        return found  # a mapped address is that IPv4 address and nothing else
-    return [address, *found]
+        return [address.ipv4_mapped]  # that IPv4 address and nothing else
+    return [address, *filter(None, (address.sixtofour, *(address.teredo or ())))]
 
 
 def resolve_host(target: Target) -> list[IPAddress]:
