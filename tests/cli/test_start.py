@@ -51,6 +51,21 @@ def test_a_server_starts_behind_the_command_and_stops_on_demand(place: Workplace
 
 
 @pytest.mark.long
+def test_a_start_waits_while_a_vendors_tool_takes_its_time(place: Workplace, tmp_path: Path) -> None:
+    """The server answers probes meanwhile, and nothing else."""
+    place.add_echo()
+    tool = tmp_path / "tools" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\nsleep 2.5\n")
+    tool.chmod(0o755)
+
+    started = place.marserve("start", "--models", "echo.mar", PATH=f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+
+    assert started.returncode == 0, started.stderr
+    assert httpx.post(f"{place.inference}/predictions/echo", content=b"hello").content == b"hello"
+    place.marserve("stop")
+
+
 def test_every_command_finds_the_server_of_its_folder(place: Workplace) -> None:
     """Addresses come from the same settings; no flag is needed."""
     place.add_echo()

@@ -24,6 +24,9 @@ CONSOLE_LOG = "console.log"
 """What a server in the background says on standard error, in its log folder: nothing, unless it breaks."""
 
 SERVER_LOG = "ts_log.log"
+# A server that looks for devices answers probes alone (`app/early_probes.py`), with this status. Then it closes these
+# listeners and opens its own: so many times in a row it may be alive and give no answer.
+NOT_READY, MOST_MISSED = 503, 10
 
 
 def start_behind(
@@ -138,13 +141,18 @@ def _wait_until_settled(
     with output.progress() as progress:
         lines = Lines(progress)
         lines.show([Step("Starting the server")])
+        missed = 0
         while _still_runs(process):
             if front.is_alive():
-                startup = front.startup()
-                versions = back.describe_all()
-                lines.show([progress_of(version) for version in versions] or [Step("Reading the models")])
-                if startup.is_well and all(is_ready(version) or has_failed(version) for version in versions):
-                    return versions
+                try:
+                    startup, versions = front.startup(), back.describe_all()
+                except CommandFailed as failure:
+                    missed = _missed(failure, missed)
+                else:
+                    missed = 0
+                    lines.show([progress_of(version) for version in versions] or [Step("Reading the models")])
+                    if startup.is_well and all(is_ready(version) or has_failed(version) for version in versions):
+                        return versions
             if time.monotonic() >= deadline:
                 raise CommandFailed(
                     f"The server runs as process {process.pid}, but its models are not loaded yet.",
@@ -159,6 +167,16 @@ def _wait_until_settled(
         f"More stands in {_log_of_end(logs, began)}; `marserve start --foreground` shows it here.",
         exit_status=process.returncode,
     )
+
+
+def _missed(failure: CommandFailed, missed: int) -> int:
+    """How many times in a row there was no answer. Raises the failure, unless the server has not begun to listen."""
+    code = failure.detail.get("code")
+    if code == NOT_READY:
+        return 0
+    if code is not None or missed >= MOST_MISSED:
+        raise failure
+    return missed + 1
 
 
 def _still_runs(process: subprocess.Popen[bytes]) -> bool:
