@@ -58,6 +58,8 @@ class Scripted:
     asked: list[tuple[int, int | None, Entry | None]] = field(default_factory=list)
     open_readings: int = 0
     is_closed: bool = False
+    threads: list[threading.Thread] = field(default_factory=list)
+    """Those that asked, but for the caller's."""
     shown: str = "http://shown/m.mar"
     identity: str = "m.mar"
     file_name: str = "m.mar"
@@ -66,6 +68,8 @@ class Scripted:
     def read(self, begin: int, end: int | None, of: Entry | None = None) -> Iterator[Answer]:
         """See `Source.read`."""
         self.asked.append((begin, end, of))
+        if threading.current_thread().name == "download":
+            self.threads.append(threading.current_thread())
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if answer.refuses is not None:
             raise answer.refuses
@@ -344,9 +348,14 @@ def test_parts_are_each_asked_for_once_and_by_as_many_as_there_are_connections(
     before = threading.active_count()
     source = Scripted([Answer()])
     told: list[int] = []
+    sizes: list[int | None] = []
     options = replace(QUICK, connections=connections, first_part_bytes=1000)
 
-    found = download(source, file, options, on_progress=lambda have, size: told.append(have))
+    def note(have: int, size: int | None) -> None:
+        told.append(have)
+        sizes.append(size)
+
+    found = download(source, file, options, on_progress=note)
 
     assert whole(found, file)
     assert source.asked[0] == (0, 1000, None)
@@ -356,7 +365,9 @@ def test_parts_are_each_asked_for_once_and_by_as_many_as_there_are_connections(
     assert rest[-1][1] == len(DATA)
     assert told[-1] == len(DATA)
     assert told == sorted(told)
+    assert sizes == [None, *[len(DATA)] * (len(sizes) - 1)]
     assert threading.active_count() == before
+    assert {thread.daemon for thread in source.threads} == {True}, "a process that ends would wait for the origin"
 
 
 def test_a_part_that_begins_elsewhere_or_is_empty_counts_as_broken(file: int, monkeypatch: pytest.MonkeyPatch) -> None:

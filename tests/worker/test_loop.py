@@ -446,6 +446,7 @@ def test_a_check_is_a_batch_to_whoever_watches_the_page(stage: Stage) -> None:
         (echo, 0),
         (lambda rows, context: [b"other"], 1),
         (lambda rows, context: [b"a", b"b"], 1),
+        (lambda rows, context: (b"a",), 1),
         (lambda rows, context: [PredictionException("no", 400)], 1),
         (lambda rows, context: 1 / 0, 1),
     ],
@@ -459,6 +460,25 @@ def test_an_item_that_is_run_again_is_compared_as_it_would_be_sent(stage: Stage,
 
     checked, _ = stage.sent[-1]
     assert (checked.calls, checked.found) == (1, wanted)
+
+
+@pytest.mark.parametrize(
+    ("handle", "words"),
+    [
+        (lambda rows, context: [b"a", b"b"], "number of batch response mismatched"),
+        (lambda rows, context: (b"a",), "number of batch response mismatched"),
+        (lambda rows, context: 1 / 0, "Prediction failed"),
+    ],
+)
+def test_an_item_that_fails_again_as_it_did_does_not_differ(stage: Stage, handle: Handle, words: str) -> None:
+    """What is no list of one answer is the 503 that a client would get."""
+    loop = WorkerLoop(stage, stage.page, LoadedModel(handle, make_context(), LOAD))  # type: ignore[arg-type]
+    check = Check(1, [item()], 1, Tolerance(), 10.0, [Result(503, words, [], "handler")])
+
+    loop.serve_check(check, [bytearray(b"a"), bytearray()])
+
+    checked, _ = stage.sent[-1]
+    assert (checked.calls, checked.found) == (1, 0)
 
 
 # ------------------------------------------------------------------------------------------- raising

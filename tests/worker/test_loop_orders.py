@@ -390,6 +390,24 @@ def test_numeric_libraries_are_told_how_many_threads_they_have(
     use_threads(threads)
 
 
+@pytest.mark.parametrize(("processors", "expected"), [(3, "3"), (None, "1")])
+def test_a_system_that_gives_processes_no_processors_of_their_own_serves_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, processors: int | None, expected: str
+) -> None:
+    """macOS: there as many threads are used as there are processors, one where the system does not say."""
+    monkeypatch.delattr(os, "sched_setaffinity")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "before")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+    stay_on([1, 2])
+    use_threads(0)
+
+    assert os.environ["OMP_NUM_THREADS"] == expected
+
+
 def test_a_worker_stays_on_its_processors_or_says_why_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
