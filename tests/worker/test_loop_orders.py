@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from marserve.messages import (
     Metrics,
     NotLoaded,
     Raised,
+    Rank,
     Results,
     Stop,
     pack_head,
@@ -291,6 +293,35 @@ def test_a_load_is_told_with_its_time_or_its_fault(page: Page, monkeypatch: pyte
     exits = Server([(msgspec.structs.replace(order, model="exits"), [])])
     assert run(exits, page) == 9
     assert not exits.of(NotLoaded)
+
+
+@pytest.mark.parametrize(("rank", "is_mirrored"), [(0, True), (0, False), (1, True), (1, False)])
+def test_a_rank_takes_the_descriptors_of_its_place_and_what_it_starts_inherits_none(
+    page: Page, monkeypatch: pytest.MonkeyPatch, rank: int, is_mirrored: bool
+) -> None:
+    """Rank 0 has the store's and one to each other rank, in order; another rank follows where calls are mirrored."""
+    seen: list[Any] = []
+    ours, others = zip(*(socket.socketpair() for _ in range(3)), strict=True)
+    given = [one.detach() for one in ours]
+    for descriptor in given:
+        os.set_inheritable(descriptor, True)
+    place = Rank(rank, 3, is_mirrored, 1)
+    monkeypatch.setattr(worker_loop, "open_store", lambda place, descriptor: seen.append((place, descriptor)))
+    monkeypatch.setattr(worker_loop, "Peer", lambda rank, sock: (rank, sock.detach()))
+    monkeypatch.setattr(worker_loop, "Leader", lambda place, peers, *_: (place, peers))
+    monkeypatch.setattr(worker_loop, "Follower", lambda place, leader, *_: (place, leader))
+    loop: Any = WorkerLoop(Server(), page, None, given)  # type: ignore[arg-type]
+
+    loop._join(place)
+
+    assert seen == ([(place, given[0])] if rank == 0 else [])
+    assert loop._leader == ((place, [(1, given[1]), (2, given[2])]) if rank == 0 else None)
+    assert loop._follower == ((place, (0, given[0])) if rank == 1 and is_mirrored else None)
+    assert not any(map(os.get_inheritable, given))
+    for descriptor in given:
+        os.close(descriptor)
+    for other in others:
+        other.close()
 
 
 def test_a_worker_whose_accelerator_is_lost_ends_after_it_has_told_its_batch(
