@@ -205,3 +205,22 @@ def test_what_forbids_the_fork_is_named_and_what_is_idle_only_counted() -> None:
         assert told[-1] == "2 that only wait for work"
     leave.set()
     author.join()
+
+
+def test_looking_for_executors_asks_no_object_for_its_class() -> None:
+    """A proxy's class is what it stands for, and asking may import a library or warn."""
+    asked = []
+
+    class Proxy:
+        @property
+        def __class__(self) -> type:  # type: ignore[override]
+            asked.append(self)
+            return ThreadPoolExecutor
+
+    proxy = [Proxy()]  # held where the collector sees it
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(int).result()
+        end_idle_threads()
+
+    assert proxy
+    assert asked == []

@@ -149,7 +149,8 @@ def _idle_executors() -> dict[ThreadPoolExecutor, list[threading.Thread]]:
         return {}
     found: dict[ThreadPoolExecutor, list[threading.Thread]] = {}
     for thing in gc.get_objects():
-        if isinstance(thing, ThreadPoolExecutor) and _is_idle(thing):
+        # By its type: `isinstance` asks an object for its class, which runs code of proxies and lazy modules.
+        if issubclass(type(thing), ThreadPoolExecutor) and _is_idle(thing):
             found[thing] = list(thing._threads)
     return found
 
