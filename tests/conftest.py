@@ -7,6 +7,7 @@ which lends one that is made once; `support/command_line.py: marserve` runs comm
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Each runner writes its own lines."""
+    """Each runner writes its own lines. Ctrl-C is heard by the programs under test, though a shell in the background
+    has the signal ignored, which every child would inherit.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     path: Path | None = config.getoption("--cost")
     if path is not None:
         config.pluginmanager.register(CostReport(path), "cost")

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from marserve.app import look
@@ -19,6 +18,7 @@ from marserve.app.draining import Stop
 from marserve.app.listeners import bind
 from marserve.app.look import look_at_machine
 from marserve.settings import Settings, load_settings
+from support.processes import living
 from support.server import free_ports
 
 pytestmark = pytest.mark.anyio
@@ -33,8 +33,15 @@ class SlowTool:
         self._gate = folder / "gate"
         os.mkfifo(self._gate)
         tool = folder / "nvidia-smi"
-        tool.write_text(f'#!/bin/sh\nread -r line < {self._gate}\necho "$line"\n')
+        self._began = folder / "began"
+        tool.write_text(f'#!/bin/sh\necho $$ > {self._began}\nread -r line < {self._gate}\necho "$line"\n')
         tool.chmod(0o755)
+
+    @property
+    def pid(self) -> int | None:
+        """The id of its process; None before it has begun."""
+        written = self._began.read_text() if self._began.exists() else ""
+        return int(written) if written.endswith("\n") else None
 
     def answer(self) -> None:
         """Have it print one device. Blocks until it runs."""
@@ -127,15 +134,16 @@ async def test_a_signal_ends_the_look(tmp_path: Path, tool: SlowTool) -> None:
     stop = Stop()
     looking = asyncio.ensure_future(look_at_machine(settings_of(tmp_path), stop))
     async with asyncio.timeout(20):
-        while not (children := psutil.Process().children(recursive=True)):
+        while (pid := tool.pid) is None:
             await asyncio.sleep(0.01)
     began = time.monotonic()
     stop.on_signal(signal.SIGTERM)
 
     assert await looking is None
     assert time.monotonic() - began < 10
-    psutil.wait_procs(children, 10)
-    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    async with asyncio.timeout(10):
+        while living([pid]):
+            await asyncio.sleep(0.01)
 
 
 async def test_a_tool_that_does_not_answer_at_all_is_told(tmp_path: Path, tool: SlowTool) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.command_line import marserve
+from support.server import free_ports
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,9 @@ def test_several_archives_follow_one_flag(words: list[str], tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model_store").mkdir()
 
-    ran = marserve("start", *words, "--dry-run", "--set", "inference_address=http://127.0.0.1:0")
+    apis = ("inference", "management", "metrics")
+    addresses = [f"{api}_address=http://127.0.0.1:{port}" for api, port in zip(apis, free_ports(3), strict=True)]
+    ran = marserve("start", *words, "--dry-run", *(word for each in addresses for word in ("--set", each)))
 
     assert "a.mar would not be loaded" in ran.err
     assert "b.mar would not be loaded" in ran.err

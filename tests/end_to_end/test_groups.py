@@ -51,7 +51,7 @@ def handle(data, context):
 
 FOUR_GPUS = """#!/bin/sh
 case "$*" in
-  *name*) printf 'Made-up GPU\\nMade-up GPU\\nMade-up GPU\\nMade-up GPU\\n' ;;
+  -L) for number in 0 1 2 3; do echo "GPU $number: Made-up GPU"; done ;;
 esac
 """
 

@@ -80,9 +80,13 @@ def test_a_name_of_torchserve_is_ours(module: str, name: str, home: str | None) 
 ALLOWED = {"refuse_beside_torchserve(__path__)", "if __name__ == '__main__':\n    main()"}
 
 
+# Tests of tools that convert models replace names of these modules, so their functions have to look them up there.
+DEFINE = {FOLDER / "outside" / "model_archiver" / name for name in ("arg_parser.py", "model_packaging.py")}
+
+
 def test_the_folder_defines_nothing() -> None:
-    """Every file is imports and `__all__`: whoever reads a handler's traceback finds the code in one place."""
-    for file in FOLDER.rglob("*.py"):
+    """All files but two are imports and `__all__`: the code that a handler's traceback shows is in one place."""
+    for file in set(FOLDER.rglob("*.py")) - DEFINE:
         tree = ast.parse(file.read_text("utf-8"))
         for node in tree.body[1:]:
             is_all = isinstance(node, (ast.Assign, ast.AnnAssign)) and "__all__" in ast.unparse(node)

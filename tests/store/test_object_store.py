@@ -867,8 +867,8 @@ def test_an_object_that_is_replaced_meanwhile_is_begun_anew(tmp_path: Path) -> N
     with odd_store(an_object(first)) as store, (tmp_path / "m").open("w+b") as file:
 
         def once(handler: BaseHTTPRequestHandler) -> None:
+            store.answer = an_object(second, '"2"')  # before the client can ask again
             an_object(first)(handler)
-            store.answer = an_object(second, '"2"')
 
         store.answer = once
         options = DownloadOptions(connections=1, first_part_bytes=1_000_000, first_pause_s=0.01)
