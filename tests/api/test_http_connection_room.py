@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -303,5 +303,31 @@ async def test_answers_count_while_their_clients_do_not_take_them() -> None:
                 while ledger.answers < 10 * MIB:
                     await asyncio.sleep(0.001)
             assert ledger.room < 0
+        await listener.wait_until_empty()
+        await wait_for_room(listener, ledger)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+async def test_a_client_that_takes_no_answer_keeps_no_room_for_a_body_that_it_does_not_send(is_ahead: bool) -> None:
+    """Behind requests that it sent ahead, or with an answer that has begun before the body was there."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1000):  # more than a client that takes nothing lets it write; ended soon when it has gone
+            await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
+
+    ledger = ByteLedger(MIB)
+    async with listening(ledger=ledger, app=app) as listener:
+        async with listener.connect(read_ahead=1024) as deaf, listener.connect() as client:
+            ahead = b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n" * 20 * is_ahead
+            path = b"/predictions/slow" if is_ahead else b"/endless"
+            begun = b"x" * 100_000
+            await deaf.send(ahead + b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path, MIB) + begun)
+            async with asyncio.timeout(10):
+                while ledger.bodies < MIB or not ledger.answers:
+                    await asyncio.sleep(0.001)
+            answer = await client.ask(HEAD % b"echo" + b"Content-Length: %d\r\n\r\n" % 300_000 + b"x" * 300_000)
+            assert answer.status == 200
+            listener.plane.submitted.clear()
         await listener.wait_until_empty()
         await wait_for_room(listener, ledger)

@@ -44,7 +44,7 @@ class Reader(Protocol):
 
     @property
     def is_reading(self) -> bool:
-        """Whether its client may send: where it may not, it is not slow."""
+        """Whether its client may send, or could have: where not, it is not slow."""
 
     def go_on(self) -> None:
         """Read on: the body has room."""

@@ -520,8 +520,15 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def is_reading(self) -> bool:
-        """Whether its client may send."""
-        return not self.flow.read_paused
+        """Whether its client keeps the body back: it may send, or nothing is read for an answer that it does not take.
+
+        Without the latter, a client that takes no answer could keep room for bodies of which it sends nothing.
+        """
+        active = self.active
+        if not self.flow.read_paused or active is None:
+            return not self.flow.read_paused
+        is_its_own = self.head is not None and self.head.route is None and active is self.cycle
+        return not is_its_own or active.response_started  # type: ignore[union-attr]
 
     def go_on(self) -> None:
         """Read the body: it has room now."""
