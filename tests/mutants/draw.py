@@ -201,7 +201,7 @@ class _Finder:
             yield Mutant(place, new, lines, is_in_function, change)
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            if name in ("cast", "TypeVar", "field", "ParamSpec") or _is_log(node):
+            if name in ("cast", "TypeVar", "field", "ParamSpec", "logging.getLogger") or _is_log(node):
                 return
         if isinstance(node, ast.Lambda):
             yield from self.expression(node.body, (*place, ("body", None)), lines, is_in_function=is_in_function)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from marserve.settings.table import Settings
 from marserve.store import download as module
 from marserve.store.download import (
     Attempts,
@@ -266,6 +267,31 @@ def test_pace_asks_for_a_kilobyte_a_second_over_each_window() -> None:
     pace.check(119.9, 0)
     with pytest.raises(Broken, match="slower than 1024 bytes a second"):
         pace.check(120.0, 10 * 1024 - 1)
+    exact = Pace(100.0, 10.0)
+    for end in (110.0, 120.0, 130.0):
+        exact.check(end, 10 * 1024)
+
+
+def test_what_is_not_said_otherwise_is_as_the_servers_settings_are() -> None:
+    """An archive that a node fetches comes as one that a server fetches: one table of defaults for both."""
+    settings, options = Settings(entry="", working_directory=Path()), DownloadOptions()
+
+    assert (options.connections, options.max_bytes) == (settings.download_connections, settings.max_archive_bytes)
+
+
+def test_pauses_before_further_attempts_begin_at_half_a_second() -> None:
+    """Four attempts without progress wait 0.5, 1 and 2 s between them."""
+    attempts = Attempts(DownloadOptions())
+
+    assert [(attempts.note(0), attempts.pause_s) for _ in range(4)][:3] == [(True, 0.5), (True, 1.0), (True, 2.0)]
+
+
+def test_an_answer_that_ends_early_without_an_error_is_gone_on_with(file: int) -> None:
+    """As often as it takes: each one brought something, so none is an attempt in vain."""
+    source = Scripted([Answer(end=end) for end in range(1000, len(DATA), 1000)] + [Answer()])
+
+    assert whole(download(source, file, QUICK), file)
+    assert [begin for begin, _, _ in source.asked] == list(range(0, len(DATA), 1000))
 
 
 def test_pauses_double_from_the_second_failure_on_and_progress_forgets_them() -> None:

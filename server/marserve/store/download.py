@@ -416,7 +416,7 @@ class _Parallel:
                 if self._error is not None:
                     raise self._error
                 front = self._parts.front
-            if front == self._hashed and not self._busy:
+            if front == self._hashed:  # nothing to hash, so what is worth waking for is that all have left
                 raise Failed("nobody is left to fetch the rest")
             while self._hashed < front:
                 wanted = view[: min(HASH_BYTES, front - self._hashed)]
