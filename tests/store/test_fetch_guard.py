@@ -351,7 +351,7 @@ def test_a_targets_parts_are_what_is_asked_for() -> None:
     target = parse_target("https://[2001:db8::1]:8443/a/b/m.mar?sig=1")
     assert (target.scheme, target.host, target.port) == ("https", "2001:db8::1", 8443)
     assert (target.authority, target.path, target.query) == ("[2001:db8::1]:8443", "/a/b/m.mar", "?sig=1")
-    assert (target.key, target.file_name) == ("a/b/m.mar", "m.mar")
+    assert (target.key, target.file_name, target.written) == ("a/b/m.mar", "m.mar", "")
     assert parse_target("http://[2001:db8::1]:80/m.mar").authority == "[2001:db8::1]"
     assert parse_target("https://example.org/m.mar").port == 443
     assert parse_target("http://example.org:443/m.mar").authority == "example.org:443"
