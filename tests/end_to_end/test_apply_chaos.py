@@ -286,12 +286,12 @@ def apply_in_vain(world: World, state: dict[str, Any]) -> None:
 
 @pytest.mark.timeout(300)
 def test_nobody_notices_changes_of_many_models(tmp_path: Path) -> None:
-    """Forty applies, two kills: every request to a model that is there before and after is answered with 200."""
-    ends = run_chaos(tmp_path, 40, seed=20261122)
+    """Twenty applies, one kill: every request to a model that is there before and after is answered with 200."""
+    ends = run_chaos(tmp_path, 20, seed=20261122)
 
-    assert ends["killed"] == 2
-    assert ends["200"] >= 15
-    assert ends["400"] + ends["500"] >= 2
+    assert ends["killed"] == 1
+    assert ends["200"] >= 7
+    assert ends["400"] + ends["500"] >= 1
 
 
 @pytest.mark.long

@@ -55,8 +55,8 @@ def grown_by(folder: Path, rounds: int) -> int:
 
 
 def test_rounds_of_registering_leave_the_server_as_it_was(tmp_path: Path) -> None:
-    """Sixty, each with a model that answers; the full promise is played in the long suite."""
-    assert grown_by(tmp_path, 60) < 3 * MB  # ten times its part of the full promise: allocators round up
+    """Twenty, each with a model that answers; the full promise is played in the long suite."""
+    assert grown_by(tmp_path, 20) < 3 * MB  # ten times its part of the full promise: allocators round up
 
 
 @pytest.mark.long

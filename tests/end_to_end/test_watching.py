@@ -115,7 +115,7 @@ def test_a_version_that_makes_itself_the_default_fails_no_request(tmp_path: Path
     assert {text for _, text in seen} == {"v1", "v2", "v3", "v4"}
 
 
-@pytest.mark.parametrize("uploads", [20, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("uploads", [8, pytest.param(50, marks=pytest.mark.long)])
 def test_uploads_cut_at_random_points_load_no_half_model(tmp_path: Path, uploads: int) -> None:
     """Cut, renamed, replaced in place, deleted in use: what is whole is loaded, what is in use answers on."""
     chance = random.Random(uploads)
