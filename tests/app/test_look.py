@@ -15,6 +15,7 @@ import pytest
 from marserve.app import look
 from marserve.app.cannot_start import CannotStart
 from marserve.app.draining import Stop
+from marserve.app.early_probes import EarlyProbes
 from marserve.app.listeners import bind
 from marserve.app.look import look_at_machine
 from marserve.settings import Settings, load_settings
@@ -166,3 +167,18 @@ async def test_devices_that_are_named_and_cannot_be_read_end_a_strict_start(
 
     with pytest.raises(CannotStart, match=r"did not answer within 0\.3 s.*number_of_gpu=0"):
         await look_at_machine(settings_of(tmp_path), Stop(), limit_s=0.3)
+
+
+async def test_what_is_being_read_when_probes_end_is_over_then(tmp_path: Path) -> None:
+    """A start that was ended by a signal logged a traceback for each client that had not sent all of its header."""
+    settings = settings_of(tmp_path)
+    before = asyncio.all_tasks()
+    async with EarlyProbes(settings, None, "why"):
+        address = settings.inference_address
+        _, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(b"GET / HT")
+        async with asyncio.timeout(10):
+            while asyncio.all_tasks() == before:
+                await asyncio.sleep(0.001)
+    assert asyncio.all_tasks() == before
+    writer.close()

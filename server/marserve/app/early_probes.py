@@ -18,6 +18,7 @@ from marserve.settings import Settings
 
 # A probe's request is short, and comes at once.
 HEAD_BYTES, HEAD_S = 8192, 5.0
+END_S = 1.0
 
 
 class EarlyProbes:
@@ -29,6 +30,7 @@ class EarlyProbes:
         self._starting = _answer(503, "Service Unavailable", "not ready", [reason], "Retry-After: 1\r\n")
         self._servers: list[asyncio.Server] = []
         self._writers: set[asyncio.StreamWriter] = set()
+        self._reading: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> EarlyProbes:
         """Bind every address of the server and answer there."""
@@ -41,7 +43,7 @@ class EarlyProbes:
                 tls = self._tls if address.is_tls else None
                 start = asyncio.start_unix_server if address.scheme == "unix" else asyncio.start_server
                 limit = HANDSHAKE_S if tls is not None else None
-                server = await start(self._serve, sock=sock, ssl=tls, ssl_handshake_timeout=limit, limit=HEAD_BYTES)
+                server = await start(self._accept, sock=sock, ssl=tls, ssl_handshake_timeout=limit, limit=HEAD_BYTES)
                 self._servers.append(server)
         except BaseException:
             self._close()
@@ -51,8 +53,10 @@ class EarlyProbes:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        """Release the addresses."""
+        """Release the addresses, and wait for what was being read: cancelled with the loop it would log a traceback."""
         self._close()
+        if self._reading:
+            await asyncio.wait(self._reading, timeout=END_S)
 
     def _close(self) -> None:
         for server in self._servers:
@@ -60,8 +64,13 @@ class EarlyProbes:
         for writer in self._writers:
             writer.transport.abort()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(HEAD_S):
                 head = await reader.readuntil(b"\r\n\r\n")
