@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -256,3 +257,64 @@ async def test_a_registration_right_behind_waits_until_the_file_is_gone(house: H
             assert house.stored() == ["m.mar"]
             await house.registry.unregister("n")
         assert house.stored() == []
+
+
+async def test_a_deletion_whose_caller_is_cancelled_is_waited_for(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread goes on; the next registration comes after it, and begins no second one."""
+    calls, has_begun, may_go_on = 0, threading.Event(), threading.Event()
+    delete = house.record.delete
+
+    def delete_slowly(path: Path) -> bool:
+        nonlocal calls
+        calls += 1
+        has_begun.set()
+        assert may_go_on.wait(30)
+        return delete(path)
+
+    monkeypatch.setattr(house.record, "delete", delete_slowly)
+    await house.add(house.put("m"))
+    url = house.address()
+    refused = asyncio.create_task(house.add(url))
+    assert await asyncio.to_thread(has_begun.wait, 30)
+    refused.cancel()
+    await asyncio.wait([refused])
+    deleting = list(house.registry._registering._deleting)
+    adding = asyncio.create_task(house.add(url, model_name="n"))
+    await asyncio.sleep(0)
+    may_go_on.set()
+    await adding
+
+    assert (deleting, calls) == (["m.mar"], 1)
+    assert "m.mar" in house.stored()
+    assert house.registry._registering._deleting == {}
+
+
+async def test_a_start_keeps_the_file_that_it_loads(tmp_path: Path) -> None:
+    """Another version from it, registered during the start, does not take it along; later the last one does."""
+    first = House(tmp_path)
+    await first.add(first.address())
+    snapshot = first.registry.snapshot()
+    await first.registry.stop()
+    second = House(tmp_path)
+    has_come, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(plan: Plan) -> None:
+        if plan.facts.options.model == "m":
+            has_come.set()
+            await may_go_on.wait()
+
+    second.registry.hooks.before_pool.append(wait)
+    starting = asyncio.create_task(second.registry.restore(snapshot))
+    await has_come.wait()
+    await second.add("m.mar", model_name="other")
+    await second.registry.unregister("other")
+    kept = second.stored()
+    may_go_on.set()
+    await starting
+    await second.registry.unregister("m")
+    left = second.stored()
+    await second.registry.stop()
+
+    assert (kept, left) == (["m.mar"], [])

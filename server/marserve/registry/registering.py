@@ -98,7 +98,7 @@ class Registering:
     ) -> Registered:
         """Take an archive in, unless the caller has unpacked it, and make it a version. See `Registry.register`."""
         check_parameters(parameters)
-        with self._using(parameters.url):
+        with self.using(parameters.url):
             if unpacked is None:
                 unpacked = await self.take_in(parameters, as_it_is_now=as_it_is_now)
             try:
@@ -220,7 +220,7 @@ class Registering:
         Raises as `register`, but for VersionConflict; nothing of it is left then.
         """
         check_parameters(parameters)
-        with self._using(parameters.url):
+        with self.using(parameters.url):
             unpacked = self.lent.pop((parameters.url, parameters.model_name, parameters.version), None)
             if unpacked is None:
                 unpacked = await self.take_in(parameters, as_it_is_now=True)
@@ -457,7 +457,7 @@ class Registering:
     # ---------------------------------------------------------------------------------------- what was fetched
 
     @contextlib.contextmanager
-    def _using(self, url: str) -> Iterator[None]:
+    def using(self, url: str) -> Iterator[None]:
         """A version is about to come from the archive that `url` names."""
         name = archive_name(split_digest(url)[0])
         self._under_way[name] += 1
@@ -485,10 +485,9 @@ class Registering:
             return False
         deleting = asyncio.create_task(asyncio.to_thread(self._intake.delete_fetched, name))
         self._deleting[name] = deleting
-        try:
-            is_gone = await asyncio.shield(deleting)
-        finally:
-            del self._deleting[name]
+        # The thread goes on where the caller is cancelled: registrations wait until it has ended.
+        deleting.add_done_callback(lambda _: self._deleting.pop(name))
+        is_gone = await asyncio.shield(deleting)
         if is_gone:
             log.info("%s was fetched and no version uses it any more: it is deleted from the model store", name)
         return is_gone

@@ -7,6 +7,7 @@ snapshots that follow, so that a restart with the archive mended has it back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Sequence
@@ -93,11 +94,16 @@ class Starting:
 
     async def _load_all(self, models: Sequence[RegisterParameters]) -> None:
         # Read side by side, published in the order of the setting: it decides which version is the default.
-        takes = [(model, asyncio.create_task(self._take_in(model))) for model in models]
+        takes: list[tuple[RegisterParameters, contextlib.ExitStack, asyncio.Task[Unpacked]]] = []
+        for model in models:
+            using = contextlib.ExitStack()
+            using.enter_context(self._registering.using(model.url))
+            takes.append((model, using, asyncio.create_task(self._take_in(model))))
         # What is installed for one of them must not keep the others waiting, but for those of the same name.
         latest: dict[str, asyncio.Task[None]] = {}
-        for model, take in takes:
-            await self._load_one(model, take, latest)
+        for model, using, take in takes:
+            with using:
+                await self._load_one(model, take, latest, using)
         if latest:
             await asyncio.wait(latest.values())
 
@@ -107,11 +113,16 @@ class Starting:
         return await self._registering.take_in(parameters, is_at_startup=True, as_it_is_now=is_exact)
 
     async def _load_one(
-        self, parameters: RegisterParameters, take: asyncio.Task[Unpacked], latest: dict[str, asyncio.Task[None]]
+        self,
+        parameters: RegisterParameters,
+        take: asyncio.Task[Unpacked],
+        latest: dict[str, asyncio.Task[None]],
+        using: contextlib.ExitStack,
     ) -> None:
         """Load one archive; returns when it is loaded, or when only its requirements are waited for.
 
         `latest` are the models that wait for some, by name: the next version of such a name waits for it in turn.
+        `using` keeps the archive's file in the store; it is taken over where the archive is loaded later.
         """
         try:
             plan = await self._registering.plan(parameters, await take, is_at_startup=parameters.restored is None)
@@ -122,8 +133,18 @@ class Starting:
         if plan.wanted is None and before is None:
             await self._establish(parameters, plan)
         else:
-            work = self._establish(parameters, plan, before)
+            work = self._establish_later(parameters, plan, before, using.pop_all())
             latest[plan.facts.options.model] = self._changes.follow(work)
+
+    async def _establish_later(
+        self,
+        parameters: RegisterParameters,
+        plan: Plan,
+        before: asyncio.Task[None] | None,
+        using: contextlib.ExitStack,
+    ) -> None:
+        with using:
+            await self._establish(parameters, plan, before)
 
     async def _establish(
         self, parameters: RegisterParameters, plan: Plan, before: asyncio.Task[None] | None = None
