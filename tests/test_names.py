@@ -35,6 +35,8 @@ def test_other_names_are_taken(name: str) -> None:
     [
         (".", "The model name '.' is lost in paths, so nothing"),
         ("..", "The model name '..' is lost in paths, so nothing"),
+        ("a/../b", "The model name 'a/../b' is lost in paths, for its part '..', so nothing"),
+        ("a/.", "The model name 'a/.' is lost in paths, for its part '.', so nothing"),
         ("a\x1b[2J", r"The model name 'a\x1b[2J' holds U+001B (a control), so nothing"),
         ("\u202egpj.m", r"The model name '\u202egpj.m' holds U+202E (RIGHT-TO-LEFT OVERRIDE), so nothing"),
         ("\ud800", r"The model name '\ud800' holds U+D800 (half of a surrogate pair), so nothing"),

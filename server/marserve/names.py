@@ -25,8 +25,10 @@ _UNFIT_IN_JSON: Final = re.compile(f"[{_SPECIAL}]")
 
 def name_fault(what: str, name: str) -> str | None:
     """A clause that says why the `what` ("model", "version", "workflow") cannot be called `name`; None where it can."""
-    if name in (".", ".."):
-        return f"the {what} name '{name}' is lost in paths"
+    lost = next((part for part in name.split("/") if part in (".", "..")), None)
+    if lost is not None:
+        part = "" if name == lost else f", for its part '{lost}'"
+        return f"the {what} name '{escaped(name[:100])}' is lost in paths{part}"
     found = _UNFIT.search(name)
     if found is None:
         return None

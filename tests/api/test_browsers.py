@@ -7,7 +7,7 @@ import pytest
 from fastapi import APIRouter
 
 from marserve.api.application import build_app
-from marserve.api.browsers import BrowserGuard, BrowserRules, Origin, OwnHosts, read_origin, split_host
+from marserve.api.browsers import OPEN_PATHS, BrowserGuard, BrowserRules, Origin, OwnHosts, read_origin, split_host
 from marserve.api.errors import ForeignHost, ForeignOrigin
 from support.http_listener import listening
 from support.management_house import client_of
@@ -230,7 +230,7 @@ def test_a_host_is_read_with_its_port(value: bytes, parts: tuple[str, int]) -> N
 def application(rules: BrowserRules) -> object:
     """Routes as a listener has them, behind the guard."""
     router = APIRouter()
-    for path in ("/models", "/ping", "/ping/{rest:path}", "/livez", "/readyz", "/startupz", "/metrics", "/health"):
+    for path in ("/models", "/ping/{rest:path}", *OPEN_PATHS, "/health"):
         router.add_api_route(path, lambda: {"answered": True}, methods=["GET", "POST"])
     return build_app([router], title="test", guard=lambda app: BrowserGuard(app, rules))
 
@@ -244,15 +244,24 @@ async def ask(app: object, method: str, path: str, **headers: str) -> httpx.Resp
 @pytest.mark.anyio
 async def test_health_and_metrics_are_answered_to_all() -> None:
     """Probes come with any Host; what they are told changes nothing."""
-    app = application(
-        BrowserRules("http", HERE, (), ["/ping", "/livez", "/readyz", "/startupz", "/metrics", "/health"])
-    )
+    app = application(BrowserRules("http", HERE, (), [*OPEN_PATHS, "/health"]))
     evil = {"Host": "evil.example", "Origin": "https://evil.example", "Sec_Fetch_Site": "cross-site"}
 
-    for path in ("/ping", "/ping/", "/ping/more", "/livez", "/readyz", "/startupz", "/metrics", "/health"):
+    for path in ("/ping/", "/ping/more", *OPEN_PATHS, "/health"):
         for method in ("GET", "POST"):
             assert (await ask(app, method, path, **evil)).status_code == 200, path
-    for path in ("/models", "/%6dodels", "/pingx", "/nosuch", "//ping", "/ping%2F..%2Fmodels", "/PING"):
+    elsewhere = (
+        "/models",
+        "/%6dodels",
+        "/pingx",
+        "/nosuch",
+        "//ping",
+        "/ping%2F..%2Fmodels",
+        "/PING",
+        "/v2",
+        "/v2/health",
+    )
+    for path in elsewhere:
         assert (await ask(app, "GET", path, **evil)).status_code == 403, path
 
 

@@ -20,7 +20,8 @@ from marserve.api.application import error_response
 from marserve.api.errors import ForeignHost, ForeignOrigin
 
 SAFE_METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS", b"GET", b"HEAD", b"OPTIONS"))
-OPEN_PATHS: Final = ("/ping", "/livez", "/readyz", "/startupz", "/metrics")
+# Probes name a pod by its address, KServe's those of the Open Inference Protocol too.
+OPEN_PATHS: Final = ("/ping", "/livez", "/readyz", "/startupz", "/metrics", "/v2/health/live", "/v2/health/ready")
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 _ORIGIN = re.compile(r"(https?)://(\[[0-9A-Fa-f:.]+\]|[^\[\]:/?#@\s]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
