@@ -159,3 +159,24 @@ def test_a_command_with_settings_at_fault_is_not_tried(tmp_path: Path) -> None:
     )
 
     assert list(actions(tmp_path)) == ["config.properties:1"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            "torchserve --start --model-store . --ts-config conf/ts.properties",
+            "there is no such file, but ts.properties",
+        ),
+        ("torchserve --start --model-store old/store", "there is no such folder, but store"),
+    ],
+)
+def test_a_path_that_only_its_last_name_fits_needs_action_in_a_script(tmp_path: Path, command: str, said: str) -> None:
+    """The server would not find it; in a container, or behind a `cd`, it may."""
+    (tmp_path / "store").mkdir()
+    write(tmp_path, {"run.sh": f"{command}\n", "ts.properties": ""})
+    wrong = actions(tmp_path)
+    write(tmp_path, {"run.sh": f"cd /srv\n{command}\n"})
+
+    assert said in wrong["run.sh:1"]
+    assert actions(tmp_path) == {}

@@ -29,7 +29,7 @@ def unregister(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a model's version out of the server and end its workers; the archive stays in the store."""
+    """Take a model's version out of the server and end its workers; of archives the store loses only fetched ones."""
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         parameters = {"force": "true"} if force else None
         path = model_path(model, version)

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from marserve.migration.findings import Finding
-from marserve.migration.layout import Layout
+from marserve.migration.layout import SCRIPT_ENDINGS, Layout
 from marserve.migration.overview import Overview, judge_location
 from marserve.settings import KEYS
 from marserve.settings.values import Reading, Wrong
@@ -215,19 +215,30 @@ def judge_command(
         for named in given.get(flag, [])[:1]:
             is_made = whole.count(named.rstrip("/")) > 1
             volume = layout.docker_volume(named)
-            if volume is None and not _is_elsewhere(named) and layout.find_folder(named) is None and not is_made:
+            there = layout.find_folder(named)
+            if volume is not None or _is_elsewhere(named) or is_made:
+                continue
+            if there is None:
                 said = f"{flag} {named}: there is no such folder here"
                 found.append(Finding("action", shown, line, said, "create or bring it"))
+            elif _is_misnamed(named, there, shown, whole, layout):
+                said = f"{flag} {named}: there is no such folder, but {layout.shown(there)}"
+                found.append(Finding("action", shown, line, said, "name the one that is there"))
     for flag in _PLUGIN_FLAGS:
         for named in given.get(flag, [])[:1]:
             found += judge_plugins(named, flag, shown, line, layout)
     for flag in ("--ts-config", "--log-config"):
         for named in given.get(flag, [])[:1]:
             is_of_machine = flag == "--log-config" and Path(named).is_absolute()
-            is_known = is_of_machine or layout.docker_volume(named) is not None
-            if not _is_elsewhere(named) and layout.find_file(named) is None and not is_known:
+            if is_of_machine or layout.docker_volume(named) is not None or _is_elsewhere(named):
+                continue
+            file = layout.find_file(named)
+            if file is None:
                 said = f"{flag} {named}: there is no such file here"
                 found.append(Finding("action", shown, line, said, "bring it, or leave the flag out"))
+            elif _is_misnamed(named, file, shown, whole, layout):
+                said = f"{flag} {named}: there is no such file, but {layout.shown(file)}"
+                found.append(Finding("action", shown, line, said, "name the one that is there"))
     for location in given.get("--models", []):
         place = location.partition("=")[2] if re.match(r"[\w.\-]+=", location) else location
         found += judge_location(place, "--models", shown, line, layout, overview.allowed_urls)
@@ -287,6 +298,17 @@ def _meanings(flag: str, flags: Collection[str]) -> list[str]:
     if flag in flags:
         return [flag]
     return [each for each in flags if flag.startswith("--") and each.startswith(flag)]
+
+
+def _is_misnamed(named: str, found: Path, shown: str, whole: str, layout: Layout) -> bool:
+    """Whether a script names a path by which the file or folder that was found here would not be found.
+
+    A path of a container, and one behind a `cd`, may lead there all the same.
+    """
+    if Path(named).is_absolute() or not shown.endswith(SCRIPT_ENDINGS) or re.search(r"\b(?:cd|pushd)\s", whole):
+        return False
+    starts = (layout.root, (layout.root / shown).parent)
+    return not any((start / named).resolve() == found.resolve() for start in starts)
 
 
 def _is_elsewhere(named: str) -> bool:
