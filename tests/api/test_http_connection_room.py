@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from marserve.api.byte_ledger import LEAST_RESERVE_BYTES, PATIENCE_S, SMALL_BYTES, ByteLedger
-from marserve.api.http_connection import Flow, HttpConnection
+from marserve.api.http_connection import READ_AHEAD, Flow, HttpConnection
 from support.http_client import Cut, RawClient, Response
 from support.http_listener import Listening, listening
 
@@ -331,3 +331,17 @@ async def test_a_client_that_takes_no_answer_keeps_no_room_for_a_body_that_it_do
             listener.plane.submitted.clear()
         await listener.wait_until_empty()
         await wait_for_room(listener, ledger)
+
+
+@pytest.mark.parametrize("path", [b"/predictions/slow", b"/elsewhere"])
+async def test_a_body_behind_slow_requests_of_its_connection_keeps_no_room_against_others(path: bytes) -> None:
+    """Its connection is not read, by no fault of its client; others would wait for ever all the same."""
+    ledger = ByteLedger(MIB)
+    async with listening(ledger=ledger) as listener, listener.connect() as ahead, listener.connect() as client:
+        body = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path, MIB) + b"x" * 1000
+        await ahead.send((HEAD % b"slow" + b"\r\n") * (READ_AHEAD + 1) + body)
+        async with asyncio.timeout(10):
+            while ledger.bodies < MIB:
+                await asyncio.sleep(0.001)
+        answer = await client.ask(HEAD % b"echo" + b"Content-Length: %d\r\n\r\n" % 300_000 + b"x" * 300_000)
+        assert answer.status == 200

@@ -45,6 +45,20 @@ def test_a_server_that_is_not_ready_is_status_1_with_its_reasons(apis: FakeApis)
     assert document.document["models"][0]["modelName"] == "digits"
 
 
+def test_a_server_that_answers_probes_alone_tells_its_reason(apis: FakeApis) -> None:
+    """It looks for accelerators: everything but `/livez` is 503."""
+    reason = {"status": "not ready", "reasons": ["looking for accelerators"]}
+    apis.answer("GET /readyz", reason, 503)
+    apis.answer("GET /models", reason, 503)
+
+    told = marserve("status", "--management", apis.url)
+    document = marserve("status", "--json", "--management", apis.url)
+
+    assert told.status == document.status == 1
+    assert "looking for accelerators" in told.out
+    assert (document.document["reasons"], document.document["models"]) == (["looking for accelerators"], [])
+
+
 def test_no_server_is_status_1() -> None:
     """With what was tried."""
     ran = marserve("status", "--inference", "http://127.0.0.1:9", "--management", "http://127.0.0.1:9")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from marserve.store import fetched_archives
-from marserve.store.fetched_archives import RECORD, FetchedArchives
+from marserve.store.fetched_archives import PART, RECORD, FetchedArchives
 
 
 def fetch(record: FetchedArchives, path: Path, data: bytes = b"fetched") -> Path:
@@ -146,3 +146,33 @@ def test_the_record_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     assert [path.name for path in paths if record.knows(path)] == ["2.mar", "3.mar"]
     assert [path.name for path in paths if FetchedArchives(tmp_path / "state").knows(path)] == ["2.mar", "3.mar"]
+
+
+def test_what_was_never_placed_is_not_told_to_be_deleted(tmp_path: Path) -> None:
+    """A store that cannot be written, say: it was noted before, and is forgotten."""
+    record = FetchedArchives(None)
+    record.note(tmp_path / "m.mar", "0" * 64)
+
+    assert not record.delete(tmp_path / "m.mar")
+    assert not record.knows(tmp_path / "m.mar")
+
+
+def test_what_a_crash_left_of_the_record_goes_with_the_next(tmp_path: Path) -> None:
+    """It is written under one name, beside the record."""
+    (tmp_path / PART).write_text("{")
+    fetch(FetchedArchives(tmp_path), tmp_path / "m.mar")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [RECORD, "m.mar"]
+
+
+def test_the_name_of_the_record_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is synchronized after the file got its name."""
+    synced: list[tuple[Path, bool]] = []
+
+    def sync(descriptor: int) -> None:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")), (tmp_path / RECORD).exists()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    fetch(FetchedArchives(tmp_path), tmp_path / "m.mar")
+
+    assert synced == [(tmp_path / PART, False), (tmp_path, True)]

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
-from marserve.cli.output import AsJson, Output, table
+from marserve.cli.output import AsJson, CommandFailed, Output, table
 from marserve.cli.pid_file import marserve_pid_file
-from marserve.cli.remote import ConfigFile, Inference, InferenceAddress, Management, ManagementAddress, find_address
+from marserve.cli.remote import (
+    ConfigFile,
+    Inference,
+    InferenceAddress,
+    Management,
+    ManagementAddress,
+    Probe,
+    find_address,
+)
 from marserve.cli.versions import deaths, versions_table
+
+NOT_READY = 503
 
 
 def status(
@@ -25,7 +37,7 @@ def status(
             return
         with Management(find_address("management", management, config)) as back:
             readiness = back.readiness()
-            versions = back.describe_all()
+            versions = _describe_all(back, readiness)
         front_address = None
         if inference is not None or management is None:
             front_address = find_address("inference", inference, config)
@@ -54,6 +66,16 @@ def status(
         )
         if not readiness.is_well:
             raise typer.Exit(1)
+
+
+def _describe_all(back: Management, readiness: Probe) -> list[dict[str, Any]]:
+    """Every version; none of a server that answers probes alone so far (`app/early_probes.py`)."""
+    try:
+        return back.describe_all()
+    except CommandFailed as failure:
+        if readiness.is_well or failure.detail.get("code") != NOT_READY:
+            raise
+        return []
 
 
 def _show_readiness(output: Output, front: Inference) -> None:

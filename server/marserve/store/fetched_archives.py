@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import secrets
 import stat
 import threading
 from collections.abc import Callable
@@ -23,6 +22,7 @@ log = logging.getLogger("marserve.store")
 
 MOST_REMEMBERED = 10_000
 RECORD = "fetched-archives.json"
+PART = f".{RECORD}.part"
 
 OnPlace = Callable[[Path, str], None]
 """Called with a file and its SHA-256 digest, before the file gets its name in the store, by the thread that fetches."""
@@ -56,18 +56,20 @@ class FetchedArchives:
             self._write()
 
     def delete(self, path: Path) -> bool:
-        """Delete a file that was fetched, and is as it was then; says whether it is gone. Blocks: reads the file."""
+        """Delete a file that was fetched, and is as it was then; says whether it did. Blocks: reads the file."""
         with self._lock:
             sha256 = self._digests.get(_key(path))
             if sha256 is None:
                 return False
             try:
                 is_ours = _unlink_if(path, sha256)
+                if not is_ours:
+                    log.info("%s stays: it was replaced after it was fetched", path)
+            except FileNotFoundError:  # it could not be placed, or is gone already
+                is_ours = False
             except OSError as error:
                 log.warning("%s was fetched and cannot be deleted: %s", path, error.strerror)
                 return False
-            if not is_ours:
-                log.info("%s stays: it was replaced after it was fetched", path)
             del self._digests[_key(path)]
             self._write()
             return is_ours
@@ -98,18 +100,29 @@ class FetchedArchives:
         """Write the record; where that cannot be, this process remembers it all the same."""
         if self._file is None:
             return
-        part = self._file.with_name(f".{RECORD}.{secrets.token_hex(8)}.part")
+        part = self._file.with_name(PART)  # one name: the next write takes the place of what a crash left
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
+            part.unlink(missing_ok=True)
             with part.open("xb") as file:
                 file.write(msgspec.json.encode(self._digests))
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(self._file)
+            _sync_folder(self._file.parent)
         except OSError as error:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
             log.warning("%s cannot be written (%s): the next start will not know", self._file, error.strerror)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the names in it survive a power cut. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _key(path: Path) -> str:
@@ -118,11 +131,9 @@ def _key(path: Path) -> str:
 
 
 def _unlink_if(path: Path, sha256: str) -> bool:
-    """Delete a plain file with this digest; True as well where there is none. Raises OSError."""
+    """Delete a plain file with this digest; says whether it did. Raises OSError, where there is none as well."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
     except OSError:
         if path.is_symlink():
             return False
@@ -137,5 +148,5 @@ def _unlink_if(path: Path, sha256: str) -> bool:
         now = path.lstat()  # another file may have got its name meanwhile
         if not os.path.samestat(before, now) or now.st_mtime_ns != before.st_mtime_ns:
             return False
-    path.unlink(missing_ok=True)
+    path.unlink()
     return True
