@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from marserve.app import look
+from marserve.app import early_probes, look
 from marserve.app.cannot_start import CannotStart
 from marserve.app.draining import Stop
 from marserve.app.early_probes import EarlyProbes
@@ -128,6 +128,28 @@ async def test_a_client_that_sends_nothing_holds_nothing_up(tmp_path: Path, tool
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await reader.readexactly(1)
     writer.close()
+
+
+async def test_an_address_answers_a_bounded_number_of_connections_at_a_time(
+    tmp_path: Path, tool: SlowTool, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One more is closed at once; other addresses answer, and so does this one when a client has gone."""
+    monkeypatch.setattr(early_probes, "MOST_CONNECTIONS", 2)
+    settings = settings_of(tmp_path)
+    looking = asyncio.ensure_future(look_at_machine(settings, Stop()))
+    assert (await answer_of(client, f"{settings.inference_address}/livez")).status_code == 200
+    held = [await asyncio.open_connection("127.0.0.1", settings.inference_address.port) for _ in range(2)]
+
+    with pytest.raises(httpx.TransportError):
+        await client.get(f"{settings.inference_address}/livez")
+    other = await client.get(f"{settings.management_address}/livez")
+    for _, writer in held:
+        writer.close()
+    again = await answer_of(client, f"{settings.inference_address}/livez")
+    await asyncio.to_thread(tool.answer)
+    await looking
+
+    assert (other.status_code, again.status_code) == (200, 200)
 
 
 async def test_a_signal_ends_the_look(tmp_path: Path, tool: SlowTool) -> None:

@@ -10,14 +10,18 @@ import asyncio
 import contextlib
 import json
 import ssl
+from collections import Counter
+from functools import partial
 from types import TracebackType
 
 from marserve.app.cannot_start import cannot_bind
 from marserve.app.listeners import HANDSHAKE_S, apis_by_address, bind
-from marserve.settings import Settings
+from marserve.settings import Address, Settings
 
 # A probe's request is short, and comes at once.
 HEAD_BYTES, HEAD_S = 8192, 5.0
+# Connections that an address answers at a time; others are closed at once.
+MOST_CONNECTIONS = 64
 END_S = 1.0
 
 
@@ -30,6 +34,7 @@ class EarlyProbes:
         self._starting = _answer(503, "Service Unavailable", "not ready", [reason], "Retry-After: 1\r\n")
         self._servers: list[asyncio.Server] = []
         self._writers: set[asyncio.StreamWriter] = set()
+        self._open: Counter[Address] = Counter()
         self._reading: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> EarlyProbes:
@@ -43,7 +48,8 @@ class EarlyProbes:
                 tls = self._tls if address.is_tls else None
                 start = asyncio.start_unix_server if address.scheme == "unix" else asyncio.start_server
                 limit = HANDSHAKE_S if tls is not None else None
-                server = await start(self._accept, sock=sock, ssl=tls, ssl_handshake_timeout=limit, limit=HEAD_BYTES)
+                accept = partial(self._accept, address)
+                server = await start(accept, sock=sock, ssl=tls, ssl_handshake_timeout=limit, limit=HEAD_BYTES)
                 self._servers.append(server)
         except BaseException:
             self._close()
@@ -64,11 +70,19 @@ class EarlyProbes:
         for writer in self._writers:
             writer.transport.abort()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._open[address] >= MOST_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._open[address] += 1
         self._writers.add(writer)
         task = asyncio.create_task(self._serve(reader, writer))
         self._reading.add(task)
-        task.add_done_callback(self._reading.discard)
+        task.add_done_callback(partial(self._end, address))
+
+    def _end(self, address: Address, task: asyncio.Task[None]) -> None:
+        self._open[address] -= 1
+        self._reading.discard(task)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
