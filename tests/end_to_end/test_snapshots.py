@@ -151,7 +151,7 @@ def test_a_snapshot_whose_archive_has_gone_stops_the_start(server: Restarted) ->
     (server.store / "echo.mar").unlink()
     server.names_file = False
 
-    done = run(server.command(), cwd=server.folder, text=True, timeout=60)
+    done = run(server.command(), cwd=server.folder, env=server.environment, text=True, timeout=60)
 
     assert done.returncode == 1
     said = done.stderr.strip().splitlines()[-1]
@@ -172,7 +172,7 @@ def test_a_damaged_snapshot_is_one_sentence_and_status_1(server: Restarted, text
     (folder / "20260131120000000-startup.cfg").write_text(f"model_snapshot={text}\n")
     server.names_file = False
 
-    done = run(server.command(), cwd=server.folder, text=True, timeout=60)
+    done = run(server.command(), cwd=server.folder, env=server.environment, text=True, timeout=60)
 
     assert done.returncode == 1
     assert said in done.stderr.strip().splitlines()[-1]

@@ -440,7 +440,9 @@ def test_a_wrong_setting_is_told_with_its_line(tmp_path: Path) -> None:
     server = Server(tmp_path, settings={"job_queue_size": "many"})
     server.client.close()
 
-    done = subprocess.run(server.command(), cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(
+        server.command(), cwd=tmp_path, env=server.environment, capture_output=True, text=True, timeout=20, check=False
+    )
 
     assert done.returncode == 1
     told = done.stdout + done.stderr

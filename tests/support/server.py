@@ -176,19 +176,23 @@ class Server:
             program = [sys.executable, "-m", "marserve.cli", "start", "--foreground"]
         return [*program, "--ts-config", str(config), "--model-store", str(self.store), *self._arguments]
 
-    def start(self) -> None:
-        """Start it and wait until it listens."""
-        environment = {
+    @property
+    def environment(self) -> dict[str, str]:
+        """Its environment: no variable of the server's but those given, and a temporary folder of its own."""
+        return {
             **{key: value for key, value in os.environ.items() if not key.startswith(("TS_", "MARSERVE_"))},
             "TMPDIR": str(self.temporary),
             "TEMP": str(self.temporary),
             **self._environment,
         }
+
+    def start(self) -> None:
+        """Start it and wait until it listens."""
         with self._output.open("ab") as output:
             self.process = Prepared(
                 self.command(),
                 cwd=self.folder,
-                env=environment,
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

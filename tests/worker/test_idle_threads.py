@@ -43,6 +43,7 @@ def in_a_process(scenario: Scenario) -> Callable[[], None]:
             signal.alarm(4 * WITHIN_S)
             try:
                 assert threading.active_count() == 1
+                tqdm.monitor = None  # one that the runner has lost its thread in the fork
                 scenario()
             except BaseException:
                 os.write(writer, traceback.format_exc()[-60_000:].encode())
