@@ -280,7 +280,7 @@ class Environments:
             )
         finally:
             # Shielded: whoever cancels may do so again, and nothing is to be left.
-            await asyncio.shield(asyncio.to_thread(shutil.rmtree, staging, True))
+            await asyncio.shield(asyncio.to_thread(_remove_staging, staging))
 
     async def _fill(
         self,
@@ -726,6 +726,15 @@ def _unused(folder: Path, digest: str) -> Iterator[bool]:
             if not (folder / digest).exists():
                 (folder / f"{digest}.lock").unlink(missing_ok=True)
             os.close(lock)
+
+
+def _remove_staging(staging: Path) -> None:
+    """Delete what was not finished. What was just killed may still write: then it is tried again, for two seconds."""
+    for _ in range(20):
+        shutil.rmtree(staging, ignore_errors=True)
+        if not staging.exists():
+            return
+        time.sleep(0.1)
 
 
 def _remove(folder: Path, digest: str) -> None:
