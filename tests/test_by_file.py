@@ -27,12 +27,17 @@ FILES = {
     "test_bad.py": "def test_fails(): assert 0\ndef test_passes(): pass\n",
     "test_broken.py": "import no_such_module_anywhere\n",
     "test_absent.py": "import pytest\npytest.skip('not here', allow_module_level=True)\n",
+    # In this order, by size: a file without a test to run lies between two folders.
+    "one/test_first.py": f"def test_it(): pass\n# {'x' * 3000}\n",
+    "one/test_none.py": f"import pytest\n@pytest.mark.long\ndef test_long(): assert 0\n# {'x' * 2000}\n",
+    "two/test_last.py": f"def test_it(): pass\n# {'x' * 1000}\n",
 }
 
 
 def test_what_becomes_of_each_file_is_told(tmp_path: Path) -> None:
     """Passed, failed, deselected, skipped and broken, in one runner that sets session fixtures up once."""
     for name, source in {"conftest.py": CONFTEST, **FILES}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(source)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long: x\n")
     command = [sys.executable, "-m", "pytest", "-ra", "-q", "-m", "not long", "-n", "1", "--dist", "load"]
@@ -48,7 +53,7 @@ def test_what_becomes_of_each_file_is_told(tmp_path: Path) -> None:
     )
 
     assert ran.returncode == 1, ran.stdout + ran.stderr
-    assert "1 failed, 4 passed, 1 skipped, 1 error" in ran.stdout
+    assert "1 failed, 6 passed, 1 skipped, 1 error" in ran.stdout
     assert "ERROR test_broken.py" in ran.stdout
     assert "FAILED test_bad.py::test_fails" in ran.stdout
     assert ((tmp_path / "begun").read_text(), (tmp_path / "ended").read_text()) == ("x", "x")

@@ -77,6 +77,8 @@ class ByFile:
             running[place] = test  # pytest-xdist takes reports of the item alone that it knows to be running
             test.ihook.pytest_runtest_protocol(item=test, nextitem=after)
         running[place] = item
+        if not tests:  # the test before it has left what this file and its own share
+            item.session._setupstate.teardown_exact(nextitem)
         return True
 
 
