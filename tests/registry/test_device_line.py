@@ -484,7 +484,7 @@ async def test_what_others_take_meanwhile_has_one_more_leave() -> None:
     new = house.add("new")
 
     new.ask()
-    assert bool(first.leaving)
+    await until(lambda: bool(first.leaving), "the first one leaves")
     house.watch.others[0] = 25_000
     first.see_out()
     await until(lambda: bool(second.leaving), "the second one leaves, too")
