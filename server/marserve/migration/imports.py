@@ -107,14 +107,20 @@ def _ts_folder() -> Path | None:
     return Path(locations[0]) / "ts_compat" / TS if locations else None
 
 
-def internal_in_ts(wanted: Import) -> Iterator[str]:
-    """Names under `ts` that are there to be imported, and refuse to be called."""
+def _file_in_ts(module: str) -> Path | None:
+    """The file of a module under TorchServe's name `ts`; None where there is none here."""
     folder = _ts_folder()
     if folder is None:
-        return
-    path = folder.joinpath(*wanted.module.split(".")[1:])
+        return None
+    path = folder.joinpath(*module.split(".")[1:])
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    if file.is_file():
+    return file if file.is_file() else None
+
+
+def internal_in_ts(wanted: Import) -> Iterator[str]:
+    """Names under `ts` that are there to be imported, and refuse to be called."""
+    file = _file_in_ts(wanted.module)
+    if file is not None:
         internals = _internals_of(file)
         yield from (f"{wanted.module}.{name}" for name in wanted.names if name in internals)
 
@@ -124,12 +130,8 @@ def refusing_in_ts(source: bytes, wanted: Import) -> Iterator[str]:
 
     `source` has the import; of `import m` the attributes that it uses count.
     """
-    folder = _ts_folder()
-    if folder is None:
-        return
-    path = folder.joinpath(*wanted.module.split(".")[1:])
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    if file.is_file():
+    file = _file_in_ts(wanted.module)
+    if file is not None:
         refusing = _refusing_of(file)
         used = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
         names = used if not wanted.names else refusing if "*" in wanted.names else set(wanted.names)
