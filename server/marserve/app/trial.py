@@ -19,6 +19,7 @@ from marserve.app.parts import Parts, build_parts
 from marserve.errors import BadSettings, MarserveError
 from marserve.machine.describe import describe_machine
 from marserve.registry.calls import RegisterParameters
+from marserve.registry.starting import parameters_of_model, parameters_of_version
 from marserve.registry.startup import models_to_load
 from marserve.settings import Settings
 from marserve.store.fetch_guard import hide_query, is_address
@@ -81,20 +82,11 @@ def _models(settings: Settings, parts: Parts) -> Iterator[tuple[str, RegisterPar
         return
     if parts.restored is not None:
         for version in parts.restored:
-            yield (
-                "model_snapshot",
-                RegisterParameters(
-                    url=version.archive,
-                    model_name=version.model,
-                    handler=version.handler,
-                    synchronous=False,
-                    restored=version,
-                ),
-            )
+            yield "model_snapshot", parameters_of_version(version)
     elif settings.load_models:
         names = LocalStore(settings.model_store, roots=settings.model_roots).names()
         for model in models_to_load(settings.load_models, names):
-            yield "load_models", RegisterParameters(url=model.url, model_name=model.name, synchronous=False)
+            yield "load_models", parameters_of_model(model)
 
 
 def _placed(error: BadSettings, settings: Settings) -> BadSettings:

@@ -21,11 +21,28 @@ from marserve.registry.registering import Registering
 from marserve.registry.snapshot import SnapshotVersion
 from marserve.registry.startup import models_to_load
 from marserve.registry.versions import Versions
+from marserve.settings import ModelToLoad
 from marserve.settings.values import LoadModels
 from marserve.store.digests import split_digest
 from marserve.store.fetch_guard import hide_query
 
 log = logging.getLogger("marserve.registry")
+
+
+def parameters_of_model(model: ModelToLoad) -> RegisterParameters:
+    """The registration of a model that `load_models` names."""
+    return RegisterParameters(url=model.url, model_name=model.name, synchronous=False)
+
+
+def parameters_of_version(version: SnapshotVersion) -> RegisterParameters:
+    """The registration of a version of a snapshot."""
+    return RegisterParameters(
+        url=version.archive,
+        model_name=version.model,
+        handler=version.handler,
+        synchronous=False,
+        restored=version,
+    )
 
 
 class Starting:
@@ -61,28 +78,12 @@ class Starting:
         """Load what the setting `load_models` names. Returns when all were tried."""
         if load_models:
             names = await asyncio.to_thread(self._intake.store.names)
-            await self._load_all(
-                [
-                    RegisterParameters(url=model.url, model_name=model.name, synchronous=False)
-                    for model in models_to_load(load_models, names)
-                ]
-            )
+            await self._load_all([parameters_of_model(model) for model in models_to_load(load_models, names)])
         self.has_tried = True
 
     async def restore(self, versions: Sequence[SnapshotVersion]) -> None:
         """Load what a snapshot has. Returns when all were tried."""
-        await self._load_all(
-            [
-                RegisterParameters(
-                    url=version.archive,
-                    model_name=version.model,
-                    handler=version.handler,
-                    synchronous=False,
-                    restored=version,
-                )
-                for version in versions
-            ]
-        )
+        await self._load_all([parameters_of_version(version) for version in versions])
         self.has_tried = True
 
     def forget(self, model: str, version: str | None) -> bool:
