@@ -25,13 +25,13 @@ from hypothesis import strategies as st
 
 import marserve
 from marserve.api import request_body
-from marserve.api.application import MOST_SEGMENTS, split_path
+from marserve.api.application import split_path
 from marserve.api.decoding import Decoding
 from marserve.api.events import read_events
 from marserve.api.grpc_calls import Calls
 from marserve.api.grpc_open_inference import fill_response, write_request
 from marserve.api.grpc_schema import INFERENCE, OPEN_INFERENCE, Schema
-from marserve.api.inference import read_route
+from marserve.api.inference import MAX_SEGMENTS, read_route
 from marserve.api.parameters import read_parameters
 from marserve.api.request_body import FORM, is_quick, read_parts
 from marserve.api.request_head import HttpLimits, read_head
@@ -369,7 +369,7 @@ def test_a_path_is_split_within_a_step() -> None:
     """Of escapes and of slashes."""
     for path in (fill(b"/%41", LONG), fill(b"/", LONG)):
         check_call(lambda path=path: read_route(b"/" + path))  # type: ignore[misc]
-    for path in (fill(b"/%41", 4 * MOST_SEGMENTS) + fill(b"%41", LONG - 4 * MOST_SEGMENTS), fill(b"%2F", LONG)):
+    for path in (fill(b"/%41", 4 * MAX_SEGMENTS) + fill(b"%41", LONG - 4 * MAX_SEGMENTS), fill(b"%2F", LONG)):
         check_call(lambda path=path: split_path(b"/" + path))  # type: ignore[misc]
         check_call(lambda path=path: read_route(b"/" + path))  # type: ignore[misc]
 

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from marserve import __version__
 from marserve.api.errors import error_answer
+from marserve.api.inference import MAX_SEGMENTS
 from marserve.errors import (
     BadInput,
     BadWorkflow,
@@ -38,7 +39,6 @@ from marserve.telemetry.log_limit import caused_by
 # A reason in a header: long enough for an exception's words, short enough for any proxy.
 MAX_REASON_CHARACTERS = 500
 # No call has so many segments or parameters; each takes some microseconds.
-MOST_SEGMENTS = 256
 MOST_QUERY_FIELDS = 256
 
 log = logging.getLogger("marserve.api")
@@ -104,8 +104,8 @@ class Border:
             await self._app(scope, receive, send)
             return
         raw_path = scope.get("raw_path") or quote(scope["path"]).encode()
-        if raw_path.count(b"/") > MOST_SEGMENTS or scope["query_string"].count(b"&") >= MOST_QUERY_FIELDS:
-            error = BadInput(f"A path has at most {MOST_SEGMENTS} segments, a query {MOST_QUERY_FIELDS} parameters.")
+        if raw_path.count(b"/") > MAX_SEGMENTS or scope["query_string"].count(b"&") >= MOST_QUERY_FIELDS:
+            error = BadInput(f"A path has at most {MAX_SEGMENTS} segments, a query {MOST_QUERY_FIELDS} parameters.")
             await error_response(error)(scope, receive, send)
             return
         scope = {**scope, "path": split_path(raw_path)}
