@@ -145,6 +145,11 @@ class NothingToUndo(ClientError):
         super().__init__("There is nothing to undo: no document was applied before the one in force.")
 
 
+def some_of(names: Sequence[str]) -> str:
+    """Names for a sentence, the first eight: `m 1.0, n 1.0 and 3 more`."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
 class WouldUnload(ClientError):
     """A document would unload versions that no document names. `versions` are their models and names."""
 
@@ -152,8 +157,7 @@ class WouldUnload(ClientError):
 
     def __init__(self, versions: Sequence[tuple[str, str]]) -> None:
         self.versions = tuple(versions)
-        named = [f"{model} {version}" for model, version in self.versions]
-        shown = ", ".join(named[:8]) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
+        shown = some_of([f"{model} {version}" for model, version in self.versions])
         super().__init__(
             f"No document has named {shown} so far, and this one does not: nothing was changed. To unload them say "
             "prune=true; to add them to the document say adopt=true. (`marserve apply` has --prune and "

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, refused
-from marserve.errors import BadDesiredState
+from marserve.errors import BadDesiredState, some_of
 from marserve.rollout.desired_state import read
 from marserve.rollout.diff import compare
 from marserve.rollout.schema import schema
@@ -106,8 +106,7 @@ def plan_lines(document: dict[str, Any]) -> list[str | Table]:
 
 def named(versions: Sequence[Mapping[str, str]]) -> str:
     """Versions for a sentence: `m 1.0, n 1.0 and 3 more`."""
-    names = [f"{each['model']} {each['version']}" for each in versions]
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return some_of([f"{each['model']} {each['version']}" for each in versions])
 
 
 def _unnamed_lines(document: Mapping[str, Any]) -> list[str]:
