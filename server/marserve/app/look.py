@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 from functools import partial
 from typing import Any
 
-from marserve.app.access import prepare_access
 from marserve.app.cannot_start import CannotStart
 from marserve.app.draining import Stop
 from marserve.app.early_probes import EarlyProbes
@@ -26,8 +26,12 @@ PROBES_AFTER_S = 1.0
 LIBRARY_S = 5.0
 
 
-async def look_at_machine(settings: Settings, stop: Stop, *, limit_s: float = LOOK_S) -> Machine | None:
+async def look_at_machine(
+    settings: Settings, stop: Stop, tls: ssl.SSLContext | None = None, *, limit_s: float = LOOK_S
+) -> Machine | None:
     """What the machine has; None where a signal came first. Waits `limit_s` for tools, a little more for a library.
+
+    `tls` is spoken on https addresses while probes are answered.
 
     Raises CannotStart for devices that cannot be read or are not there, where the entry is strict about it.
     """
@@ -39,8 +43,7 @@ async def look_at_machine(settings: Settings, stop: Stop, *, limit_s: float = LO
         if not await _has_ended(looking, stop, PROBES_AFTER_S) and not stop.asked.is_set():
             reason = f"looking for accelerators: their tools have not answered yet, and have {limit_s:g} s"
             log.info("%s%s; /livez answers meanwhile", reason[0].upper(), reason[1:])
-            access = await prepare_access(settings)
-            async with EarlyProbes(settings, access.tls, reason):
+            async with EarlyProbes(settings, tls, reason):
                 await _has_ended(looking, stop, limit_s + LIBRARY_S - PROBES_AFTER_S)
         if stop.asked.is_set():
             tools.cancel()

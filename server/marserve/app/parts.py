@@ -16,7 +16,7 @@ from marserve.api.byte_ledger import ByteLedger
 from marserve.api.connections import ConnectionTable
 from marserve.api.decoding import Decoding
 from marserve.api.large_answers import LargeAnswers
-from marserve.app.access import AccessControl, prepare_access
+from marserve.app.access import AccessControl
 from marserve.app.cannot_start import CannotStart
 from marserve.app.devices import build_device_rooms, usable_devices, watch_devices
 from marserve.app.from_settings import http_limits, most_bytes_in_flight
@@ -83,6 +83,7 @@ async def build_parts(
     settings: Settings,
     logs: Logs,
     machine: Machine,
+    access: AccessControl,
     stack: contextlib.AsyncExitStack,
     on_crash: Callable[[str], None],
 ) -> Parts:
@@ -168,7 +169,7 @@ async def build_parts(
         connections=ConnectionTable(http_limits(settings), ledger),
         large_answers=large_answers,
         decoding=decoding,
-        access=await prepare_access(settings),
+        access=access,
         device_reader=device_watch.reader if device_watch is not None else None,
     )
 

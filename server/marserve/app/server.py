@@ -22,6 +22,7 @@ from typing import Any
 
 from marserve import __version__
 from marserve.allocator import BY_SERVER, keep_large_blocks
+from marserve.app.access import AccessControl, prepare_access
 from marserve.app.cannot_start import CannotStart
 from marserve.app.draining import CLOSE_CONNECTIONS_S, Stop, drain
 from marserve.app.grpc_ports import bind_grpc
@@ -128,7 +129,8 @@ class Server:
         notice = notice_signal(settings)
         if notice is not None:
             _listen(notice, loop, self._stop.on_notice_signal)
-        machine = await look_at_machine(settings, self._stop)
+        access = await prepare_access(settings)
+        machine = await look_at_machine(settings, self._stop, access.tls)
         if machine is None:
             log.info("Model server stopped before it had started.")
             return
@@ -140,14 +142,14 @@ class Server:
         for note in (*settings.notes, *sources_report(settings)):
             log.info("%s", note)
         async with contextlib.AsyncExitStack() as stack:
-            await self._serve(machine, stack)
+            await self._serve(machine, access, stack)
         log.info("Model server stopped.")
 
-    async def _serve(self, machine: Machine, stack: contextlib.AsyncExitStack) -> None:
+    async def _serve(self, machine: Machine, access: AccessControl, stack: contextlib.AsyncExitStack) -> None:
         settings, stop = self._settings, self._stop
         preemption = Preemption(find_notices(settings), settings.preemption_interval, stop.on_notice)
         stack.callback(preemption.stop)
-        parts = await build_parts(settings, self._logs, machine, stack, stop.on_crash)
+        parts = await build_parts(settings, self._logs, machine, access, stack, stop.on_crash)
         listeners = bind_listeners(parts)
         for listener in listeners:
             stack.callback(listener.close)
@@ -155,7 +157,7 @@ class Server:
         for grpc_listener in grpc_listeners:
             stack.push_async_callback(grpc_listener.stop)
         keep(stack, tell_left_out(self._logs))
-        await parts.access.write_tokens(stack)
+        await access.write_tokens(stack)
         preemption.start()
         if not settings.disable_system_metrics:
             keep(stack, watch_machine(settings, parts.device_reader, parts.metrics))

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from marserve.app.access import prepare_access
 from marserve.app.cannot_start import CannotStart
 from marserve.app.parts import Parts, build_parts
 from marserve.errors import BadSettings, MarserveError
@@ -54,7 +55,8 @@ async def _try(settings: Settings) -> list[BadSettings]:
             machine = await asyncio.to_thread(
                 describe_machine, os.environ, is_strict=is_strict, uses_devices=uses_devices
             )
-            parts = await build_parts(settings, logs, machine, stack, lambda reason: None)
+            access = await prepare_access(settings)
+            parts = await build_parts(settings, logs, machine, access, stack, lambda reason: None)
             return [problem async for problem in _try_models(settings, parts)]
     except CannotStart as error:
         cause = error.__cause__
