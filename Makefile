@@ -8,9 +8,11 @@ BIN       := $(VENV)/bin
 # Two more than there are cores: many tests wait for processes, few compute.
 JOBS      ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 SEEDS     ?= 10000
-# Of `make mutants`: files of the server (none: those that it knows), and how many changes are drawn with which seed.
+# Of `make mutants`: files of the server (none: those that it knows), and how many changes are drawn.
 ROOM      ?=
-SEED      ?= 1
+# The seed of `make mutants` (1) and of the first run of `make test-again` (drawn), and how often that runs the suite.
+SEED      ?=
+RUNS      ?= 10
 COUNT     ?= 1500
 PYTEST    ?= $(BIN)/python -m pytest
 STAMPS    := $(VENV)/.made
@@ -56,6 +58,11 @@ test-cost: $(STAMPS)/test  ## run the tests and say which files take the most se
 	mkdir -p .pytest_cache
 	$(PYTEST) $(PARALLEL) -m "not long" -q --cost .pytest_cache/cost.jsonl
 	$(BIN)/python tests/support/cost.py .pytest_cache/cost.jsonl
+
+.PHONY: test-again
+test-again: $(STAMPS)/test  ## run the tests RUNS times (10) in random order and say what failed how often (SEED=7 RUNS=1)
+	$(BIN)/python tests/support/again.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) --history .test-again/runs.jsonl -- \
+	    $(PYTEST) $(PARALLEL) -m "not long" -q
 
 .PHONY: package-test
 package-test: $(STAMPS)/test  ## install the wheel alone into empty environments and follow the README (minutes)
@@ -117,7 +124,7 @@ simulate: $(STAMPS)/test  ## run the simulation of pools with SEEDS seeds (10000
 
 .PHONY: mutants
 mutants: $(STAMPS)/test  ## change the code in COUNT small ways and say what no test notices (about an hour; ROOM=pool/queue)
-	PYTHONPATH=tests $(BIN)/python -m mutants $(ROOM) --seed $(SEED) --count $(COUNT) $(if $(AGAIN),--again)
+	PYTHONPATH=tests $(BIN)/python -m mutants $(ROOM) --seed $(or $(SEED),1) --count $(COUNT) $(if $(AGAIN),--again)
 
 .PHONY: bench
 bench: $(STAMPS)/test  ## measure what docs/benchmarks.md describes, beside others, in one run
@@ -133,8 +140,8 @@ clean:  ## remove caches and what was built, but not the environment
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 .PHONY: clean-all
-clean-all: clean  ## remove the environment, too
-	rm -rf $(VENV)
+clean-all: clean  ## remove the environment, too, and the history of test-again
+	rm -rf $(VENV) .test-again
 
 # ------------------------------------------------------------------------------------------------- the environment
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.again import Outcome
 from support.by_file import ByFile
 from support.cost import CostReport
 from support.object_stores import S3Server, s3_server
@@ -24,9 +25,11 @@ settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--cost FILE` appends the processor time of each test to a file (`support/cost.py`)."""
+    """Flags of `support/cost.py`, `support/by_file.py` and `support/again.py`."""
     parser.addoption("--cost", type=Path, help="append each test's seconds of a processor to this file")
     parser.addoption("--by-file", action="store_true", help="collect a file where it is run (`support/by_file.py`)")
+    parser.addoption("--order-seed", type=int, help="with --by-file, run the files in the random order of this seed")
+    parser.addoption("--outcome", type=Path, help="write what passed and failed to this file (`support/again.py`)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,7 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if path is not None:
         config.pluginmanager.register(CostReport(path), "cost")
     if config.getoption("--by-file"):
-        config.pluginmanager.register(ByFile(), "by_file")
+        config.pluginmanager.register(ByFile(config.getoption("--order-seed")), "by_file")
+    outcome: Path | None = config.getoption("--outcome")
+    if outcome is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Outcome(outcome), "outcome")
 
 
 @pytest.fixture

@@ -2,13 +2,14 @@
 
 pytest-xdist has every runner collect all tests, which took four runners 25 seconds each. With `--by-file` a file is
 collected as one item that imports nothing; the runner that is given this item collects the file's tests and runs them.
-Files in the folders whose tests take longest go first. `make test` uses it; to choose tests by name or mark, use
-pytest without it (`-m "not long"` works).
+Files in the folders whose tests take longest go first, or with `--order-seed` all in a random order. `make test` uses
+it; to choose tests by name or mark, use pytest without it (`-m "not long"` works).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,9 @@ class Holder(pytest.File):
 class ByFile:
     """The hooks of pytest."""
 
+    def __init__(self, order_seed: int | None = None) -> None:
+        self._order_seed = order_seed
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Collector:
         """The file, without importing it."""
@@ -59,9 +63,14 @@ class ByFile:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Long ones first, so that the runners end together."""
-        if all(isinstance(item, WholeFile) for item in items):
+        """Long ones first, so that the runners end together; by a seed, the same order in every runner."""
+        if not all(isinstance(item, WholeFile) for item in items):
+            return
+        if self._order_seed is None:
             items.sort(key=_turn)
+        else:
+            turn = {path: place for place, path in enumerate(shuffled([item.path for item in items], self._order_seed))}
+            items.sort(key=lambda item: turn[item.path])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -80,6 +89,13 @@ class ByFile:
         if not tests:  # the test before it has left what this file and its own share
             item.session._setupstate.teardown_exact(nextitem)
         return True
+
+
+def shuffled(paths: Iterable[Path], seed: int) -> list[Path]:
+    """The files in an order that the seed alone decides, whatever order they came in."""
+    turns = sorted(paths)
+    random.Random(seed).shuffle(turns)
+    return turns
 
 
 def _turn(item: pytest.Item) -> tuple[int, int, str]:
