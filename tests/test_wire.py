@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,20 @@ from hypothesis import strategies as st
 
 from marserve import wire
 from marserve.errors import BadFrame
-from marserve.messages import Batch, Hello, Item, Loaded, Metric, Metrics, Raised, Result, Results, Stop, pack_head
+from marserve.messages import (
+    Batch,
+    Hello,
+    Item,
+    Loaded,
+    Metric,
+    Metrics,
+    NotLoaded,
+    Raised,
+    Result,
+    Results,
+    Stop,
+    pack_head,
+)
 
 # What a frame is made of, as docs and the head of `wire.py` say it; changing the format must change these lines.
 HELLO_METADATA = b"\x93\xa5hello\x07\xa43.11"  # ["hello", 7, "3.11"]
@@ -509,3 +523,54 @@ def test_the_way_lengths_are_written_is_remembered_for_a_bounded_number_of_sizes
 
     assert len(lengths) == 1024
     assert lengths[7] is lengths[7]
+
+
+def test_a_head_alone_costs_no_memory() -> None:
+    """A worker may announce whatever a batch's answers may hold, and then die."""
+    decoder = wire.server_decoder()
+    announced = frame(msgspec.msgpack.encode(Loaded(1.5)), [long(2**32 - 1)])
+
+    tracemalloc.start()
+    try:
+        decoder.feed(announced)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert most < 2 * wire.ALLOCATED_AHEAD_BYTES
+    assert not decoder.is_between_frames
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, 3_000_000])
+def test_a_body_that_outgrows_what_is_allocated_ahead_arrives_whole(more: int) -> None:
+    """From there on it grows with what comes; the next body begins anew."""
+    bodies = [bytes(range(251)) * 17_000, b"second"]
+    bodies[0] = bodies[0][: wire.ALLOCATED_AHEAD_BYTES] + b"z" * more if more > 0 else bodies[0][: more or None]
+    data = b"".join(wire.encode(Loaded(1.5), bodies))
+    decoder = wire.server_decoder()
+
+    heard = [message for at in range(0, len(data), 300_007) for message in decoder.feed(data[at : at + 300_007])]
+
+    assert heard == [(Loaded(1.5), bodies)]
+    assert decoder.is_between_frames
+
+
+def test_what_is_forgotten_is_gone() -> None:
+    """Of a connection that has ended nothing is kept, in a large frame or a small one."""
+    for body in (b"x" * 1000, b"x" * 100_000):
+        decoder = wire.server_decoder()
+        decoder.feed(b"".join(wire.encode(Loaded(1.5), [body]))[:-1])
+
+        decoder.forget()
+
+        assert decoder.is_between_frames
+
+
+def test_a_template_sends_no_bodies_and_only_short_messages() -> None:
+    """Refused by the header alone: the author's code runs in a template, and the server reads it on its event loop."""
+    longest = NotLoaded("load_failed", "\u20ac" * 4096, "\u20ac" * 2**17)
+    assert wire.template_decoder().feed(b"".join(wire.encode(longest))) == [(longest, [])]
+
+    for announced in ({"count": 1, "total": 2**32 - 1}, {"count": 1}, {"total": 1}, {"metadata": 5 * 2**20}):
+        with pytest.raises(BadFrame, match="announces"):
+            wire.template_decoder().feed(header(**announced))

@@ -372,6 +372,10 @@ class RecordDecoder(Generic[M]):
         self._kept += data[at:]
         return found
 
+    def forget(self) -> None:
+        """Give back what is kept of an unfinished record: the connection has ended."""
+        self._kept = bytearray()
+
     def _read(self, kind: int, body: bytes) -> Any:
         if kind == CONTROL_KIND:
             try:

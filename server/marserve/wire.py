@@ -37,9 +37,14 @@ MAX_BODY_BYTES = 2**32 - 1
 MAX_FRAME_BYTES = 1024 * 1024 * 1024 * 1024
 # A worker answers with one body an item; no batch is larger.
 MAX_BODIES_OF_WORKER = 65_536
+# A template's longest message is a failed load, with its traceback.
+MAX_METADATA_BYTES_OF_TEMPLATE = 4 * 1024 * 1024
 
 # Below this a frame is joined and written in one piece; above, its bodies are written where they lie.
 JOIN_BELOW_BYTES = 64 * 1024
+# Of an announced body so much is allocated before its bytes are there. Above it the body grows with what comes: a head
+# alone costs no memory, and glibc moves blocks of this size (`allocator.BY_SERVER`) without copying them.
+ALLOCATED_AHEAD_BYTES = 4 * 1024 * 1024
 
 
 class _Lengths(dict[int, struct.Struct]):
@@ -88,8 +93,8 @@ class Decoder(Generic[M]):
     `types` is the union of messages that may come from this peer; `make` turns a memoryview into a body
     (`bytes` or `bytearray`). Bounds are those of this module unless given.
 
-    A frame whose bodies hold `JOIN_BELOW_BYTES` or more is not collected first: its bodies are `bytearray`s of their
-    final length that are filled as the bytes come, so that a large body is held once, and copied once.
+    A frame whose bodies hold `JOIN_BELOW_BYTES` or more is not collected first: its bodies are `bytearray`s that are
+    filled as the bytes come, so that a large body is held once, and copied once.
     """
 
     def __init__(
@@ -99,11 +104,13 @@ class Decoder(Generic[M]):
         *,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_bodies: int = MAX_BODIES,
+        max_metadata_bytes: int = MAX_METADATA_BYTES,
     ) -> None:
         self._decode = msgspec.msgpack.Decoder(types).decode
         self._make: Callable[[memoryview], Body] = make
         self.max_frame_bytes = max_frame_bytes
         self._max_bodies = max_bodies
+        self._max_metadata_bytes = max_metadata_bytes
         self._kept = bytearray()
         self._needed = HEADER.size
         self._filling: _Filling[M] | None = None
@@ -158,10 +165,10 @@ class Decoder(Generic[M]):
             raise BadFrame(f"a frame begins with {magic!r}, not {MAGIC!r}")
         if version != VERSION:
             raise BadFrame(f"a frame has version {version}, this side speaks {VERSION}")
-        if metadata_bytes > MAX_METADATA_BYTES or count > self._max_bodies or total > self.max_frame_bytes:
+        if metadata_bytes > self._max_metadata_bytes or count > self._max_bodies or total > self.max_frame_bytes:
             raise BadFrame(
                 f"a frame announces {metadata_bytes} bytes of metadata and {count} bodies of {total} bytes; the bounds "
-                f"are {MAX_METADATA_BYTES}, {self._max_bodies} and {self.max_frame_bytes}"
+                f"are {self._max_metadata_bytes}, {self._max_bodies} and {self.max_frame_bytes}"
             )
         body_at = at + HEADER.size + 4 * count + metadata_bytes
         is_large = total >= JOIN_BELOW_BYTES
@@ -186,6 +193,11 @@ class Decoder(Generic[M]):
             body_at += length
         return message, bodies, body_at
 
+    def forget(self) -> None:
+        """Give back what is kept of an unfinished frame: the connection has ended."""
+        self._kept = bytearray()
+        self._filling = None
+
     @property
     def is_between_frames(self) -> bool:
         """Nothing of an unfinished frame is kept: the peer may close here."""
@@ -199,6 +211,7 @@ class _Filling(Generic[M]):
         self.message = message
         self.bodies: list[Body] = []
         self._lengths = lengths
+        self._length = 0
         self._body = bytearray()
         self._filled = 0
         self._open()
@@ -213,11 +226,12 @@ class _Filling(Generic[M]):
         at, end = 0, len(data)
         with memoryview(data) as view:
             while at < end and not self.is_full:
-                size = min(end - at, len(self._body) - self._filled)
-                self._body[self._filled : self._filled + size] = view[at : at + size]
+                allocated = len(self._body)
+                size = min(end - at, (allocated if self._filled < allocated else self._length) - self._filled)
+                self._body[self._filled : self._filled + size] = view[at : at + size]  # appends where it is full
                 self._filled += size
                 at += size
-                if self._filled == len(self._body):
+                if self._filled == self._length:
                     self.bodies.append(self._body)
                     self._open()
         return at
@@ -227,13 +241,19 @@ class _Filling(Generic[M]):
         while not self.is_full and not self._lengths[len(self.bodies)]:
             self.bodies.append(bytearray())
         if not self.is_full:
-            self._body = bytearray(self._lengths[len(self.bodies)])
+            self._length = self._lengths[len(self.bodies)]
+            self._body = bytearray(min(self._length, ALLOCATED_AHEAD_BYTES))
             self._filled = 0
 
 
 def server_decoder(*, max_frame_bytes: int = MAX_FRAME_BYTES) -> Decoder[ToServer]:
     """A decoder for the server's end: messages from a worker or a template, small bodies as `bytes`."""
     return Decoder(ToServer, bytes, max_frame_bytes=max_frame_bytes, max_bodies=MAX_BODIES_OF_WORKER)
+
+
+def template_decoder() -> Decoder[ToServer]:
+    """A decoder for the server's end of a template's connection, which carries short messages without bodies."""
+    return Decoder(ToServer, bytes, max_frame_bytes=0, max_bodies=0, max_metadata_bytes=MAX_METADATA_BYTES_OF_TEMPLATE)
 
 
 def worker_decoder() -> Decoder[ToWorker]:

@@ -49,6 +49,7 @@ from marserve.pool.client import (
 )
 from marserve.pool.queue import Job
 from support.fake_worker import FakeWorker
+from support.processes import until
 from support.receivers import Told
 
 pytestmark = pytest.mark.anyio
@@ -471,3 +472,23 @@ async def test_what_is_sent_after_closing_is_dropped() -> None:
         worker.client.close()
 
         assert (await ear.next())[-1] == ("closed", None)
+
+
+@pytest.mark.parametrize("end", ["hung up", "closed"])
+async def test_nothing_is_kept_of_an_answer_whose_worker_has_gone(end: str) -> None:
+    """Client and peer refer to each other: what they kept would stay until a collection of the oldest generation."""
+    ear = Ear()
+    async with FakeWorker(ear) as worker:
+        await worker.say(Loaded(1.0))
+        worker.client._heads.pack([(b"a", b"b")], [])
+        await worker.write(b"".join(wire.encode(RESULTS, [bytes(200_000)]))[:150_000])
+        await until(lambda: not worker.client._decoder.is_between_frames, "a part of the answer")
+
+        if end == "closed":
+            worker.client.close()
+        else:
+            await worker.hang_up()
+        await ear.next(2)
+
+        assert worker.client._decoder.is_between_frames
+        assert worker.client._heads.kept == 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
 import random
 import signal
 import sys
 import time
+import tracemalloc
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -495,3 +497,39 @@ async def test_queries_of_death_cost_two_workers_each_and_nobody_else_anything(t
         assert len(answers) == 196
         assert crossed(answers) == []
         await until(lambda: sum(running.metrics.worker_deaths.values()) == 8, "two deaths each")
+
+
+async def test_workers_that_die_while_their_answers_are_read_leave_no_bytes(tmp_path: Path) -> None:
+    """Without a collection: a server that is not busy does not see one of the oldest generation for hours."""
+    source = """
+    import os
+    from marserve import wire
+    from marserve.worker.loop import Connection
+    send = Connection.send
+    def cut(self, message, bodies=()):
+        if bodies:
+            whole = b"".join(wire.encode(message, bodies))
+            self._sock.sendall(whole[: len(whole) // 2])
+            os._exit(3)
+        send(self, message, bodies)
+    Connection.send = cut
+    def handle(data, context):
+        return [bytes(16_000_000)] if data else None
+    """
+    load = {"max_answer_bytes": 1 << 24}
+    async with RunningPool(tmp_path, source, load=load, retry_on_worker_death=False) as running:
+        await running.start()
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for number in range(3):
+                assert isinstance(await running.ask(b"%d" % number), WorkerDied)
+            after, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+    assert most - before > 8_000_000
+    assert after - before < 2_000_000

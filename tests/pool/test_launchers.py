@@ -561,6 +561,31 @@ async def test_a_template_that_speaks_of_strangers_without_end_is_ended(
         await until(lambda: running.metrics.worker_deaths, "its workers end with it")
 
 
+async def test_a_template_that_announces_a_body_is_ended(tmp_path: Path) -> None:
+    """It sends none: a head of 4 GiB must not have the server make room for it."""
+    source = """
+    from marserve import wire
+    from marserve.messages import Templated
+    from marserve.worker import template
+    send = template.Template._send
+    def lie(self, message):
+        if type(message) is Templated:
+            size = 2**32 - 1
+            head = wire.HEADER.pack(wire.MAGIC, wire.VERSION, 1, 1, size) + size.to_bytes(4, "little") + b"x"
+            self._control.sendall(head)
+        send(self, message)
+    template.Template._send = lie
+    def handle(data, context): return ["ok"] if data else None
+    """
+    async with RunningPool(tmp_path, source, start="fork", max_restarts=0) as running:
+        running.pool.start()
+
+        with pytest.raises(LoadFailed) as caught:
+            await running.pool.wait_until_ready()
+
+    assert "the template broke the protocol: a frame announces 1 bytes of metadata and 1 bodies" in caught.value.reason
+
+
 async def test_a_template_may_name_its_own_children_alone(tmp_path: Path) -> None:
     """The author's code runs in it, and could otherwise have the server send signals to whatever it likes."""
     victim = await asyncio.create_subprocess_exec("sleep", "60", start_new_session=True)

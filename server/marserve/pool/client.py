@@ -98,6 +98,10 @@ class PackedHeads:
         """How many are kept."""
         return len(self._packed)
 
+    def forget(self) -> None:
+        """Keep none."""
+        self._packed.clear()
+
     def pack(self, headers: list[tuple[bytes, bytes]], server_headers: list[tuple[str, str]]) -> bytes:
         """These headers packed, as they were when they were first seen here; nobody changes them."""
         key = (id(headers), id(server_headers))
@@ -212,6 +216,13 @@ class WorkerClient(asyncio.Protocol):
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.abort()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Give back all bytes that are held: client and peer refer to each other, which keeps both for a while."""
+        self._decoder.forget()
+        self._heads.forget()
+        self._gathered = []
 
     def _send(self, message: ToWorker, bodies: list[wire.Body] | None = None) -> None:
         self.flush()
@@ -301,4 +312,5 @@ class WorkerClient(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """The worker is gone, or on its way."""
         self._transport = None
+        self._forget()
         self._peer.on_closed()

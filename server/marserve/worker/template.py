@@ -53,6 +53,8 @@ DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel/")
 # Descriptors that come with a `Fork`, before those of a rank: wire, standard output, standard error, page.
 FORK_DESCRIPTORS = 4
 MOST_DESCRIPTORS = 200
+# So many reasons against forking are told to the server, whose bound on a template's message is small.
+MOST_REFUSALS = 500
 THREAD_END_LOOKS, THREAD_END_LOOK_S = 20, 0.01
 
 log = logging.getLogger("marserve.worker.template")
@@ -136,7 +138,7 @@ class Template:
         gc.collect()
         end_idle_threads()
         give_back_free_memory()
-        found = refusals(self._known)
+        found = refusals(self._known)[:MOST_REFUSALS]
         gc.freeze()  # what is loaded stays where it is: a collection in a worker must not copy its pages
         self._send(Templated(time.monotonic() - began, found, heavy_modules(own_folders)))
 

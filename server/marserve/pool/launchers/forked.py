@@ -45,8 +45,6 @@ END_GRACE_S = 2.0
 STATUS_GRACE_S = 0.5
 # So often a template may tell of the end of a process that it did not fork as a worker.
 MOST_STRANGERS = 10_000
-# Templates send no bodies.
-MAX_FRAME_BYTES = 1 << 20
 
 
 class StartFailed(Exception):
@@ -121,7 +119,7 @@ class Template:
         self._lineage = leftovers.child()
         self._lineages: dict[str, str] = {}
         self._output = WorkerOutput(model, version, "template", log)
-        self._decoder = wire.server_decoder(max_frame_bytes=MAX_FRAME_BYTES)
+        self._decoder = wire.template_decoder()
         self._process: WorkerProcess | None = None
         self._control: socket.socket | None = None
         self._answer: asyncio.Future[Any] | None = None
@@ -130,6 +128,7 @@ class Template:
         self._children: dict[int, ForkedWorker] = {}
         self._is_childless = asyncio.Event()
         self._strangers = 0
+        self._broken: Death | None = None
         self._unsent = memoryview(b"")
         self.is_open = False
         self.why_given_up = ""
@@ -163,6 +162,8 @@ class Template:
             await self._output.drained(1.0)
             if isinstance(answer, NotLoaded):
                 raise StartFailed(death_of_load(answer), answer.traceback)
+            if self._broken is not None:
+                raise StartFailed(self._broken)
             death = classify_exit(status, evidence=Evidence(self._output.last_lines))
             tail = " | ".join(self._output.last_lines[-3:])
             raise StartFailed(Death(death.cause, f"{death.detail}{': ' + tail if tail else ''}", death.exit_code))
@@ -298,7 +299,8 @@ class Template:
         try:
             for message, _ in self._decoder.feed(data):
                 self._hear(message)
-        except BadFrame:
+        except BadFrame as error:
+            self._broken = Death(Cause.BAD_FRAME, f"the template broke the protocol: {error}")
             if self._process is not None:
                 self._process.signal_group(signal.SIGKILL)
             self._drop_control()

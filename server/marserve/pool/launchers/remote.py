@@ -219,6 +219,7 @@ class AgentLink(asyncio.Protocol):
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.abort()
+        self._decoder.forget()
         if self._sending is not None:
             self._sending.cancel()
         if self._starting is not None and not self._starting.done():
