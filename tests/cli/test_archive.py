@@ -201,3 +201,29 @@ def test_numbers_that_count_as_others_are_told(tmp_path: Path) -> None:
         "Warning: batchSize is 0, which counts as 1",
     ]
     assert (tmp_path / "new" / "m.mar").is_file()
+
+
+def test_an_inference_script_needs_no_weights(tmp_path: Path) -> None:
+    """`sagemaker_script` has its script load what it likes; without a script the handler says what it takes."""
+    (tmp_path / "inference.py").write_text("def model_fn(folder):\n    return None\n")
+
+    with_script = runner.invoke(app, ["net", "--handler", "sagemaker_script", "-x", "inference.py", "--json"])
+    without = runner.invoke(app, ["plain", "--handler", "sagemaker_script", "-s", "net.pt", "--json"])
+
+    assert with_script.exit_code == without.exit_code == 0, with_script.output + without.output
+    with zipfile.ZipFile(tmp_path / "net.mar") as opened:
+        assert read_manifest(opened.read("MAR-INF/MANIFEST.json")).handler == "sagemaker_script"
+        assert "inference.py" in opened.namelist()
+    assert json.loads(with_script.stdout)["warnings"] == []
+    (warning,) = json.loads(without.stdout)["warnings"]
+    assert "neither code/inference.py nor inference.py" in warning
+
+
+def test_densenets_handler_takes_what_it_can_load(tmp_path: Path) -> None:
+    """TorchScript alone or weights with a model file; it opens no ONNX file."""
+    good = runner.invoke(app, ["net", "--handler", "densenet_handler", "-s", "net.pt"])
+    bad = runner.invoke(app, ["other", "--handler", "densenet_handler", "-s", "net.onnx"])
+
+    assert good.exit_code == 0, good.output
+    assert bad.exit_code == 1
+    assert "net.onnx is no file that densenet_handler can load: it must end in .pt, .pth." in bad.output

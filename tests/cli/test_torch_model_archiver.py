@@ -50,6 +50,16 @@ def test_the_usual_call_is_silent_and_makes_a_mar(tmp_path: Path, capsys: pytest
     assert document["archiverVersion"]
 
 
+@pytest.mark.parametrize("handler", ["densenet_handler", "sagemaker_script", "image_classifier"])
+def test_a_built_in_handler_needs_no_file(tmp_path: Path, handler: str) -> None:
+    """The manifest names it, and the archive holds no module of that name."""
+    assert main(["--model-name", "m", "-v", "1", "--handler", handler, "--serialized-file", "weights.pt"]) == 0
+
+    assert manifest_of(Path("m.mar"))["model"]["handler"] == handler
+    with zipfile.ZipFile("m.mar") as file:
+        assert file.namelist() == ["MAR-INF/MANIFEST.json", "weights.pt"]
+
+
 def test_every_flag_is_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Long and short forms; blanks between extra files do not count."""
     words = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from marserve.archive.writer import BUILT_IN_HANDLERS as ARCHIVERS_HANDLERS
@@ -10,9 +12,18 @@ from marserve_handlers.builtin import BUILT_IN, find_built_in
 
 
 def test_the_server_knows_the_same_names() -> None:
-    """It may not import this package, and refuses handlers that are nowhere; the archiver packs no file for some."""
+    """It may not import this package, and refuses handlers that are nowhere."""
     assert set(BUILT_IN_HANDLERS) == set(BUILT_IN)
-    assert set(ARCHIVERS_HANDLERS) <= set(BUILT_IN)
+
+
+def test_the_archivers_take_what_the_docs_list() -> None:
+    """A name of the table of built-in handlers needs no file; the base classes of others stay modules to import."""
+    text = (Path(__file__).parents[2] / "docs" / "handlers.md").read_text()
+    table = text.partition("## The built-in handlers")[2].partition("\n## ")[0]
+    listed = [row.split("`")[1] for row in table.splitlines() if row.startswith("| `")]
+
+    assert sorted(listed) == sorted(ARCHIVERS_HANDLERS)
+    assert set(listed) <= set(BUILT_IN)
 
 
 @pytest.mark.torch

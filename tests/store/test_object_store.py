@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import ssl
 import sys
 import threading
@@ -815,8 +816,66 @@ def test_an_answer_of_the_library_that_nobody_knows_is_told_by_its_type(monkeypa
     with odd_store(an_object(b"x")) as store:
         source = at(store)
         monkeypatch.setattr(obstore, "get", fail)
-        with pytest.raises(Broken, match=r"^S3: the request failed$"):
+        with pytest.raises(Broken, match=r"^S3: the request failed \(RuntimeError\)$"):
             source.stat()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bytes_", "sentence"),
+    [
+        ("http", b"SECRET planted-secret\r\n\r\n", "the request failed (error sending request, Parse, Version)"),
+        (
+            "http",
+            f'HTTP/1.1 200 OK\r\netag: "planted-secret"\r\nlast-modified: {MODIFIED}\r\n\r\n'.encode(),
+            "the request failed (Content-Length Header missing from response, MissingContentLength)",
+        ),
+        (
+            "https",
+            b"HTTP/1.1 400 planted-secret\r\n\r\n",
+            "it does not speak TLS; name it with http:// in endpoint_url",
+        ),
+    ],
+    ids=["no HTTP", "no length", "no TLS"],
+)
+def test_the_librarys_reason_is_told_in_its_plain_words(scheme: str, bytes_: bytes, sentence: str) -> None:
+    """What the origin sent, and what the address holds, is not among them."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(30)
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(bytes_)
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1 << 16)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        options = {"endpoint_url": f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"}
+        source = stores_of({"s3://bucket/": options}, KEYS).open(parse_target("s3://bucket/m.mar"))
+        with pytest.raises((Broken, Failed)) as told:
+            source.stat()
+        thread.join()
+
+    assert str(told.value) == f"S3: {sentence}"
+
+
+def test_googles_emulator_beside_credentials_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It gets a token, or the credentials are not used: neither is what one expects of production's settings."""
+    emulator = {"STORAGE_EMULATOR_HOST": "localhost:4443"}
+    target = parse_target("gs://bucket/m.mar")
+    ours = stores_of({"gs://bucket/": {"bearer_token": SECRET}}, emulator)
+    ours.open(target)
+    ours.open(target)
+    ObjectStores(environment={**emulator, "GOOGLE_APPLICATION_CREDENTIALS": "key.json"}).open(target)
+    ObjectStores(environment=emulator).open(target)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "STORAGE_EMULATOR_HOST is set beside credentials of Google's: gs://bucket is asked of http://localhost:4443, "
+        + rest
+        for rest in ("which gets a token made of them", "without them")
+    ]
 
 
 # ------------------------------------------------------------------------------- stores that misbehave, downloaded

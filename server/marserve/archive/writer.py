@@ -47,9 +47,11 @@ BUILT_IN_HANDLERS = (
     "image_segmenter",
     "object_detector",
     "text_classifier",
+    "densenet_handler",
     "dali_image_classifier",
     "vllm_handler",
     "trt_llm_handler",
+    "sagemaker_script",
 )
 _BUILT_IN_CPP_HANDLERS = ("BaseHandler", "TorchScriptHandler")
 

@@ -38,8 +38,13 @@ _TENSOR_HANDLER = "base_handler"
 # What the built-in handlers load: by itself, and with a model file.
 _PROGRAMS = (".pt", ".pt2", ".onnx", ".so")
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-# Their models are named in the configuration, and lie elsewhere.
-_LANGUAGE_MODELS = ("vllm_handler", "trt_llm_handler")
+# It opens programs by TorchScript alone.
+_TORCHSCRIPT_HANDLER, _TORCHSCRIPT = "densenet_handler", (".pt", ".pth")
+# What it loads is its script's to choose.
+_SCRIPT_HANDLER = "sagemaker_script"
+_SCRIPTS = ("code/inference.py", "inference.py")
+# Their models are named in the configuration, or the script loads them.
+_NEED_NO_FILE = ("vllm_handler", "trt_llm_handler", _SCRIPT_HANDLER)
 
 
 def archive(
@@ -179,8 +184,13 @@ def _foresee(plan: Plan) -> list[str]:
     if plan.spec.model_file is not None and plan.spec.serialized_file is None:
         warnings.append(f"there is a model file ({plan.spec.model_file.name}) and no serialized file with its weights")
     is_built_in = handler_file(plan.spec.handler, plan.spec.runtime) is None
-    if is_built_in and plan.spec.serialized_file is None and plan.spec.handler not in _LANGUAGE_MODELS:
+    if is_built_in and plan.spec.serialized_file is None and plan.spec.handler not in _NEED_NO_FILE:
         warnings.append(f"the handler {plan.spec.handler} needs a serialized file, and there is none")
+    if plan.spec.handler == _SCRIPT_HANDLER and plan.members.keys().isdisjoint(_SCRIPTS):
+        warnings.append(
+            f"there is neither {' nor '.join(_SCRIPTS)}: {_SCRIPT_HANDLER} then loads a TorchScript model; "
+            "--extra-files adds a script"
+        )
     return warnings
 
 
@@ -190,8 +200,11 @@ def _check_handler(spec: ArchiveSpec) -> None:
         return
     module = spec.handler.partition(":")[0]
     ours = ", ".join(BUILT_IN_HANDLERS)
+    if module == _SCRIPT_HANDLER:
+        return
     if module in BUILT_IN_HANDLERS:
-        endings = _PROGRAMS if spec.model_file is None else _WEIGHTS
+        programs = _TORCHSCRIPT if module == _TORCHSCRIPT_HANDLER else _PROGRAMS
+        endings = programs if spec.model_file is None else _WEIGHTS
         file = spec.serialized_file
         if file is not None and file.suffix not in endings:
             weights = "; weights alone need --model-file" if file.suffix in _WEIGHTS else ""

@@ -167,22 +167,30 @@ class AllowedUrls:
     def names_host(self, target: Target) -> bool:
         """Whether a pattern that matches spells the host out: only then may it be one of a private network."""
         host = f"[{target.host}]" if ":" in target.host else target.host
-        literal = re.compile(rf"^{target.scheme}://{re.escape(host)}(:{target.port})?(/|$)", re.IGNORECASE)
+        literal = re.compile(rf"{re.escape(host)}(:{target.port})?", re.IGNORECASE)
         return any(
-            plain is not None and literal.match(plain) is not None
+            plain is not None and literal.fullmatch(plain) is not None
             for pattern, plain in zip(self._patterns, self._plain, strict=True)
             if pattern.fullmatch(target.url)
         )
 
 
+# A port that a pattern leaves open matches digits alone: `[0-9]+`, `\d{4}`, `80[0-9]{2}`.
+_DIGIT = r"(?:[0-9]|\\d|\[[0-9\-]+\])"
+_OPEN_PORT = rf"\\?:{_DIGIT}(?:{_DIGIT}|[+*?]|\{{[0-9]+(?:,[0-9]*)?\}})*"
+_SPELLED_OUT = re.compile(
+    r"(?:https?\??|http\((?:\?:)?s\)\?|\((?:\?:)?https?\|https?\))"  # the scheme, also `https?` and `http(s)?`
+    r"\\?:(?:\\?/){2}"
+    r"(?P<host>(?:\\[.\-:\[\]]|[A-Za-z0-9.\-:_])+)"
+    rf"(?:{_OPEN_PORT}|\((?:\?:)?{_OPEN_PORT}\)\??)?"
+    r"(?=\\?/|$)"
+)
+
+
 def _plain_text(pattern: str) -> str | None:
-    """Scheme, host and port that a pattern spells out, without its escapes; None where it could mean others, too."""
-    text = pattern.removeprefix("^")
-    found = re.match(r"(https?)(\\?:)(\\?/){2}((?:\\[.\-:\[\]]|[A-Za-z0-9.\-:_]|\\\[|\\\])+)(?=\\?/|$)", text)
-    if found is None:
-        return None
-    host = re.sub(r"\\(.)", r"\1", found[4])
-    return f"{found[1]}://{host}/"
+    """Host, and port unless it is open, that a pattern spells out, without escapes; None where it may mean others."""
+    found = _SPELLED_OUT.match(pattern.removeprefix("^"))
+    return re.sub(r"\\(.)", r"\1", found["host"]) if found else None
 
 
 def check_address(target: Target, address: IPAddress, *, is_named: bool) -> None:

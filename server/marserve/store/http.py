@@ -237,6 +237,11 @@ class HttpSource:
                 error = failure
             else:
                 return connection, False
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise Failed(
+                f"the certificate of {target.host} is not trusted: {error.verify_message}; name the PEM file of its "
+                "authority in the variable SSL_CERT_FILE, and restart"
+            ) from error
         raise Broken(f"{target.host} cannot be connected to: {_sentence(error)}" if error else "no address") from error
 
     def _judged(self, target: Target) -> list[IPAddress]:

@@ -37,7 +37,7 @@ class Connection:
     """What the library is given. Nothing of it is for logs: `config` and `client` may hold secrets.
 
     `place` tells the store from others of the same bucket's name: its endpoint or account. `how` says in a few words
-    where the credentials come from.
+    where the credentials come from. `warning` is a sentence for the log, empty where all is as one expects.
     """
 
     config: dict[str, Any] = field(repr=False)
@@ -45,6 +45,7 @@ class Connection:
     provider: Provider | None = field(repr=False)
     place: str
     how: str
+    warning: str = ""
 
 
 def connect_s3(
@@ -153,6 +154,7 @@ def connect_gs(
     if emulator and "://" not in emulator:
         emulator = f"http://{emulator}"
     endpoint = options.text("endpoint_url") or environment.get("GOOGLE_BASE_URL") or emulator
+    given = environment.get("GOOGLE_APPLICATION_CREDENTIALS")
     config: dict[str, Any] = {"bucket": bucket}
     if endpoint:
         _check_endpoint(endpoint, "GCS")
@@ -173,8 +175,8 @@ def connect_gs(
         text = options.secret("credentials", environment) or ""
         how = f"the credentials of stores for {options.prefix}"
         endpoint = _add_google_credentials(config, text, how, None) or endpoint
-    elif options.has("credentials_file") or environment.get("GOOGLE_APPLICATION_CREDENTIALS"):
-        file = options.path("credentials_file") or Path(environment["GOOGLE_APPLICATION_CREDENTIALS"])
+    elif options.has("credentials_file") or given:
+        file = options.path("credentials_file") or Path(given or "")
         named = "credentials_file of stores" if options.has("credentials_file") else "GOOGLE_APPLICATION_CREDENTIALS"
         endpoint = _add_google_credentials(config, _read_text(file, named), named, file) or endpoint
         how = named
@@ -183,7 +185,14 @@ def connect_gs(
     client = _client(options, environment, options.path("ca_bundle"), endpoint, silence_s)
     if options.text("billing_project"):
         client["default_headers"] = {"x-goog-user-project": options.text("billing_project")}
-    return Connection(config, client, provider, endpoint or "google", how)
+    warning = ""
+    if emulator and endpoint == emulator and (not config["skip_signature"] or given):
+        how += f"; STORAGE_EMULATOR_HOST has {emulator} asked"
+        warning = (
+            f"STORAGE_EMULATOR_HOST is set beside credentials of Google's: gs://{bucket} is asked of {emulator}, "
+            + ("which gets a token made of them" if not config["skip_signature"] else "without them")
+        )
+    return Connection(config, client, provider, endpoint or "google", how, warning)
 
 
 def _add_google_credentials(config: dict[str, Any], text: str, named: str, file: Path | None) -> str | None:

@@ -2,12 +2,13 @@
 
 The library is imported when the first such address is opened. Its calls cannot be taken back, so each runs on a thread
 of its own that whoever waits can leave behind: a closed source answers at once, and the thread ends with its answer or
-its time-out. The library's messages quote addresses with signatures and answers with keys in them: none is passed on,
-`explain` makes sentences of what kind they are.
+its time-out. The library's messages quote addresses with signatures and answers with keys in them: `explain` makes
+sentences of what kind they are, and passes on no more than plain words of an unknown one.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
@@ -38,11 +39,20 @@ PIECE_BYTES = 1024 * 1024
 KEYS_AT_ONCE = 1000
 # How an address names one version of an object.
 VERSIONS = {"s3": "versionId", "gs": "generation", "az": "versionid"}
+# A sentence of the library's own, in which headers may be named. Addresses, signatures and keys are no such words.
+_WORD = r"(?:[A-Za-z]{1,20}|[A-Z][a-z]{1,20}-[A-Z][a-z]{1,20})"
+_PLAIN_WORDS = re.compile(rf"{_WORD}(?:[,:]? {_WORD}){{1,15}}")
+_PREFIX = re.compile(r"Generic [A-Za-z0-9]+ error: ")
+# What its details call the trouble, the last the most exactly: `Parse(`, `source: BadScheme,`.
+_KIND = re.compile(r"^ *(?:(?:source|error|kind): )?([A-Z][a-z]+(?:[A-Z][a-z]+)*)[,(]$", re.MULTILINE)
 NAMES = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure"}
 
 _STATUS = re.compile(r"status code: ([0-9]{3})|Client error with status ([0-9]{3})|status: ([0-9]{3}),")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
 _REGION = re.compile(r"<Region>([a-z0-9\-]{4,30})</Region>")
+
+
+log = logging.getLogger("marserve.store")
 
 
 class ObjectStores:
@@ -58,6 +68,7 @@ class ObjectStores:
         self._stores = stores
         self._environment = dict(environment or {})
         self._silence_s = silence_s
+        self._warned: set[str] = set()
 
     def open(self, target: Target) -> ObjectSource:
         """The object of an address that is allowed. Asks the origin nothing. Raises Failed for wrong settings."""
@@ -98,6 +109,9 @@ class ObjectStores:
             )
         except Exception as error:
             raise _settings_trouble(error, target) from None
+        if connection.warning and connection.warning not in self._warned:
+            self._warned.add(connection.warning)
+            log.warning("%s", connection.warning)
         return store, connection
 
 
@@ -380,7 +394,7 @@ def explain(error: Exception, target: Target, how: str) -> SourceError:
         return Failed(f"{store}: the address holds no key that the store could have")
     if kind in ("NotSupportedError", "NotImplementedError"):
         return Failed(f"{store}: the store cannot do that")
-    return _lost(text, store)
+    return _lost(error, store)
 
 
 def _has_no_credentials(text: str, target: Target) -> bool:
@@ -393,14 +407,16 @@ def _has_no_credentials(text: str, target: Target) -> bool:
     return any(sign in text for sign in signs)
 
 
-def _lost(text: str, store: str) -> SourceError:
+def _lost(error: Exception, store: str) -> SourceError:
     """A connection that was none, or ended."""
-    lower = text.lower()
+    lower = str(error).lower()
     if any(
         sign in lower
         for sign in ("invalid peer certificate", "certificateerror", "unknownissuer", "certificate verify")
     ):
         return Failed(f"{store}: its certificate is not trusted; name its authority's with ca_bundle in stores")
+    if "invalidcontenttype" in lower:
+        return Failed(f"{store}: it does not speak TLS; name it with http:// in endpoint_url")
     for sign, what in (
         ("connection refused", "the connection was refused"),
         ("dns error", "its host has no address"),
@@ -413,11 +429,22 @@ def _lost(text: str, store: str) -> SourceError:
         ("incomplete message", "the connection was cut"),
         ("body", "the connection was cut"),
         ("decode", "the connection was cut"),
-        ("connect", "it could not be reached"),
+        ("connect", f"it could not be reached ({_reason(error)})"),
     ):
         if sign in lower:
             return Broken(f"{store}: {what}")
-    return Broken(f"{store}: the request failed")
+    return Broken(f"{store}: the request failed ({_reason(error)})")
+
+
+def _reason(error: Exception) -> str:
+    """What the library says in plain words of its own; the error's type alone where it has none."""
+    if not type(error).__module__.startswith("obstore"):
+        return type(error).__name__
+    first, _, details = str(error).partition("\n")
+    # Of `Error performing GET http://… in 2ms - HTTP error: error sending request` what follows the address.
+    said = _PREFIX.sub("", first).rpartition(" - ")[2].removeprefix("HTTP error: ")
+    parts = [said] if _PLAIN_WORDS.fullmatch(said) else [type(error).__name__]
+    return ", ".join([*parts, *_KIND.findall(details)[-2:]])
 
 
 # ------------------------------------------------------------------------------------------- calls that can be left
