@@ -79,7 +79,8 @@ def build_app(
         default_response_class=PrettyJson,
     )
     for router in routers:
-        app.include_router(router)
+        # Not `include_router`, which analyses each route a second time, at the first request and on the event loop.
+        app.router.routes.extend(router.routes)
 
     async def answer(request: Request, error: Exception) -> Response:
         return error_response(_translate(error), overload_status)

@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from marserve.api.application import PrettyJson, error_response
 from marserve.api.browsers import BrowserRules
 from marserve.api.errors import ForeignHost, ForeignOrigin
+from marserve.api.late_routes import new_router
 from marserve.api.request_head import Head
 from marserve.errors import InvalidToken
 
@@ -247,7 +248,7 @@ class Guard:
 
 def token_router(tokens: Tokens) -> APIRouter:
     """`/token?type=management` or `type=inference`, with the API key: a new key of that kind, in the file."""
-    router = APIRouter(default_response_class=PrettyJson)
+    router = new_router(PrettyJson)
     one_at_a_time = Lock()
 
     @router.get(

@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from marserve import __version__
 from marserve.api.application import PrettyJson
+from marserve.api.late_routes import new_router
 from marserve.api.request_head import MAX_TIMEOUT_MS
 from marserve.api.schemas import ErrorBody, Name
 from marserve.errors import MarserveError
@@ -91,7 +92,7 @@ def description_router(registry: Registry, *, has_inference: bool = False, has_m
 
     It must come before the management router: of two routes that take the same path the first one answers.
     """
-    router = APIRouter(default_response_class=PrettyJson)
+    router = new_router(PrettyJson)
     written = WrittenOnce(lambda app: _write(app, has_inference=has_inference, has_management=has_management))
 
     @router.options("/", operation_id="apiDescription", summary="This document")

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
+from marserve.api.late_routes import new_router
 from marserve.api.schemas import error_answers
 from marserve.api.traffic import Dry, is_dry
 from marserve.errors import BadInput
@@ -49,7 +50,7 @@ _BODY: dict[str, Any] = {
 
 def desired_state_router(reconciler: Reconciler, *, enable_model_api: bool) -> APIRouter:
     """The routes. Without `enable_model_api` none that changes models."""
-    router = APIRouter(default_response_class=PrettyJson)
+    router = new_router(PrettyJson)
     _add_questions(router, reconciler)
     if enable_model_api:
         _add_orders(router, reconciler)

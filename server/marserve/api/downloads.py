@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
+from marserve.api.late_routes import new_router
 from marserve.api.schemas import DownloadsList, ErrorBody, StatusMessage
 from marserve.errors import DownloadNotFound
 
@@ -67,7 +68,7 @@ class Downloads(Protocol):
 
 def downloads_router(downloads: Downloads, *, enable_model_api: bool) -> APIRouter:
     """The routes below `/downloads`. Without `enable_model_api` none that ends one."""
-    router = APIRouter(default_response_class=PrettyJson)
+    router = new_router(PrettyJson)
 
     @router.get(
         "/downloads",

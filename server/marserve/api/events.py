@@ -24,6 +24,7 @@ from marserve.api.application import PrettyJson
 from marserve.api.auth import authorization_of
 from marserve.api.decoding import SHORT_BYTES
 from marserve.api.event_bodies import Body, read_body
+from marserve.api.late_routes import new_router
 from marserve.api.schemas import ErrorBody, EventsTaken, StatusMessage, WatchDescription, WatchList
 from marserve.errors import BadInput, BadSettings, BodyTooLarge, InvalidToken
 from marserve.rollout.object_events import ObjectEvent, Verdict
@@ -126,7 +127,7 @@ def _offered(request: Request, authorization: bytes | None) -> list[bytes]:
 
 def events_router(watches: Watches, secrets: EventSecrets, count: Callable[[str, int], None]) -> APIRouter:
     """The route that takes events. It asks for keys and secrets itself. `count` is told of outcomes, for metrics."""
-    router = APIRouter(default_response_class=PrettyJson)
+    router = new_router(PrettyJson)
 
     @router.post(
         "/events/{source}",
@@ -208,7 +209,7 @@ async def _read(request: Request) -> bytes:
 
 def watches_router(watches: Watches) -> APIRouter:
     """The routes below `/watches`."""
-    router = APIRouter(default_response_class=PrettyJson)
+    router = new_router(PrettyJson)
 
     @router.get(
         "/watches",

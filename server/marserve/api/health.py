@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
+from marserve.api.late_routes import new_router
 from marserve.api.schemas import Health, Probe
 from marserve.registry.models import Registry
 
@@ -21,7 +22,7 @@ PROBES = ("/livez", "/readyz", "/startupz")
 
 def health_router(registry: Registry, *, has_ping: bool = True, platform_route: str | None = None) -> APIRouter:
     """The probes, and with `has_ping` (the inference listener) `/ping` and a platform's own path for its check."""
-    router = APIRouter(default_response_class=PrettyJson)
+    router = new_router(PrettyJson)
     if has_ping:
         _add_ping(router, registry)
         if platform_route is not None and platform_route != "/ping":

@@ -10,13 +10,14 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
+from marserve.api.late_routes import new_router
 from marserve.api.schemas import KServeReady, error_answers
 from marserve.registry.models import Registry
 
 
 def kserve_router(registry: Registry) -> APIRouter:
     """`GET /v1/models/{model}`; 404 for a model that is not there."""
-    router = APIRouter(default_response_class=PrettyJson)
+    router = new_router(PrettyJson)
 
     @router.get(
         "/v1/models/{model_name}",

@@ -20,6 +20,7 @@ from marserve.api.application import PrettyJson
 from marserve.api.decoding import SHORT_BYTES
 from marserve.api.errors import error_message, error_status, error_type
 from marserve.api.hang_up import while_connected
+from marserve.api.late_routes import new_router
 from marserve.api.parameters import Parameters, QueryParameters, read_parameters
 from marserve.api.request_body import is_form, is_quick, read_parts
 from marserve.api.request_head import read_timeout_s
@@ -128,7 +129,7 @@ def management_router(
     """
     changes = changes or DirectChanges(registry)
     dry_runs = DryRuns(registry, changes, rollouts)
-    router = APIRouter(default_response_class=PrettyJson)
+    router = new_router(PrettyJson)
     add_traffic(router, registry, changes)  # first: its paths look like those of versions
     _add_models(router, registry)
     _add_scale(router, registry, changes, dry_runs)

@@ -8,12 +8,13 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from marserve.api.late_routes import new_router
 from marserve.telemetry.metrics import CONTENT_TYPE, Metrics
 
 
 def metrics_router(metrics: Metrics, *, is_filled: bool = True) -> APIRouter:
     """`/metrics` and anything behind it, whatever the method. Not `is_filled` (`metrics_mode=log`): an empty page."""
-    router = APIRouter()
+    router = new_router()
 
     async def page(request: Request) -> Response:
         body = metrics.render(request.query_params.getlist("name[]")) if is_filled else b""

@@ -14,11 +14,12 @@ from starlette.responses import Response
 
 from marserve import __version__
 from marserve.api.application import PrettyJson
+from marserve.api.late_routes import new_router
 
 
 def open_inference_router() -> APIRouter:
     """Server health and metadata, and the refusal of versions in the path; any method, as TorchServe has it."""
-    router = APIRouter(default_response_class=PrettyJson)
+    router = new_router(PrettyJson)
 
     @router.get("/v2/health/live", operation_id="oip_live", summary="Whether the server answers (Open Inference)")
     async def live(request: Request) -> Response:

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from marserve.api.application import PrettyJson
+from marserve.api.late_routes import new_router
 from marserve.errors import BadSettings, MarserveError, Unavailable
 from marserve.plugins import EndpointAnswer, EndpointCall, InstalledEndpoint
 from marserve.registry.models import Registry
@@ -76,7 +77,7 @@ def check_patterns(installed: InstalledEndpoint, routers: Sequence[APIRouter]) -
 
 def endpoint_router(installed: InstalledEndpoint, registry: Registry, answer_s: float = ANSWER_S) -> APIRouter:
     """The routes of one endpoint. `answer_s` is how long it may take, in seconds."""
-    router = APIRouter(default_response_class=PrettyJson)
+    router = new_router(PrettyJson)
     endpoint, models = installed.endpoint, ModelsView(registry)
     is_async = inspect.iscoroutinefunction(endpoint.answer)
 

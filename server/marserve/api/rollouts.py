@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
+from marserve.api.late_routes import new_router
 from marserve.api.schemas import Name, RolloutBody, RolloutStatus, ShadowBody, ShadowStatus, body_of, error_answers
 from marserve.api.traffic import Dry, is_dry, read_object
 from marserve.errors import RouteNotFound
@@ -33,7 +34,7 @@ def rollout_router(
 
     `changes` is what calls that change models go to; the registry itself if not given.
     """
-    router = APIRouter(default_response_class=PrettyJson)
+    router = new_router(PrettyJson)
     _add_shadow(router, registry, changes or DirectChanges(registry))
     _add_rollout(router, rollouts, guard)
     return router

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
+from marserve.api.late_routes import new_router
 from marserve.errors import Unavailable
 from marserve.registry.models import Registry
 
@@ -35,7 +36,7 @@ class Endpoint:
 
 def sagemaker_router(registry: Registry, endpoint: Endpoint) -> APIRouter:
     """The plug-in's two routes. It must come before the health router, whose `/ping` it replaces."""
-    router = APIRouter(default_response_class=PrettyJson)
+    router = new_router(PrettyJson)
     has_been_well = False
 
     @router.get("/ping", operation_id="sagemakerPing", summary="Whether a model has been loaded (SageMaker)")

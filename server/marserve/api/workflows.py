@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.application import PrettyJson
+from marserve.api.late_routes import new_router
 from marserve.api.management import Flag, Integer, Remarks, sign
 from marserve.api.parameters import Parameters, QueryParameters, read_parameters
 from marserve.api.schemas import (
@@ -36,7 +37,7 @@ def workflow_router(workflows: Workflows, *, enable_model_api: bool) -> APIRoute
     """The routes for workflows. Without `enable_model_api` none that registers or unregisters: they run archives' code
     as those of models do.
     """
-    router = APIRouter(default_response_class=PrettyJson)
+    router = new_router(PrettyJson)
     _add_list(router, workflows)
     if enable_model_api:
         _add_changes(router, workflows)

@@ -1,0 +1,55 @@
+"""Routes of FastAPI that are analysed at their first request, or when they are described, and not at the start.
+
+FastAPI makes a validator for each parameter of a route, and for each answer that its description names. For all routes
+of a server that takes a third of a second of a processor, and most servers answer few of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.responses import JSONResponse, Response
+from starlette.routing import compile_path
+
+# FastAPI imports it at the first route that it analyses; here this costs no request anything.
+with warnings.catch_warnings(), suppress(ImportError):
+    warnings.simplefilter("ignore", UserWarning)
+    importlib.import_module("pydantic.v1")
+
+
+class LateRoute(APIRoute):
+    """Knows its path, methods and endpoint; whatever else FastAPI keeps of a route is made when it is first read.
+
+    The thread that writes the API description and the event loop may both make it. They make the same, and each reads
+    an attribute after it was set.
+    """
+
+    def __init__(
+        self, path: str, endpoint: Callable[..., Any], *, methods: set[str] | list[str] | None = None, **options: Any
+    ) -> None:
+        self.path = path
+        self.endpoint = endpoint
+        self.methods = {method.upper() for method in (["GET"] if methods is None else methods)}
+        self.path_regex, self.path_format, self.param_convertors = compile_path(path)
+        self._options: dict[str, Any] | None = {**options, "methods": methods}
+
+    def __getattr__(self, name: str) -> Any:
+        options = self.__dict__.get("_options")
+        if options is not None and not name.startswith("__"):
+            super().__init__(self.path, self.endpoint, **options)
+            self._options = None
+        try:
+            return self.__dict__[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}") from None
+
+
+def new_router(response_class: type[Response] = JSONResponse) -> APIRouter:
+    """A router of `LateRoute`s, which answer with this class unless they say otherwise."""
+    return APIRouter(default_response_class=response_class, route_class=LateRoute)
