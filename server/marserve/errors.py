@@ -55,6 +55,7 @@ MarserveError
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 
@@ -385,14 +386,20 @@ class NoWorker(Unavailable):
         """`death` is the class of cause by which the last worker ended; without one there is no worker by choice."""
         self.model, self.version, self.retry_after_s, self.death = model, version, retry_after_s, death
         where = f'Model "{model}"' + (f" Version {version}" if version else "")
+        again = "" if retry_after_s is None else f" The next one is started {_in_seconds(retry_after_s)}."
         super().__init__(
-            f"{where} has no worker to serve inference request: its workers ended, the last one by {death}. The "
+            f"{where} has no worker to serve inference request: its workers ended, the last one by {death}.{again} The "
             "model's description (`lastDeath`) and the server's log ts_log.log say why; scaling it starts them anew."
             if death
             else f"{where} has no worker to serve inference request. Please use scale workers API to add workers. "
             "If this is a sequence inference, please check if it is closed, or expired; or exceeds "
             "maxSequenceJobQueueSize"
         )
+
+
+def _in_seconds(seconds: float) -> str:
+    whole = math.ceil(seconds)
+    return "now" if whole <= 0 else "in a second" if whole == 1 else f"in {whole} seconds"
 
 
 class QueueFull(NoWorker):

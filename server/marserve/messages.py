@@ -79,7 +79,8 @@ class Request(msgspec.Struct, frozen=True):
     `priority` is 0 (most urgent) to 9, None for the model's own. `is_inner`: it is a part of a request that was
     accepted before (a node of a workflow), so it is taken while the server drains, and not counted once more.
     `asked_version` is the version, or the label of one, that the client asks for beside the path; `metadata` is what
-    came with it and no handler sees, where a sticky key is looked for too.
+    came with it and no handler sees, where a sticky key is looked for too. `is_rescued`: another version takes it where
+    this one cannot, so it does not wait for a worker that may not come.
     """
 
     id: str
@@ -94,6 +95,7 @@ class Request(msgspec.Struct, frozen=True):
     is_inner: bool = False
     asked_version: str | None = None
     metadata: Sequence[tuple[bytes, bytes]] = ()
+    is_rescued: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True):

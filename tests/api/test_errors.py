@@ -98,10 +98,10 @@ def test_what_nobody_foresaw_says_nothing() -> None:
     assert b"secret" not in error_body(RuntimeError("secret"))
 
 
-def test_retry_after_is_whole_seconds_and_never_zero() -> None:
-    """Where it is known when trying again may pay."""
-    assert ("retry-after", "3") in error_headers(errors.QueueFull("m", retry_after_s=2.1))
-    assert ("retry-after", "1") in error_headers(errors.QueueFull("m", retry_after_s=0.0))
+def test_retry_after_is_told_where_it_is_known_when_trying_again_may_pay() -> None:
+    """In whole seconds, never zero; `come_back.py` chooses which."""
+    assert dict(error_headers(errors.QueueFull("m", retry_after_s=2.1)))["retry-after"] in {"3", "4", "5"}
+    assert dict(error_headers(errors.QueueFull("m", retry_after_s=0.0)))["retry-after"] in {"1", "2", "3"}
     assert error_headers(errors.NoWorker("m")) == [("x-marserve-cause", "no_worker")]
 
 
@@ -133,4 +133,4 @@ def test_a_model_that_does_not_fit_is_507_and_one_that_finds_no_room_now_503() -
 
     assert (error_status(never), error_status(now)) == (507, 503)
     assert error_headers(never) == [("x-marserve-cause", "no_memory")]
-    assert error_headers(now) == [("retry-after", "2"), ("x-marserve-cause", "no_memory")]
+    assert [name for name, _ in error_headers(now)] == ["retry-after", "x-marserve-cause"]

@@ -259,7 +259,8 @@ async def test_a_draining_server_says_so() -> None:
         code, _ = await refusal(call)
         trailers = dict(await call.trailing_metadata())
 
-    assert (code, trailers["x-marserve-cause"], trailers["retry-after"]) == ("UNAVAILABLE", "draining", "1")
+    assert (code, trailers["x-marserve-cause"]) == ("UNAVAILABLE", "draining")
+    assert trailers["retry-after"] in {"1", "2", "3"}
 
 
 def test_an_address_is_written_as_urls_have_it() -> None:

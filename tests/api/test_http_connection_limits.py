@@ -428,7 +428,8 @@ async def test_connections_over_the_limit_are_told_so() -> None:
         async with listener.connect() as fourth:
             assert (await fourth.ask(GOOD)).status == 200
 
-    assert (answer.status, answer.header("retry-after")) == (503, "1")
+    assert answer.status == 503
+    assert answer.header("retry-after") in {"1", "2", "3"}
     assert json.loads(answer.body)["type"] == "ServiceUnavailableException"
     assert listener.counts.refused == {"connections": 1}
 

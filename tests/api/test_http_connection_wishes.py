@@ -144,7 +144,7 @@ async def test_refused_for_its_deadline_is_503_with_retry_after_and_past_it_504(
 
     assert [answer.status for answer in answers] == [503, 429]
     for answer in answers:
-        assert answer.header("retry-after") == "3"
+        assert answer.header("retry-after") in {"3", "4", "5"}
         assert answer.header("x-marserve-cause") == "predicted_wait"
         assert json.loads(answer.body)["type"] == "ServiceUnavailableException"
     assert (late.status, late.header("x-marserve-cause")) == (504, "deadline")

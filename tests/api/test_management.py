@@ -570,7 +570,7 @@ async def test_a_draining_server_takes_no_registrations(house: House, client: ht
     response = await client.post(f"/models?url={house.put()}")
 
     assert error(response)[:2] == (503, "ServiceUnavailableException")
-    assert response.headers["retry-after"] == "1"
+    assert response.headers["retry-after"] in {"1", "2", "3"}
     assert response.headers["x-marserve-cause"] == "draining"
 
 

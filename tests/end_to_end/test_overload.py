@@ -148,7 +148,7 @@ def overload(server: Server, seconds: float, *, factor: float) -> None:
     counts = count_by_status(outcomes)
     refused = [outcome for outcome in outcomes if outcome.status != 200]
     assert set(counts) == {200, 503}
-    assert all(outcome.retry_after is not None and 1 <= outcome.retry_after <= 60 for outcome in refused)
+    assert all(outcome.retry_after is not None and 1 <= outcome.retry_after <= 90 for outcome in refused)
     assert percentile([outcome.exchange_s for outcome in refused], 0.99) < 0.005 * factor
     assert counts[200] >= (0.9 if factor == 1 else 0.7) * CAPACITY * seconds
     bound_s = (QUEUE + WORKERS) / WORKERS * RUN_S + RUN_S
@@ -208,7 +208,7 @@ def test_a_refusal_says_why_and_when_to_come_back(server: Server) -> None:
     refused = [outcome for outcome in flood if outcome.status == 503]
     assert refused
     assert all(b"has no worker to serve inference request" in outcome.body for outcome in refused)
-    assert {outcome.retry_after for outcome in refused} == {1}
+    assert {outcome.retry_after for outcome in refused} == {1, 2, 3}  # not all at one time
     assert metric(server, "marserve_model_refused_total") >= len(refused)
 
 

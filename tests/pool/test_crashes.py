@@ -243,6 +243,40 @@ async def test_restarts_in_a_row_are_bounded(tmp_path: Path) -> None:
         assert 290 < next_start_at - time.time() <= 300
 
 
+async def test_requests_wait_for_a_start_that_is_known_after_two_failed_loads(tmp_path: Path) -> None:
+    """Those that come in the pause and those that waited since the death; in a longer pause they hear when it ends."""
+    async with RunningPool(tmp_path, EXITS, start="fresh", max_restarts=3) as running:
+        await running.start()
+        running.file("broken").write_text("3")
+        running.look()
+        os.kill(running.pids[0], signal.SIGKILL)
+        [slot] = running.pool.slots
+        await until(
+            lambda: slot.cannot_load and slot.next_start_at is not None, "two loads have failed", timeout_s=20.0
+        )
+
+        sent = [running.send(b"x") for _ in range(5)]
+        running.file("broken").unlink()
+
+        assert [await one.told(20.0) for one in sent] == [Answer(b"ok")] * 5
+
+    async with RunningPool(tmp_path / "given-up", EXITS, start="fresh", max_restarts=1) as running:
+        running.file("broken").write_text("3")
+        running.pool.start()
+        await until(lambda: running.pool.workers()[0].next_start_at is not None, "it is given up", timeout_s=20.0)
+        running.look()
+
+        with pytest.raises(NoWorker, match=r"The next one is started in \d+ seconds\.") as refused:
+            running.send(b"x")
+        held = running.send(b"x", deadline=time.monotonic() + 400.0)
+
+        assert refused.value.retry_after_s is not None
+        assert 290 < refused.value.retry_after_s <= 300
+        running.file("broken").unlink()
+        running.pool.scale(1, 1)
+        assert await held.told(20.0) == Answer(b"ok")
+
+
 async def test_with_on_crash_fail_the_server_is_told_of_the_first_crash(tmp_path: Path) -> None:
     """With the worker and the cause; a load that fails at its first try is not yet one."""
     told: list[str] = []

@@ -287,14 +287,14 @@ def test_retry_after_is_how_long_the_queue_may_take(run_s: float, workers: int, 
 
     if run_s > 0.05:
         assert waiting == queued
-        assert stage.dispatcher.retry_after_s() == expected
+        assert stage.dispatcher.retry_after_s(0.0) == expected
     else:  # one was sent ahead
-        assert stage.dispatcher.retry_after_s() == 1.0
+        assert stage.dispatcher.retry_after_s(0.0) == 1.0
 
 
 def test_retry_after_is_a_second_where_nothing_is_known() -> None:
     """No worker has answered yet."""
-    assert Stage().dispatcher.retry_after_s() == 1.0
+    assert Stage().dispatcher.retry_after_s(0.0) == 1.0
 
 
 # ------------------------------------------------------------------------------------------- sending ahead

@@ -7,11 +7,11 @@ are declared here too: below this floor nobody knows of them.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import msgspec
 
+from marserve.api.come_back import come_back_in
 from marserve.errors import (
     ApplyFailed,
     ApplyUnderWay,
@@ -306,7 +306,7 @@ def error_headers(error: BaseException) -> list[tuple[str, str]]:
     `www-authenticate`."""
     headers = []
     if isinstance(error, Unavailable) and error.retry_after_s is not None:
-        headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
+        headers.append(("retry-after", str(come_back_in(error.retry_after_s))))
     if isinstance(error, MarserveError) and error.cause is not None:
         headers.append(("x-marserve-cause", error.cause))
     if isinstance(error, MarserveError) and error.version_header is not None:

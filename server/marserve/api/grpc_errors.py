@@ -7,11 +7,11 @@ its own the name of TorchServe's class, which its clients look for (contract §5
 
 from __future__ import annotations
 
-import math
 from typing import Final, NamedTuple
 
 from grpc import StatusCode
 
+from marserve.api.come_back import come_back_in
 from marserve.api.errors import OVERLOAD, error_message, error_status, error_type
 from marserve.errors import (
     ArchiveNotFound,
@@ -190,8 +190,9 @@ def _trailers(error: BaseException) -> list[tuple[str, str]]:
     if isinstance(error, MarserveError) and error.version_header is not None:
         trailers.append(error.version_header)
     if isinstance(error, Unavailable) and error.retry_after_s is not None:
-        trailers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
-        trailers.append((RETRY_PUSHBACK, str(math.ceil(error.retry_after_s * 1000))))
+        seconds = come_back_in(error.retry_after_s)
+        trailers.append(("retry-after", str(seconds)))
+        trailers.append((RETRY_PUSHBACK, str(seconds * 1000)))
     elif isinstance(error, HandlerFailed):
         # UNAVAILABLE is what retry policies try again, and the handler would fail each time.
         trailers.append((RETRY_PUSHBACK, "-1"))

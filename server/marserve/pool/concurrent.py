@@ -63,8 +63,8 @@ class ConcurrentDispatcher(DirectDispatcher):
             self._send(lane, chosen[0], 0, chosen[1], now)
         batcher.rest()
 
-    def next_wake(self) -> float | None:
-        """When to call `pump` again though nothing happened: a deadline, or a batch's delay, is up."""
+    def _next_moment(self) -> float | None:
+        """When a deadline, or a batch's delay, is up."""
         wake = self._batcher.next_wake(idle=self._freest() is not None, ahead=False)
         deadline = self._next_deadline()
         if wake is None or deadline is None:

@@ -47,6 +47,7 @@ from marserve.pool.batcher import (
 )
 from marserve.pool.expected_wait import FreeOrder, RunTimes
 from marserve.pool.goal import GoalPolicy
+from marserve.pool.hold import Hold
 from marserve.pool.lengths import FROM_HANDLER, read_rule
 from marserve.pool.options import PoolOptions
 from marserve.pool.queue import GivenUp, Job, JobQueue, JobState
@@ -121,6 +122,7 @@ class Dispatcher:
         self.queue = JobQueue(options.default_priority)
         self.is_draining = False
         self.living_slots = 0
+        self.hold_for_start = Hold()  # while no slot lives
         self.last_death = ""  # its class of cause, for clients whose requests no worker can take
         self._actions = actions
         self.goal: GoalPolicy | None = None
@@ -173,13 +175,17 @@ class Dispatcher:
         if self.is_draining:
             raise Draining
         options = self.options
-        if self.living_slots <= 0:
-            raise self._no_worker()
+        deadline = request.deadline
+        if options.client_timeout_s is not None:
+            latest = now + options.client_timeout_s
+            deadline = latest if deadline is None or latest < deadline else deadline
+        if self._is_stranded(request, now, deadline, now):
+            raise self._no_worker(now)
         if self._refused:
             self._refuse_deadly(request, now)
         waiting = len(self.queue)
         if options.use_job_ticket and self._tickets() <= waiting + len(self._batcher.groups):
-            raise NoTicket(options.model, retry_after_s=self.retry_after_s())
+            raise NoTicket(options.model, retry_after_s=self.retry_after_s(now))
         bound = options.queue_size
         if not self._idle:
             bound -= self._ahead
@@ -192,11 +198,7 @@ class Dispatcher:
         if waiting >= bound:
             displaced = self.queue.displaceable(priority)
             if displaced is None:
-                raise QueueFull(options.model, retry_after_s=self.retry_after_s())
-        deadline = request.deadline
-        if options.client_timeout_s is not None:
-            latest = now + options.client_timeout_s
-            deadline = latest if deadline is None or latest < deadline else deadline
+                raise QueueFull(options.model, retry_after_s=self.retry_after_s(now))
         job = Job(request, receiver, now, deadline, self, priority)
         if deadline is not None:
             self._refuse_late(deadline, priority, now)
@@ -205,6 +207,8 @@ class Dispatcher:
             self._take_out(displaced)
             displaced.state = JobState.GROUPED  # in no queue any more; until it is told, it may still be cancelled
         self.queue.enqueue(job)
+        if self.living_slots <= 0:
+            self.hold_for_start.watch(now, deadline)
         self.metrics.requests += 1
         if request.names_version:
             self.metrics.named_requests += 1
@@ -218,8 +222,12 @@ class Dispatcher:
         ):
             self.pump(now)
         if displaced is not None:
-            self._fail(displaced, QueueFull(options.model, retry_after_s=self.retry_after_s()), now)
+            self._fail(displaced, QueueFull(options.model, retry_after_s=self.retry_after_s(now)), now)
         return job
+
+    def _is_stranded(self, request: Request, arrived: float, deadline: float | None, now: float) -> bool:
+        """Whether no worker will take a request in a time that it may wait."""
+        return self.living_slots <= 0 and (request.is_rescued or not self.hold_for_start.keeps(arrived, deadline, now))
 
     def _tickets(self) -> int:
         """How many requests workers would take at this moment."""
@@ -246,13 +254,16 @@ class Dispatcher:
             raise DeadlinePassed("queue")
         wait_s = self.expected_wait_s(priority, now)
         if wait_s is not None and now + wait_s >= deadline:
-            raise WaitTooLong(wait_s, deadline - now, retry_after_s=self.retry_after_s())
+            raise WaitTooLong(wait_s, deadline - now, retry_after_s=self.retry_after_s(now))
 
-    def retry_after_s(self) -> float:
-        """How long the present queue may take, in whole seconds from 1 to 60: for `Retry-After`."""
+    def retry_after_s(self, now: float) -> float:
+        """How long the present queue may take, in whole seconds from 1 to 60: for `Retry-After`.
+
+        Where no worker serves, how long until the next one is started, however long that is.
+        """
         workers = len(self._lanes)
         if not workers:
-            return 1.0
+            return max(1.0, (self.hold_for_start.left_s(now) or 0.0) if self.living_slots <= 0 else 0.0)
         batches = math.ceil((len(self.queue) + 1) / self.options.batch_size)
         return float(min(60, max(1, math.ceil(batches * self._mean_runs_s / workers / workers))))
 
@@ -430,8 +441,20 @@ class Dispatcher:
             self._dispatch(lane, *chosen, now)
         batcher.rest()
 
+    def wake(self, now: float) -> None:
+        """The moment of `next_wake` has come: send what should leave, and end what has waited long enough."""
+        self.pump(now)
+        if now >= self.hold_for_start.look_at:
+            self.fail_stranded(now)
+
     def next_wake(self) -> float | None:
-        """When to call `pump` again though nothing happened: a batch's delay or a job's deadline is up."""
+        """When to call `wake` though nothing happened; None while it is waited for nothing."""
+        moment = self._next_moment()
+        look_at = self.hold_for_start.look_at
+        return look_at if look_at < (math.inf if moment is None else moment) else moment
+
+    def _next_moment(self) -> float | None:
+        """When a batch's delay or a job's deadline is up."""
         has_idle = bool(self._idle)
         wake = self._batcher.next_wake(idle=has_idle, ahead=not has_idle and self._may_send_ahead())
         while self._deadlines and self._deadlines[0][2].state is JobState.DONE:
@@ -852,14 +875,30 @@ class Dispatcher:
             del self._holders[key]
             self._actions.resume(key)
 
-    def _no_worker(self) -> NoWorker:
-        return NoWorker(self.options.model, death=self.last_death)
+    def _no_worker(self, now: float) -> NoWorker:
+        left_s = self.hold_for_start.left_s(now)
+        return NoWorker(self.options.model, death=self.last_death, retry_after_s=left_s)
 
     def fail_stranded(self, now: float) -> int:
-        """End everything that waits if no worker is left, or on its way, that could ever take it; returns how many."""
+        """End everything that waits for a worker that comes never, or too late for it; returns how many."""
+        hold = self.hold_for_start
         if self.living_slots > 0 or not self._batcher.has_work:
+            hold.look_at = math.inf
             return 0
-        return self.fail_waiting(Draining() if self.is_draining else self._no_worker(), now)
+        if self.is_draining or hold.next_start is None:
+            return self.fail_waiting(Draining() if self.is_draining else self._no_worker(now), now)
+        grouped = [job for group in self._batcher.groups for job in group if job.state is JobState.GROUPED]
+        failed: list[Job] = []
+        hold.look_at = math.inf
+        for job in (*grouped, *self.queue.jobs()):
+            if self._is_stranded(job.request, job.arrived, job.deadline, now) and self._take_out(job):
+                job.state = JobState.GROUPED  # in no queue any more; until it is told, it may still be cancelled
+                failed.append(job)
+            else:
+                hold.watch(job.arrived, job.deadline)
+        for job in failed:
+            self._fail(job, self._no_worker(now), now)
+        return len(failed)
 
     def fail_waiting(self, error: MarserveError, now: float) -> int:
         """End everything that waits with `error`; returns how many. What runs goes on."""

@@ -243,9 +243,13 @@ class JobQueue:
         if len(self._line) > 2 * self._length + 64:
             self._line = deque(job for job in self._line if job.state is not JobState.DONE)
 
+    def jobs(self) -> list[Job]:
+        """All that waits, line by line, oldest first."""
+        return [job for line in self._lines() for job in line if job.state is not JobState.DONE]
+
     def clear(self) -> list[Job]:
         """Take everything out, line by line, oldest first."""
-        jobs = [job for line in self._lines() for job in line if job.state is not JobState.DONE]
+        jobs = self.jobs()
         self._line.clear()
         self._others.clear()
         self._length = 0

@@ -186,9 +186,13 @@ class SequenceQueue(JobQueue):
         self._length -= 1
         self._forget_unused(sequence)
 
+    def jobs(self) -> list[Job]:
+        """All that waits, in the order it came."""
+        return [job for job, sequence in self._of.items() if job is not sequence.running]
+
     def clear(self) -> list[Job]:
         """Take everything out that waits. The sequences live on."""
-        jobs = [job for job, sequence in self._of.items() if job is not sequence.running]
+        jobs = self.jobs()
         for job in jobs:
             sequence = self._of.pop(job)
             sequence.waiting.clear()

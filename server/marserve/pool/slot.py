@@ -173,6 +173,7 @@ class Slot:
         self._failed_loads = 0
         self.has_given_up = False
         self.next_start_at: float | None = None
+        self._pause_ends: float | None = None  # the same by the monotonic clock; infinite for not by itself
         self.is_retired = False
         self._owner = owner
         self._policy = RestartPolicy(
@@ -215,13 +216,15 @@ class Slot:
                 self._owner.crashed(self, death)
             elif restart.delay_s:
                 log.info("%s Retry worker: %s in %g seconds.", self.name, self.id, restart.delay_s)
+            if restart.delay_s:  # before the pool looks: requests are held for it, or told when it is
+                self.next_start_at = time.time() + restart.delay_s
+                self._pause_ends = time.monotonic() + restart.delay_s
+                self._nudged.clear()
             self._owner.slot_changed()
             if restart.delay_s:
-                self.next_start_at = time.time() + restart.delay_s
-                self._nudged.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._nudged.wait(), restart.delay_s if restart.delay_s < math.inf else None)
-                self.next_start_at = None
+                self.next_start_at = self._pause_ends = None
                 if self.is_retired:
                     break
             self.restarts += 1
@@ -242,8 +245,15 @@ class Slot:
         """Whether the model failed to load twice and more since a worker of this slot last had it loaded."""
         return self._failed_loads >= 2
 
+    def next_start(self, now: float) -> float | None:
+        """When its next worker is started, by the monotonic clock, `now` while one is; None for not by itself."""
+        if self.is_retired or self._pause_ends == math.inf:
+            return None
+        return now if self._pause_ends is None else self._pause_ends
+
     def nudge(self) -> None:
         """Do not wait any longer before the next try."""
+        self._pause_ends = None
         self._nudged.set()
 
     def retire(self, *, at_once: bool) -> None:

@@ -53,14 +53,14 @@ class StatefulDispatcher(DirectDispatcher):
 
     def _admit(self, request: Request, receiver: Receiver, now: float) -> Job:
         sequences = self.sequences
-        if sequences is None or self.living_slots <= 0:
+        if sequences is None or self._is_stranded(request, now, request.deadline, now):
             return super()._admit(request, receiver, now)
         self._expire_sequences(now)
         request = sequences.admit(request)
         if self.options.use_job_ticket:
             key = sequences.lane_of(request)
             if key is not None and self.flights(key):
-                raise NoTicket(self.options.model, retry_after_s=self.retry_after_s())
+                raise NoTicket(self.options.model, retry_after_s=self.retry_after_s(now))
         job = super()._admit(request, receiver, now)
         if self._kept:
             self.pump(now)
@@ -176,8 +176,8 @@ class StatefulDispatcher(DirectDispatcher):
                 self.sequences.began(job, lane.key)
         super()._send(lane, jobs, mates, is_group, now)
 
-    def next_wake(self) -> float | None:
-        """When to call `pump` again though nothing happened: a deadline is up, or a sequence's time."""
+    def _next_moment(self) -> float | None:
+        """When a deadline is up, or a sequence's time."""
         wake = self._next_deadline()
         expiry = self.sequences.next_expiry() if self.sequences is not None else None
         if wake is None or expiry is None:

@@ -112,7 +112,9 @@ class Pool:
         # A timer that is due within the batch delay is due before this job can need one; with a goal there is no delay.
         options = self.options
         if job.deadline is not None or (
-            job.flight is None and options.batch_policy != "goal" and self._wake_at > now + options.max_batch_delay_s
+            job.flight is None
+            and (options.batch_policy != "goal" or self.dispatcher.living_slots <= 0)
+            and self._wake_at > now + options.max_batch_delay_s
         ):
             self._set_wake()
         return job
@@ -536,10 +538,15 @@ class Pool:
 
     def slot_changed(self) -> None:
         """A slot's state changed."""
-        self.dispatcher.living_slots = self._count_living()
+        now, dispatcher = time.monotonic(), self.dispatcher
+        dispatcher.living_slots = self._count_living()
+        if dispatcher.living_slots > 0:
+            dispatcher.hold_for_start.end()
+        else:
+            dispatcher.hold_for_start.note(self._next_start(now), now, may_wait=not self.scaling.can_wake)
         death = self.last_death
-        self.dispatcher.last_death = "" if death is None else death.cause
-        self.dispatcher.fail_stranded(time.monotonic())
+        dispatcher.last_death = "" if death is None else death.cause
+        dispatcher.fail_stranded(now)
         self._set_wake()
         self._notify()
         self._leave_lost_templates()
@@ -563,6 +570,11 @@ class Pool:
         if not self._slots:
             return 1
         return sum(not slot.has_given_up and (slot.is_ready or not slot.load_failures) for slot in self._slots)
+
+    def _next_start(self, now: float) -> float | None:
+        """When the next worker is started by itself, by the monotonic clock; None where none is."""
+        moments = [slot.next_start(now) for slot in self._slots]
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def batch_ended(self) -> None:
         """A batch ended, or a worker did."""
@@ -609,7 +621,7 @@ class Pool:
     def _woken(self) -> None:
         self._wake = None
         self._wake_at = math.inf
-        self.dispatcher.pump(time.monotonic())
+        self.dispatcher.wake(time.monotonic())
         self._set_wake()
         if self._waiters:
             self._notify()

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakSet
 
+from msgspec.structs import replace
+
 from marserve.errors import ClientError, HandlerFailed, MarserveError, OutOfMemory, Unavailable, WorkerDied
 from marserve.messages import Answer, Receiver, Request
 from marserve.registry.ports import JobLike, PoolLike
@@ -76,7 +78,7 @@ class Arm:
         follower = ArmReceiver(request, receiver, self, self._now())
         self._running.add(follower)
         try:
-            job = pool.submit(request, follower)
+            job = pool.submit(request if self._rescue is None else replace(request, is_rescued=True), follower)
         except MarserveError as error:
             self._end(follower, _status_of(error))
             rescued = self._try_rescue(request, receiver, error)
