@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from marserve_handlers.device_errors import is_out_of_memory
+
 HANDLER = "handler"
 PREDICTION = "prediction"
 MEMORY = "memory"
@@ -21,21 +23,6 @@ EXPIRED = "expired"
 CANCELLED = "cancelled"
 TOO_LARGE = "too_large"
 BAD_HEADER = "bad_header"
-
-# What allocators of torch, CUDA and ONNX Runtime write when they raise a plain RuntimeError: models in TorchScript and
-# C++ extensions lose the type of torch's OutOfMemoryError on the way. Compared in lower case.
-_MEMORY_WORDS = (
-    "cuda out of memory",
-    "cuda error: out of memory",
-    "hip out of memory",
-    "mps backend out of memory",
-    "xpu out of memory",
-    "defaultcpuallocator: can't allocate memory",
-    "defaultcpuallocator: not enough memory",
-    "failed to allocate memory for requested buffer",
-    "cublas_status_alloc_failed",
-    "std::bad_alloc",
-)
 
 
 class PredictionException(Exception):
@@ -92,8 +79,8 @@ def describe_failure(error: BaseException) -> Failure:
     """Classify what a handler raised.
 
     PredictionException keeps its message and code; running out of host or device memory is 507, told by type, and by
-    the allocators' own words where only those are left (a text that merely contains `CUDA` does not count);
-    everything else is 503 `Prediction failed`.
+    the runtimes' own words where only those are left, also of a cause (`device_errors`); everything else is 503
+    `Prediction failed`.
     """
     if isinstance(error, PredictionException):
         return Failure(PREDICTION, str(error.message), _as_status(error.error_code))
@@ -102,18 +89,6 @@ def describe_failure(error: BaseException) -> Failure:
     if isinstance(error, BadResponse):
         return Failure(BAD_HEADER, str(error), 503)
     return Failure(HANDLER, "Prediction failed", 503)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether host or device memory ran out. Looks at types by name, so torch need not be there."""
-    if isinstance(error, MemoryError):
-        return True
-    if any(base.__name__ == "OutOfMemoryError" for base in type(error).__mro__):
-        return True
-    if not isinstance(error, RuntimeError):
-        return False
-    text = str(error).lower()
-    return any(words in text for words in _MEMORY_WORDS)
 
 
 def _as_status(code: object) -> int:

@@ -477,6 +477,18 @@ class OutOfStep(msgspec.Struct, frozen=True, array_like=True, tag="out_of_step")
     traceback: Traceback
 
 
+class DeviceLost(msgspec.Struct, frozen=True, array_like=True, tag="device_lost"):
+    """The worker's device answers its process no more, and the worker ends: nothing that it had begun is answered.
+
+    `number` is the batch whose failure showed it, 0 where none ran. `traceback` is that of the failure, empty where
+    there is none.
+    """
+
+    number: int
+    detail: Sentence
+    traceback: Traceback
+
+
 class Metric(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One custom metric's value. `kind` is `counter`, `gauge` or `histogram`."""
 
@@ -512,6 +524,7 @@ ToServer = (
     | Lengths
     | Checked
     | OutOfStep
+    | DeviceLost
     | Metrics
 )
 

@@ -37,6 +37,17 @@ def test_a_wait_status_becomes_a_class_and_a_sentence(status: int | None, cause:
     assert said in death.detail
 
 
+def test_a_crash_over_a_lost_device_is_told_by_its_last_words() -> None:
+    """C++ ends the process by an exception that nothing catches; a line of the author's own does not count."""
+    words = "CUDA error: an illegal memory access was encountered"
+    cpp = ["terminate called after throwing an instance of 'c10::AcceleratorError'", f"  what():  {words}"]
+
+    deaths = [classify_exit(signal.SIGABRT, evidence=Evidence(last_lines=lines)) for lines in (cpp, [words])]
+
+    assert [death.cause for death in deaths] == [Cause.DEVICE_LOST, Cause.SIGNAL]
+    assert deaths[0].detail == "the device is lost to the worker, and the process ended by SIGABRT"
+
+
 def test_what_the_server_knew_before_wins() -> None:
     """A worker killed for its time-out did not just get a SIGKILL."""
     known = Death(Cause.RESPONSE_TIMEOUT, "no answer within responseTimeout, 2 s")
@@ -99,7 +110,7 @@ def test_an_exit_keeps_its_status() -> None:
 
 def test_there_are_about_a_dozen_causes_and_each_is_a_word() -> None:
     """They are labels and headers."""
-    assert 10 <= len(Cause) <= 16
+    assert 10 <= len(Cause) <= 18
     assert all(cause.value.replace("_", "").isalpha() and cause.value.islower() for cause in Cause)
 
 

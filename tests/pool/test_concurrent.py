@@ -157,6 +157,85 @@ def test_a_body_is_refused_only_if_it_was_alone_when_it_killed() -> None:
     assert isinstance(together.end, WorkerDied)
 
 
+def test_a_body_that_its_worker_named_runs_alone_and_costs_two_workers() -> None:
+    """Its mates run beside each other again, and are answered; the body is refused from then on."""
+    stage = stage_of()
+    stage.open("w")
+    mate, guilty, other = stage.submit("a"), stage.submit("deadly"), stage.submit("c")
+    stage.die("w", accused=2)
+    stage.open("x")
+    mates = len(stage.flights["x"])
+    later = stage.submit("later")
+    for _ in range(mates):
+        stage.answer("x")
+    alone = stage.at("x") == ["deadly"] and len(stage.flights["x"]) == 1
+    stage.die("x", accused=3)
+    stage.open("y")
+    stage.answer("y")
+
+    assert (mates, alone) == (2, True)
+    assert [client.body for client in (mate, other, later)] == [b"a", b"c", b"later"]
+    assert isinstance(guilty.end, WorkerDied)
+    with pytest.raises(FingerprintRefused):
+        stage.submit("deadly")
+
+
+def test_what_was_with_two_dead_workers_runs_alone_whichever_was_named() -> None:
+    """An error of a device may show in another's batch: the third worker is the last, and all mates are answered."""
+    stage = stage_of()
+    stage.open("w")
+    wronged, guilty, mate = stage.submit("a"), stage.submit("deadly"), stage.submit("c")
+    stage.die("w", accused=1)
+    stage.open("x")
+    stage.die("x", accused=2)
+    for key in ("y", "z"):
+        stage.open(key)
+    while any(stage.flights[key] and stage.at(key) != ["deadly"] for key in ("y", "z")):
+        for key in ("y", "z"):
+            if stage.flights[key] and stage.at(key) != ["deadly"]:
+                stage.answer(key)
+    (last,) = (key for key in ("y", "z") if stage.flights[key])
+    alone = len(stage.flights[last])
+    stage.die(last, accused=1)
+
+    assert alone == 1
+    assert (wronged.body, mate.body) == (b"a", b"c")
+    assert isinstance(guilty.end, WorkerDied)
+    with pytest.raises(FingerprintRefused):
+        stage.submit("deadly")
+
+
+def test_of_a_batch_that_is_not_there_nothing_is_concluded() -> None:
+    """Whatever a worker says: that death is as any."""
+    stage = stage_of()
+    stage.open("w")
+    clients = [stage.submit(body) for body in "ab"]
+
+    stage.die("w", accused=99)
+    stage.open("x")
+
+    assert len(stage.flights["x"]) == 2
+    assert [client.job.deaths for client in clients] == [1, 1]
+
+
+def test_a_worker_whose_request_ran_alone_is_sent_others_again() -> None:
+    """And one that is closed meanwhile takes nothing more."""
+    stage = stage_of()
+    stage.open("w")
+    stage.submit("a")
+    stage.die("w", accused=1)
+    stage.open("x")
+    waiting = [stage.submit(body) for body in "bc"]
+    alone = len(stage.flights["x"])
+    stage.answer("x")
+    together = len(stage.flights["x"])
+    while stage.flights["x"]:
+        stage.answer("x")
+
+    assert (alone, together) == (1, 2)
+    assert [client.body for client in waiting] == [b"b", b"c"]
+
+
 def test_a_worker_past_the_limit_is_measured_by_what_it_has_been_quiet_of_longest() -> None:
     """A piece counts as a word; when it is ended only what was overdue fails, the rest is run again."""
     stage = stage_of(response_timeout_s=10.0)

@@ -125,9 +125,17 @@ class ModeStage:
         flight = self.flights[key].pop(0)
         self.dispatcher.raised(key, Raised(flight.number, 0.001, "handler", "Prediction failed", 503, ""), now)
 
-    def die(self, key: str, now: float = 0.0, *, begun: int | None = None, may_retry: bool = True) -> None:
+    def die(
+        self,
+        key: str,
+        now: float = 0.0,
+        *,
+        begun: int | None = None,
+        may_retry: bool = True,
+        accused: int = 0,
+    ) -> None:
         """A worker is gone; it had begun all that it was sent, unless said otherwise."""
         flights = self.flights.pop(key, [])
         if begun is None:
             begun = flights[-1].number if flights else 0
-        self.dispatcher.died(key, begun, WorkerDied("killed"), may_retry=may_retry, now=now)
+        self.dispatcher.died(key, begun, WorkerDied("killed"), may_retry=may_retry, accused=accused, now=now)

@@ -17,6 +17,9 @@ from marserve.messages import (
     AskLengths,
     Batch,
     Batches,
+    Check,
+    Checked,
+    DeviceLost,
     Hello,
     Item,
     Lengths,
@@ -28,7 +31,9 @@ from marserve.messages import (
     Raised,
     Rank,
     Results,
+    Sample,
     Stop,
+    Tolerance,
     pack_head,
 )
 from marserve.page import Page, create_page
@@ -49,6 +54,7 @@ from marserve.worker.loop import (
     use_threads,
 )
 from marserve.worker.loop import leave as really_leave
+from marserve_handlers.errors import PredictionException
 from support.model_context import make_context
 
 LOAD = Load("m", "1.0", "", "h.py", None, None, 4, max_answer_bytes=1000)
@@ -324,19 +330,136 @@ def test_a_rank_takes_the_descriptors_of_its_place_and_what_it_starts_inherits_n
         other.close()
 
 
-def test_a_worker_whose_accelerator_is_lost_ends_after_it_has_told_its_batch(
-    page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It will serve no other."""
+class Lost:
+    """A device that a handler loses: whoever asks afterwards is told so. `asked` are the words it was asked with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_lost = False
+        self.asked: list[list[str]] = []
+        monkeypatch.setattr(worker_loop, "find_loss", self.find)
+
+    def find(self, words: Sequence[str], gpu_id: int | None, *, wait: bool) -> str:
+        """As the worker's own."""
+        self.asked.append(list(words))
+        return "device 1 is lost" if self.is_lost else ""
+
+    def now(self) -> str:
+        """Lose it; what the runtime says."""
+        self.is_lost = True
+        return "CUDA error: device-side assert triggered"
+
+
+def losing(how: str, lost: Lost) -> Callable[[Any, Any], Any]:
+    """A handler that loses its device with the row `lose`, and whose failure shows like this."""
+
+    class Tensor(bytes):
+        @property
+        def __class__(self) -> Any:  # what the encoder asks of an object of the author's
+            raise RuntimeError(lost.now())
 
     def handle(rows: Any, context: Any) -> Any:
-        raise RuntimeError("gone")
+        rows = [bytes(row["body"]) for row in rows]
+        if b"lose" not in rows:
+            return rows
+        if how == "raises":
+            raise RuntimeError(lost.now())
+        if how == "answers otherwise":
+            raise PredictionException(lost.now(), 400)
+        if how == "too few answers":
+            lost.now()
+            return []
+        bad: Any = RuntimeError(lost.now()) if how == "an item's exception" else Tensor()
+        return [bad if row == b"lose" else row for row in rows]
 
-    for lost, status in ((True, 1), (False, 0)):
-        monkeypatch.setattr(worker_loop, "is_lost", lambda lost=lost: lost)
-        server = Server([(Batch(1, [item()]), [bytearray(b"1")])])
-        assert run(server, page, model_of(handle)) == status
-        assert [each.number for each in server.of(Raised)] == [1]
+    return handle
+
+
+@pytest.mark.parametrize(
+    "how", ["raises", "answers otherwise", "too few answers", "an item's exception", "fails while it is written"]
+)
+def test_a_worker_whose_device_is_lost_says_so_in_place_of_an_answer_and_ends(
+    page: Page, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """However its failure shows: nothing of that batch is told, and the next one is not begun."""
+    lost = Lost(monkeypatch)
+    batches = [(Batch(1, [item(), item()]), [b"fine", b"fine"]), (Batch(2, [item(), item()]), [b"lose", b"fine"])]
+    server = Server(*([(batch, list(map(bytearray, bodies)))] for batch, bodies in [*batches, batches[0]]))
+
+    status = run(server, page, model_of(losing(how, lost)))
+
+    assert status == 1
+    assert [type(message) for message, _ in server.sent] == [Hello, Loaded, Results, DeviceLost]
+    (told,) = server.of(DeviceLost)
+    assert (told.number, told.detail) == (2, "device 1 is lost")
+    assert bool(told.traceback) == (how in ("raises", "answers otherwise", "too few answers"))
+    assert page.running[0] == 2
+
+
+def test_a_device_is_asked_after_a_batch_with_a_failed_item_and_after_no_other(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, with what runtimes said in the errors; a worker whose device is well serves on."""
+    lost = Lost(monkeypatch)
+
+    def handle(rows: Any, context: Any) -> Any:
+        words = [bytes(row["body"]) for row in rows]
+        if words == [b"raise"]:
+            raise ValueError("CUDA error: device-side assert triggered")
+        return [ValueError("x") if word == b"fail" else {1} if word == b"unwritable" else word for word in words]
+
+    bodies = [[b"a", b"b"], [b"fail", b"unwritable", b"c"], [b"d"], [b"raise"], [b"e"]]
+    orders = [
+        [(Batch(number, [item()] * len(each)), list(map(bytearray, each)))] for number, each in enumerate(bodies, 1)
+    ]
+    server = Server(*orders)
+
+    assert run(server, page, model_of(handle)) == 0
+    assert lost.asked == [["", ""], [""]]
+    assert len(server.of(Results)) == 4
+    assert len(server.of(Raised)) == 1
+
+
+def test_a_device_that_is_lost_by_a_warm_up_input_is_a_failed_load(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would serve nothing."""
+    lost = Lost(monkeypatch)
+    server = Server()
+
+    status = run(server, page, model_of(losing("raises", lost), warm_up=[Sample(body=b"lose")]))
+
+    assert status == 1
+    assert server.of(NotLoaded) == [NotLoaded("device_lost", "device 1 is lost, by a warm-up input", "")]
+    assert not server.of(Loaded)
+
+
+def test_a_device_that_is_lost_in_a_check_ends_the_worker(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose errors are otherwise a verdict's."""
+    lost = Lost(monkeypatch)
+    items = [item(), item()]
+    check = Check(1, items, 2, Tolerance(1e-3, 1e-5, []), 10.0)
+    server = Server([(check, [bytearray(b"fine"), bytearray(b"lose")])])
+
+    status = run(server, page, model_of(losing("raises", lost)))
+
+    assert status == 1
+    assert [told.number for told in server.of(DeviceLost)] == [1]
+    assert not server.of(Checked)
+
+
+def test_a_device_that_is_lost_over_a_length_ends_the_worker(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch behind the question is not begun."""
+    lost = Lost(monkeypatch)
+
+    def length_of(row: Any) -> int:
+        raise RuntimeError(lost.now())
+
+    model = model_of(echo)
+    model.length_of = length_of
+    server = Server([(AskLengths(1, [item()], 1.0), [bytearray(b"a")]), (Batch(1, [item()]), [bytearray(b"a")])])
+
+    assert run(server, page, model) == 1
+    assert [told.number for told in server.of(DeviceLost)] == [0]
+    assert not server.of(Lengths)
+    assert page.running[0] == 0
 
 
 def test_memory_is_given_back_where_it_ran_out_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:

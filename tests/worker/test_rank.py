@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from marserve.messages import Call, CallEnded, Item, Load, OutOfStep, Rank, Share, ToServer, pack_head
+from marserve.messages import Call, CallEnded, DeviceLost, Item, Load, OutOfStep, Rank, Share, ToServer, pack_head
 from marserve.page import Page, create_page
 from marserve.worker import rank as rank_module
 from marserve.worker.load import Handle, LoadedModel
@@ -323,6 +323,34 @@ def test_a_rank_that_raised_does_not_wait_for_ever_for_rank_0(start: Callable[..
     assert isinstance(told, OutOfStep)
     assert told.detail == "rank 1 raised, and 0.2 s later rank 0 was still at it"
     assert "before the collective" in told.traceback
+
+
+def test_a_rank_that_lost_its_device_says_so_before_rank_0_can_answer(
+    start: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though rank 0 raised as well: a group that raises alike would go on with a dead rank."""
+    lost = threading.Event()
+
+    def find_loss(words: Sequence[str], gpu_id: int | None, *, wait: bool) -> str:
+        lost.set()
+        return "device 1 is lost"
+
+    monkeypatch.setattr(rank_module, "find_loss", find_loss)
+
+    def fail(rows: list[dict[str, Any]], context: Any) -> Any:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    group = start(fail)
+
+    with pytest.raises(Ended):
+        group.call(b"bad")
+    group.close()
+
+    assert lost.is_set()
+    (told,) = group.other_server.told
+    assert isinstance(told, DeviceLost)
+    assert (told.number, told.detail) == (0, "device 1 is lost")
+    assert "device-side assert" in told.traceback
 
 
 @pytest.mark.parametrize("is_mirrored", [True, False])

@@ -8,6 +8,7 @@ load); then what the kernel counted; then the worker's last words; then the bare
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ class Cause(StrEnum):
     SIGNAL = "signal"
     EXIT = "exit"
     OUT_OF_MEMORY = "out_of_memory"
+    DEVICE_LOST = "device_lost"
     RESPONSE_TIMEOUT = "response_timeout"
     STARTUP_TIMEOUT = "startup_timeout"
     IMPORT_ERROR = "import_error"
@@ -78,6 +80,12 @@ class Evidence:
 _NO_EVIDENCE = Evidence()
 # What allocators, and Python, write last when they can get no more.
 _MEMORY_WORDS = ("std::bad_alloc", "terminate called after throwing an instance of 'std::bad_array_new_length'")
+# What C++ prints of an error of CUDA or HIP that it ends the process by.
+_LOST_WORDS = re.compile(
+    r"^\s*what\(\):.*\b(?:CUDA|HIP)\b.*(?:device-side assert triggered|illegal memory access was encountered"
+    r"|illegal instruction was encountered|misaligned address|unspecified launch failure|hardware stack error"
+    r"|launch timed out and was terminated|uncorrectable \w+ error)"
+)
 
 
 def classify_exit(status: int | None, *, known: Death | None = None, evidence: Evidence = _NO_EVIDENCE) -> Death:
@@ -132,6 +140,9 @@ def _ended_by_signal(number: int, evidence: Evidence) -> Death:
     if ran_out_of_memory(evidence.last_lines):
         name = _signal_name(number)
         return Death(Cause.OUT_OF_MEMORY, f"memory ran out{_limit(evidence)}, and the process ended by {name}")
+    if any(_LOST_WORDS.search(line) for line in evidence.last_lines):
+        name = _signal_name(number)
+        return Death(Cause.DEVICE_LOST, f"the device is lost to the worker, and the process ended by {name}")
     return Death(Cause.SIGNAL, f"ended by signal {number} ({_signal_name(number)})")
 
 

@@ -22,6 +22,7 @@ from marserve.messages import (
     Cancel,
     Check,
     Checked,
+    DeviceLost,
     Hello,
     Item,
     Lengths,
@@ -79,6 +80,9 @@ class Peer(Protocol):
 
     def on_out_of_step(self, message: OutOfStep) -> None:
         """The ranks of a group did not end a call alike."""
+
+    def on_device_lost(self, message: DeviceLost) -> None:
+        """The worker's device answers it no more; it is on its way out."""
 
     def on_broken(self, error: BadFrame) -> None:
         """The worker said what no honest worker says."""
@@ -272,6 +276,8 @@ class WorkerClient(asyncio.Protocol):
                     peer.on_lengths(cast("Lengths", message))
                 elif kind is OutOfStep:
                     peer.on_out_of_step(cast("OutOfStep", message))
+                elif kind is DeviceLost:
+                    peer.on_device_lost(cast("DeviceLost", message))
                 elif kind is Checked:
                     peer.on_checked(cast("Checked", message))
                 else:

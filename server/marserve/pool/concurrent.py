@@ -6,6 +6,9 @@ the one that has the fewest requests.
 
 When a worker dies, everything that it had begun was with it: each of these requests is run once more, unless a piece
 of its answer has gone out. Whether one was the cause is known only where it was alone: only then its body is refused.
+Where the worker could tell which batch brought its end on (a lost device), that batch's requests are run alone, each by
+an empty worker that is sent nothing else; the others together as before. Should the worker have named the wrong batch,
+what was with both dead workers runs alone then.
 """
 
 from __future__ import annotations
@@ -55,12 +58,16 @@ class ConcurrentDispatcher(DirectDispatcher):
         batcher = self._batcher
         while batcher.has_work:
             lane = self._freest()
+            if lane is not None and lane.flights and self._runs_alone_next():
+                return
             chosen = batcher.next_batch(now, idle=True, ahead=False) if lane is not None else None
             if lane is None or chosen is None:
                 return
             if not lane.flights:
                 self._idle.remove(lane)
             self._send(lane, chosen[0], 0, chosen[1], now)
+            if chosen[0][0].runs_alone:
+                self._fewest.forget(lane)
         batcher.rest()
 
     def _next_moment(self) -> float | None:
@@ -70,6 +77,11 @@ class ConcurrentDispatcher(DirectDispatcher):
         if wake is None or deadline is None:
             return deadline if wake is None else wake
         return min(wake, deadline)
+
+    def _runs_alone_next(self) -> bool:
+        """Whether what leaves next is to be run by a worker that has nothing else."""
+        group = next((group for group in self._batcher.groups if _live(group)), None)
+        return group is not None and _live(group)[0].runs_alone
 
     def _freest(self) -> WorkerLane | None:
         """The open worker with the fewest requests, if one has room for a batch."""
@@ -147,13 +159,14 @@ class ConcurrentDispatcher(DirectDispatcher):
 
     def _lost(self, lane: WorkerLane, loss: Loss, now: float) -> None:
         """As `Dispatcher.died`; without `may_retry` it was ended for those past the response limit: these fail."""
-        begun, error, may_retry, is_suspect = loss
+        begun, error, may_retry, is_suspect, accused = loss
         if not lane.flights:
             self._idle.remove(lane)
         oldest = self._oldest_overdue(lane, now) if not may_retry else -math.inf
         failed: list[Job] = []
         again: list[Job] = []
         running = sum(len(flight.jobs) for flight in lane.flights if flight.number <= begun)
+        is_told = any(flight.number == accused for flight in lane.flights)
         for flight in reversed(lane.flights):
             is_overdue = self._heard.pop(flight, flight.sent_at) <= oldest
             live = [job for job in flight.jobs if job.state is not JobState.DONE]
@@ -161,6 +174,9 @@ class ConcurrentDispatcher(DirectDispatcher):
                 self._put_back(live, flight.is_group)
                 continue
             for job in live:
+                if is_told:
+                    job.runs_alone = flight.number == accused or job.losses > 0
+                    is_suspect = job.runs_alone
                 job.lost_worker(is_suspect=is_suspect)
                 if (
                     not is_overdue
@@ -173,7 +189,7 @@ class ConcurrentDispatcher(DirectDispatcher):
                     failed.append(job)
                     if job.deaths >= MAX_DEATHS and running <= 1:
                         self._refuse(job.request, now)
-        for job in again:
+        for job in sorted(again, key=lambda job: not job.runs_alone):  # behind its mates, who may be answered
             self.metrics.retried += 1
             self._group([job])
         self.pump(now)
@@ -190,6 +206,11 @@ class ConcurrentDispatcher(DirectDispatcher):
 def _count(lane: WorkerLane) -> int:
     """How many requests a worker has."""
     return sum(len(flight.jobs) for flight in lane.flights)
+
+
+def _live(jobs: Sequence[Job]) -> list[Job]:
+    """Those that wait."""
+    return [job for job in jobs if job.state is JobState.GROUPED]
 
 
 def _has_part(lane: WorkerLane) -> bool:

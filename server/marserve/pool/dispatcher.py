@@ -105,6 +105,7 @@ class Loss(NamedTuple):
     error: MarserveError
     may_retry: bool
     is_suspect: bool
+    accused: int = 0
 
 
 class Dispatcher:
@@ -676,23 +677,25 @@ class Dispatcher:
         may_retry: bool,
         now: float,
         is_suspect: bool = True,
+        accused: int = 0,
     ) -> None:
         """Worker `key` is gone; it had begun batches up to number `begun`.
 
         What it had not begun goes back to the head of the queue. What it had is run once more, each item by itself,
         where `may_retry`, the model's options and the item's history allow; else it fails with `error`. Without
         `may_retry` the batch that was its turn counts as begun: it is what the worker was ended for. Without
-        `is_suspect` its machine was lost, which counts against no request.
+        `is_suspect` its machine was lost, which counts against no request. `accused` is the batch that brought the end
+        on, as far as the worker could tell, 0 where it could not.
         """
         self._holders.pop(key, None)  # one that ends in order is read until all that it has said was told
         lane = self._lanes.get(key)
         if lane is not None:
             self._forget_lane(lane)
-            self._lost(lane, Loss(begun, error, may_retry, is_suspect), now)
+            self._lost(lane, Loss(begun, error, may_retry, is_suspect, accused), now)
 
     def _lost(self, lane: WorkerLane, loss: Loss, now: float) -> None:
         """Deal with what a dead worker had, as `died` says."""
-        begun, error, may_retry, is_suspect = loss
+        begun, error, may_retry, is_suspect, _ = loss
         was_asked = self._lose_question(lane, begun)
         if not lane.flights:
             self._idle.remove(lane)

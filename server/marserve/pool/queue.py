@@ -75,6 +75,7 @@ class Job:
         "priority",
         "receiver",
         "request",
+        "runs_alone",
         "state",
     )
 
@@ -101,6 +102,8 @@ class Job:
         self.state = JobState.WAITING
         self.flight: Flight | None = None
         self.held_by: str | None = None
+        self.runs_alone = False
+        """Whether a worker that runs many requests at once is to run it by itself: it may have ended another."""
 
     def lost_worker(self, *, is_suspect: bool) -> None:
         """Its worker died with it; without `is_suspect` because the machine was lost, which is no request's doing."""

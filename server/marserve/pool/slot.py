@@ -25,6 +25,7 @@ from marserve.errors import BadFrame, NoMemoryNow, NotEnoughMemory, without_stop
 from marserve.messages import (
     Check,
     Checked,
+    DeviceLost,
     Lengths,
     Load,
     Loaded,
@@ -446,6 +447,7 @@ class Life:
         self._heard_at = 0.0
         self._awaited_number = 0
         self._may_retry = True
+        self._accused = 0
         self._first_look_at = 0.0
         self._first_looks: list[Sample | None] = []
         self._sigkill: asyncio.TimerHandle | None = None
@@ -697,6 +699,13 @@ class Life:
             self.traceback = message.traceback
         self.kill(Death(Cause.OUT_OF_STEP, message.detail))
 
+    def on_device_lost(self, message: DeviceLost) -> None:
+        """Its device answers the worker no more: as a death of its own, which the batch of that number brought on."""
+        if self.known is None:
+            self.traceback = message.traceback
+            self._accused = message.number
+        self.kill(Death(Cause.DEVICE_LOST, message.detail))
+
     def on_broken(self, error: BadFrame) -> None:
         """The worker said what no honest worker says: it cannot be trusted with anything it holds."""
         self.kill(Death(Cause.BAD_FRAME, f"the worker broke the protocol: {error}"))
@@ -857,8 +866,13 @@ class Life:
             self._page.close()
             self._page = None
         error = error_of(death)
-        is_suspect = death.cause is not Cause.NODE_LOST
         self._owner.dispatcher.died(
-            self.key, begun, error, may_retry=self._may_retry, is_suspect=is_suspect, now=time.monotonic()
+            self.key,
+            begun,
+            error,
+            may_retry=self._may_retry,
+            is_suspect=death.cause is not Cause.NODE_LOST,
+            accused=self._accused,
+            now=time.monotonic(),
         )
         self._owner.certifier.lost(self.key, death.cause.value)

@@ -268,7 +268,7 @@ class StatefulDispatcher(DirectDispatcher):
         says. Its sequences are lost, and who waits in them is told so.
         """
         key = lane.key
-        begun, error, may_retry, is_suspect = loss
+        begun, error, may_retry, is_suspect, _ = loss
         for lanes in (self._idle, self._between, self._kept):
             if lane in lanes:
                 lanes.remove(lane)

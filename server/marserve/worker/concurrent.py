@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from marserve.messages import Batch, Batches, Cancel, Check, Piece, Raised, Result, Results, Stop
 from marserve.page import Page
-from marserve.worker.device_memory import is_lost
 from marserve.worker.load import LoadedModel
+from marserve.worker.outgoing import loss_told_by
 from marserve_handlers.context import Context
 from marserve_handlers.errors import NobodyWaits
 from marserve_handlers.metrics import MetricsCache
@@ -142,16 +142,19 @@ class ConcurrentLoop:
         except SystemExit:
             raise
         except BaseException as error:  # a cancelled one's as well: nobody waits for it then
+            if not isinstance(error, asyncio.CancelledError):
+                self._worker.failed.append(loss_told_by(error))
             failure = raised(run.number, time.monotonic() - began, error)
         handler_s = time.monotonic() - began
         failure = failure or misfit(run.number, handler_s, answered, len(rows))
         if failure is not None:
+            self._worker.end_if_lost(run.number, failure, wait=False)
             recover(failure)
             self._answer(run, failure, [])
-            if is_lost():
-                raise SystemExit(1)
             return
         results, bodies = self._worker.encode(answered, run.outcome, context)
+        if self._worker.failed:
+            self._worker.end_if_lost(run.number, wait=False)
         self._answer(run, Results(run.number, handler_s, results), bodies)
 
     def _answer(self, run: _Run, message: Results | Raised, bodies: list[bytes]) -> None:

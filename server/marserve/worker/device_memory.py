@@ -1,5 +1,6 @@
-"""What a worker knows of its accelerator: how much its runtime took, how to give back what is not in use, whether the
-device still answers. By torch alone, and only where the author's code has imported it and it uses a device.
+"""What a worker knows of its accelerator's memory: how much its runtime took, how to give back what is not in use.
+
+By torch alone, and only where the author's code has imported it and it uses a device.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ log = logging.getLogger("marserve.worker")
 def taken_bytes() -> int:
     """The most that torch had reserved of one device so far, in bytes; 0 where it uses none."""
     most = 0
-    for runtime in _runtimes():
+    for runtime in runtimes():
         try:
             most = max([most, *(runtime.max_memory_reserved(device) for device in range(runtime.device_count()))])
         except Exception as error:  # a driver's; the model is loaded all the same
@@ -28,26 +29,15 @@ def taken_bytes() -> int:
 def give_back() -> None:
     """Give memory back that nothing refers to: what a failed batch left, and what torch's allocators keep for later."""
     gc.collect()
-    for runtime in _runtimes():
+    for runtime in runtimes():
         try:
             runtime.empty_cache()
-        except Exception as error:  # the device is lost: `is_lost` will say so
+        except Exception as error:  # the device is lost: `device_loss` says so
             log.warning("the memory of a device cannot be given back: %s", error)
     give_back_free_memory()
 
 
-def is_lost() -> bool:
-    """Whether a device no longer answers this process: after some errors of CUDA every later call fails as well."""
-    for runtime in _runtimes():
-        try:
-            runtime.synchronize()
-        except Exception as error:
-            log.error("the device is lost to this process, which ends: %s", error)
-            return True
-    return False
-
-
-def _runtimes() -> list[Any]:
+def runtimes() -> list[Any]:
     """Torch's modules for devices that this process has begun to use."""
     torch = sys.modules.get("torch")
     modules = [getattr(torch, name, None) for name in ("cuda", "xpu")] if torch is not None else []

@@ -30,6 +30,7 @@ from marserve.messages import (
     Batch,
     Batches,
     Check,
+    DeviceLost,
     Hello,
     Item,
     Load,
@@ -45,13 +46,25 @@ from marserve.messages import (
     ToServer,
 )
 from marserve.page import Page
-from marserve.worker.device_memory import give_back, is_lost, taken_bytes
+from marserve.worker.device_loss import find_loss
+from marserve.worker.device_memory import give_back, taken_bytes
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.memory_limit import limit_memory
-from marserve.worker.outgoing import MAX_MESSAGE, cut, has_run_out, metrics_of, name_of, say, shown, traceback_of
+from marserve.worker.outgoing import (
+    MAX_MESSAGE,
+    cut,
+    has_run_out,
+    loss_told_by,
+    metrics_of,
+    name_of,
+    say,
+    shown,
+    traceback_of,
+)
 from marserve.worker.rank import LOOK_FOR_ENDS_S, Follower, Leader, Peer, open_store
 from marserve.worker.steps import begin_step, say_what_follows
 from marserve_handlers.context import Context
+from marserve_handlers.device_errors import is_out_of_memory
 from marserve_handlers.errors import (
     BAD_HEADER,
     CANCELLED,
@@ -62,7 +75,6 @@ from marserve_handlers.errors import (
     BadResponse,
     NobodyWaits,
     describe_failure,
-    is_out_of_memory,
 )
 from marserve_handlers.metrics import MetricsCache
 
@@ -131,6 +143,8 @@ class WorkerLoop:
         self._follower: Follower | None = None
         self._store: object | None = None
         self._number = 0
+        self.failed: list[str] = []
+        """What runtimes said in the errors of the running batch's failed items; empty for other errors."""
 
     def run(self) -> NoReturn:
         """Serve until the server says stop or is gone, then end the process."""
@@ -214,7 +228,11 @@ class WorkerLoop:
             from marserve.worker.checks import warm_up  # here: most models have nothing to warm up with
 
             model = self._model if concurrent is None else concurrent.one_by_one()
-            warm_up_s, problems = warm_up(model, self._model.load.warm_up, self._share_for_calls)
+            warm_up_s, problems = warm_up(self._watched(model), self._model.load.warm_up, self._share_for_calls)
+            loss = self.find_loss()
+            if loss:
+                self._connection.send(NotLoaded("device_lost", f"{loss}, by a warm-up input", ""))
+                leave(1)
         self.send_metrics()
         has_length_of = self._model.length_of is not None
         self._connection.send(Loaded(seconds, problems, warm_up_s, has_length_of, taken_bytes()))
@@ -244,6 +262,7 @@ class WorkerLoop:
             except SystemExit:
                 raise
             except BaseException as error:
+                self.failed.append(loss_told_by(error))
                 told = raised(check.number, 0.0, error)
                 recover(told)
                 return Result(told.code, told.message, [], told.kind), b""
@@ -255,8 +274,9 @@ class WorkerLoop:
         self._page.begin(check.number, time.monotonic())
         self._share_for_calls(check.items, bodies[: sum(len(item.parts) for item in check.items)])
         checked = run_check(
-            model, check, bodies, lambda: self._page.begin(check.number, time.monotonic()), answer_alone
+            self._watched(model), check, bodies, lambda: self._page.begin(check.number, time.monotonic()), answer_alone
         )
+        self.end_if_lost(check.number)
         self._page.finish()
         self._take_metrics()  # what a check measured belongs to no request
         self._connection.send(checked)
@@ -265,10 +285,14 @@ class WorkerLoop:
 
     def serve_lengths(self, ask: AskLengths, bodies: list[bytearray]) -> None:
         """Ask the handler how long these items are. Whoever watches the page sees the batch behind it not begun yet."""
-        from marserve.worker.lengths import read_lengths  # here: most models are never asked
+        from marserve.worker.lengths import FAILED, read_lengths  # here: most models are never asked
 
         assert self._model is not None
-        self._connection.send(read_lengths(self._model, ask, bodies))
+        lengths = read_lengths(self._model, ask, bodies)
+        if FAILED in lengths.lengths:
+            self.failed.append("")
+            self.end_if_lost(0)
+        self._connection.send(lengths)
 
     # ------------------------------------------------------------------------------------------- a batch
 
@@ -313,6 +337,7 @@ class WorkerLoop:
         except SystemExit:
             raise
         except BaseException as error:  # a cancelled coroutine's, an author's own: all of them are the handler's
+            self.failed.append(loss_told_by(error))
             failure = raised(number, time.monotonic() - handler_began, error)
         handler_s = time.monotonic() - handler_began
         if failure is None and (type(answered) is not list or len(answered) != len(rows)):
@@ -320,18 +345,52 @@ class WorkerLoop:
         if failure is None and is_continuous:
             failure = self._end_step(number, handler_s, answered)
         if failure is not None:
+            self.end_if_lost(number, failure)
             recover(failure)
             self._page.finish()
             self.send_metrics()
             self._connection.send(failure)
-            if is_lost():
-                leave(1)
             return
         assert answered is not None
         results, out = self.encode(answered, outcome, context)
+        if self.failed:
+            self.end_if_lost(number)
         self._page.finish()
         self.send_metrics()
         self.send_results(Results(number, handler_s, results), out)
+
+    def find_loss(self, *, wait: bool = True) -> str:
+        """What is said of a lost device, where something has failed since the last time this was asked; else empty."""
+        if not self.failed:
+            return ""
+        assert self._model is not None
+        words, self.failed = self.failed, []
+        return find_loss(words, self._model.load.gpu_id, wait=wait)
+
+    def end_if_lost(self, number: int, failure: Raised | None = None, *, wait: bool = True) -> None:
+        """Where an error of batch `number` came of a lost device: tell the server, and end.
+
+        The batch is not answered: the server has each of its items run once more by another worker, alone.
+        """
+        if failure is not None and not self.failed:
+            self.failed.append("")
+        loss = self.find_loss(wait=wait)
+        if loss:
+            log.error("%s", loss)
+            self._connection.send(DeviceLost(number, loss, "" if failure is None else failure.traceback))
+            leave(1)
+
+    def _watched(self, model: LoadedModel) -> LoadedModel:
+        """The same model, of which it is noted when a call fails: for calls whose errors others deal with."""
+
+        def call(rows: list[dict[str, Any]], context: Context) -> Any:
+            try:
+                return model.handle(rows, context)
+            except BaseException as error:
+                self.failed.append(loss_told_by(error))
+                raise
+
+        return LoadedModel(call, model.context, model.load, model.length_of, model.compare)
 
     def send_results(self, message: Results, bodies: Sequence[bytes]) -> None:
         """Answer a batch; as one that raised, where all that the handler set besides is more than the wire carries."""
@@ -405,6 +464,7 @@ class WorkerLoop:
                 if type(answer) is bytes:
                     body = answer
                 elif isinstance(answer, BaseException):
+                    self.failed.append(loss_told_by(answer))
                     results.append(_failed_alone(answer))
                     bodies.append(b"")
                     index += 1
@@ -418,6 +478,7 @@ class WorkerLoop:
                 raise
             except BaseException as error:  # the author's own objects are asked to show themselves: anything may come
                 say(logging.WARNING, "an answer of type %s cannot be written: %s", type(answer).__name__, shown(error))
+                self.failed.append(loss_told_by(error))
                 if has_run_out(error):
                     results.append(Result(507, "Out of resources", [], MEMORY))
                 else:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from marserve.messages import MAX_METRIC_VALUES, Metric
-from marserve_handlers.errors import is_out_of_memory
+from marserve_handlers.device_errors import is_out_of_memory, words_of_loss
 
 # In characters. What is longer is cut, and says so.
 MAX_MESSAGE = 1 << 20
@@ -70,6 +70,14 @@ def has_run_out(error: BaseException) -> bool:
         return is_out_of_memory(error)
     except BaseException:
         return False
+
+
+def loss_told_by(error: BaseException) -> str:
+    """What a runtime says in an error of a device that is lost; empty where it says nothing of that."""
+    try:
+        return words_of_loss(error)
+    except BaseException:
+        return ""
 
 
 def traceback_of(error: BaseException) -> str:

@@ -26,11 +26,12 @@ from typing import Any, NoReturn, Protocol
 
 from marserve import wire
 from marserve.errors import BadFrame
-from marserve.messages import Call, CallEnded, Item, OutOfStep, Rank, Share, ToRank, ToServer
+from marserve.messages import Call, CallEnded, DeviceLost, Item, OutOfStep, Rank, Share, ToRank, ToServer
 from marserve.page import Page
+from marserve.worker.device_loss import find_loss
 from marserve.worker.device_memory import give_back
 from marserve.worker.load import Handle, LoadedModel
-from marserve.worker.outgoing import has_run_out, traceback_of
+from marserve.worker.outgoing import has_run_out, loss_told_by, traceback_of
 
 RECEIVE_BYTES = 256 * 1024
 LOOPBACK = "127.0.0.1"
@@ -266,6 +267,8 @@ class Follower:
             failure = error
         if self._is_once:
             self._bodies = []
+        if failure is not None:  # before rank 0 hears that the call has ended: it would answer it
+            self._end_if_lost(model, failure)
         # Of the responses and the metrics here nothing is used: rank 0's are. Both may be objects of the author's own.
         with contextlib.suppress(BaseException):
             context.end_stream()
@@ -284,6 +287,13 @@ class Follower:
         failure = None  # with it goes what its frames hold
         if is_memory:
             give_back()
+
+    def _end_if_lost(self, model: LoadedModel, failure: BaseException) -> None:
+        """Where this rank's device is lost, say so and wait for the end of the group."""
+        loss = find_loss([loss_told_by(failure)], model.load.gpu_id, wait=True)
+        if loss:
+            self._server.send(DeviceLost(0, loss, traceback_of(failure)))
+            await_the_end(self._server)
 
     def _bodies_of(self, chosen: Sequence[int]) -> list[bytearray]:
         """The bodies of these items' parts, their own for a single call, copies where more calls follow."""

@@ -25,7 +25,7 @@ import msgspec
 
 from marserve import wire
 from marserve.errors import BadFrame
-from marserve.messages import Hello, Load, Loaded, Metrics, NotLoaded, OutOfStep, Rank
+from marserve.messages import DeviceLost, Hello, Load, Loaded, Metrics, NotLoaded, OutOfStep, Rank
 from marserve.pool.cause_of_death import Cause, Death, death_of_load
 from marserve.pool.launchers.endpoints import WorkerEnds
 from marserve.pool.launchers.process import WorkerProcess
@@ -311,5 +311,7 @@ class _Follower(asyncio.Protocol):
             self._group.rank_said(self.rank, death_of_load(message), message.traceback)
         elif isinstance(message, OutOfStep):
             self._group.give_up(self.rank, Death(Cause.OUT_OF_STEP, message.detail), message.traceback)
+        elif isinstance(message, DeviceLost):
+            self._group.give_up(self.rank, Death(Cause.DEVICE_LOST, message.detail), message.traceback)
         elif not isinstance(message, Hello | Metrics):
             raise BadFrame(f"it sent {type(message).__name__}, which only rank 0 may")
