@@ -35,6 +35,8 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
     context: Any = None
     takes_arrays = False
     """Whether the model takes and gives arrays (ONNX) and not tensors; told by `initialize`."""
+    names_classes = False
+    """Whether answers name classes: without `index_to_name.json` a worker then warns that they have numbers."""
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -76,7 +78,9 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
             from marserve_handlers.runtimes.tensors import compile_model
 
             self.model = compile_model(self.model, options)
-        self.mapping = load_label_mapping(os.path.join(model_dir, "index_to_name.json"))
+        labels = os.path.join(model_dir, "index_to_name.json")
+        if self.names_classes or os.path.isfile(labels):  # a missing one is a warning
+            self.mapping = load_label_mapping(labels)
         self.initialized = True
 
     def get_device(self) -> Any:

@@ -20,6 +20,7 @@ class ImageClassifier(VisionHandler):
     configuration may set `mode`, `resize`, `size`, `scale`, `mean`, `std` and `topk`.
     """
 
+    names_classes = True
     topk = 5
 
     def initialize(self, context: Context) -> None:

@@ -14,14 +14,22 @@ def load_label_mapping(mapping_file_path: str | os.PathLike[str]) -> dict[str, s
     """Class number as text to label, or None, with a warning, where there is no such file.
 
     The file holds `{"0": "cat"}`, `{"0": ["n02123045", "cat"]}` (the last one counts), or
-    `{"object_type_names": ["cat", …]}`. Anything else raises ValueError.
+    `{"object_type_names": ["cat", …]}`. Anything else raises ValueError, which names the file.
     """
     path = os.fspath(mapping_file_path)
     if not os.path.isfile(path):
         logger.warning("%s is missing. Answers name classes by their numbers.", os.path.basename(path))
         return None
-    with open(path, encoding="utf-8") as file:
-        document = json.load(file)
+    try:
+        with open(path, encoding="utf-8") as file:
+            return _read_labels(json.load(file))
+    except (ValueError, RecursionError) as error:
+        what = "it is not UTF-8" if isinstance(error, UnicodeError) else str(error)
+        is_json = not isinstance(error, (json.JSONDecodeError, RecursionError, UnicodeError))
+        raise ValueError(f"{os.path.basename(path)}{'' if is_json else ' is no JSON'}: {what}") from None
+
+
+def _read_labels(document: object) -> dict[str, str]:
     if not isinstance(document, dict):
         raise ValueError('index->name JSON mapping should be in "class": "label" format.')
     names = document.get("object_type_names")

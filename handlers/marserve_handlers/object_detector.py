@@ -24,6 +24,7 @@ class ObjectDetector(VisionHandler):
 
     image_processing: Any = PictureTransform(resize=None, size=None, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     transform_defaults: ClassVar[Mapping[str, Any]] = {"resize": False, "size": False, "mean": 0.0, "std": 1.0}
+    names_classes = True
     threshold: float = 0.5
 
     def initialize(self, context: Context) -> None:
@@ -84,7 +85,10 @@ class ObjectDetector(VisionHandler):
 
     def _findings(self, row: Any) -> list[dict[str, Any]]:
         if not isinstance(row, Mapping) or not row.keys() >= {"boxes", "labels", "scores"}:
-            raise ValueError("The model's output for a picture must be a dict with boxes, labels and scores.")
+            raise ValueError(
+                "The model's output for a picture must be a dict with boxes [N, 4], labels [N] and scores [N], as "
+                f"torchvision's detectors give it; it is {_shown(row)}."
+            )
         names = self.mapping or {}
         found = zip(row["boxes"].tolist(), row["labels"].tolist(), row["scores"].tolist(), strict=True)
         return [
@@ -92,3 +96,10 @@ class ObjectDetector(VisionHandler):
             for box, label, score in found
             if score >= self.threshold
         ]
+
+
+def _shown(row: Any) -> str:
+    if isinstance(row, Mapping):
+        return f"a dict with {', '.join(sorted(map(str, row)))[:200] or 'nothing'}"
+    shape = getattr(row, "shape", None)
+    return f"a {type(row).__name__}" + (f" of shape {list(shape)}" if shape is not None else "")

@@ -23,6 +23,7 @@ class TextClassifier(TextHandler):
     `torch.nn.EmbeddingBag` takes them, and gives scores [B, classes].
     """
 
+    names_classes = True
     ngrams = 2
     is_vocabulary_needed = True
 

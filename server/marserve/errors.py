@@ -389,7 +389,7 @@ class NoWorker(Unavailable):
         again = "" if retry_after_s is None else f" The next one is started {_in_seconds(retry_after_s)}."
         super().__init__(
             f"{where} has no worker to serve inference request: its workers ended, the last one by {death}.{again} The "
-            "model's description (`lastDeath`) and the server's log ts_log.log say why; scaling it starts them anew."
+            "model's description (`lastDeath`) and the server's log say why; scaling it starts them anew."
             if death
             else f"{where} has no worker to serve inference request. Please use scale workers API to add workers. "
             "If this is a sequence inference, please check if it is closed, or expired; or exceeds "

@@ -61,6 +61,17 @@ def test_a_version_that_must_not_batch_is_shown_with_the_reason() -> None:
             assert "digits/1.0: batches of up to 1: item 0 was another" in ran.out
 
 
+def test_what_describe_warns_of_is_shown() -> None:
+    """A warm-up that failed is seen without reading the log or JSON."""
+    with fake_apis() as apis:
+        apis.answer("GET /models", {"models": [{"modelName": "digits", "modelUrl": "digits.mar"}]})
+        apis.answer("GET /models/digits/all", [description(warnings=["warm-up with sample 0 failed: KeyError('x')"])])
+
+        for arguments in (("models",), ("models", "digits")):
+            ran = marserve(*arguments, "--management", apis.url)
+            assert "digits/1.0: warm-up with sample 0 failed: KeyError('x')" in ran.out
+
+
 def test_a_server_without_models_says_so() -> None:
     """An empty table would look like a fault."""
     with fake_apis() as apis:

@@ -170,3 +170,16 @@ def test_every_flag_of_torchserves_archivers_is_known(program: str, capsys: pyte
         assert all(f"{form} " in usage or f"{form}]" in usage or f"{form}," in usage for form in forms), flag
         is_optional = any(f"[{form} " in usage or f"[{form}]" in usage for form in forms)
         assert is_optional != flag.get("required", False), flag
+
+
+def test_a_function_that_the_handler_lacks_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Here, and not by a worker that cannot load it; the archive is made all the same, as by TorchServe's."""
+    source = (tmp_path / "nodes.py").read_text()
+    name = source.partition("def ")[2].partition("(")[0]
+    (tmp_path / "nodes.py").write_text(source.replace(f"def {name}(", f"def {name}_("))
+
+    assert main(USUAL) == 0
+
+    said = capsys.readouterr().err
+    assert f"refuse this workflow: {name} of wf.yaml is neither a model nor a function of nodes.py" in said
+    assert (tmp_path / "w.war").is_file()

@@ -262,7 +262,37 @@ def test_everything_in_an_overlay_names_what_is_there(folder: Path) -> None:
         assert {each["port"] for each in monitor["spec"]["endpoints"]} <= {
             each["name"] for each in service["spec"]["ports"]
         }
+        # kube-prometheus-stack's Prometheus takes what carries its release's name.
+        assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"
     assert {each["metadata"]["namespace"] for each in rendered} == {"marserve"}
+
+
+@pytest.mark.parametrize("folder", OVERLAYS, ids=shown)
+def test_a_pods_volumes_fit_into_its_ephemeral_storage(folder: Path) -> None:
+    """The kubelet evicts a pod whose volumes on the node's disk hold more than its containers' limits allow."""
+    spec = one(render(folder), "Deployment")["spec"]["template"]["spec"]
+    on_disk = [
+        quantity(volume["emptyDir"]["sizeLimit"])
+        for volume in spec["volumes"]
+        if volume.get("emptyDir") is not None and volume["emptyDir"].get("medium") != "Memory"
+    ]
+
+    for container in containers(spec):
+        assert sum(on_disk) <= quantity(container["resources"]["limits"]["ephemeral-storage"]), container["name"]
+
+
+def test_the_runtime_in_torchserves_place_announces_what_kserves_own_does() -> None:
+    """A service that asks for a protocol finds it, and gRPC's port is open beyond the pod."""
+    runtime = file_of("kserve/in-place-of-torchserve/runtime.yaml")
+    [container] = runtime["spec"]["containers"]
+    variables = {each["name"]: each["value"] for each in container["env"]}
+
+    assert runtime["metadata"]["annotations"] == {"serving.kserve.io/server-type": "torchserve"}
+    assert runtime["spec"]["protocolVersions"] == ["v1", "v2", "grpc-v2"]
+    assert (variables["MARSERVE_GRPC_INFERENCE_ADDRESS"], variables["MARSERVE_GRPC_INFERENCE_PORT"]) == (
+        "0.0.0.0",
+        "7070",
+    )
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,35 @@ def test_labels_are_read_at_load(tmp_path: Path) -> None:
     (tmp_path / "index_to_name.json").write_text('{"0": "cat"}', "utf-8")
 
     assert load(tmp_path, "m.pt", serialized_file="m.pt").mapping == {"0": "cat"}
+
+
+def test_missing_labels_are_told_to_handlers_that_name_classes_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whose answers are the model's numbers has no use for them."""
+    load(tmp_path, "m.pt", serialized_file="m.pt")
+    assert "index_to_name.json" not in caplog.text
+
+    naming = type("Naming", (RecordingHandler,), {"names_classes": True})()
+    naming.initialize(make_context(tmp_path, "m.pt"))
+    assert caplog.text.count("index_to_name.json is missing") == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("image_classifier", "ImageClassifier"),
+        ("object_detector", "ObjectDetector"),
+        ("text_classifier", "TextClassifier"),
+    ],
+)
+def test_classifiers_and_detectors_name_classes(module: str, name: str) -> None:
+    """Segmenters and `base_handler` answer numbers."""
+    pytest.importorskip("torch")
+    pytest.importorskip("PIL.Image")
+
+    assert getattr(importlib.import_module(f"marserve_handlers.{module}"), name).names_classes
+    assert not BaseHandler.names_classes
 
 
 def test_a_batch_goes_through_the_three_steps(tmp_path: Path) -> None:

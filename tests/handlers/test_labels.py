@@ -48,6 +48,24 @@ def test_another_form_is_refused(tmp_path: Path, document: Any, words: str) -> N
         load_label_mapping(write(tmp_path, document))
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"0": "cat"', "is no JSON: Expecting ',' delimiter"),
+        (b"", "is no JSON: Expecting value"),
+        (b'{"0": "caf\xe9"}', "is no JSON: it is not UTF-8"),
+        (b'["cat"]', 'index->name JSON mapping should be in "class": "label" format.'),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+    """The author reads of a failed load which file of the archive is to be mended."""
+    (tmp_path / "index_to_name.json").write_bytes(content)
+
+    with pytest.raises(ValueError, match=r"^index_to_name\.json") as refused:
+        load_label_mapping(tmp_path / "index_to_name.json")
+    assert words in str(refused.value)
+
+
 def test_no_file_is_no_mapping(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With a warning that names the file, not its folder."""
     assert load_label_mapping(tmp_path / "index_to_name.json") is None

@@ -105,8 +105,10 @@ def test_scripted_detectors_losses_are_left_out(tmp_path: Path) -> None:
 
 def test_an_output_that_is_none_of_a_detectors_is_named() -> None:
     """For the author, in the log."""
-    with pytest.raises(ValueError, match="must be a dict with boxes, labels and scores"):
+    with pytest.raises(ValueError, match=r"must be a dict with boxes \[N, 4\].* it is a dict with boxes\.$"):
         ObjectDetector().postprocess([{"boxes": []}])
+    with pytest.raises(ValueError, match=r"it is a Tensor of shape \[3\]\.$"):
+        ObjectDetector().postprocess(torch.zeros(2, 3))
 
 
 def test_explanations_are_answered_501() -> None:

@@ -181,7 +181,10 @@ def test_describe_says_what_was_learned_and_chosen() -> None:
     goal = informed(lambda size: 0.010 + 0.001 * size, 0.1, most=8)
     for _ in range(40):
         goal.answered(0.05)
-    goal.choose(6, 0.0)
+    for _ in range(100):
+        goal.learn(6, 0.016)
+    goal.learn(1, 0.011)  # the last one before a lull says little
+    goal.choose(1, 0.0)
 
     described = goal.describe()
 

@@ -209,8 +209,15 @@ async def test_what_bounds_a_workers_life_is_told_where_it_is_set() -> None:
         no_restart_exit_codes=(3,),
         on_crash="fail",
         readiness_rule="min",
+        is_concurrent=True,
+        most_concurrent=8,
+        idle_timeout_s=90.0,
+        queue_size=7,
+        retry_failed_every_s=2.5,
     )
     expected = {
+        "maxConcurrentRequests": 8,
+        "idleTimeout": 90,
         "maxWorkerMemory": 300,
         "maxRequestsPerWorker": 1000,
         "maxWorkerAge": 60,
@@ -223,4 +230,7 @@ async def test_what_bounds_a_workers_life_is_told_where_it_is_set() -> None:
 
     described = describe(options)
     assert {name: described[name] for name in expected} == expected
-    assert not set(expected) & set(describe(PoolOptions("m", "1.0", 1, 1)))
+    assert (described["jobQueueSize"], described["retryFailedEvery"]) == (7, 2.5)
+    plain = describe(PoolOptions("m", "1.0", 1, 1, idle_timeout_s=math.inf))
+    assert not set(expected) & set(plain)
+    assert (plain["jobQueueSize"], plain["retryFailedEvery"]) == (100, 300)

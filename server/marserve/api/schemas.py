@@ -253,6 +253,10 @@ class ModelDescription(Shape):
     ]
     runningRequests: Annotated[int, Field(description="requests that workers have now")]
     defaultPriority: Annotated[int, Field(description="priority of requests that name none, 0 (most urgent) to 9")]
+    jobQueueSize: Annotated[int, Field(description="requests that may wait")]
+    maxConcurrentRequests: Annotated[int | None, Field(description="that a worker has at once, of coroutines")] = None
+    idleTimeout: Annotated[float | None, Field(description="seconds without a request until the model sleeps")] = None
+    retryFailedEvery: Annotated[float | None, Field(description="seconds between probes of a failed version")] = None
     maxWorkerMemory: Annotated[int | None, Field(description="bytes that a worker may hold by itself")] = None
     maxRequestsPerWorker: int | None = None
     maxWorkerAge: Annotated[float | None, Field(description="seconds")] = None

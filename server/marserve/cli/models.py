@@ -13,6 +13,7 @@ from marserve.cli.versions import (
     deaths,
     failed_certificates,
     last_words,
+    remarks,
     versions_table,
     worker_deaths,
     workers_table,
@@ -40,6 +41,7 @@ def models(
                 *arrivals(described),
                 *deaths(described),
                 *failed_certificates(described),
+                *remarks(described),
             )
         else:
             described = server.describe(model, version or "all")
@@ -50,6 +52,7 @@ def models(
                 workers_table(described),
                 *arrivals(described),
                 *failed_certificates(described),
+                *remarks(described),
                 *worker_deaths(described),
                 *last_words(described),
             )

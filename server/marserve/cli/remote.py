@@ -207,6 +207,10 @@ def model_path(model: str, version: str | None = None) -> str:
     return f"/models/{quote(model, safe='')}" + (f"/{quote(version, safe='')}" if version else "")
 
 
+# A server whose `log_location` is not set writes no files: its logs are what it prints.
+SERVER_LOG = "ts_log.log in its log_location; without one, what it prints"
+
+
 def refused(answer: httpx.Response, next_step: str | None = None) -> CommandFailed:
     """A server's refusal in its own words, where it gave some, with the reason that it gave.
 
@@ -231,7 +235,7 @@ def _next_step(said: Mapping[str, Any], reason: str | None, status: int, request
     if arriving := said.get("arriving"):
         return f"It is on its way: {'; '.join(arriving_line(each) for each in arriving)}."
     if reason:
-        return "The server's log (ts_log.log) has more, with the traceback where there is one."
+        return f"The server's log ({SERVER_LOG}) has more, with the traceback where there is one."
     if kind == "InvalidKeyException":
         return f"Run this in the server's folder, where its key file is, or set {TOKEN_VARIABLE} to a key."
     if kind == "MethodNotAllowedException":
@@ -241,13 +245,13 @@ def _next_step(said: Mapping[str, Any], reason: str | None, status: int, request
     if message.startswith("Model file already exists "):
         return "Register the file of the store by that name, or remove it first."
     if message.startswith("Failed to download archive from: "):
-        return None if message.endswith((")", ".")) else "The server's log (ts_log.log) says why."
+        return None if message.endswith((")", ".")) else f"The server's log ({SERVER_LOG}) says why."
     if message.startswith("Model not found at: "):
         return "Copy the archive into the server's model store, or name an address that its allowed_urls let through."
     if message.startswith("Custom pip package installation failed") and ": " not in message:
-        return "The server's log (ts_log.log) has what pip said last."
+        return f"The server's log ({SERVER_LOG}) has what pip said last."
     if request_id and status >= 500:
-        return f"The server's log (ts_log.log) says more under request {request_id}."
+        return f"The server's log ({SERVER_LOG}) says more under request {request_id}."
     return None
 
 

@@ -16,6 +16,7 @@ from marserve.archive.writer import check_export_path
 from marserve.cli import Interruptible
 from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import BadWorkflow, CannotArchive
+from marserve.workflows.functions import missing_functions
 from marserve.workflows.spec import parse_spec
 
 
@@ -56,7 +57,15 @@ def _make(arguments: argparse.Namespace) -> list[str]:
     if overwrites:
         warnings = [f"Overwrote {output}", *warnings]
     try:
-        warnings += parse_spec(arguments.spec_file.read_bytes(), arguments.spec_file.name).warnings
+        spec = parse_spec(arguments.spec_file.read_bytes(), arguments.spec_file.name)
+        warnings += spec.warnings
+        functions = [node.name for node in spec.nodes.values() if node.is_function]
+        missing = ", ".join(missing_functions(functions, arguments.handler.read_bytes()))
+        if missing:
+            warnings.append(
+                f"servers will refuse this workflow: {missing} of {arguments.spec_file.name} is neither a model nor a "
+                f"function of {arguments.handler.name}"
+            )
     except BadWorkflow as error:
         reason = f" ({error.reason})" if error.reason else ""
         warnings.append(f"servers will refuse this workflow: {error.message}{reason}")

@@ -139,6 +139,12 @@ def deaths(versions: Iterable[Description]) -> list[str]:
     return ["", *lines] if lines else []
 
 
+def remarks(versions: Iterable[Description]) -> list[str]:
+    """A line for each of describe's warnings, such as a warm-up that failed or a sample that is missing."""
+    lines = [f"{label(version)}: {warning}" for version in versions for warning in version.get("warnings", ())]
+    return ["", *lines] if lines else []
+
+
 def failed_certificates(versions: Iterable[Description]) -> list[str]:
     """A line for each version whose batches were found not to be answered as single requests."""
     lines = []

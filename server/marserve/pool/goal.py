@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 KEPT_RUNS = 9
@@ -42,6 +42,7 @@ EXACT_SIZES = 32
 MAX_LOOKAHEAD = 64
 PERCENTILE = 0.95
 KEPT_LATENCIES = 400
+KEPT_SIZES = 100
 SHOWN_SIZES = 12
 
 
@@ -156,6 +157,7 @@ class GoalPolicy:
         self.chosen = 1
         self._costs: dict[int, BatchCosts] = {}
         self._latencies: deque[float] = deque(maxlen=KEPT_LATENCIES)
+        self._sizes: deque[int] = deque(maxlen=KEPT_SIZES)
         self._passed_over = 0
 
     def choose(self, waiting: int, oldest_wait_s: float, *, workers: int = 1, length: int = 1) -> int:
@@ -202,6 +204,7 @@ class GoalPolicy:
 
     def learn(self, size: int, seconds: float, *, length: int = 1) -> None:
         """A batch of `size` items, the longest of them `length` long, took so long."""
+        self._sizes.append(size)
         bucket = _bucket(length)
         costs = self._costs.get(bucket)
         if costs is None:
@@ -229,11 +232,16 @@ class GoalPolicy:
         ordered = sorted(self._latencies)
         return ordered[min(len(ordered) - 1, int(PERCENTILE * len(ordered)))]
 
+    @property
+    def usual_size(self) -> int:
+        """The median of the latest batches; the last one before a lull is often smaller than all before it."""
+        return median_low(self._sizes) if self._sizes else self.chosen
+
     def describe(self) -> dict[str, Any]:
         """What it learned and chose, for describe; milliseconds, as the configuration's."""
         described: dict[str, Any] = {
             "latencyGoalMs": _milliseconds(self.goal_s),
-            "chosenBatchSize": self.chosen,
+            "chosenBatchSize": self.usual_size,
             "costs": [
                 {
                     **({} if len(self._costs) == 1 else {"lengthUpTo": 2 ** (bucket + 1) - 1}),

@@ -132,8 +132,15 @@ def _most_sequences(options: PoolOptions, config: ModelConfig) -> int:
 
 
 def _limits_of_life(options: PoolOptions) -> dict[str, Any]:
-    """What bounds a worker's life, where the version sets it, under the names of its configuration."""
+    """What bounds queues, retries and workers' lives, under the names of the configuration, without what is not set.
+
+    The queue's length and the pause of a given-up version's probes always have a value.
+    """
     limits = {
+        "jobQueueSize": options.queue_size,
+        "maxConcurrentRequests": options.most_concurrent if options.is_concurrent else 0,
+        "idleTimeout": _whole(options.idle_timeout_s or 0.0) if options.idle_timeout_s != math.inf else 0,
+        "retryFailedEvery": _whole(options.retry_failed_every_s),
         "maxWorkerMemory": options.max_worker_memory_bytes,
         "maxRequestsPerWorker": options.max_requests_per_worker,
         "maxWorkerAge": _whole(options.max_worker_age_s),
