@@ -14,6 +14,7 @@ from marserve.app import server
 from marserve.app.grpc_ports import bind_grpc, taken_grpc_ports
 from marserve.errors import BadSettings
 from marserve.machine.device_readings import DeviceReader
+from marserve.machine.tools import ToolOutput
 from marserve.optional import is_the_packages, trouble
 
 REQUIRES = [
@@ -157,7 +158,11 @@ def test_a_broken_nvml_leaves_nvidias_command(caplog: pytest.LogCaptureFixture) 
     def load() -> Any:
         raise OSError("libnvidia-ml.so: wrong ELF class")
 
-    assert not DeviceReader("nvidia", lambda command: "", load).is_quick
+    reader = DeviceReader("nvidia", lambda command: ToolOutput(""), load)
+
+    reader.read()
+
+    assert not reader.is_quick
     assert "Devices are read by nvidia-smi" in caplog.text
     assert "OSError: libnvidia-ml.so: wrong ELF class" in caplog.text
 

@@ -137,12 +137,13 @@ def test_the_library_and_the_tool_read_alike() -> None:
 
     by_tool = DeviceReader("nvidia", each_within(10.0), missing)
     try:
-        assert by_library.is_quick
-        for one, other in zip(by_library.read(), by_tool.read(), strict=True):
+        for one, other in zip(by_library.read().devices, by_tool.read().devices, strict=True):
             assert one.label == other.label
             assert one.total_bytes == pytest.approx(other.total_bytes, abs=64 << 20)
             assert one.used_bytes == pytest.approx(other.used_bytes, abs=1 << 30)
             assert one.celsius == pytest.approx(other.celsius, abs=10)
+            assert one.uuid == other.uuid
+        assert by_library.is_quick
     finally:
         by_library.close()
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from marserve.machine.accelerators import MIB, DeviceReading
-from marserve.machine.device_readings import DeviceReader, describe_usage, read_cards, read_table
+from marserve.machine.device_readings import DeviceReader, Readings, describe_usage, read_cards, read_table
 from marserve.machine.nvml import import_nvml
 from marserve.machine.tools import ToolOutput
 from support.fake_nvml import FakeGpu, FakeNvml, NVMLError, missing
@@ -27,10 +28,13 @@ def test_the_library_is_asked_and_no_process_started() -> None:
     nvml = FakeNvml([FakeGpu(used=1024, busy=40, celsius=61), FakeGpu(used=0)])
     reader = DeviceReader("nvidia", never, lambda: nvml)
 
-    assert reader.read() == [
-        DeviceReading("0", 1024 * MIB, 81559 * MIB, 40.0, 20.0, 61.0),
-        DeviceReading("1", 0, 81559 * MIB, 0.0, 0.0, 40.0),
-    ]
+    assert reader.read() == Readings(
+        [
+            DeviceReading("0", 1024 * MIB, 81559 * MIB, 40.0, 20.0, 61.0, uuid="GPU-0"),
+            DeviceReading("1", 0, 81559 * MIB, 0.0, 0.0, 40.0, uuid="GPU-1"),
+        ],
+        is_complete=True,
+    )
     assert reader.is_quick
     reader.close()
     assert (nvml.opened, nvml.closed) == (1, 1)
@@ -43,10 +47,10 @@ def test_mig_instances_are_read_one_by_one() -> None:
     )
     reader = DeviceReader("nvidia", never, lambda: FakeNvml([FakeGpu(), cut]))
 
-    readings = reader.read()
+    readings = reader.read().devices
 
     assert [reading.label for reading in readings] == ["0", "1:0", "1:2"]
-    assert readings[1] == DeviceReading("1:0", 10 * MIB, 40192 * MIB, celsius=70.0)
+    assert readings[1] == DeviceReading("1:0", 10 * MIB, 40192 * MIB, celsius=70.0, uuid="MIG-1-0")
     assert readings[1].free_bytes == 40182 * MIB
 
 
@@ -54,9 +58,9 @@ def test_what_a_device_does_not_tell_is_none() -> None:
     """And what is not told cannot be free."""
     reader = DeviceReader("nvidia", never, lambda: FakeNvml([FakeGpu(used=None, busy=None, celsius=None)]))
 
-    (reading,) = reader.read()
+    (reading,) = reader.read().devices
 
-    assert reading == DeviceReading("0", None, None)
+    assert reading == DeviceReading("0", None, None, uuid="GPU-0")
     assert reading.free_bytes is None
 
 
@@ -64,11 +68,14 @@ def test_without_the_package_the_tool_is_started() -> None:
     """Cells without a figure say so in words."""
     reader = DeviceReader("nvidia", lambda command: ToolOutput(TABLE), missing)
 
+    assert reader.read() == Readings(
+        [
+            DeviceReading("0", 100 * MIB, 400 * MIB, 50.0, 20.0, 61.0),
+            DeviceReading("1", 200 * MIB, 400 * MIB, None, None, 40.0),
+        ],
+        is_complete=True,
+    )
     assert not reader.is_quick
-    assert reader.read() == [
-        DeviceReading("0", 100 * MIB, 400 * MIB, 50.0, 20.0, 61.0),
-        DeviceReading("1", 200 * MIB, 400 * MIB, None, None, 40.0),
-    ]
 
 
 def test_a_library_that_does_not_answer_gives_way_to_the_tool() -> None:
@@ -78,11 +85,48 @@ def test_a_library_that_does_not_answer_gives_way_to_the_tool() -> None:
 
     nvml.error = None
     reader = DeviceReader("nvidia", lambda command: ToolOutput(TABLE), lambda: nvml)
-    assert len(reader.read()) == 1
+    assert len(reader.read().devices) == 1
     nvml.error = NVMLError("Unknown Error")
     assert reader.read() == read_table(TABLE)
     nvml.error = None
-    assert len(reader.read()) == 1
+    assert len(reader.read().devices) == 1
+
+
+def test_a_library_that_did_not_answer_at_the_start_is_opened_when_it_does() -> None:
+    """Every 15 s; a package that is not installed is looked for once."""
+    now, tries = [100.0], []
+    nvml = FakeNvml([FakeGpu()], error=NVMLError("Driver Not Loaded"))
+    reader = DeviceReader("nvidia", lambda command: ToolOutput(TABLE), lambda: nvml, clock=lambda: now[0])
+
+    def absent() -> Any:
+        tries.append(now[0])
+        raise ImportError("No module named 'pynvml'")
+
+    other = DeviceReader("nvidia", lambda command: ToolOutput(TABLE), absent, clock=lambda: now[0])
+    reader.read()
+    nvml.error = None
+    seen = []
+    for now[0] in (100.0, 114.0, 116.0):
+        reader.read()
+        other.read()
+        seen.append(reader.is_quick)
+
+    assert seen == [False, False, True]
+    assert tries == [100.0]
+
+
+def test_the_library_is_opened_anew_while_a_device_is_lost() -> None:
+    """What it knows of a device may be that of before the reset: it is shut down and opened, at most every 15 s."""
+    now = [0.0]
+    nvml = FakeNvml([FakeGpu(lost=True)])
+    reader = DeviceReader("nvidia", never, lambda: nvml, clock=lambda: now[0])
+    opened = []
+
+    for now[0] in (1.0, 2.0, 15.0, 16.0, 17.0, 32.0):
+        reader.read()
+        opened.append((nvml.opened, nvml.closed))
+
+    assert opened == [(1, 0), (1, 0), (1, 0), (2, 1), (2, 1), (3, 2)]
 
 
 def test_a_lost_device_leaves_the_others_to_the_library() -> None:
@@ -90,9 +134,9 @@ def test_a_lost_device_leaves_the_others_to_the_library() -> None:
     nvml = FakeNvml([FakeGpu(used=1), FakeGpu(used=2, lost=True), FakeGpu(used=3)])
     reader = DeviceReader("nvidia", never, lambda: nvml)
 
-    first, lost, third = reader.read()
+    first, lost, third = reader.read().devices
     nvml.gpus[1].lost = False
-    (_, again, _) = reader.read()
+    (_, again, _) = reader.read().devices
 
     assert (lost.label, lost.is_lost, lost.trouble, lost.free_bytes) == ("1", True, "GPU is lost", None)
     assert (first.used_bytes, third.used_bytes) == (MIB, 3 * MIB)
@@ -101,17 +145,55 @@ def test_a_lost_device_leaves_the_others_to_the_library() -> None:
 
 def test_what_the_tool_says_of_a_lost_device_is_told() -> None:
     """Its row has words in place of figures; prose is no row."""
-    first, second = read_table(
-        f"{TABLE.splitlines()[0]}\n1, [GPU is lost], [GPU is lost], [GPU is lost], x, y\nNo, 1\n"
-    )
+    table = f"{TABLE.splitlines()[0]}\n1, [GPU is lost], [GPU is lost], [GPU is lost], x, y\nNo, 1\n"
+    first, second = read_table(table).devices
 
     assert not first.is_lost
     assert (second.label, second.is_lost, second.used_bytes) == ("1", True, None)
 
 
+def test_an_unknown_error_is_a_loss_only_where_no_figure_is_told() -> None:
+    """A sensor that stumbles takes no device out of service."""
+    first, second = read_table(
+        "0, [Unknown Error], 300, 400, 20, [Unknown Error], GPU-a\n1, [Unknown Error], x, x, x, x, GPU-b\n"
+    ).devices
+
+    assert (first.is_lost, first.free_bytes, first.uuid) == (False, 300 * MIB, "GPU-a")
+    assert (second.is_lost, second.trouble, second.uuid) == (True, "Unknown Error", "GPU-b")
+
+
+@pytest.mark.parametrize("is_said_beside", [False, True])
+def test_a_device_that_fell_off_its_bus_is_told_by_its_address(is_said_beside: bool) -> None:
+    """`nvidia-smi` prints a sentence in place of its row, and may leave out other rows: the list is not complete."""
+    sentences = (
+        "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost. Reboot the system to recover it\n"
+        "Unable to determine the device handle for GPU1: 0000:52:00.0: Unknown Error\n"
+    )
+    row = TABLE.splitlines(keepends=True)[0]
+    said = ToolOutput(row, 15, f"nvidia-smi ended with status 15: {' '.join(sentences.split())}")
+    if not is_said_beside:
+        said = ToolOutput(sentences + row, 15, "nvidia-smi ended with status 15")
+    reader = DeviceReader("nvidia", lambda command: said, missing)
+
+    readings = reader.read()
+
+    assert [(each.label, each.bus_id, each.trouble, each.is_lost) for each in readings.devices] == [
+        ("0", "", "", False),
+        ("", "0000:3b:00.0", "GPU is lost. Reboot the system to recover it", True),
+        ("", "0000:52:00.0", "Unknown Error", True),
+    ]
+    assert not readings.is_complete
+
+
+def test_a_list_without_devices_is_complete_only_where_the_tool_says_so() -> None:
+    """A tool that fails tells nothing of any device."""
+    assert read_table("No devices were found\n") == Readings([], is_complete=True)
+    assert not read_table("Failed to initialize NVML: Driver/library version mismatch\n").is_complete
+
+
 def test_memory_that_the_driver_keeps_is_not_free() -> None:
     """The tool's `memory.free` counts; total minus used would promise what nobody can have."""
-    (reading,) = read_table("0, 1, 79000, 81559, 1, 40\n")
+    (reading,) = read_table("0, 1, 79000, 81559, 1, 40\n").devices
 
     assert reading.free_bytes == 79000 * MIB
 
@@ -146,7 +228,8 @@ def test_rocms_cards_are_read_by_its_tool() -> None:
     )
     reader = DeviceReader("amd", lambda command: ToolOutput(table))
 
-    assert reader.read() == [DeviceReading("0", MIB, 4 * MIB, 12.0, celsius=38.0)] == read_cards(table)
+    assert reader.read() == read_cards(table)
+    assert read_cards(table) == Readings([DeviceReading("0", MIB, 4 * MIB, 12.0, celsius=38.0)], is_complete=True)
 
 
 @pytest.mark.parametrize("vendor", ["intel", "apple", None])
@@ -155,7 +238,7 @@ def test_other_vendors_devices_are_not_read(vendor: str | None) -> None:
     reader = DeviceReader(vendor, never)  # type: ignore[arg-type]
 
     assert not reader.reads_something
-    assert reader.read() == []
+    assert reader.read() == Readings()
 
 
 def test_describe_has_torchserves_words() -> None:

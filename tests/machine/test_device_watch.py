@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import pytest
 from marserve.machine import device_watch
 from marserve.machine.accelerators import MIB, Accelerator
 from marserve.machine.device_readings import DeviceReader
-from marserve.machine.device_watch import DeviceWatch
+from marserve.machine.device_watch import NOT_LISTED, DeviceWatch
 from marserve.machine.tools import ToolOutput
 from support.fake_nvml import FakeGpu, FakeNvml, missing
 
@@ -125,8 +126,116 @@ async def test_a_device_that_is_not_listed_any_more_is_in_trouble() -> None:
     del nvml.gpus[2]
     watch.look()
 
-    assert watch.trouble_of(0) == "it is not listed any more"
+    assert watch.trouble_of(0) == NOT_LISTED
     assert watch.trouble_of(1) == ""
+
+
+async def test_a_device_is_found_by_its_uuid_whatever_its_number_is_now() -> None:
+    """Once the first GPU is off its bus the second may be number 0: it is not blamed, and its memory is its own."""
+    answers = ["0, 0, 300, 400, 0, 40, GPU-a\n1, 0, 100, 400, 0, 40, GPU-b\n", "0, 0, 50, 400, 0, 40, GPU-b\n"]
+    reader = DeviceReader("nvidia", lambda command: ToolOutput(answers.pop(0)), missing)
+    watch = DeviceWatch(reader, [Accelerator("H100", "0", "0", "GPU-a"), Accelerator("H100", "1", "1", "GPU-b")])
+    watch.look()
+    watch.look()
+
+    second = watch.of(1)
+    assert (watch.trouble_of(0), watch.trouble_of(1), watch.of(0)) == (NOT_LISTED, "", None)
+    assert second is not None
+    assert second.free_bytes == 50 * MIB
+
+
+async def test_a_device_is_found_by_its_address_where_it_has_no_row() -> None:
+    """The others are sound, though their rows are missing with it."""
+    said = "Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error\n"
+    watch = DeviceWatch(
+        DeviceReader("nvidia", lambda command: ToolOutput(said, 9, "status 9"), missing),
+        [
+            Accelerator("H100", "0", "0", "GPU-a", bus_id="0000:1b:00.0"),
+            Accelerator("H100", "1", "1", bus_id="0000:3b:00.0"),
+        ],
+    )
+    watch.look()
+
+    assert (watch.trouble_of(0), watch.trouble_of(1)) == ("", "Unknown Error")
+
+
+@pytest.mark.parametrize(
+    ("rows", "troubles"),
+    [
+        ("0, 0, 300, 400, 0, 40, GPU-a\n", ["", ""]),
+        ("0, x, x, [GPU is lost], x, x, x\n", ["GPU is lost", "GPU is lost"]),
+        ("1, 0, 300, 400, 0, 40, GPU-b\n", [NOT_LISTED, NOT_LISTED]),
+    ],
+)
+async def test_an_instance_read_by_the_tool_is_as_sound_as_its_gpu(rows: str, troubles: list[str]) -> None:
+    """The tool's table has no instances; their memory stays unknown."""
+    watch = DeviceWatch(
+        DeviceReader("nvidia", lambda command: ToolOutput(rows), missing),
+        [Accelerator("H100 MIG", f"0:{place}", f"MIG-{place}", f"MIG-{place}") for place in range(2)],
+    )
+    watch.look()
+
+    assert [watch.trouble_of(device) for device in range(2)] == troubles
+    assert watch.of(0) is None
+
+
+async def test_a_lost_gpu_takes_its_instances_along() -> None:
+    """The library lists the GPU itself then."""
+    nvml = FakeNvml([FakeGpu(), FakeGpu(instances=[FakeGpu(), FakeGpu()])])
+    places = [Accelerator("H100 MIG", f"1:{place}", f"MIG-1-{place}", f"MIG-1-{place}") for place in range(2)]
+    watch = DeviceWatch(DeviceReader("nvidia", lambda command: ToolOutput(""), lambda: nvml), places)
+    watch.look()
+    assert [watch.trouble_of(device) for device in range(2)] == ["", ""]
+    nvml.gpus[1].lost = True
+    watch.look()
+
+    assert [watch.trouble_of(device) for device in range(2)] == ["GPU is lost"] * 2
+
+
+async def test_it_is_known_since_when_a_device_is_sound_again() -> None:
+    """By the reading that said so; one that was never in trouble has been so for ever."""
+    nvml = FakeNvml([FakeGpu(), FakeGpu(), FakeGpu(lost=True)])
+    watch = watch_of(nvml)
+    watch.look()
+    assert (watch.sound_since(0), watch.sound_since(1)) == (-math.inf, -math.inf)
+    nvml.gpus[2].lost = False
+    watch.look()
+
+    assert (watch.sound_since(0), watch.sound_since(1)) == (watch.read_at, -math.inf)
+
+
+async def test_listeners_hear_of_each_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the event loop, when the reading is known."""
+    monkeypatch.setattr(device_watch, "LEAST_PAUSE_S", 0.0)
+    monkeypatch.setattr(device_watch, "LOOK_EVERY_S", 0.0)
+    watch = watch_of(FakeNvml([FakeGpu(), FakeGpu(), FakeGpu(used=7)]))
+    heard: list[object] = []
+    watch.listen(lambda: heard.append((threading.current_thread(), watch.of(0) is not None)))
+
+    with running(watch):
+        await until(lambda: len(heard) >= 2)
+
+    assert set(heard) == {(threading.main_thread(), True)}
+
+
+async def test_a_start_does_not_wait_for_devices_that_hang(caplog: pytest.LogCaptureFixture) -> None:
+    """The reading goes on in its thread, no second one is begun beside it, and the end does not wait for it either."""
+    go_on, began = threading.Event(), []
+
+    def run(command: object) -> ToolOutput:
+        began.append(1)
+        go_on.wait(30)
+        return ToolOutput("0, 0, 300, 400, 0, 40\n")
+
+    watch = DeviceWatch(DeviceReader("nvidia", run, missing), VISIBLE[1:])
+    await watch.begin(0.01)
+    assert "have not answered for 0.01 s" in caplog.text
+    with running(watch):
+        await asyncio.sleep(0)
+        assert (len(began), watch.of(0)) == (1, None)
+        go_on.set()
+        await until(lambda: watch.of(0) is not None)
+    await watch.close()
 
 
 async def test_readings_that_fail_as_a_whole_blame_no_device() -> None:

@@ -47,13 +47,12 @@ async def watch_devices(
     """Read the first `devices` accelerators from now on; None where there are none, or nothing reads them."""
     if not devices:
         return None
-    tool = machine.tool or "nvidia-smi"
-    reader = await asyncio.to_thread(DeviceReader, machine.vendor, each_within(READ_S), tool=tool)
-    stack.callback(reader.close)
+    reader = DeviceReader(machine.vendor, each_within(READ_S), tool=machine.tool or "nvidia-smi")
     if not reader.reads_something:
         return None
     watch = DeviceWatch(reader, machine.devices[:devices])
-    await asyncio.to_thread(watch.look)
+    stack.push_async_callback(watch.close)
+    await watch.begin(READ_S)
     keep(stack, watch.run())
     declare_families(metrics, FAMILIES, watch)
     return watch
@@ -89,6 +88,10 @@ def _each(read: Callable[[DeviceReading], float | None]) -> Callable[[DeviceWatc
     return figures
 
 
+def _health(watch: DeviceWatch) -> Mapping[str, float]:
+    return {str(device): float(not watch.trouble_of(device)) for device in range(len(watch.devices))}
+
+
 ROOM_FAMILIES: tuple[tuple[str, str, str, str, Callable[[DeviceRooms], Mapping[str, float]]], ...] = (
     (
         "marserve_device_loads_refused_total",
@@ -100,6 +103,13 @@ ROOM_FAMILIES: tuple[tuple[str, str, str, str, Callable[[DeviceRooms], Mapping[s
 )
 
 FAMILIES: tuple[tuple[str, str, str, str, Callable[[DeviceWatch], Mapping[str, float]]], ...] = (
+    (
+        "marserve_device_healthy",
+        "gauge",
+        "Whether an accelerator takes workers: 0 while it is lost.",
+        "gpu_id",
+        _health,
+    ),
     (
         "marserve_device_memory_bytes",
         "gauge",

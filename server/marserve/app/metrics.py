@@ -12,7 +12,7 @@ from typing import NoReturn, TypeVar
 from marserve.app.cannot_start import CannotStart
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine, Meter
-from marserve.machine.device_readings import DeviceReader
+from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.measuring_program import ProgramFailed, run_program
 from marserve.settings import Settings
 from marserve.telemetry.logs import Logs
@@ -64,11 +64,11 @@ def declare_families(
         metrics.declare(name, kind, text, label, functools.partial(read, counted))
 
 
-async def watch_machine(settings: Settings, reader: DeviceReader | None, metrics: Metrics) -> None:
-    """Read the machine's figures from time to time; `reader` reads its accelerators, None where there are none."""
+async def watch_machine(settings: Settings, devices: DeviceWatch | None, metrics: Metrics) -> None:
+    """Read the machine's figures from time to time; `devices` watches its accelerators, None where there are none."""
     if settings.system_metrics_cmd:
         await _watch_with_program(settings.system_metrics_cmd.split(), settings, metrics)
-    meter = Meter(reader)
+    meter = Meter(lambda: () if devices is None else devices.readings)
     while True:
         metrics.set_system(await asyncio.to_thread(meter.read))
         await asyncio.sleep(settings.metric_time_interval)

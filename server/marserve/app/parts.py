@@ -36,7 +36,7 @@ from marserve.app.snapshots import build_snapshots, read_snapshot
 from marserve.app.tasks import keep
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
-from marserve.machine.device_readings import DeviceReader
+from marserve.machine.device_watch import DeviceWatch
 from marserve.plugins import InstalledEndpoint, find_endpoints
 from marserve.registry.models import Registry
 from marserve.registry.scratch import Scratch, remove_orphans
@@ -76,7 +76,7 @@ class Parts:
     large_answers: LargeAnswers
     decoding: Decoding
     access: AccessControl
-    device_reader: DeviceReader | None
+    device_watch: DeviceWatch | None
 
 
 async def build_parts(
@@ -170,7 +170,7 @@ async def build_parts(
         large_answers=large_answers,
         decoding=decoding,
         access=access,
-        device_reader=device_watch.reader if device_watch is not None else None,
+        device_watch=device_watch,
     )
 
 

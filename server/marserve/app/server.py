@@ -160,7 +160,7 @@ class Server:
         await access.write_tokens(stack)
         preemption.start()
         if not settings.disable_system_metrics:
-            keep(stack, watch_machine(settings, parts.device_reader, parts.metrics))
+            keep(stack, watch_machine(settings, parts.device_watch, parts.metrics))
         reading = keep(stack, _load_models(parts))
         keep(stack, parts.desired.watch(reading))
         await self._wait_for_models(parts.registry, reading)

@@ -40,7 +40,8 @@ class DeviceReading(NamedTuple):
 
     `busy_percent` is the time in which it computed, `memory_busy_percent` that in which its memory was read or written.
     `used_bytes` is what no process could have any more: what the driver keeps for itself counts. `trouble` says why a
-    device tells nothing; `is_lost`: it is gone until it, or the machine, starts anew.
+    device tells nothing; `is_lost`: it is gone until it, or the machine, starts anew. `uuid` and `bus_id`, a PCI
+    address as /sys writes it, say which device it is where they are known; `label` is empty where only these are.
     """
 
     label: str
@@ -51,6 +52,8 @@ class DeviceReading(NamedTuple):
     celsius: float | None = None
     trouble: str = ""
     is_lost: bool = False
+    uuid: str = ""
+    bus_id: str = ""
 
     @property
     def free_bytes(self) -> int | None:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from marserve.errors import BadSettings, without_stop
 from marserve.machine.accelerators import Accelerator, DeviceReading, Vendor
-from marserve.machine.device_readings import DeviceReader
 from marserve.machine.finding import Installed, find_installed, has_nvidia_driver
 from marserve.machine.nvml import import_nvml
 from marserve.machine.tools import Run, Tools
@@ -131,15 +130,15 @@ def available_bytes(root: Path = _ROOT) -> int | None:
 class Meter:
     """Reads TorchServe's system metrics. The processor's share is that since the reading before."""
 
-    def __init__(self, reader: DeviceReader | None = None, root: Path = _ROOT) -> None:
-        """`reader` reads the accelerators; None: there are none."""
-        self._reader = reader
+    def __init__(self, devices: Callable[[], Sequence[DeviceReading]] = tuple, root: Path = _ROOT) -> None:
+        """`devices` gives the latest readings of the accelerators."""
+        self._devices = devices
         self._root = root
         self._cpu_before = _cpu_ticks(root)
 
     def read(self) -> list[Reading]:
-        """Read everything now. May start a vendor's tool, so do not call it on the event loop."""
-        return [*self._cpu(), *self._memory(), *self._disk(), *self._gpus()]
+        """Read everything now, but for the accelerators. Reads files, so do not call it on the event loop."""
+        return [*self._cpu(), *self._memory(), *self._disk(), *figures_of(self._devices())]
 
     def _cpu(self) -> list[Reading]:
         busy, total = _cpu_ticks(self._root)
@@ -167,9 +166,6 @@ class Meter:
             Reading("DiskAvailable", disk.free / _GIB),
             Reading("DiskUtilization", round(100.0 * disk.used / max(1, disk.used + disk.free), 1)),
         ]
-
-    def _gpus(self) -> list[Reading]:
-        return [] if self._reader is None else figures_of(self._reader.read())
 
 
 def figures_of(devices: Sequence[DeviceReading]) -> list[Reading]:

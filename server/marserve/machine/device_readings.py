@@ -1,27 +1,50 @@
 """What accelerators are doing now: memory, use, temperature. By NVIDIA's library (extra `gpu`), else by vendors' tools.
 
-The library is imported where it is used and only on machines with such devices. It is quick enough for the event loop
-(`is_quick`); a tool is a process, and belongs in a thread.
+The library is imported where it is used and only on machines with such devices. It answers in microseconds (`is_quick`)
+where the driver is well; library and tools may hang where it is not, and belong in a thread of their own.
 """
 
 from __future__ import annotations
 
 import csv
 import logging
+import math
 import re
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from marserve.machine.accelerators import MIB, DeviceReading, Vendor
+from marserve.machine.accelerators import MIB, DeviceReading, Vendor, sys_bus_id
 from marserve.machine.finding import card_rows
 from marserve.machine.nvml import Nvml, NvmlMissing, import_nvml
 from marserve.machine.tools import Run
 
 log = logging.getLogger("marserve.machine")
 
-_NVIDIA_QUERY = "index,utilization.gpu,memory.free,memory.total,utilization.memory,temperature.gpu"
-# What nvidia-smi writes into a row of a device that is gone.
-_LOST = re.compile(r"GPU is lost|Unknown Error|Reset Required|GPU requires reset", re.IGNORECASE)
+_NVIDIA_QUERY = "index,utilization.gpu,memory.free,memory.total,utilization.memory,temperature.gpu,uuid"
+# What nvidia-smi writes into a row of a device that is gone, and of one that may be: its figures are missing then.
+_LOST = re.compile(r"GPU is lost|Reset Required|GPU requires reset", re.IGNORECASE)
+_UNKNOWN = re.compile(r"Unknown Error", re.IGNORECASE)
+# What it prints in place of the row, of a device that fell off its bus.
+_NO_HANDLE = re.compile(
+    r"Unable to determine the device handle for (?:GPU)?\s*(?:\d+:\s*)?"
+    r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):\s*(.*?)\s*(?=Unable to determine|\n|$)",
+    re.IGNORECASE,
+)
+_NO_DEVICES = re.compile(r"No devices were found", re.IGNORECASE)
+# How long the library, in trouble or with a lost device, is used before it is opened anew: what it knows of a device
+# may be that of before its reset.
+REOPEN_S = 15.0
+
+
+class Readings(NamedTuple):
+    """All installed devices, visible or not; none where nothing tells.
+
+    `is_complete`: all that there are, so that one that is missing here is gone.
+    """
+
+    devices: Sequence[DeviceReading] = ()
+    is_complete: bool = False
 
 
 def describe_usage(gpu_id: int, reading: DeviceReading | None) -> str:
@@ -38,26 +61,29 @@ def describe_usage(gpu_id: int, reading: DeviceReading | None) -> str:
 
 
 class DeviceReader:
-    """Reads the devices of one vendor. `close` when done. All but `is_quick` blocks; call it off the event loop.
+    """Reads the devices of one vendor. `close` when done. `read` and `close` block; call them off the event loop.
 
     A device in trouble gets a reading that says so, and the others are read. The library answers in microseconds where
     the driver is well, and may hang where it is not, as the tools may.
     """
 
     def __init__(
-        self, vendor: Vendor | None, run: Run, load_nvml: Callable[[], Any] = import_nvml, tool: str = "nvidia-smi"
+        self,
+        vendor: Vendor | None,
+        run: Run,
+        load_nvml: Callable[[], Any] = import_nvml,
+        tool: str = "nvidia-smi",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tool` is the path of NVIDIA's tool, asked where there is no library."""
+        """`tool` is the path of NVIDIA's tool, asked where there is no library. Nothing is opened before `read`."""
         self._vendor = vendor
         self._run = run
         self._tool = tool
+        self._load_nvml = load_nvml
+        self._clock = clock
         self._nvml: Nvml | None = None
-        self._told = ""
-        if vendor == "nvidia":
-            try:
-                self._nvml = Nvml(load_nvml)
-            except NvmlMissing as error:
-                log.info("Devices are read by nvidia-smi, a process each time (%s; marserve[gpu] has it).", error)
+        self._open_again_at = -math.inf if vendor == "nvidia" else math.inf
+        self._told = self._told_of_library = ""
 
     @property
     def is_quick(self) -> bool:
@@ -69,31 +95,60 @@ class DeviceReader:
         """Whether there is anything to be read for this vendor's devices."""
         return self._vendor in ("nvidia", "amd")
 
-    def read(self) -> list[DeviceReading]:
+    def read(self) -> Readings:
         """All installed devices, visible or not; empty where nothing tells."""
-        if self._nvml is not None:
+        nvml = self._open()
+        if nvml is not None:
             try:
-                return self._nvml.read()
+                devices = nvml.read()
             except NvmlMissing as error:
                 self._tell(f"{error}; devices are read by nvidia-smi meanwhile")
+                self._open_again_at = min(self._open_again_at, self._clock() + REOPEN_S)
+            else:
+                if any(device.is_lost for device in devices):
+                    self._open_again_at = min(self._open_again_at, self._clock() + REOPEN_S)
+                return Readings(devices, is_complete=True)
         if self._vendor == "nvidia":
             query = [f"--query-gpu={_NVIDIA_QUERY}", "--format=csv,noheader,nounits"]
             return self._read_tool([self._tool, *query], read_table)
         if self._vendor == "amd":
             asked = ["rocm-smi", "--showuse", "--showmeminfo", "vram", "--showtemp", "--csv"]
             return self._read_tool(asked, read_cards)
-        return []
+        return Readings()
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Let go of the library, for good."""
+        self._open_again_at = math.inf
+        self._let_go()
+
+    def _open(self) -> Nvml | None:
+        """The opened library; opened anew where it is time for that."""
+        if self._clock() < self._open_again_at:
+            return self._nvml
+        self._open_again_at = math.inf
+        self._let_go()
+        try:
+            self._nvml = Nvml(self._load_nvml)
+        except NvmlMissing as error:
+            if not isinstance(error.__cause__, ImportError):
+                self._open_again_at = self._clock() + REOPEN_S
+            self._tell_once("Devices are read by nvidia-smi, a process each time (%s; marserve[gpu] has it).", error)
+        return self._nvml
+
+    def _let_go(self) -> None:
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
             nvml.close()
 
-    def _read_tool(self, command: list[str], read: Callable[[str], list[DeviceReading]]) -> list[DeviceReading]:
+    def _tell_once(self, text: str, error: NvmlMissing) -> None:
+        if self._told_of_library != str(error):
+            self._told_of_library = str(error)
+            log.info(text, error)
+
+    def _read_tool(self, command: list[str], read: Callable[[str], Readings]) -> Readings:
         told = self._run(command)
         self._tell(told.complaint)
-        return read(told.text)
+        return read(f"{told.text}\n{told.complaint}")  # what it says beside its table may stand in either
 
     def _tell(self, complaint: str) -> None:
         """Log a complaint when it begins or changes."""
@@ -103,22 +158,30 @@ class DeviceReader:
                 log.warning("Devices: %s", complaint)
 
 
-def read_table(text: str) -> list[DeviceReading]:
-    """The rows of nvidia-smi's table; cells it has no figure for say so in words, as `[GPU is lost]`."""
+def read_table(text: str) -> Readings:
+    """The rows of nvidia-smi's table; cells it has no figure for say so in words, as `[GPU is lost]`.
+
+    A device that fell off its bus may have a sentence with its address in place of a row.
+    """
     readings = []
     for row in csv.reader(text.splitlines()):
-        if len(row) != 6 or not row[0].strip().isdecimal():
+        if len(row) not in (6, 7) or not row[0].strip().isdecimal():
             continue
-        busy, free, total, memory_busy, celsius = (_number(cell) for cell in row[1:])
-        lost = next((found[0] for cell in row[1:] if (found := _LOST.search(cell))), "")
+        busy, free, total, memory_busy, celsius = (_number(cell) for cell in row[1:6])
+        patterns = (_LOST,) if total is not None else (_LOST, _UNKNOWN)
+        lost = next((found[0] for cell in row[1:] for each in patterns if (found := each.search(cell))), "")
         size = None if total is None else int(total * MIB)
         used = None if free is None or size is None else size - int(free * MIB)
-        label = row[0].strip()
-        readings.append(DeviceReading(label, used, size, busy, memory_busy, celsius, lost, is_lost=bool(lost)))
-    return readings
+        uuid = row[6].strip() if len(row) == 7 else ""
+        reading = DeviceReading(row[0].strip(), used, size, busy, memory_busy, celsius, lost, is_lost=bool(lost))
+        readings.append(reading._replace(uuid=uuid if uuid.startswith("GPU-") else ""))
+    gone = {sys_bus_id(found[1]): found[2] for found in _NO_HANDLE.finditer(text)}
+    readings += [DeviceReading("", None, None, trouble=gone[at], is_lost=True, bus_id=at) for at in gone]
+    # Where a sentence stands for a device, rows of others may be missing with it.
+    return Readings(readings, is_complete=not gone and (bool(readings) or _NO_DEVICES.search(text) is not None))
 
 
-def read_cards(text: str) -> list[DeviceReading]:
+def read_cards(text: str) -> Readings:
     """The rows of rocm-smi's table, by the place of each card."""
     readings = []
     for place, row in enumerate(card_rows(text)):
@@ -126,7 +189,7 @@ def read_cards(text: str) -> list[DeviceReading]:
         used, total = (None if size is None else int(size) for size in memory)
         celsius = next((_number(cell or "") for name, cell in row.items() if name and "edge" in name), None)
         readings.append(DeviceReading(str(place), used, total, _number(row.get("GPU use (%)") or ""), celsius=celsius))
-    return readings
+    return Readings(readings, is_complete=bool(readings))
 
 
 def _number(text: str) -> float | None:

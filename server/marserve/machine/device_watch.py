@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from marserve.machine.accelerators import Accelerator, DeviceReading
-from marserve.machine.device_readings import DeviceReader
+from marserve.machine.device_readings import DeviceReader, Readings
 from marserve.machine.own_thread import in_own_thread
 
 log = logging.getLogger("marserve.machine")
@@ -24,6 +25,9 @@ LOOK_BY_TOOL_EVERY_S, LEAST_PAUSE_BY_TOOL_S = 15.0, 1.0
 LEAST_PAUSE_S = 0.05
 # A reading that takes longer is logged.
 STUCK_S = 10.0
+# How long the library may take to close at the end.
+CLOSE_S = 1.0
+NOT_LISTED = "it is not listed any more"
 
 
 class DeviceWatch:
@@ -32,16 +36,26 @@ class DeviceWatch:
     def __init__(self, reader: DeviceReader, devices: Sequence[Accelerator]) -> None:
         self.reader = reader
         self.devices = tuple(devices)
-        self._readings: Mapping[str, DeviceReading] = {}
+        self.readings: Sequence[DeviceReading] = ()
+        self._readings: Mapping[int, DeviceReading] = {}
+        self._troubles: Mapping[int, str] = {}
+        self._sound_since: dict[int, float] = {}
         self._read_at = -1.0
         self._soon = asyncio.Event()
+        self._reading: asyncio.Future[Readings] | None = None
+        self._began = 0.0
         self._is_stuck = False
         self._told: dict[int, str] = {}
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def read_at(self) -> float:
         """When the reading began that `of` answers from, monotonic seconds."""
         return self._read_at
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have it called after each reading, on the event loop."""
+        self._listeners.append(listener)
 
     def look(self) -> None:
         """Read now. Blocks."""
@@ -50,23 +64,32 @@ class DeviceWatch:
 
     def of(self, device: int) -> DeviceReading | None:
         """The latest reading of a device: a second old at most, 15 s where a tool reads; None where there is none."""
-        return self._readings.get(self.devices[device].label) if device < len(self.devices) else None
+        return self._readings.get(device)
 
     def trouble_of(self, device: int) -> str:
         """Why a device takes no worker, empty where it can: the vendor's words for what is wrong with it.
 
         A device that tells nothing about itself, and one that was never read, count as sound.
         """
-        if not self._readings or device >= len(self.devices):
-            return ""
-        reading = self.of(device)
-        if reading is None:
-            return "it is not listed any more"
-        return reading.trouble if reading.is_lost else ""
+        return self._troubles.get(device, "")
+
+    def sound_since(self, device: int) -> float:
+        """Since when a device has been without trouble, monotonic seconds; -inf: it never was in any."""
+        return self._sound_since.get(device, -math.inf)
 
     def look_soon(self) -> None:
         """Something has changed: read again in a moment."""
         self._soon.set()
+
+    async def begin(self, within_s: float) -> None:
+        """Read for the first time; return when that is done, or after `within_s`: `run` goes on with it."""
+        self._begin_reading()
+        assert self._reading is not None
+        done, _ = await asyncio.wait([self._reading], timeout=within_s)
+        if done:
+            self._end_reading()
+        else:
+            self._note_stuck(within_s)
 
     async def run(self) -> None:
         """Read for ever, as often as there is reason to."""
@@ -79,32 +102,61 @@ class DeviceWatch:
                 async with asyncio.timeout(LOOK_EVERY_S if is_quick else LOOK_BY_TOOL_EVERY_S):
                     await self._soon.wait()
 
+    async def close(self) -> None:
+        """Let go of the library, without waiting for one that hangs."""
+        await asyncio.wait([in_own_thread(self.reader.close, "devices")], timeout=CLOSE_S)
+
     async def _look_apart(self) -> None:
         """Read in a thread that nothing waits for at the end of the server."""
-        began = time.monotonic()
-        has_read = in_own_thread(self._read, "devices")
-        done, _ = await asyncio.wait([has_read], timeout=STUCK_S)
-        if not done:
-            self._is_stuck = True
-            log.warning("Devices have not answered for %g s; their last figures stand", STUCK_S)
-        readings = await has_read
+        if self._reading is None:
+            self._begin_reading()
+        assert self._reading is not None
+        if not self._is_stuck:
+            done, _ = await asyncio.wait([self._reading], timeout=STUCK_S)
+            if not done:
+                self._note_stuck(STUCK_S)
+        await asyncio.wait([self._reading])
+        self._end_reading()
+
+    def _begin_reading(self) -> None:
+        self._began = time.monotonic()
+        self._reading = in_own_thread(self._read, "devices")
+
+    def _end_reading(self) -> None:
+        assert self._reading is not None
+        readings, self._reading = self._reading.result(), None
         if self._is_stuck:
             self._is_stuck = False
-            log.info("Devices answer again, after %.0f s", time.monotonic() - began)
-        self._take(began, readings)
+            log.info("Devices answer again, after %.0f s", time.monotonic() - self._began)
+        self._take(self._began, readings)
         self._tell_trouble()
+        for tell in self._listeners:
+            tell()
 
-    def _read(self) -> list[DeviceReading]:
+    def _note_stuck(self, waited_s: float) -> None:
+        self._is_stuck = True
+        log.warning("Devices have not answered for %g s; their last figures stand", waited_s)
+
+    def _read(self) -> Readings:
         try:
             return self.reader.read()
         except Exception:
             log.exception("Devices could not be read")
-            return []
+            return Readings()
 
-    def _take(self, began: float, readings: Sequence[DeviceReading]) -> None:
-        if readings:
-            self._readings = {reading.label: reading for reading in readings}
-            self._read_at = began
+    def _take(self, began: float, readings: Readings) -> None:
+        if not readings.devices and not readings.is_complete:
+            return
+        before, places = self._troubles, range(len(self.devices))
+        found = {place: find_reading(self.devices[place], readings.devices) for place in places}
+        self._readings = {place: reading for place, reading in found.items() if reading is not None}
+        self._troubles = {
+            place: trouble for place in places if (trouble := trouble_in(self.devices[place], found[place], readings))
+        }
+        for device in set(before) - set(self._troubles):
+            self._sound_since[device] = began
+        self.readings = readings.devices
+        self._read_at = began
 
     def _tell_trouble(self) -> None:
         """Log what has changed about devices that take no worker."""
@@ -118,3 +170,25 @@ class DeviceWatch:
                 log.error("Device %s takes no worker: %s", label, trouble)
             else:
                 log.warning("Device %s answers again and takes workers", label)
+
+
+def find_reading(device: Accelerator, readings: Sequence[DeviceReading]) -> DeviceReading | None:
+    """The reading of a device: by its UUID where both have one, by its address, else by its label.
+
+    A vendor's numbers may be others after a device is gone.
+    """
+    same = [each for each in readings if device.uuid and each.uuid == device.uuid]
+    same += [each for each in readings if each.bus_id and each.bus_id == device.bus_id and not device.is_instance]
+    same += [each for each in readings if each.label == device.label and not (each.uuid and device.uuid)]
+    return same[0] if same else None
+
+
+def trouble_in(device: Accelerator, reading: DeviceReading | None, readings: Readings) -> str:
+    """Why a device takes no worker, by its own reading, or by what else was read; empty where it can."""
+    if reading is not None:
+        return reading.trouble if reading.is_lost else ""
+    # A GPU that is lost, or is read by the tool, is listed in place of its MIG instances.
+    whole = device._replace(label=device.gpu, uuid="")
+    if device.is_instance and (gpu := find_reading(whole, readings.devices)) is not None:
+        return gpu.trouble if gpu.is_lost else ""
+    return NOT_LISTED if readings.is_complete else ""

@@ -15,6 +15,9 @@ from typing import Any
 from marserve.machine.accelerators import Accelerator, DeviceReading, sys_bus_id
 from marserve.optional import trouble
 
+# A device that answers so is gone; asked for its handle, one that fell off its bus may be not found or unknown, too.
+_LOSSES = ("GpuIsLost", "ResetRequired", "IrqIssue")
+
 
 class NvmlMissing(Exception):
     """The library cannot be asked; the message says why."""
@@ -80,15 +83,22 @@ class Nvml:
         found: list[DeviceReading] = []
         for number in range(count):
             try:
-                found += self._read(number)
+                gpu = nvml.nvmlDeviceGetHandleByIndex(number)
             except nvml.NVMLError as error:
-                found.append(DeviceReading(str(number), None, None, trouble=str(error), is_lost=self._is_loss(error)))
+                is_lost = isinstance(error, self._kinds(*_LOSSES, "NotFound", "Unknown"))
+                found.append(DeviceReading(str(number), None, None, trouble=str(error), is_lost=is_lost))
+                continue
+            try:
+                found += self._read(number, gpu)
+            except nvml.NVMLError as error:
+                is_lost = isinstance(error, self._kinds(*_LOSSES))
+                found.append(DeviceReading(str(number), None, None, trouble=str(error), is_lost=is_lost))
         return found
 
-    def _is_loss(self, error: Exception) -> bool:
-        names = ("NVMLError_GpuIsLost", "NVMLError_ResetRequired", "NVMLError_IrqIssue", "NVMLError_NotFound")
-        kinds = tuple(kind for name in names if isinstance(kind := getattr(self._nvml, name, None), type))
-        return isinstance(error, kinds)
+    def _kinds(self, *names: str) -> tuple[type[Exception], ...]:
+        """The library's classes of these errors; an older package may lack some."""
+        kinds = (getattr(self._nvml, f"NVMLError_{name}", None) for name in names)
+        return tuple(kind for kind in kinds if isinstance(kind, type))
 
     def _describe(self, number: int) -> Iterator[Accelerator]:
         nvml = self._nvml
@@ -108,8 +118,7 @@ class Nvml:
             parts.append(Accelerator(f"{name} MIG", f"{number}:{place}", uuid, uuid, size, bus_id))
         return iter(parts)
 
-    def _read(self, number: int) -> list[DeviceReading]:
-        gpu = self._nvml.nvmlDeviceGetHandleByIndex(number)
+    def _read(self, number: int, gpu: Any) -> list[DeviceReading]:
         instances = self._instances(gpu)
         if instances is None:
             return [self._read_device(gpu, str(number))]
@@ -140,6 +149,7 @@ class Nvml:
             None if use is None else float(use.gpu),
             None if use is None else float(use.memory),
             self._temperature(handle),
+            uuid=_text(self._ask(lambda: nvml.nvmlDeviceGetUUID(handle)) or ""),
         )
 
     def _temperature(self, handle: Any) -> float | None:
@@ -152,7 +162,7 @@ class Nvml:
         nvml = self._nvml
         try:
             return question()
-        except (nvml.NVMLError_NotSupported, nvml.NVMLError_NotFound, nvml.NVMLError_NoPermission):
+        except self._kinds("NotSupported", "NotFound", "NoPermission", "Unknown"):
             return None
         except nvml.NVMLError_InvalidArgument:  # some drivers' word for "not of an instance"
             return None
