@@ -381,12 +381,25 @@ class NoWorker(Unavailable):
     cause = "no_worker"
 
     def __init__(
-        self, model: str, version: str | None = None, *, retry_after_s: float | None = None, death: str = ""
+        self,
+        model: str,
+        version: str | None = None,
+        *,
+        retry_after_s: float | None = None,
+        death: str = "",
+        awaited_device: str = "",
     ) -> None:
-        """`death` is the class of cause by which the last worker ended; without one there is no worker by choice."""
+        """`death` is the class of cause by which the last worker ended; without one there is no worker by choice.
+
+        `awaited_device` says which devices are lost that its workers wait for.
+        """
         self.model, self.version, self.retry_after_s, self.death = model, version, retry_after_s, death
         where = f'Model "{model}"' + (f" Version {version}" if version else "")
         again = "" if retry_after_s is None else f" The next one is started {_in_seconds(retry_after_s)}."
+        if awaited_device:
+            awaited = f"they wait for a device ({awaited_device})"
+            super().__init__(f"{where} has no worker to serve inference request: {awaited}.")
+            return
         super().__init__(
             f"{where} has no worker to serve inference request: its workers ended, the last one by {death}.{again} The "
             "model's description (`lastDeath`) and the server's log say why; scaling it starts them anew."

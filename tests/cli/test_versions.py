@@ -19,6 +19,7 @@ from marserve.cli.versions import (
     progress_of,
     ready_workers,
     versions_table,
+    waiting_workers,
     worker_deaths,
     workers_table,
 )
@@ -214,6 +215,20 @@ def test_a_worker_that_waits_says_for_what(status: str, next_start: str | None, 
 
     assert " ".join(row).startswith(f"m/2.0 9000 {shown} -")
     assert worker_deaths([waiting])[1].endswith(f"no weights{told}")
+
+
+def test_versions_with_workers_that_wait_for_a_lost_device_say_so() -> None:
+    """Below the tables, each reason once; what is awaited of a cluster stands in its column."""
+    reason = "device 1 takes no worker: GPU is lost"
+    workers = [worker("LOADING", id=number, pid=-1, waitsFor=reason) for number in ("9000", "9001")]
+    here = description("m", "2.0", workers=workers, lostDevices={"1": "GPU is lost"})
+    elsewhere = description(workers=[worker("LOADING", pid=-1, waitsFor="it needs 1 GPU")])
+
+    rows = drawn(workers_table([here]))
+
+    assert waiting_workers([here, elsewhere]) == ["", f"m/2.0: workers wait for a device: {reason}"]
+    assert waiting_workers([elsewhere]) == []
+    assert " ".join(rows[1]).startswith("m/2.0 9000 waiting -")
 
 
 def test_workers_elsewhere_have_their_node_or_what_they_wait_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,66 @@ def test_models_that_nobody_asks_for_make_room_on_a_device(tmp_path: Path, tool:
         server.register("large.mar").raise_for_status()
         assert server.predict("large").status_code == 507
         assert [len(server.describe(name)["workers"]) for name in names] == [len(awake[name]) for name in names]
+
+
+def test_a_lost_device_takes_no_worker_until_it_answers_again(tmp_path: Path, tool: FakeNvidiaSmi) -> None:
+    """Workers move to another; of a model that may have no other they wait, and say so. Then all goes on."""
+    with serve(tmp_path, tool) as server:
+        make_archive(server.store / "any.mar", WHERE_AM_I)
+        for name in ("second", "third"):
+            make_archive(server.store / f"{name}.mar", WHERE_AM_I, config="deviceIds: [1]\nminWorkers: 1\n")
+        make_archive(server.store / "never.mar", WHERE_AM_I, config="deviceMemory: 1TiB\n")
+        server.register("any.mar", initial_workers=2).raise_for_status()
+        server.register("second.mar").raise_for_status()
+
+        def devices(model: str) -> list[int]:
+            return [worker["gpuId"] for worker in server.describe(model)["workers"] if worker["status"] == "READY"]
+
+        def wait_for(page: str) -> None:
+            for _ in poll(60, f"{page} is read"):
+                server.register("never.mar")  # a refusal has devices read again soon
+                if page in server.client.get(f"{server.metrics}/metrics").text:
+                    break
+
+        assert devices("any") == [0, 1]
+        wait_for('marserve_device_healthy{gpu_id="1"} 1')
+        tool.lose(1)
+        wait_for('marserve_device_healthy{gpu_id="1"} 0')
+        for _ in poll(60, "the worker on the lost device is replaced"):
+            if devices("any") == [0, 0]:
+                break
+        assert server.predict("second").json() == {"gpu_id": 1}  # it lives, and is not ended for what is read
+
+        os.kill(server.worker_pids("second")[0], signal.SIGKILL)
+        for _ in poll(60, "the worker waits"):
+            (worker,) = server.describe("second")["workers"]
+            if "waitsFor" in worker:
+                break
+        refused, third = server.predict("second"), server.register("third.mar")
+
+        assert (worker["status"], worker["waitsFor"]) == ("LOADING", "device 1 takes no worker: GPU is lost")
+        assert server.describe("second")["state"] == "failed"
+        assert server.describe("any")["lostDevices"] == {"1": "GPU is lost"}
+        assert refused.status_code == 503
+        assert "they wait for a device (device 1 takes no worker: GPU is lost)" in refused.json()["message"]
+        assert third.status_code == 500
+        assert third.headers["x-marserve-reason"].endswith("device 1 takes no worker: GPU is lost")
+        assert server.client.get(f"{server.management}/models/third").status_code == 404
+        assert 'marserve_worker_recycles_total{model="any",version="1.0",reason="device"} 1' in (
+            server.client.get(f"{server.metrics}/metrics").text
+        )
+
+        tool.use(0, 0)
+        wait_for('marserve_device_healthy{gpu_id="1"} 1')
+        for _ in poll(60, "the worker starts"):
+            if devices("second") == [1]:
+                break
+        assert server.predict("second").json() == {"gpu_id": 1}
+        server.register("third.mar").raise_for_status()
+        assert "lostDevices" not in server.describe("any")
+    log = server.output()
+    assert log.count("waits for a device: device 1 takes no worker: GPU is lost") == 2  # of `second`, and of `third`
+    assert log.count(") takes no worker: GPU is lost") == 1
 
 
 def test_devices_are_shown_by_describe_and_by_metrics(tmp_path: Path, tool: FakeNvidiaSmi) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable
@@ -100,6 +101,9 @@ class Sleeper:
         """Whether all of its workers have taken their memory."""
         return bool(self.slots) and all(slot.process for slot in self.slots)
 
+    def devices_read(self) -> None:
+        """None is ever lost."""
+
     def sleep(self, reason: str) -> None:
         """Tell the workers to end: `see_out` has them ended."""
         self.reasons.append(reason)
@@ -136,6 +140,17 @@ class Watch:
         """Look at the devices now."""
         self._seen = [self.free_of(device) for device in range(self.devices)]
         self.read_at = time.monotonic()
+
+    def trouble_of(self, device: int) -> str:
+        """Each is sound."""
+        return ""
+
+    def sound_since(self, device: int) -> float:
+        """Always."""
+        return -math.inf
+
+    def listen(self, listener: object) -> None:
+        """Nothing is heard of readings."""
 
     def look_soon(self) -> None:
         """Something changed."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -24,11 +28,32 @@ class FakeWatch:
     free: list[int | None]
     read_at: float = 0.0
     looks: int = 0
+    lost: set[int] = field(default_factory=set)
+    sound_at: dict[int, float] = field(default_factory=dict)
+    listeners: list[Callable[[], None]] = field(default_factory=list)
 
     def of(self, device: int) -> DeviceReading | None:
         """What is known of one."""
-        free = self.free[device]
+        free = None if device in self.lost else self.free[device]
         return None if free is None else DeviceReading(str(device), (80_000 - free) * MIB, 80_000 * MIB)
+
+    def trouble_of(self, device: int) -> str:
+        """Whether one is lost."""
+        return "GPU is lost" if device in self.lost else ""
+
+    def sound_since(self, device: int) -> float:
+        """Since when it answers again."""
+        return self.sound_at.get(device, -math.inf)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Keep it for `read`."""
+        self.listeners.append(listener)
+
+    def read(self, *lost: int) -> None:
+        """A reading that finds these devices lost; others have answered for a while."""
+        self.lost = set(lost)
+        for listener in self.listeners:
+            listener()
 
     def look_soon(self) -> None:
         """Something changed."""
@@ -55,6 +80,11 @@ class FakePool:
     is_in_use: bool = False
     is_awaited: bool = True
     reasons: list[str] = field(default_factory=list)
+    readings: int = 0
+
+    def devices_read(self) -> None:
+        """Workers may have to move."""
+        self.readings += 1
 
     def sleep(self, reason: str) -> None:
         """Its workers are told to end; `end` has them ended."""
@@ -343,3 +373,147 @@ def test_a_version_on_the_cpu_needs_no_device() -> None:
 
     assert House(10).rooms.foresee(cpu, None, 1) == {}
     assert House(None).rooms.foresee(unknown, None, 1) == {}
+
+
+def test_a_lost_device_is_given_to_no_new_worker() -> None:
+    """Though nothing is known of its memory, and of the others' it is known that they are nearly full."""
+    house = House(70_000, 35_000)
+    house.watch.read(0)
+
+    assert house.add(min_workers=1).resize(1) == [(1,)]
+    with pytest.raises(NotEnoughDeviceMemory):
+        house.add(model="n")
+
+
+def test_where_all_devices_are_lost_a_place_is_kept_and_its_worker_waits() -> None:
+    """It is no lack of memory; growing is for later."""
+    house = House(70_000, 70_000)
+    house.watch.read(1)
+    pool = house.add(gpu_ids=(1,))
+    room = pool.room
+    assert room.place() == (1,)
+    pool.slots.append(FakeSlot((1,)))
+
+    assert room.site_for((1,), (1,)) is None
+    assert room.why_none() == "device 1 takes no worker: GPU is lost"
+    assert room.described["lostDevices"] == {"1": "GPU is lost"}
+    assert room.grow(2) == 1
+    house.watch.read()
+    assert room.site_for((1,), (1,)) == (1,)
+    assert "lostDevices" not in room.described
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_waits_goes_on_with_the_reading_that_finds_a_device_sound() -> None:
+    """Any of those that it may have; the place that was kept for it moves along."""
+    house = House(70_000, 70_000)
+    house.watch.read(0, 1)
+    pool = house.add()
+    devices = pool.room.place()
+    assert devices is not None
+    pool.slots.append(FakeSlot(devices))
+    assert house.rooms.books.count(devices[0]) == 1
+    finding = asyncio.ensure_future(pool.room.find_site(devices, devices))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        house.watch.read(0, 1)
+    await asyncio.sleep(0)
+    assert not finding.done()
+    other = 1 - devices[0]
+
+    house.watch.read(devices[0])
+    site = await asyncio.wait_for(finding, 10)
+
+    assert site == (other,)
+    assert [house.rooms.books.count(device) for device in (devices[0], other)] == [0, 1]
+    pool.room.begin("w1", site)
+    assert house.rooms.books.holders(other) == [("m 1.0", 30_000 * MIB)]
+
+
+@pytest.mark.anyio
+async def test_workers_of_a_lost_device_are_spread_over_the_others() -> None:
+    """Each goes where the fewest are."""
+    house = House(*[400_000] * 3)
+    pool = house.add(min_workers=6)
+    assert pool.resize(6) == [(0,), (1,), (2,)] * 2
+    house.watch.read(1)
+    assert pool.readings == 1
+    moved = []
+    for slot in (pool.slots[1], pool.slots[4]):
+        pool.room.ended_on_device(slot.worker_key)
+        site = await pool.room.find_site(slot.uses, (1,))
+        slot.uses = site
+        pool.room.begin(slot.worker_key, site)
+        moved.append(site)
+
+    assert sorted(moved) == [(0,), (2,)]
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_moves_needs_memory_where_it_goes() -> None:
+    """Refused as any start is; nothing is kept for it, and it is tried again."""
+    house = House(70_000, 10_000)
+    pool = house.add()
+    (home,) = pool.resize(1)
+    pool.room.ended_on_device("w1")
+    house.watch.read(0)
+
+    site = await pool.room.find_site(home, home)
+
+    assert site == (1,)
+    with pytest.raises(NotEnoughDeviceMemory):
+        pool.room.begin("w1", site)
+    assert house.rooms.books.count(1) == 0
+
+
+def test_no_group_is_shared_because_another_is_lost() -> None:
+    """A free one is taken; where there is none, the worker waits."""
+    house = House(*[400_000] * 6)
+    options = {"parallel_level": 2, "parallel_type": "tp", "gpu_ids": (0, 1, 2, 3, 4, 5)}
+    house.watch.read(3)
+    pool = house.add(**options, min_workers=1)
+    pool.resize(1)
+    pool.room.ask(2)
+    assert pool.resize(2) == [(0, 1), (4, 5)]
+    pool.room.ask(3)
+    devices = pool.room.place()
+    assert devices == (2, 3)
+    pool.slots.append(FakeSlot(devices))
+
+    assert pool.room.site_for((2, 3), (2, 3)) is None
+    assert pool.room.why_none() == "device 3 takes no worker: GPU is lost"
+    pool.slots.pop(1)
+    assert pool.room.site_for((2, 3), (2, 3)) == (4, 5)
+
+
+def test_a_device_that_answers_again_has_its_workers_back_after_a_while() -> None:
+    """Not at once: one that comes and goes would move them each time."""
+    house = House(70_000, 70_000)
+    pool = house.add()
+    pool.resize(1)
+    house.watch.read()
+    house.watch.sound_at[0] = time.monotonic()
+
+    assert pool.room.site_for((1,), (0,)) == (1,)
+    house.watch.sound_at[0] -= 31
+    assert pool.room.site_for((1,), (0,)) == (0,)
+
+
+def test_new_workers_take_a_device_that_answers_again_at_once() -> None:
+    """In its turn."""
+    house = House(70_000, 70_000)
+    house.watch.read(0)
+    assert house.add().resize(1) == [(1,)]
+    house.watch.read()
+    house.watch.sound_at[0] = time.monotonic()
+
+    assert house.add(model="n").resize(1) == [(0,)]
+
+
+def test_a_dry_run_counts_no_place_on_a_lost_device() -> None:
+    """What is known of the others is told."""
+    house = House(70_000, 70_000)
+    house.watch.read(1)
+    options = PoolOptions("m", "1.0", 1, 9, gpu_ids=(0, 1), device_memory_bytes=30_000 * MIB)
+
+    assert house.rooms.foresee(options, None, 1)["places"] == 2

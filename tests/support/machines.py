@@ -58,6 +58,16 @@ class FakeNvidiaSmi:
         rows = [
             f"{number}, {10 * number}, {total_mib - used}, {total_mib}, 3, 40\n" for number, used in enumerate(used_mib)
         ]
+        self._write_use(rows)
+
+    def lose(self, device: int, used_mib: int = 0, devices: int = 2) -> None:
+        """Have one device answer as one that is lost does."""
+        total = 81559
+        rows = [f"{number}, 0, {total - used_mib}, {total}, 3, 40\n" for number in range(devices)]
+        rows[device] = f"{device}, {', '.join(['[GPU is lost]'] * 5)}\n"
+        self._write_use(rows)
+
+    def _write_use(self, rows: list[str]) -> None:
         beside = self.folder / "use.new"
         beside.write_text("".join(rows))
         beside.replace(self.folder / "use")

@@ -15,6 +15,7 @@ from marserve.cli.versions import (
     last_words,
     remarks,
     versions_table,
+    waiting_workers,
     worker_deaths,
     workers_table,
 )
@@ -39,6 +40,7 @@ def models(
                 described,
                 versions_table(described) if described else "No model is registered.",
                 *arrivals(described),
+                *waiting_workers(described),
                 *deaths(described),
                 *failed_certificates(described),
                 *remarks(described),
@@ -51,6 +53,7 @@ def models(
                 "",
                 workers_table(described),
                 *arrivals(described),
+                *waiting_workers(described),
                 *failed_certificates(described),
                 *remarks(described),
                 *worker_deaths(described),

@@ -158,7 +158,11 @@ def failed_certificates(versions: Iterable[Description]) -> list[str]:
 def workers_table(versions: Iterable[Description]) -> Table:
     """One row a worker of these versions."""
     shown = list(versions)
-    has_nodes = any(worker.get("node") or worker.get("waitsFor") for version in shown for worker in version["workers"])
+    has_nodes = any(
+        worker.get("node") or (worker.get("waitsFor") and not _waits_for_device(version, worker))
+        for version in shown
+        for worker in version["workers"]
+    )
     rows = [
         (
             label(version),
@@ -175,6 +179,20 @@ def workers_table(versions: Iterable[Description]) -> Table:
     ]
     nodes = ("node",) if has_nodes else ()
     return table(("version", "worker", "status", *nodes, "pid", "memory", "gpu", "restarts"), rows)
+
+
+def waiting_workers(versions: Iterable[Description]) -> list[str]:
+    """A line for each version with workers that wait for a device that is lost."""
+    lines = []
+    for version in versions:
+        reasons = {str(worker["waitsFor"]) for worker in version["workers"] if _waits_for_device(version, worker)}
+        lines += [f"{label(version)}: workers wait for a device: {reason}" for reason in sorted(reasons)]
+    return ["", *lines] if lines else []
+
+
+def _waits_for_device(version: Description, worker: Description) -> bool:
+    """Whether it waits here, not on a cluster."""
+    return bool(worker.get("waitsFor") and version.get("lostDevices"))
 
 
 def worker_deaths(versions: Iterable[Description]) -> list[str]:
@@ -203,7 +221,7 @@ def _next_start(worker: Description) -> str:
 def _status(worker: Description) -> str:
     """What a person calls it: TorchServe has no word for a worker that waits, or is given up."""
     if not worker.get("nextStart"):
-        return str(worker["status"])
+        return "waiting" if worker.get("waitsFor") and worker["status"] == "LOADING" else str(worker["status"])
     return "given up" if worker["status"] == "UNLOADING" else "waiting"
 
 

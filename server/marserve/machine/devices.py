@@ -96,17 +96,24 @@ class Assigner:
         self._next_of_model: dict[tuple[str, str], int] = {}
 
     def assign(
-        self, model: str, version: str, gpu_ids: Sequence[int], has_room: Callable[[int], bool] = lambda device: True
+        self,
+        model: str,
+        version: str,
+        gpu_ids: Sequence[int],
+        has_room: Callable[[int], bool] = lambda device: True,
+        is_sound: Callable[[int], bool] = lambda device: True,
     ) -> int | None:
         """The device of the next worker of this model version, out of `gpu_ids` (see `usable_ids`), or None.
 
-        Devices that have no room lose their turn; where none has any, the next in turn is given all the same.
+        Devices that have no room lose their turn; where none has any, the next in turn is given all the same. One that
+        is not sound is given only where none is.
         """
         if not gpu_ids:
             return None
         is_common = tuple(gpu_ids) == tuple(range(self._devices))
         turn = self._next if is_common else self._next_of_model.get((model, version), 0)
         places = [(turn + step) % len(gpu_ids) for step in range(len(gpu_ids))]
+        places = [place for place in places if is_sound(gpu_ids[place])] or places
         place = next((place for place in places if has_room(gpu_ids[place])), places[0])
         if is_common:
             self._next = (place + 1) % len(gpu_ids)

@@ -124,6 +124,7 @@ class Dispatcher:
         self.is_draining = False
         self.living_slots = 0
         self.hold_for_start = Hold()  # while no slot lives
+        self.awaited_device = ""  # what its workers wait for, where all devices that they may have are lost
         self.last_death = ""  # its class of cause, for clients whose requests no worker can take
         self._actions = actions
         self.goal: GoalPolicy | None = None
@@ -880,7 +881,9 @@ class Dispatcher:
 
     def _no_worker(self, now: float) -> NoWorker:
         left_s = self.hold_for_start.left_s(now)
-        return NoWorker(self.options.model, death=self.last_death, retry_after_s=left_s)
+        return NoWorker(
+            self.options.model, death=self.last_death, retry_after_s=left_s, awaited_device=self.awaited_device
+        )
 
     def fail_stranded(self, now: float) -> int:
         """End everything that waits for a worker that comes never, or too late for it; returns how many."""

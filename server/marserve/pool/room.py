@@ -26,6 +26,18 @@ class Room(Protocol):
     def shrink(self, workers: int) -> None:
         """There are to be so few workers from now on."""
 
+    def site_for(self, devices: Sequence[int], home: Sequence[int]) -> tuple[int, ...] | None:
+        """The devices of the next worker of a slot that is at `devices` and was placed at `home` first.
+
+        None: all that it may have are lost (`why_none`), and it has to wait.
+        """
+
+    def why_none(self) -> str:
+        """Which devices of the version take no worker, and why, as a part of a sentence; empty where all do."""
+
+    async def find_site(self, devices: Sequence[int], home: Sequence[int]) -> tuple[int, ...]:
+        """As `site_for`, but waits; a place kept for the worker moves along."""
+
     async def enter(self, devices: Sequence[int]) -> None:
         """Wait until there is memory for a worker on these devices, and in the host for what was asked for.
 
@@ -70,6 +82,18 @@ class Room(Protocol):
 
 class WithoutDevices:
     """Nobody counts the memory of devices."""
+
+    def site_for(self, devices: Sequence[int], home: Sequence[int]) -> tuple[int, ...] | None:
+        """Where it is."""
+        return tuple(devices)
+
+    def why_none(self) -> str:
+        """No device is known to be lost."""
+        return ""
+
+    async def find_site(self, devices: Sequence[int], home: Sequence[int]) -> tuple[int, ...]:
+        """Where it is."""
+        return tuple(devices)
 
     def place(self) -> tuple[int, ...] | None:
         """Nobody keeps any."""

@@ -165,6 +165,8 @@ class Slot:
         self.id = slot_id
         self.generation = generation
         self.devices = devices
+        self.home = devices or (() if gpu_id is None else (gpu_id,))
+        self.waits_for_device = False
         self.name = f"W-{slot_id}-{owner.options.model}_{owner.options.version}"
         self.gpu_id = gpu_id
         self.started_at = time.time()
@@ -191,6 +193,7 @@ class Slot:
     def successor(self) -> Slot:
         """A slot that can take this one's place: same id, birthday, device and history; its worker is a new one."""
         heir = Slot(self.id, self._owner, self.gpu_id, self.generation + 1, self.devices)
+        heir.home = self.home
         heir.started_at, heir.last_death, heir.restarts = self.started_at, self.last_death, self.restarts + 1
         return heir
 
@@ -248,7 +251,7 @@ class Slot:
 
     def next_start(self, now: float) -> float | None:
         """When its next worker is started, by the monotonic clock, `now` while one is; None for not by itself."""
-        if self.is_retired or self._pause_ends == math.inf:
+        if self.is_retired or self.waits_for_device or self._pause_ends == math.inf:
             return None
         return now if self._pause_ends is None else self._pause_ends
 
@@ -317,7 +320,7 @@ class Slot:
             devices=self.devices,
             gpu_usage=self._owner.usage_of(self.gpu_id),
             node=node,
-            waits_for=self._owner.launcher.waits_for(self.id),
+            waits_for=self._owner.room.why_none() if self.waits_for_device else self._owner.launcher.waits_for(self.id),
         )
 
     @property
@@ -381,11 +384,29 @@ class Slot:
         return death
 
     async def _start_when_there_is_room(self, life: Life) -> None:
+        await self._find_devices()
         await self._owner.room.enter(self.uses)
         await self._owner.launcher.reserve(self.id)
         async with self._owner.first_load.turn():
             self._owner.room.begin(life.key, self.uses)
             await life.start(self.gpu_id)
+
+    async def _find_devices(self) -> None:
+        """Move to other devices where its own are lost; wait where all are that it may have."""
+        room = self._owner.room
+        if room.site_for(self.uses, self.home) is None:
+            self.waits_for_device = True
+            log.warning("%s waits for a device: %s", self.name, room.why_none())
+            self._owner.slot_changed()
+        try:
+            devices = await room.find_site(self.uses, self.home)
+        finally:
+            self.waits_for_device = False
+        if devices != self.uses:
+            where = "on device" if len(devices) == 1 else "on devices"
+            log.warning("%s starts %s %s in place of %s", self.name, where, _listed(devices), _listed(self.uses))
+            self.gpu_id = devices[0]
+            self.devices = devices if self.devices else ()
 
     def _record(self, death: Death, traceback: str) -> None:
         self._owner.metrics.worker_deaths[death.cause.value] += 1
@@ -399,6 +420,10 @@ class Slot:
     def answered(self) -> None:
         """The present worker has answered: its next end begins a new row of failures."""
         self._policy.answered()
+
+
+def _listed(devices: Sequence[int]) -> str:
+    return ", ".join(map(str, devices))
 
 
 def middle_left_out(lines: list[str]) -> list[str]:

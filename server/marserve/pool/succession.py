@@ -80,7 +80,8 @@ class Succession:
         household = self._household
         workers = len(household.slots)
         has_room = household.room.grow(workers + 1) > workers
-        if has_room and not household.room.fits_beside(slot.uses):
+        site = household.room.site_for(slot.uses, slot.home) or slot.uses
+        if has_room and not household.room.fits_beside(site):
             household.room.shrink(workers)
             has_room = False
         if not has_room:

@@ -240,8 +240,9 @@ class Pool:
 
     @property
     def is_loading(self) -> bool:
-        """Whether workers are on their way; not those that failed, and wait until they are tried again."""
-        return any(not slot.is_ready and not slot.has_given_up and not slot.next_start_at for slot in self._slots)
+        """Whether workers are on their way; not those that wait for a device, or to be tried again."""
+        waits = [slot for slot in self._slots if slot.has_given_up or slot.next_start_at or slot.waits_for_device]
+        return any(not slot.is_ready and slot not in waits for slot in self._slots)
 
     @property
     def is_awaited(self) -> bool:
@@ -295,7 +296,7 @@ class Pool:
         """Wait until the minimum of workers has loaded the model.
 
         Returns False if the pool was scaled or stopped meanwhile, so that it can no longer be. Raises LoadFailed when
-        a worker failed to load.
+        a worker failed to load, or waits for a device that is lost.
         """
         minimum = self._minimum
         failures = {slot.id: slot.load_failures for slot in self._slots}
@@ -303,6 +304,8 @@ class Pool:
             for slot in self._slots:
                 if slot.load_failures > failures.get(slot.id, 0):
                     raise self._load_failed(slot)
+                if slot.waits_for_device:
+                    raise self._waits_for_device()
             if self.ready_workers >= minimum:
                 return True
             await self._change()
@@ -349,8 +352,11 @@ class Pool:
 
     @property
     def is_healthy(self) -> bool:
-        """The contract's §1.6: as many slots that have not given up as there should be workers."""
-        return sum(not slot.has_given_up for slot in self._slots) >= self._minimum
+        """The contract's §1.6: as many slots that have not given up as there should be workers.
+
+        One that waits for a device that is lost counts as given up.
+        """
+        return sum(not slot.has_given_up and not slot.waits_for_device for slot in self._slots) >= self._minimum
 
     @property
     def last_death(self) -> DeathView | None:
@@ -546,10 +552,24 @@ class Pool:
             dispatcher.hold_for_start.note(self._next_start(now), now, may_wait=not self.scaling.can_wake)
         death = self.last_death
         dispatcher.last_death = "" if death is None else death.cause
+        waits = any(slot.waits_for_device for slot in self._slots)
+        dispatcher.awaited_device = self.room.why_none() if waits else ""
         dispatcher.fail_stranded(now)
         self._set_wake()
         self._notify()
         self._leave_lost_templates()
+        self.devices_read()
+
+    def devices_read(self) -> None:
+        """Replace a worker whose device is lost, or whose own answers again; try those at once that waited for it."""
+        for slot in self._slots if self.options.gpu_ids else ():
+            site = self.room.site_for(slot.uses, slot.home)
+            if site is None or site == slot.uses:
+                continue
+            if slot.is_ready:
+                self.worker_due(slot, "device")
+            elif slot.next_start_at is not None:
+                slot.nudge()
 
     def _leave_lost_templates(self) -> None:
         """Once there is a worker of another template, replace those of one that was given up, which then ends."""
@@ -561,15 +581,16 @@ class Pool:
     def _count_living(self) -> int:
         """Slots that requests may wait for, and while asleep the one that a request brings.
 
-        Not those that gave up, nor those that failed to load more than once: a client should hear of it now.
+        Not those that gave up, failed to load more than once, or wait for a device: a client should hear of it now.
 
         A pool that is awakened for a request lets nobody wait for a second try: who cannot load now is not waited for.
         """
+        slots = [slot for slot in self._slots if not slot.waits_for_device]
         if not self.scaling.can_wake:
-            return sum(not slot.has_given_up and not slot.cannot_load for slot in self._slots)
+            return sum(not slot.has_given_up and not slot.cannot_load for slot in slots)
         if not self._slots:
             return 1
-        return sum(not slot.has_given_up and (slot.is_ready or not slot.load_failures) for slot in self._slots)
+        return sum(not slot.has_given_up and (slot.is_ready or not slot.load_failures) for slot in slots)
 
     def _next_start(self, now: float) -> float | None:
         """When the next worker is started by itself, by the monotonic clock; None where none is."""
@@ -645,6 +666,10 @@ class Pool:
         task = asyncio.create_task(slot.wait_until_gone())
         self._leaving[task] = slot
         task.add_done_callback(lambda task: self._leaving.pop(task, None))
+
+    def _waits_for_device(self) -> LoadFailed:
+        why = f"its workers wait for a device: {self.room.why_none()}"
+        return LoadFailed(self.options.model, self.options.version, reason=why, cause=Cause.DEVICE_LOST.value)
 
     def _load_failed(self, slot: Slot) -> LoadFailed:
         death = slot.last_death

@@ -115,12 +115,14 @@ def describe_version(
 
 
 def _state(pool: PoolLike, min_workers: int) -> str:
-    """`ready`, `degraded` (serves, but workers that died are missing), `loading`, `failed` (given up until scaled or
-    probed), or `idle` where no worker is wanted.
+    """`ready`, `degraded` (serves, but workers that died or wait are missing), `loading`, `failed` (given up until
+    scaled or probed, or all devices that it may have are lost), or `idle` where no worker is wanted.
     """
     if pool.ready_workers and pool.ready_workers >= min_workers:
         return "ready"
-    if pool.ready_workers and any(worker.last_death and worker.status != "READY" for worker in pool.workers()):
+    if pool.ready_workers and any(
+        (worker.last_death or worker.waits_for) and worker.status != "READY" for worker in pool.workers()
+    ):
         return "degraded"
     if not min_workers:
         return "idle"

@@ -107,6 +107,10 @@ class DeviceBooks:
             page.promises.remove(promise)
             page.since = [other for other in page.since if other is not promise]
 
+    def count(self, device: int) -> int:
+        """How many workers have promises on a device."""
+        return len(self._pages.get(device, _Page()).promises)
+
     def holders(self, device: int) -> list[tuple[str, int]]:
         """Who has promises on a device, with how much in all, largest first."""
         held: dict[str, int] = {}

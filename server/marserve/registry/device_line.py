@@ -48,6 +48,15 @@ class Watch(Protocol):
     def of(self, device: int) -> DeviceReading | None:
         """What is known of a device."""
 
+    def trouble_of(self, device: int) -> str:
+        """Why a device takes no worker; empty where it can."""
+
+    def sound_since(self, device: int) -> float:
+        """Since when a device has been without trouble, monotonic seconds; -inf: always."""
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have it called after each reading."""
+
     def look_soon(self) -> None:
         """Read again soon."""
 
@@ -71,6 +80,9 @@ class SleepyPool(Protocol):
 
     def sleep(self, reason: str) -> None:
         """Begin to have no process."""
+
+    def devices_read(self) -> None:
+        """Devices were read, of which some are lost, or were: workers may have to move."""
 
 
 @dataclass(eq=False)
@@ -137,6 +149,11 @@ class DeviceLine:
         self._demand.forget(guest)
         self._changed.set()
 
+    @property
+    def guests(self) -> Sequence[Guest]:
+        """The versions that are there."""
+        return self._guests
+
     def guest_of(self, label: str) -> Guest | None:
         """The version of this name, if it is there."""
         return next((guest for guest in self._guests if guest.label == label), None)
@@ -201,6 +218,10 @@ class DeviceLine:
             raise NoMemoryNow(guest.options.model, retry_after_s=RETRY_AFTER_S) from None
         finally:
             waiting.is_claimed = False
+
+    def is_claimed(self, promises: Sequence[Promise]) -> bool:
+        """Whether a worker waits for this place."""
+        return any(waiting.promises is promises and waiting.is_claimed for waiting in self._line)
 
     def is_awaited(self, promises: Sequence[Promise]) -> bool:
         """Whether a place is not there yet."""

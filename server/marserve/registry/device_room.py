@@ -3,11 +3,13 @@
 A version's room (`pool/room.py`) is wrapped: host memory stays the inner one's affair. `device_admission.py` decides;
 here the latest readings are brought to it, places are kept for workers that are about to start, and what a worker took
 is remembered for the next one. `device_line.py` has others make room. Where nothing tells how much memory a device has,
-every answer is yes.
+every answer is yes. A device that is lost takes no worker: `device_moves.py` decides where the next one goes.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +23,10 @@ from marserve.registry.admission import Learned
 from marserve.registry.device_admission import CONTEXT_BYTES, DeviceBooks, DeviceNeed, Promise, device_need
 from marserve.registry.device_eviction import Devices
 from marserve.registry.device_line import DeviceLine, Guest, SleepyPool, Watch
+from marserve.registry.device_moves import SETTLED_S, Site, choose_site
 from marserve.registry.learned_memory import LearnedMemory
+
+log = logging.getLogger("marserve.registry.memory")
 
 
 class Kept(NamedTuple):
@@ -70,6 +75,9 @@ class DeviceRooms:
         self.books = DeviceBooks()
         self.line = DeviceLine(watch, self.books, least_residence_s=least_residence_s)
         self.refused = 0
+        self._has_read = asyncio.Event()
+        self._had_trouble = False
+        watch.listen(self._read)
 
     def house(self, inner: Room | None, options: PoolOptions, make: Callable[[Room | None], Housed]) -> Housed:
         """Make a version's pool with places for its least number of workers; as it was for one that uses no device.
@@ -104,6 +112,21 @@ class DeviceRooms:
             room.guest = self.line.guest_of(room.guest.label) or room.guest
         gone = None if leaving is None else self.line.guest_of(_label(leaving))
         return room.foresee(max(0, workers - (before or 0)), gone)
+
+    async def wait_for_reading(self) -> None:
+        """Wait for the next reading of the devices."""
+        await self._has_read.wait()
+
+    def _read(self) -> None:
+        self._has_read.set()
+        self._has_read = asyncio.Event()
+        # Before a device was lost no worker is anywhere but at home.
+        self._had_trouble = self._had_trouble or any(
+            self.watch.trouble_of(device) for guest in self.line.guests for device in guest.options.gpu_ids
+        )
+        for guest in list(self.line.guests) if self._had_trouble else ():
+            if guest.pool is not None:
+                guest.pool.devices_read()
 
     def could_be_had(self, device: int) -> int | None:
         """What one more worker could have on a device; None where nobody knows."""
@@ -189,6 +212,66 @@ class DeviceRoom:
             self._rooms.end(waiting.promises)
             raise
 
+    def site_for(self, devices: Sequence[int], home: Sequence[int]) -> Devices | None:
+        """See `Room`."""
+        present, first = tuple(devices), tuple(home)
+        if not self._has_lost(self._candidates()) and present == first:
+            return present
+        return choose_site(present, first, self._sites(present))
+
+    def why_none(self) -> str:
+        """See `Room`."""
+        return "; ".join(f"device {device} takes no worker: {words}" for device, words in self._lost_devices().items())
+
+    async def find_site(self, devices: Sequence[int], home: Sequence[int]) -> Devices:
+        """See `Room`."""
+        present, has_waited = tuple(devices), False
+        while (site := self.site_for(present, home)) is None:
+            has_waited = True
+            await self._rooms.wait_for_reading()
+        if site != present or has_waited:
+            self._move_place(present, site)
+        return site
+
+    def _sites(self, present: Devices) -> list[Site]:
+        """The places of a worker that is at `present`: of groups those alone that no other worker of it has."""
+        watch, need, now = self._rooms.watch, self._need(), time.monotonic()
+        taken: Counter[Devices] = Counter()
+        if self._options.parallel_level and self.pool is not None:
+            taken.update(slot.uses for slot in self.pool.slots)
+            taken[present] -= 1
+        kept = {place[0] for place in self._places}
+        return [
+            Site(
+                group,
+                is_sound=not self._has_lost([group]),
+                is_settled=all(watch.sound_since(device) <= now - SETTLED_S for device in group),
+                fits=group in kept or self._fits(group, need),
+                workers=-1 if group in kept else max(self._rooms.books.count(device) for device in group),
+            )
+            for group in self._candidates()
+            if group == present or taken[group] <= 0
+        ]
+
+    def _move_place(self, old: Devices, new: Devices) -> None:
+        """Keep a place for a worker at `new` in place of the one at `old`, if there is memory for it."""
+        line = self._rooms.line
+        owed = next((each for each in self._owed if each[0] == old and not line.is_claimed(each[1])), None)
+        if owed is not None:
+            self._owed.remove(owed)
+            self._rooms.end(owed[1])
+        need = self._need()
+        if all(place[0] != new for place in self._places) and self._fits(new, need):
+            self._owed.append((new, self._rooms.promise(self._label, new, need.size)))
+
+    def _has_lost(self, candidates: Sequence[Devices]) -> bool:
+        return any(self._rooms.watch.trouble_of(device) for group in candidates for device in group)
+
+    def _lost_devices(self) -> dict[int, str]:
+        """What is wrong with the devices of this version that are lost."""
+        told = ((device, self._rooms.watch.trouble_of(device)) for device in self._options.gpu_ids)
+        return {device: words for device, words in told if words}
+
     def place(self) -> Devices | None:
         """The devices of the next worker, kept since it was asked for; None where none were."""
         if not self._places:
@@ -269,7 +352,8 @@ class DeviceRoom:
             for promise in promises:
                 on_devices[str(promise.device)] = on_devices.get(str(promise.device), 0) + promise.size
         told = {"neededBytes": need.size, "source": need.source, "promisedBytes": on_devices}
-        return {**self._inner.described, "deviceMemory": told}
+        lost = {str(device): words for device, words in self._lost_devices().items()}
+        return {**self._inner.described, "deviceMemory": told, **({"lostDevices": lost} if lost else {})}
 
     # ---------------------------------------------------------------------------------------------- places
 
@@ -277,15 +361,17 @@ class DeviceRoom:
         """Keep places until there are so many with those that are taken. Returns those that this took.
 
         Where there is none and `others_may_leave`, one is kept where there is none yet: `join` is to be called then.
+        So is one on a device that is lost, where all are: its worker waits for it.
         Raises NotEnoughDeviceMemory, and no more are kept then than before.
         """
         need, line = self._need(), self._rooms.line
         kept: list[Kept] = []
         while self._count() < workers:
             devices = self._choose(need)
-            is_there = self._fits(devices, need)
+            is_lost = self._has_lost([devices])
+            is_there = others_may_leave if is_lost else self._fits(devices, need)
             if not is_there:
-                place = line.find(self.guest, self._candidates(), need.size) if others_may_leave else None
+                place = line.find(self.guest, self._sound_candidates(), need.size) if others_may_leave else None
                 if place is None:
                     self._give_back(len(kept))
                     raise self._refusal(self._candidates(), need)
@@ -311,7 +397,7 @@ class DeviceRoom:
 
     def foresee(self, more: int, leaving: Guest | None) -> dict[str, Any]:
         """See `DeviceRooms.foresee`: whether there are places for so many more workers."""
-        need, candidates, places = self._need(), self._candidates(), 0
+        need, candidates, places = self._need(), self._sound_candidates(), 0
         freed: Counter[int] = Counter()
         for promise in () if leaving is None else (*leaving.read_promises(), *leaving.read_kept()):
             freed[promise.device] += promise.size
@@ -384,15 +470,22 @@ class DeviceRoom:
     def _choose(self, need: DeviceNeed) -> Devices:
         options = self._options
         if options.parallel_level:
-            groups = self._candidates()
-            fitting = [group for group in groups if self._fits(group, need)] or groups
             taken = [place[0] for place in self._places]
             taken += [slot.uses for slot in self.pool.slots] if self.pool is not None else []
+            groups = self._candidates()
+            if self._has_lost(groups):  # no group is shared because another is lost
+                groups = [group for group in groups if group not in taken] or groups
+                groups = [group for group in groups if not self._has_lost([group])] or groups
+            fitting = [group for group in groups if self._fits(group, need)] or groups
             leaving = [slot.uses for slot in self.pool.leaving] if self.pool is not None else []
             ids = [device for group in fitting for device in group]
             return choose_group(ids, options.parallel_level, taken, leaving)
         device = self._rooms.assigner.assign(
-            options.model, options.version, options.gpu_ids, lambda device: self._fits((device,), need)
+            options.model,
+            options.version,
+            options.gpu_ids,
+            lambda device: self._fits((device,), need),
+            lambda device: not self._rooms.watch.trouble_of(device),
         )
         assert device is not None
         return (device,)
@@ -401,6 +494,11 @@ class DeviceRoom:
         level = self._options.parallel_level or 1
         ids = self._options.gpu_ids
         return [tuple(ids[at : at + level]) for at in range(0, len(ids) - level + 1, level)]
+
+    def _sound_candidates(self) -> list[Devices]:
+        """Those without a lost device; all where that leaves none."""
+        candidates = self._candidates()
+        return [group for group in candidates if not self._has_lost([group])] or candidates
 
     def _fits(self, devices: Devices, need: DeviceNeed) -> bool:
         had = [self._rooms.could_be_had(device) for device in devices]
