@@ -77,6 +77,16 @@ def test_progress_says_why_a_worker_is_missing() -> None:
     assert "died" not in progress_of(recovered).text
 
 
+def test_progress_says_what_a_worker_waits_for() -> None:
+    """Processors of a cluster, for example, for which a registration may wait without end."""
+    waiting = description(workers=[{**worker("STARTING"), "waitsFor": "2 CPUs, and no node has more than 1"}])
+    step = progress_of(waiting)
+
+    assert step.text == "digits/1.0: 0 of 1 workers ready (one waits: 2 CPUs, and no node has more than 1)"
+    assert step.waits_for == "2 CPUs, and no node has more than 1"
+    assert progress_of(description()).waits_for == ""
+
+
 @pytest.mark.parametrize(
     ("death", "expected"),
     [

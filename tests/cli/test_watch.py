@@ -7,6 +7,7 @@ import threading
 import pytest
 from rich.progress import Progress
 
+from marserve.cli import watch
 from marserve.cli.output import CommandFailed, Output, Step
 from marserve.cli.watch import Lines, while_showing
 
@@ -85,3 +86,28 @@ def test_lines_come_and_go() -> None:
 
     lines.show([])
     assert progress.tasks == []
+
+
+def test_without_a_terminal_what_is_waited_for_is_noted_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script's log says why nothing happens; a server that is too busy to tell does not end the wait."""
+    monkeypatch.setattr(watch, "NOTE_AFTER_S", 0.01)
+    enough = threading.Event()
+    looks: list[int] = []
+
+    def work() -> str:
+        assert enough.wait(10)
+        return "done"
+
+    def look() -> list[Step]:
+        looks.append(1)
+        if len(looks) == 2:
+            raise CommandFailed("busy")
+        if len(looks) == 5:
+            enough.set()
+        waits_for = "2 CPUs" if len(looks) > 2 else ""
+        return [Step(f"m/1.0: 0 of 1 workers ready ({waits_for})", 0, 1, waits_for)]
+
+    assert while_showing(work, look, Output(as_json=False), "Working") == "done"
+    assert capsys.readouterr().err == "m/1.0: 0 of 1 workers ready (2 CPUs)\n"

@@ -14,6 +14,7 @@ from marserve.errors import ArchiveExists, LoadFailed, VersionConflict
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.plan import Plan
 from marserve.registry.swapping import SwapParameters
+from marserve.settings.values import ModelToLoad
 from marserve.store.fetch_guard import AllowedUrls
 from marserve.store.fetched_archives import FetchedArchives
 from marserve.store.fetcher import Fetcher
@@ -104,6 +105,40 @@ async def test_a_file_that_the_operator_put_there_stays(house: House) -> None:
     assert house.stored() == [mine, "m.mar"] if mine < "m.mar" else ["m.mar", mine]
     with pytest.raises(ArchiveExists):
         await house.add(house.address())
+
+
+async def test_an_operators_file_with_the_same_bytes_stays(house: House) -> None:
+    """A copy that was moved over the fetched file is not what was fetched."""
+    await house.add(house.address())
+    copy = house.store / "copy"
+    copy.write_bytes((house.store / "m.mar").read_bytes())
+    copy.replace(house.store / "m.mar")
+
+    await house.registry.unregister("m")
+
+    assert house.stored() == ["m.mar"]
+
+
+async def test_a_start_says_that_the_stores_file_came_from_another_address(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is served all the same, as by TorchServe; the same address is no news."""
+    caplog.set_level("WARNING", "marserve.registry")
+    url = house.address()
+    await house.registry.load_at_start((ModelToLoad(url, "first"),))
+    assert house.stored() == ["m.mar"]
+    other = house.elsewhere / "other" / "m.mar"
+    other.parent.mkdir()
+    write_mar(other, manifest("m", "2.0"))
+
+    await house.registry.load_at_start((ModelToLoad(url, "again"),))
+    assert caplog.messages == []
+    await house.registry.load_at_start((ModelToLoad(f"file://{other}", "second"),))
+
+    (said,) = caplog.messages
+    assert said.startswith(f"file://{other} is not fetched: the store's m.mar is served in its place")
+    assert f"which was fetched from {url}" in said
+    assert house.registry.default_of("second") == "1.0"
 
 
 async def test_a_registration_that_fails_leaves_nothing_in_the_store(house: House) -> None:

@@ -15,8 +15,9 @@ from marserve.store.fetched_archives import PART, RECORD, FetchedArchives
 
 def fetch(record: FetchedArchives, path: Path, data: bytes = b"fetched") -> Path:
     """Put a file there as a download does: noted first."""
-    record.note(path, hashlib.sha256(data).hexdigest())
+    record.note(path, hashlib.sha256(data).hexdigest(), f"https://models.example/{path.name}")
     path.write_bytes(data)
+    record.placed(path)
     return path
 
 
@@ -54,12 +55,58 @@ def test_what_the_operator_put_there_stays(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mar", "b.mar", "c.mar", "mine.mar"]
 
 
+def test_an_operators_file_with_the_same_bytes_stays(tmp_path: Path) -> None:
+    """A copy of what was fetched, moved or written into its place: by the next start, too."""
+    record = FetchedArchives(tmp_path / "state")
+    moved, written, kept = (fetch(record, tmp_path / name) for name in ("a.mar", "b.mar", "c.mar"))
+    (tmp_path / "mine").write_bytes(b"fetched")
+    (tmp_path / "mine").replace(moved)
+    os.utime(written, ns=(0, written.stat().st_mtime_ns + 1_000_000_000))
+    os.utime(kept, ns=(0, kept.stat().st_mtime_ns))  # read, and not written
+    record = FetchedArchives(tmp_path / "state")
+
+    assert [record.delete(path) for path in (moved, written, kept)] == [False, False, True]
+    assert (moved.read_bytes(), written.read_bytes(), kept.exists()) == (b"fetched", b"fetched", False)
+
+
+def test_a_record_of_digests_alone_is_read(tmp_path: Path) -> None:
+    """As an earlier version wrote it: the digest decides."""
+    path = tmp_path / "m.mar"
+    path.write_bytes(b"fetched")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / RECORD).write_text(json.dumps({str(path): hashlib.sha256(b"fetched").hexdigest()}))
+    record = FetchedArchives(tmp_path / "state")
+
+    assert record.address_of(path) == ""
+    assert record.delete(path)
+
+
+def test_a_crash_between_note_and_place_leaves_the_digest(tmp_path: Path) -> None:
+    """The file may have its name already; it is deleted as one that was placed."""
+    path = tmp_path / "m.mar"
+    FetchedArchives(tmp_path / "state").note(
+        path, hashlib.sha256(b"fetched").hexdigest(), "https://models.example/m.mar"
+    )
+    path.write_bytes(b"fetched")
+
+    assert FetchedArchives(tmp_path / "state").delete(path)
+
+
+def test_where_a_file_came_from_is_remembered(tmp_path: Path) -> None:
+    """For a start that finds its name in the store."""
+    path = fetch(FetchedArchives(tmp_path / "state"), tmp_path / "m.mar")
+
+    assert FetchedArchives(tmp_path / "state").address_of(path) == "https://models.example/m.mar"
+    assert FetchedArchives(tmp_path / "state").address_of(tmp_path / "other.mar") is None
+
+
 def test_a_file_that_the_operator_put_there_meanwhile_is_not_taken_for_a_fetched_one(tmp_path: Path) -> None:
     """Even one with the same bytes as what was fetched, and got no name because of it."""
     record = FetchedArchives(None)
     path = tmp_path / "m.mar"
     path.write_bytes(b"fetched")
-    record.note(path, hashlib.sha256(b"fetched").hexdigest())
+    record.note(path, hashlib.sha256(b"fetched").hexdigest(), "")
+    record.placed(path)
 
     assert not record.knows(path)
     assert not record.delete(path)
@@ -90,7 +137,7 @@ def test_a_file_that_is_there_keeps_its_record(tmp_path: Path) -> None:
     """A second download of the name cannot take its place; one that is gone can be fetched anew."""
     record = FetchedArchives(None)
     path = fetch(record, tmp_path / "m.mar")
-    record.note(path, "0" * 64)
+    record.note(path, "0" * 64, "")
     assert record.delete(path)
 
     fetch(record, path, b"new")
@@ -151,7 +198,7 @@ def test_the_record_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_what_was_never_placed_is_not_told_to_be_deleted(tmp_path: Path) -> None:
     """A store that cannot be written, say: it was noted before, and is forgotten."""
     record = FetchedArchives(None)
-    record.note(tmp_path / "m.mar", "0" * 64)
+    record.note(tmp_path / "m.mar", "0" * 64, "")
 
     assert not record.delete(tmp_path / "m.mar")
     assert not record.knows(tmp_path / "m.mar")
@@ -175,4 +222,5 @@ def test_the_name_of_the_record_survives_a_power_cut(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "fsync", sync)
     fetch(FetchedArchives(tmp_path), tmp_path / "m.mar")
 
-    assert synced == [(tmp_path / PART, False), (tmp_path, True)]
+    # Once before the file has its name, once when it has.
+    assert synced == [(tmp_path / PART, False), (tmp_path, True), (tmp_path / PART, True), (tmp_path, True)]

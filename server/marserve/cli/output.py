@@ -58,11 +58,15 @@ class Interrupted(CommandFailed):
 
 
 class Step(NamedTuple):
-    """What a line of progress shows: a text, and how much of how much is done (None: nobody knows)."""
+    """What a line of progress shows: a text, and how much of how much is done (None: unknown).
+
+    `waits_for` is what the work cannot go on without, such as processors of a cluster; empty for nothing.
+    """
 
     text: str
     done: int = 0
     total: int | None = None
+    waits_for: str = ""
 
 
 class Output:

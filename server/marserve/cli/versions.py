@@ -40,13 +40,20 @@ def has_failed(version: Description) -> bool:
 
 
 def progress_of(version: Description) -> Step:
-    """`digits/1.0: 1 of 2 workers ready`, with the cause of the last death while some are missing."""
+    """`digits/1.0: 1 of 2 workers ready`, with the last death and what is waited for while some are missing."""
     ready, wanted = ready_workers(version), int(version["minWorkers"])
     text = f"{label(version)}: {ready} of {wanted} workers ready"
     death = last_death(version)
     if death and not is_ready(version):
         text += f" (last worker died: {death})"
-    return Step(text, min(ready, wanted), wanted)
+    waits_for = "" if is_ready(version) else next((each for each in map(_waits_for, version["workers"]) if each), "")
+    if waits_for:
+        text += f" (one waits: {waits_for})"
+    return Step(text, min(ready, wanted), wanted, waits_for)
+
+
+def _waits_for(worker: dict[str, Any]) -> str:
+    return str(worker.get("waitsFor") or "")
 
 
 def arrivals(described: Iterable[Description]) -> list[str]:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
 from typing import TypeVar
 
 from rich.markup import escape
@@ -20,18 +21,22 @@ T = TypeVar("T")
 
 LOOK_EVERY_S = 0.2
 """How often the display is brought up to date, in seconds."""
+NOTE_AFTER_S = 2.0
 
 
 def while_showing(work: Callable[[], T], look: Callable[[], Sequence[Step]], output: Output, title: str) -> T:
     """Do `work` and return its result or raise its error; meanwhile show the steps that `look` gives.
 
-    Without anybody watching `look` is never called. A `look` that fails, or has nothing to say, shows the title.
+    A `look` that fails, or has nothing to say, shows the title. Where no terminal shows the steps, what the work waits
+    for is noted once, after `NOTE_AFTER_S`; under `--json` `look` is never called.
     """
-    if not output.shows_progress:
+    if output.as_json:
         return work()
     working: Future[T] = Future()
     # A daemon, so that Ctrl-C ends the command and not only its display.
     threading.Thread(target=_run, args=(work, working), daemon=True).start()
+    if not output.shows_progress:
+        return _note_waits(working, look, output)
     with output.progress() as progress:
         lines = Lines(progress)
         while not _has_ended(working):
@@ -39,6 +44,17 @@ def while_showing(work: Callable[[], T], look: Callable[[], Sequence[Step]], out
                 lines.show(look() or [Step(title)])
             except CommandFailed:
                 lines.show([Step(title)])
+    return working.result()
+
+
+def _note_waits(working: Future[T], look: Callable[[], Sequence[Step]], output: Output) -> T:
+    noted: set[str] = set()
+    while not _has_ended(working, NOTE_AFTER_S):
+        with suppress(CommandFailed):
+            for step in look():
+                if step.waits_for and step.waits_for not in noted:
+                    noted.add(step.waits_for)
+                    output.note(step.text)
     return working.result()
 
 
@@ -66,9 +82,9 @@ def _run(work: Callable[[], T], working: Future[T]) -> None:
         working.set_exception(error)
 
 
-def _has_ended(working: Future[T]) -> bool:
+def _has_ended(working: Future[T], within_s: float = LOOK_EVERY_S) -> bool:
     try:
-        working.exception(timeout=LOOK_EVERY_S)
+        working.exception(timeout=within_s)
     except NotYet:
         return False
     return True

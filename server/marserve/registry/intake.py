@@ -22,7 +22,7 @@ from marserve.archive.reader import Limits, unpack
 from marserve.errors import BadInput, DigestMismatch, MarserveError, OutOfMemory
 from marserve.link import ArchiveRef
 from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import hide_query, is_address
+from marserve.store.fetch_guard import hide_query, is_address, parse_target
 from marserve.store.fetched_archives import FetchedArchives
 from marserve.store.fetcher import Fetched, Fetcher, OnBegin
 from marserve.store.local import Found, LocalStore, look_at
@@ -96,8 +96,7 @@ class Intake:
         """
         if self._fetcher is None:
             return None
-        on_place = None if self._fetched_archives is None else self._fetched_archives.note
-        return self._fetcher.fetch_address(url, self.store.root, on_begin=on_begin, on_place=on_place)
+        return self._fetcher.fetch_address(url, self.store.root, on_begin=on_begin, places=self._fetched_archives)
 
     def fetch_aside(self, url: str, on_begin: OnBegin | None = None) -> Fetched:
         """As `fetch` of what is an address, without a name in the store: what the store has under it does not matter.
@@ -118,6 +117,15 @@ class Intake:
         """Whether the store's file of this name was fetched, and is to be deleted when no version uses it."""
         root, fetched = self.store.root, self._fetched_archives
         return root is not None and fetched is not None and fetched.knows(root / name)
+
+    def other_address_of(self, name: str, url: str) -> str | None:
+        """Where the store's file of this name was fetched from; None where that is unknown, or is `url`."""
+        root, fetched = self.store.root, self._fetched_archives
+        if root is None or fetched is None:
+            return None
+        asked = hide_query(parse_target(split_digest(url)[0]).url)
+        address = fetched.address_of(root / name)
+        return address if address and address != asked else None
 
     def delete_fetched(self, name: str) -> bool:
         """Delete the store's file of this name if it was fetched and is as it was then; says whether. Blocks."""

@@ -165,7 +165,17 @@ class Registering:
                 except ArchiveExists as error:
                     if is_at_startup:
                         # An earlier start of this server fetched it; that must not keep a later one from having it.
-                        log.info("%s is not fetched again: %s is in the store", hide_query(url), error.name)
+                        other = self._intake.other_address_of(error.name, url)
+                        if other is None:
+                            log.info("%s is not fetched again: %s is in the store", hide_query(url), error.name)
+                        else:
+                            log.warning(
+                                "%s is not fetched: the store's %s is served in its place, which was fetched from %s; "
+                                "to have the other, remove that file",
+                                hide_query(url),
+                                error.name,
+                                other,
+                            )
                         url, fetched = error.name, None
                     elif is_rehearsal and self._is_left_over(error.name, users=0):
                         fetched = await asyncio.to_thread(self._intake.fetch_aside, url, awaited.begin)

@@ -42,7 +42,7 @@ from marserve.store.fetch_guard import (
     is_store_address,
     parse_target,
 )
-from marserve.store.fetched_archives import OnPlace
+from marserve.store.fetched_archives import PlacesFiles
 from marserve.store.file_source import FileOrigins
 from marserve.store.http import HttpOrigins
 from marserve.store.source import Entry, Failed, Gathered, Missing, Opener, Source, SourceError
@@ -139,7 +139,7 @@ class Fetcher:
         store: Path | None,
         *,
         on_begin: OnBegin | None = None,
-        on_place: OnPlace | None = None,
+        places: PlacesFiles | None = None,
         is_only_a_look: bool = False,
     ) -> Fetched | None:
         """Fetch what a registration's `url` names; None where that is a name in the store and no address.
@@ -154,7 +154,7 @@ class Fetcher:
             raise ArchiveNotFound(f"Relative path is not allowed in url: {hide_query(url)}")
         if store is None:
             raise ArchiveNotFound("Model store has not been configured.")
-        return self.fetch(url, store, on_begin=on_begin, on_place=on_place, is_only_a_look=is_only_a_look)
+        return self.fetch(url, store, on_begin=on_begin, places=places, is_only_a_look=is_only_a_look)
 
     def is_for(self, url: str) -> bool:
         """Whether a registration's `url` is an address, not a name in the store."""
@@ -167,7 +167,7 @@ class Fetcher:
         *,
         late_s: float | None = None,
         on_begin: OnBegin | None = None,
-        on_place: OnPlace | None = None,
+        places: PlacesFiles | None = None,
         is_only_a_look: bool = False,
     ) -> Fetched:
         """Fetch an archive, and give it the last part of its path as its name in `store` (None: no name).
@@ -196,7 +196,7 @@ class Fetcher:
             with self._as_typed(url):
                 listed.cancel.check()
                 late_s = self._options.late_s if late_s is None else late_s
-                fetched = self._fetch(target, digest, store, listed, late_s, on_place)
+                fetched = self._fetch(target, digest, store, listed, late_s, places)
         how = "was kept from before" if listed.status(0.0).is_cached else "fetched"
         log.info("%s from %s: %s", name, hide_query(plain), how)
         if fetched.in_store is not None and fetched.is_new:
@@ -272,7 +272,7 @@ class Fetcher:
         store: Path | None,
         listed: Download,
         late_s: float,
-        on_place: OnPlace | None,
+        places: PlacesFiles | None,
     ) -> Fetched:
         gather = self._gathers.get(target.scheme)
         if gather is not None:
@@ -290,9 +290,11 @@ class Fetcher:
             else:
                 held = self._alone(source, digest, store, listed, late_s)
             undo.callback(held.release)
-            if store is not None and on_place is not None:
-                on_place(store / target.file_name, held.sha256)
+            if store is not None and places is not None:
+                places.note(store / target.file_name, held.sha256, hide_query(target.url))
             placed = None if store is None else put_into(held, store, target.file_name)
+            if placed is not None and places is not None:
+                places.placed(placed)
             if store is not None and placed is None:
                 log.info("%s gets no name in the model store, which is read-only", target.file_name)
             address = target.url if target.scheme in STORE_SCHEMES else ""

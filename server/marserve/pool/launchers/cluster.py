@@ -77,8 +77,9 @@ class Wish:
 class Place:
     """A place for one worker at a time: an agent, or one that waits for resources, for `waits_for`."""
 
-    def __init__(self, place_id: str, cluster: Cluster) -> None:
+    def __init__(self, place_id: str, pool: str, cluster: Cluster) -> None:
         self.id = place_id
+        self._pool = pool
         self.token = secrets.token_hex(16)
         self.waits_for = ""
         self.node = ""
@@ -114,7 +115,7 @@ class Place:
 
     def waits(self, reason: str) -> None:
         """There are no resources for it now."""
-        log.info("a worker waits for resources of the Ray cluster: %s", reason)
+        log.info("a worker of %s waits for resources of the Ray cluster: %s", self._pool, reason)
         self.waits_for = reason
         self._cluster.on_change()
 
@@ -171,7 +172,7 @@ class Cluster:
         await self._open()
         assert self._program is not None
         self._numbers += 1
-        place = Place(str(self._numbers), self)
+        place = Place(str(self._numbers), wish.pool, self)
         certificate, key, authority = "", "", ""
         if self._authority is not None:
             certificate, key = self._authority.issue(f"agent-{place.id}")
