@@ -49,6 +49,7 @@ COMMANDS = Kind(
     "marserve.cli",
     (
         "marserve.app",
+        "marserve.api.grpc_library",
         "marserve.app.grpc_ports",
         "marserve.api.grpc_listener",
         "marserve.cli.background",

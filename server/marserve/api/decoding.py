@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
+
+from marserve.machine.threads import DaemonThreads
 
 Made = TypeVar("Made")
 
@@ -24,13 +25,12 @@ THREADS: Final = 2
 class Decoding:
     """The threads of one server. Used on one event loop; the owner calls `close` when no request is under way."""
 
-    def __init__(self) -> None:
-        self._threads: ThreadPoolExecutor | None = None
+    def __init__(self, *, ready_threads: int = 0) -> None:
+        """`ready_threads` are begun at once, the others when a body needs them."""
+        self._threads = DaemonThreads(THREADS, "decoding", ready=ready_threads)
 
     def begin(self, decode: Callable[..., Made], *given: Any) -> asyncio.Future[Made]:
         """Have a thread call `decode`; cancelling the future takes back a call that has not begun."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="decoding")
         return asyncio.get_running_loop().run_in_executor(self._threads, decode, *given)
 
     async def run(self, length: int, decode: Callable[..., Made], *given: Any) -> Made:
@@ -41,9 +41,7 @@ class Decoding:
 
     def close(self) -> None:
         """End the threads; calls that have not begun are dropped."""
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
-            self._threads = None
+        self._threads.shutdown(cancel_futures=True)
 
 
 def breathe() -> None:

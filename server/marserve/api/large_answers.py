@@ -15,11 +15,11 @@ import logging
 import os
 import shutil
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol
 
 from marserve.api.byte_ledger import UNBOUNDED, ByteLedger
+from marserve.machine.threads import DaemonThreads
 from marserve.telemetry.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
@@ -65,8 +65,12 @@ class LargeAnswers:
         memory_bytes: int = 256 * 1024**2,
         disk_bytes: int = 32 * 1024**3,
         ledger: ByteLedger | None = None,
+        ready_threads: int = 0,
     ) -> None:
-        """`ledger` has what they hold in memory among its answers; while it has no room they go to disk."""
+        """`ledger` has what they hold in memory among its answers; while it has no room they go to disk.
+
+        `ready_threads` of those for files are begun at once, the others when an answer needs them.
+        """
         self._ledger = ledger or ByteLedger(UNBOUNDED)
         self.folder = folder
         self.memory_bytes = memory_bytes
@@ -75,7 +79,7 @@ class LargeAnswers:
         self.on_disk_bytes = 0  # what is on its way there counts as well
         self._moving_bytes = 0
         self._staying: dict[Feed, None] = {}  # in memory and not on their way to a file, oldest first
-        self._threads: ThreadPoolExecutor | None = None
+        self.threads = DaemonThreads(2, "large-answers", ready=ready_threads)
 
     def feed(self, body: bytes | bytearray, way: Way) -> Feed:
         """Begin to feed an answer's body to `way`; all of it may have been taken when this returns."""
@@ -86,18 +90,9 @@ class LargeAnswers:
         self._make_room()
         return feed
 
-    @property
-    def threads(self) -> ThreadPoolExecutor:
-        """Threads for files, started when the first answer needs them."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(2, thread_name_prefix="large-answers")
-        return self._threads
-
     def close(self) -> None:
         """End the threads."""
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
-            self._threads = None
+        self.threads.shutdown(cancel_futures=True)
 
     def _count(self, size: int) -> None:
         self.in_memory_bytes += size

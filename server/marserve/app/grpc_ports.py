@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -20,9 +21,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("marserve.app")
 
 
+def import_grpc() -> None:
+    """Import grpcio as this server needs it, before a plug-in may import it otherwise. `bind_grpc` says what fails."""
+    with contextlib.suppress(Exception):
+        from marserve.api import grpc_library  # noqa: F401 - imported for what it does
+
+
 def bind_grpc(parts: Parts) -> list[GrpcListener]:
     """Bind the gRPC ports; none, and a line in the log, without the libraries that they need. Raises CannotStart."""
     settings = parts.settings
+    import_grpc()
     try:
         from marserve.api.grpc_listener import GrpcAddress, GrpcPorts
     except Exception as error:  # packages that do not fit one another raise errors of their own

@@ -148,9 +148,10 @@ async def build_parts(
         memory_bytes=settings.large_answer_memory,
         disk_bytes=settings.large_answer_disk,
         ledger=ledger,
+        ready_threads=1,
     )
     stack.callback(large_answers.close)
-    decoding = Decoding()
+    decoding = Decoding(ready_threads=1)
     stack.callback(decoding.close)
     return Parts(
         settings=settings,

@@ -11,13 +11,18 @@ import os
 from pathlib import Path
 
 from marserve.errors import BadSettings
+from marserve.machine.limits import too_low
 from marserve.settings import Settings
 
 WRITTEN = ("temporary_folder", "state_folder", "download_cache", "environment_folder")
 
 
 def refuse_unusable(settings: Settings) -> None:
-    """Raise BadSettings for the first folder that the settings name and the server cannot write, or read."""
+    """Raise BadSettings for the first folder that the settings name and the server cannot write, or read, and for
+    limits of this process that are too low for a server.
+    """
+    if limit := too_low():
+        raise BadSettings(limit)
     for name in WRITTEN:
         folder: Path | None = getattr(settings, name)
         if folder is not None and (why := why_unwritable(folder)) is not None:

@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -25,7 +24,7 @@ from marserve.allocator import BY_SERVER, keep_large_blocks
 from marserve.app.access import AccessControl, prepare_access
 from marserve.app.cannot_start import CannotStart
 from marserve.app.draining import CLOSE_CONNECTIONS_S, Stop, drain
-from marserve.app.grpc_ports import bind_grpc
+from marserve.app.grpc_ports import bind_grpc, import_grpc
 from marserve.app.listeners import bind_listeners
 from marserve.app.look import look_at_machine
 from marserve.app.metrics import watch_machine
@@ -36,6 +35,7 @@ from marserve.app.service_manager import ServiceManager
 from marserve.app.snapshots import write_snapshots
 from marserve.app.tasks import has_succeeded, keep
 from marserve.machine.describe import Machine
+from marserve.machine.threads import DaemonThreads
 from marserve.optional import reason
 from marserve.registry.models import Registry
 from marserve.settings import Settings, sources_report, startup_report
@@ -53,6 +53,8 @@ LAST_WORKERS_S = 15.0
 # Threads for what blocks. Python's own number, on two cores six, is less than downloads and archives being unpacked may
 # have at a time, and then whatever else needs one would wait for them: the end of a worker that died, for one.
 BLOCKING_THREADS = 32
+# So many are begun at the start: a server that meets a limit on threads later goes on with them.
+READY_THREADS = 4
 
 
 def run(settings: Settings) -> int:
@@ -79,6 +81,10 @@ def run(settings: Settings) -> int:
         log.error("%s", error)
         print(f"marserve did not start: {error}", file=sys.stderr)  # noqa: T201 - what the operator reads
         return 1
+    except RuntimeError as error:  # the loop ends its threads, which are daemons, by one more thread
+        if not server.has_ended:
+            raise
+        log.warning("The event loop was not closed: %s", error)
     finally:
         logs.close()
     return 1 if server.has_failed else 0
@@ -113,6 +119,8 @@ class Server:
         self._settings = settings
         self._logs = logs
         self._stop = Stop()
+        self.has_ended = False
+        """Whether all that was begun has ended in its order."""
 
     @property
     def has_failed(self) -> bool:
@@ -122,7 +130,7 @@ class Server:
     async def serve(self) -> None:
         """From start to end. Raises CannotStart; nothing is left behind then."""
         loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="blocking"))
+        loop.set_default_executor(DaemonThreads(BLOCKING_THREADS, "blocking", ready=READY_THREADS))
         for number in (signal.SIGINT, signal.SIGTERM):
             _listen(number, loop, self._stop.on_signal)
         settings = self._settings
@@ -143,10 +151,12 @@ class Server:
             log.info("%s", note)
         async with contextlib.AsyncExitStack() as stack:
             await self._serve(machine, access, stack)
+        self.has_ended = True
         log.info("Model server stopped.")
 
     async def _serve(self, machine: Machine, access: AccessControl, stack: contextlib.AsyncExitStack) -> None:
         settings, stop = self._settings, self._stop
+        import_grpc()
         preemption = Preemption(find_notices(settings), settings.preemption_interval, stop.on_notice)
         stack.callback(preemption.stop)
         parts = await build_parts(settings, self._logs, machine, access, stack, stop.on_crash)

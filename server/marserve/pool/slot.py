@@ -22,6 +22,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from marserve.errors import BadFrame, NoMemoryNow, NotEnoughMemory, without_stop
+from marserve.machine.limits import explain
 from marserve.messages import (
     Check,
     Checked,
@@ -496,6 +497,8 @@ class Life:
         except StartFailed:
             raise
         except Exception as error:
+            if isinstance(error, OSError | RuntimeError) and (met := explain(error)):
+                raise StartFailed(Death(Cause.LOAD_FAILED, f"no worker could be started: {met}")) from error
             log.exception("%s could not be started", self._slot.name)
             raise StartFailed(Death(Cause.LOAD_FAILED, f"the worker could not be started: {error}")) from error
         self.is_ready = True

@@ -349,7 +349,12 @@ class Watch:
         self._thread = threading.Thread(
             target=_work, args=(work, self._busy, self._busy.get_loop()), name=f"watch-{self.name}", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._busy = None
+            self._note_failure("the system gives no thread to ask it")
+            return None
         try:
             async with asyncio.timeout(LOOK_LIMIT_S):
                 found: Result = await asyncio.shield(self._busy)

@@ -23,6 +23,7 @@ from typing import Any
 
 from marserve import wire
 from marserve.errors import BadFrame
+from marserve.machine.limits import process_limits
 from marserve.messages import Exited, Fork, Forked, Load, NotLoaded, Preload, Stop, Templated, ToWorker
 from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit, death_of_load
 from marserve.pool.launchers.endpoints import WorkerEnds
@@ -332,7 +333,8 @@ class Template:
         pid = message.pid
         if not pid:
             if waiting is not None and is_awaited:
-                waiting.set_exception(StartFailed(Death(Cause.LOAD_FAILED, "the system would not fork a worker")))
+                why = f"no worker could be started: the system would not fork one ({process_limits()})"
+                waiting.set_exception(StartFailed(Death(Cause.LOAD_FAILED, why)))
             return
         # The server sends signals to a process that a template names, and to its group.
         descriptor = open_pidfd(pid)

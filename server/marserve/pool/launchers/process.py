@@ -20,6 +20,7 @@ from marserve.pool.cause_of_death import Death
 log = logging.getLogger("marserve.pool.launchers")
 
 KILL_TIMEOUT_S = 10.0
+LOOK_AT_END_S = 0.1
 
 
 class WorkerProcess:
@@ -144,7 +145,7 @@ def spawn(
 
 
 def _watch(popen: subprocess.Popen[bytes], exited: asyncio.Future[int | None]) -> None:
-    """Reap the process when it ends: by its pidfd where the system has them, else in a thread."""
+    """Reap the process when it ends: by its pidfd where the system has them, else in a thread, else by looking."""
 
     def reap() -> None:
         # Before it is reaped its number is nobody else's: what it left in its process group goes with it.
@@ -163,13 +164,23 @@ def _watch(popen: subprocess.Popen[bytes], exited: asyncio.Future[int | None]) -
         return
     loop = asyncio.get_running_loop()
 
+    def look() -> None:
+        with contextlib.suppress(ChildProcessError):
+            if os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                loop.call_later(LOOK_AT_END_S, look)
+                return
+        reap()
+
     def wait() -> None:
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
         with contextlib.suppress(RuntimeError):  # the loop is closed: the server is ending
             loop.call_soon_threadsafe(reap)
 
-    threading.Thread(target=wait, name=f"reap-{popen.pid}", daemon=True).start()
+    try:
+        threading.Thread(target=wait, name=f"reap-{popen.pid}", daemon=True).start()
+    except RuntimeError:  # a limit on threads as well as one on descriptors
+        loop.call_later(LOOK_AT_END_S, look)
 
 
 def open_pidfd(pid: int) -> int | None:

@@ -1,0 +1,114 @@
+"""Tests for the threads that block: calls run, failing starts are survived, and a call that hangs keeps nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import wait
+
+import pytest
+
+from marserve.machine import threads
+from marserve.machine.threads import DaemonThreads
+
+
+def test_calls_run_side_by_side_up_to_the_bound() -> None:
+    """Each call that waits has a thread of its own, the last waits for one."""
+    executor = DaemonThreads(3, "t")
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    def call(number: int) -> int:
+        begun.release()
+        go.wait(10)
+        return number
+
+    futures = [executor.submit(call, number) for number in range(4)]
+    for _ in range(3):
+        assert begun.acquire(timeout=10)
+    assert not begun.acquire(timeout=0.05)
+    go.set()
+
+    assert [future.result(10) for future in futures] == [0, 1, 2, 3]
+    executor.shutdown()
+    assert executor.hanging == 0
+
+
+def test_a_thread_that_is_free_takes_the_next_call() -> None:
+    """One after the other needs one thread."""
+    executor = DaemonThreads(8, "t")
+
+    names = set()
+    for _ in range(5):
+        names.add(executor.submit(lambda: threading.current_thread().name).result(10))
+        wait([executor.submit(int)])
+
+    executor.shutdown()
+    assert len(names) <= 2
+
+
+def test_errors_and_cancels_belong_to_their_call() -> None:
+    """The thread goes on."""
+    executor = DaemonThreads(1, "t")
+    go = threading.Event()
+    first = executor.submit(go.wait, 10)
+    cancelled, failing = executor.submit(int), executor.submit(int, "x")
+    assert cancelled.cancel()
+    go.set()
+
+    with pytest.raises(ValueError, match="invalid literal"):
+        failing.result(10)
+    assert first.result(10)
+    executor.shutdown()
+    with pytest.raises(RuntimeError):
+        executor.submit(int)
+
+
+def test_without_a_further_thread_those_that_are_there_do_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system gives no more: Python's own executor fails the call although it will be run."""
+    executor = DaemonThreads(4, "t", ready=1)
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+
+    assert [executor.submit(int, text).result(10) for text in ("1", "2")] == [1, 2]
+    executor.shutdown()
+    with pytest.raises(RuntimeError, match="can't start"):
+        DaemonThreads(4, "t").submit(int)
+
+
+def test_calls_that_have_not_begun_are_cancelled_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that runs is waited for within a bound."""
+    monkeypatch.setattr(threads, "SHUTDOWN_LIMIT_S", 0.05)
+    executor = DaemonThreads(1, "t")
+    begun, go = threading.Event(), threading.Event()
+
+    def call() -> bool:
+        begun.set()
+        return go.wait(10)
+
+    running, waiting = executor.submit(call), executor.submit(int)
+    assert begun.wait(10)
+
+    executor.shutdown(cancel_futures=True)
+
+    assert waiting.cancelled()
+    assert executor.hanging == 1
+    go.set()
+    assert running.result(10)
+
+
+def test_a_call_that_hangs_does_not_keep_the_process() -> None:
+    """The interpreter's end joins the threads of Python's own executors."""
+    program = """
+import threading
+from marserve.machine import threads
+threads.SHUTDOWN_LIMIT_S = 0.05
+executor = threads.DaemonThreads(2, "t")
+executor.submit(threading.Event().wait)
+executor.shutdown()
+"""
+
+    assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0
