@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mutants.draw import all_mutants
+from mutants.draw import Mutant, all_mutants
 from mutants.session import BROKEN, KILLED, SURVIVED, TIMED_OUT, UNREACHED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,26 +74,28 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         copy = copy_of_the_repository(Path(name))
         for room, numbers in chosen.items():
-            verdicts = run_room(room, numbers, copy, Path(name)) if numbers else []
-            verdicts += [kept(one) for one in before.get(room, ()) if not is_among(one, verdicts)]
-            verdicts.sort(key=lambda one: int(one["line"]))
-            counts = collections.Counter(verdict["outcome"] for verdict in verdicts)
-            totals += counts
-            lines += [summary(room, counts), *described(room, verdicts), ""]
-            print(summary(room, counts), flush=True)
-            (flags.report / f"{room.replace('/', '-')}.json").write_text(json.dumps(verdicts, indent=1))
-            (flags.report / "report.txt").write_text("\n".join([*lines, summary("all", totals)]) + "\n")
+            verdicts: list[dict[str, Any]] = []
+            try:
+                if numbers:
+                    run_room(room, numbers, copy, Path(name))
+            finally:  # what was found counts, though the room was cut off
+                verdicts = read_results(Path(name)) if numbers else []
+                if len(verdicts) < len(numbers):
+                    print(f"{room}: cut off, {len(verdicts)} of {len(numbers)} were run", flush=True)
+                verdicts = join(mutants_of(room, copy), before.get(room, []), verdicts)
+                counts = collections.Counter(verdict["outcome"] for verdict in verdicts)
+                totals += counts
+                lines += [summary(room, counts), *described(room, verdicts), ""]
+                print(summary(room, counts), flush=True)
+                (flags.report / f"{room.replace('/', '-')}.json").write_text(json.dumps(verdicts, indent=1))
+                (flags.report / "report.txt").write_text("\n".join([*lines, summary("all", totals)]) + "\n")
     print(summary("all", totals), f"{time.monotonic() - began:.0f} s; what survived: {flags.report / 'report.txt'}")
     return 0 if killed_share(totals) >= 0.9 else 1
 
 
 def choose(rooms: list[str], count: int, seed: str) -> dict[str, list[int]]:
     """Which mutants of each room, by their numbers."""
-    every = [
-        (room, number)
-        for room in rooms
-        for number in range(len(all_mutants((ROOT / "server/marserve" / f"{room}.py").read_text("utf-8"))))
-    ]
+    every = [(room, number) for room in rooms for number in range(len(mutants_of(room)))]
     drawn = every if not count or count >= len(every) else random.Random(seed).sample(every, count)
     return {room: sorted(number for one, number in drawn if one == room) for room in rooms}
 
@@ -106,20 +108,30 @@ def read_report(folder: Path, rooms: list[str]) -> dict[str, list[dict[str, Any]
 
 def still_to_kill(room: str, verdicts: list[dict[str, Any]]) -> list[int]:
     """The numbers of those that survived, of the room's source as it is: what it has no longer is passed over."""
-    mutants = all_mutants((ROOT / "server/marserve" / f"{room}.py").read_text("utf-8"))
-    numbers = {(str(mutant.place), mutant.change): number for number, mutant in enumerate(mutants)}
-    left = [(one["place"], one["change"]) for one in verdicts if one["outcome"] in SURVIVORS]
-    return sorted(numbers[one] for one in left if one in numbers)
+    left = {one["key"] for one in verdicts if one["outcome"] in SURVIVORS}
+    return [number for number, mutant in enumerate(mutants_of(room)) if mutant.key in left]
 
 
-def is_among(one: dict[str, Any], verdicts: list[dict[str, Any]]) -> bool:
-    """Whether a mutant was run again."""
-    return any((one["place"], one["change"]) == (other["place"], other["change"]) for other in verdicts)
+def join(mutants: list[Mutant], before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was found last of each of these; one that the source has no longer does not count, however it ended."""
+    verdicts = {one["key"]: one for one in (*before, *now)}
+    return [
+        {**verdicts[mutant.key], "number": number, "line": mutant.lines[0]}
+        for number, mutant in enumerate(mutants)
+        if mutant.key in verdicts
+    ]
 
 
-def kept(one: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier run found of a mutant that was not run again: one that survived is not in the source any more."""
-    return {**one, "outcome": BROKEN} if one["outcome"] in SURVIVORS else one
+def mutants_of(room: str, repository: Path = ROOT) -> list[Mutant]:
+    """Every mutant of a room's source as it is there."""
+    return all_mutants((repository / "server/marserve" / f"{room}.py").read_text("utf-8"))
+
+
+def read_results(scratch: Path) -> list[dict[str, Any]]:
+    """What a session has found so far."""
+    results = scratch / "results.jsonl"
+    lines = results.read_text("utf-8").splitlines(keepends=True) if results.exists() else []
+    return [json.loads(line) for line in lines[1:] if line.endswith("\n")]
 
 
 def copy_of_the_repository(folder: Path) -> Path:
@@ -169,6 +181,7 @@ def run_room(room: str, numbers: list[int], copy: Path, scratch: Path, *, cpu_s:
         "MARSERVE_MUTANTS_ORDER": str(scratch / "order.json"),
         "MARSERVE_MUTANTS_TRACED": str(target),
         "MARSERVE_MUTANTS_NOTES": str(scratch / "notes"),
+        "MARSERVE_MUTANTS_PARENT": str(os.getpid()),
     }
     flags = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "mutants.session"]
     marks = ["-m", "not long and not torch and not contract", f"--basetemp={scratch}/t"]
@@ -182,7 +195,8 @@ def run_room(room: str, numbers: list[int], copy: Path, scratch: Path, *, cpu_s:
     )
     if not results.exists():
         raise SystemExit(f"{room}: the tests were not run:\n{run.stdout[-3000:]}{run.stderr[-3000:]}")
-    head, *verdicts = map(json.loads, results.read_text().splitlines())
+    head = json.loads(results.read_text("utf-8").partition("\n")[0])
+    verdicts = read_results(scratch)
     if head["failing"]:
         print(
             f"{room}: left out, for they fail or take too long without any change: {', '.join(head['failing'])}",

@@ -7,9 +7,10 @@ texts of log lines and errors, imports, decorators, `if TYPE_CHECKING`, and chan
 from __future__ import annotations
 
 import ast
+import collections
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Path = tuple[tuple[str, int | None], ...]
 
@@ -60,7 +61,8 @@ _CONSTANT_NAMES = {"__slots__", "__all__"}
 class Mutant:
     """One change: the node at `place` becomes `new`. `lines` are those of its statement, or of a compound one's head.
 
-    `is_in_function` is False for what runs at import: constants, defaults, bodies of classes.
+    `is_in_function` is False for what runs at import: constants, defaults, bodies of classes. `key` names it by its
+    function, its statement and its change, and stays the same when other parts of the source change.
     """
 
     place: Path
@@ -68,6 +70,7 @@ class Mutant:
     lines: tuple[int, int]
     is_in_function: bool
     change: str
+    key: str = ""
 
     def apply(self, source: str) -> ast.Module:
         """The source with this change."""
@@ -86,7 +89,27 @@ class Mutant:
 def all_mutants(source: str) -> list[Mutant]:
     """Every mutant of the source, in the order of its text."""
     tree = ast.parse(source)
-    return list(_Finder().body(tree, "body", (), (1, 1), is_in_function=False))
+    found = list(_Finder().body(tree, "body", (), (1, 1), is_in_function=False))
+    keys: collections.Counter[str] = collections.Counter()
+    named = []
+    for mutant in found:
+        key = f"{_where(tree, mutant.place)}: {mutant.change}"
+        keys[key] += 1
+        named.append(replace(mutant, key=f"{key} ({keys[key]})"))
+    return named
+
+
+def _where(tree: ast.Module, place: Path) -> str:
+    """The names of the classes and functions around a place, and the first line of its statement."""
+    node: ast.AST = tree
+    names, text = [], ""
+    for field, index in place:
+        node = getattr(node, field) if index is None else getattr(node, field)[index]
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.append(node.name)
+        elif isinstance(node, ast.stmt | ast.ExceptHandler):
+            text = _first_line(node)
+    return f"{'.'.join(names)} | {text}"
 
 
 class _Finder:
@@ -364,5 +387,5 @@ def _short(node: ast.AST) -> str:
     return text if len(text) <= 90 else text[:87] + "..."
 
 
-def _first_line(node: ast.stmt) -> str:
+def _first_line(node: ast.AST) -> str:
     return ast.unparse(node).partition("\n")[0][:90]

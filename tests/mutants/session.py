@@ -12,6 +12,8 @@ Nothing that a mutant's tests left survives them: processes, files, time.
 from __future__ import annotations
 
 import ast
+import collections
+import contextlib
 import ctypes
 import gc
 import inspect
@@ -37,6 +39,8 @@ from mutants.draw import Mutant, all_mutants
 
 KILLED, SURVIVED, TIMED_OUT, UNREACHED, BROKEN = "killed", "survived", "timed out", "not reached", "not viable"
 STARTUP_S = 10.0
+# The status of a process whose test took too long; pytest has 0 to 5.
+LATE = 9
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -68,7 +72,7 @@ class Verdict:
 
     number: int
     line: int
-    place: str
+    key: str
     change: str
     outcome: str
     seconds: float
@@ -76,11 +80,39 @@ class Verdict:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests that draw examples draw the same ones for every mutant, and remember none."""
+    """Tests that draw examples draw the same ones for every mutant, and remember none.
+
+    The process ends with the one that started it, however that ends.
+    """
+    parent = os.environ.get("MARSERVE_MUTANTS_PARENT")
+    if parent is not None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != int(parent):
+            os._exit(1)
     hypothesis.settings.register_profile(
         "mutants", database=None, derandomize=True, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
     )
     hypothesis.settings.load_profile("mutants")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In an interpreter of one mutant: the tests that are wanted, in their order.
+
+    Names that are new stay: parameters may be made of the very constant that was changed.
+    """
+    path = os.environ.get("MARSERVE_MUTANTS_WANTED")
+    if path is None:
+        return
+    order = json.loads(Path(path).read_text())
+    turns = {node: turn for turn, node in enumerate(order["wanted"])}
+    tests = {node.partition("[")[0] for node in order["wanted"]}
+    known = set(order["known"])
+    items[:] = [
+        item
+        for item in items
+        if item.nodeid in turns or (item.nodeid not in known and item.nodeid.partition("[")[0] in tests)
+    ]
+    items.sort(key=lambda item: turns.get(item.nodeid, len(turns)))
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
@@ -155,9 +187,9 @@ class Room:
         tracing.begin_again()
         # One that takes so long while it is watched is of no use within the bound of a mutant.
         signal.setitimer(signal.ITIMER_VIRTUAL, 3 * self._order.cpu_s)
-        began, cpu_began_s = time.monotonic(), _processor_time_s()
+        began_s, cpu_began_s = own_time_s(os.getpid()), _processor_time_s()
         failures = self._play(item, following)
-        seconds, cpu_s = time.monotonic() - began, _processor_time_s() - cpu_began_s
+        seconds, cpu_s = own_time_s(os.getpid()) - began_s, _processor_time_s() - cpu_began_s
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         lines = sorted({int(line) for line in Path(notes).read_bytes().split()})
         return Reach(item.nodeid, lines, seconds, cpu_s, not failures)
@@ -174,7 +206,7 @@ class Room:
             return Verdict(
                 number,
                 mutant.lines[0],
-                str(mutant.place),
+                mutant.key,
                 mutant.change,
                 outcome,
                 round(time.monotonic() - began, 2),
@@ -192,29 +224,37 @@ class Room:
         try:
             if not swaps or any(tracing.STARTED in reach.lines for reach in chosen):
                 self._write(ast.unparse(tree))
-            expected_s = sum(reach.seconds for reach in chosen)
             if swaps:
-                return verdict(self._run_forked(swaps, [reach.node for reach in chosen], expected_s))
-            return verdict(self._run_anew([reach.node for reach in chosen], expected_s))
+                return verdict(self._run_forked(swaps, chosen))
+            return verdict(self._run_anew(chosen))
         finally:
             if self._is_written:
                 self._write(self._source)
             self._sweep()
 
     def _choose(self, mutant: Mutant, reaches: list[Reach]) -> list[Reach]:
-        """The quickest tests that reach the mutant, as many as fit into its time: while watched all took longer."""
+        """The quickest tests that reach the mutant, as many as fit into its time: while watched all took longer.
+
+        One case of each test first, then the others: a hundred cases of one claim must not displace another claim.
+        """
         first, last = mutant.lines
         good = [reach for reach in reaches if reach.has_passed]
         if mutant.is_in_function:
             good = [reach for reach in good if any(first <= line <= last for line in reach.lines)]
         good.sort(key=lambda reach: reach.seconds)
-        chosen, total_s, total_cpu_s = [], 0.0, 0.0
+        cases: collections.Counter[str] = collections.Counter()
+        turns: list[tuple[int, int, Reach]] = []
         for reach in good:
-            total_s += reach.seconds
-            total_cpu_s += reach.cpu_s
-            if chosen and (total_s > 4 * self._order.cpu_s or total_cpu_s > 2 * self._order.cpu_s):
-                break
-            chosen.append(reach)
+            test = reach.node.partition("[")[0]
+            turns.append((cases[test], len(turns), reach))
+            cases[test] += 1
+        chosen: list[Reach] = []
+        left_s, left_cpu_s = 4 * self._order.cpu_s, 2 * self._order.cpu_s
+        for _, _, reach in sorted(turns, key=lambda turn: turn[:2]):
+            if not chosen or (reach.seconds <= left_s and reach.cpu_s <= left_cpu_s):
+                chosen.append(reach)
+                left_s -= reach.seconds
+                left_cpu_s -= reach.cpu_s
         return chosen
 
     def _swaps(
@@ -236,7 +276,8 @@ class Room:
                 found.setdefault(_place(thing.__code__), []).append(thing)
         return found
 
-    def _run_forked(self, swaps: list[tuple[FunctionType, CodeType]], nodes: list[str], expected_s: float) -> str:
+    def _run_forked(self, swaps: list[tuple[FunctionType, CodeType]], chosen: list[Reach]) -> str:
+        expected_s = sum(reach.seconds for reach in chosen)
         sys.stdout.flush()
         pid = os.fork()
         if not pid:
@@ -249,12 +290,15 @@ class Room:
                 self._be_quiet()
                 for function, code in swaps:
                     function.__code__ = code
-                wanted = {node: index for index, node in enumerate(nodes)}
+                wanted = {reach.node: index for index, reach in enumerate(chosen)}
                 items = [item for item in self._items if item.nodeid in wanted]
                 items.sort(key=lambda item: wanted[item.nodeid])
                 status = 0
                 for item, following in self._pairs(items):
-                    if self._play(item, following):
+                    bound_s = self._order.cpu_s + 4 * chosen[wanted[item.nodeid]].seconds
+                    with _bounded(bound_s):
+                        has_failed = self._play(item, following)
+                    if has_failed:
                         os._exit(1)
             except BaseException:
                 status = 1
@@ -262,15 +306,20 @@ class Room:
                 os._exit(status)
         return self._wait(pid, expected_s)
 
-    def _run_anew(self, nodes: list[str], expected_s: float) -> str:
+    def _run_anew(self, chosen: list[Reach]) -> str:
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
         for name in ("MARSERVE_MUTANTS_ORDER", "MARSERVE_MUTANTS_TRACED", "MARSERVE_MUTANTS_NOTES"):
             environment.pop(name, None)
         flags = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "mutants.session"]
-        # Without their parameters: those may be made of the very constant that was changed.
-        nodes = list(dict.fromkeys(node.partition("[")[0] for node in nodes))
+        wanted = Path(self._order.scratch, "wanted.json")
+        wanted.write_text(
+            json.dumps({"known": [item.nodeid for item in self._items], "wanted": [reach.node for reach in chosen]})
+        )
+        environment["MARSERVE_MUTANTS_WANTED"] = str(wanted)
+        environment["MARSERVE_MUTANTS_PARENT"] = str(os.getpid())
+        files = list(dict.fromkeys(reach.node.partition("::")[0] for reach in chosen))
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *flags, f"--basetemp={self._order.scratch}/t", *nodes],
+            [sys.executable, "-m", "pytest", *flags, f"--basetemp={self._order.scratch}/t", *files],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -278,18 +327,21 @@ class Room:
             process_group=0,
         )
         process.returncode = 0  # it is waited for below
-        return self._wait(process.pid, expected_s + STARTUP_S)
+        return self._wait(process.pid, sum(reach.seconds for reach in chosen) + STARTUP_S)
 
     def _wait(self, pid: int, expected_s: float) -> str:
-        """How the process ended. Beside others at work the clock says little; it is the wider bound."""
-        until = time.monotonic() + 4 * self._order.cpu_s + 4 * expected_s
+        """How the process ended. Its time stands still while others have the processor."""
+        until_s = 4 * self._order.cpu_s + 4 * expected_s
         pause_s = 0.001
-        while time.monotonic() < until:
+        began_s = own_time_s(pid)
+        while True:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 if os.WIFSIGNALED(status):
                     return TIMED_OUT if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL) else KILLED
-                return {0: SURVIVED, 1: KILLED}.get(os.WEXITSTATUS(status), BROKEN)
+                return {0: SURVIVED, 1: KILLED, LATE: TIMED_OUT}.get(os.WEXITSTATUS(status), BROKEN)
+            if own_time_s(pid) - began_s >= until_s:
+                break
             time.sleep(pause_s)
             pause_s = min(0.05, pause_s * 1.5)
         os.killpg(pid, signal.SIGKILL)
@@ -347,6 +399,34 @@ class Room:
                 except ChildProcessError:
                     continue
         shutil.rmtree(Path(self._order.scratch, "t"), ignore_errors=True)
+
+
+def own_time_s(pid: int) -> float:
+    """The clock, less what a process has waited for a processor: what others do on the machine does not move it."""
+    try:
+        waited_ns = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+    except (OSError, IndexError):  # it has ended, or the system does not say
+        waited_ns = 0
+    return time.monotonic() - waited_ns / 1e9
+
+
+@contextlib.contextmanager
+def _bounded(bound_s: float) -> Iterator[None]:
+    """End the process with `LATE` where the block takes longer, by its own time."""
+    end_s = own_time_s(os.getpid()) + bound_s
+
+    def look(*_: object) -> None:
+        left_s = end_s - own_time_s(os.getpid())
+        if left_s <= 0:
+            os._exit(LATE)
+        signal.setitimer(signal.ITIMER_REAL, max(0.01, left_s))
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, bound_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _processor_time_s() -> float:

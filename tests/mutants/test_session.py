@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from mutants.__main__ import (
-    ROOT,
     choose,
     copy_of_the_repository,
-    is_among,
-    kept,
+    join,
     killed_share,
+    mutants_of,
+    read_results,
     run_room,
     still_to_kill,
     summary,
@@ -124,25 +124,40 @@ def test_the_same_seed_chooses_the_same_mutants_in_proportion_to_the_rooms() -> 
 
 def test_what_survived_is_found_again_where_it_stands() -> None:
     """What the source has no longer is passed over, and what was killed is not asked for."""
-    mutants = all_mutants((ROOT / "server/marserve/wire.py").read_text())
+    mutants = mutants_of("wire")
     verdicts = [
-        {"place": str(mutant.place), "change": mutant.change, "outcome": "survived" if number % 3 else "killed"}
-        for number, mutant in enumerate(mutants)
+        {"key": mutant.key, "outcome": "survived" if number % 3 else "killed"} for number, mutant in enumerate(mutants)
     ]
 
-    numbers = still_to_kill("wire", [*verdicts, {"place": "()", "change": "1 → 2", "outcome": "survived"}])
+    numbers = still_to_kill("wire", [*verdicts, {"key": "f | 1: 1 → 2 (1)", "outcome": "survived"}])
 
     assert numbers == [number for number in range(len(mutants)) if number % 3]
 
 
-def test_what_survived_and_is_not_in_the_source_any_more_is_not_viable() -> None:
-    """It must not count as killed; what was run again is what it is now."""
-    gone = {"place": "a", "change": "c", "outcome": "survived"}
-    killed = {**gone, "place": "b", "outcome": "killed"}
+def test_what_was_found_stays_with_its_mutant_when_the_source_changes_elsewhere() -> None:
+    """At import, too. What the source has no longer does not count, and what was run again is what it is now."""
+    before = all_mutants("import os\nA = 1\nB = 2\ndef f():\n    return os.a < A\n")
+    after = all_mutants("C = 9\nB = 2\ndef f():\n    C\n    return os.a < A\n")
+    assert len({mutant.key for mutant in before}) == len(before)
+    found = [{"key": mutant.key, "change": mutant.change, "line": 0, "outcome": "survived"} for mutant in before]
+    again = {**found[-1], "outcome": "killed"}
 
-    assert [kept(gone)["outcome"], kept(killed)["outcome"]] == ["not viable", "killed"]
-    assert is_among(gone, [{**gone, "outcome": "killed"}])
-    assert not is_among(gone, [killed])
+    joined = join(after, found, [again])
+
+    assert [(one["line"], one["change"], one["outcome"]) for one in joined] == [
+        (2, "2 → 3", "survived"),
+        (2, "2 → 1", "survived"),
+        *((5, one["change"], "survived") for one in found[-3:-1]),
+        (5, again["change"], "killed"),
+    ]
+
+
+def test_what_was_found_before_a_room_was_cut_off_is_kept(tmp_path: Path) -> None:
+    """A line that was being written then is left out."""
+    assert read_results(tmp_path) == []
+    (tmp_path / "results.jsonl").write_text('{"tests": 3, "failing": []}\n{"key": "a"}\n{"key": "b"}\n{"ke')
+
+    assert read_results(tmp_path) == [{"key": "a"}, {"key": "b"}]
 
 
 def test_a_copy_has_what_git_has_and_a_tracer_for_every_interpreter(tmp_path: Path) -> None:
