@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -58,6 +60,7 @@ class Scripted:
     answers: list[Answer]
     asked: list[tuple[int, int | None, Entry | None]] = field(default_factory=list)
     open_readings: int = 0
+    most_open: int = 0
     is_closed: bool = False
     threads: list[threading.Thread] = field(default_factory=list)
     """Those that asked, but for the caller's."""
@@ -75,6 +78,7 @@ class Scripted:
         if answer.refuses is not None:
             raise answer.refuses
         self.open_readings += 1
+        self.most_open = max(self.most_open, self.open_readings)
         try:
             yield replace(answer, begin=begin if answer.begin is None else answer.begin)
         finally:
@@ -127,6 +131,7 @@ def test_what_broke_goes_on_where_it_ended_of_the_same_object(file: int) -> None
 
     assert whole(found, file)
     assert source.asked == [(0, 1 << 20, None), (3000, None, ENTRY), (5000, None, ENTRY)]
+    assert source.most_open == 1, "an origin may allow one connection"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +190,10 @@ def test_a_second_answer_over_the_bound_is_refused_too(file: int) -> None:
     source = Scripted([Answer(plain), Answer(plain)])
     assert whole(download(source, file, options), file, plain)
     assert source.asked == [(0, 100, None), (0, None, None)]
-    assert source.open_readings == 0
+    assert (source.open_readings, source.most_open) == (0, 1)
+    source = Scripted([Answer(plain)])
+    assert whole(download(source, file, replace(options, first_part_bytes=len(DATA))), file, plain)
+    assert source.asked == [(0, len(DATA), None)], "its first part is all of it"
 
 
 def test_an_object_that_is_replaced_is_begun_anew_once(file: int, caplog: pytest.LogCaptureFixture) -> None:
@@ -409,3 +417,160 @@ def test_a_part_that_begins_elsewhere_or_is_empty_counts_as_broken(file: int, mo
         with pytest.raises(Failed, match=f"{words}, 3 times"):
             download(Scripted([Answer(), answer]), file, options)
         assert whole(download(Scripted([Answer(), answer, Answer()]), file, options), file)
+
+
+def test_the_first_answer_counts_as_progress_by_what_it_brought(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As every other: a byte less than enough is an attempt in vain."""
+    monkeypatch.setattr(module, "PROGRESS_BYTES", 1000)
+    broken = Answer(refuses=Broken("busy"))
+
+    def answers(end: int) -> list[Answer]:
+        return [broken, Answer(end=end, error=Broken("cut")), broken, Answer()]
+
+    assert whole(download(Scripted(answers(1000)), file, QUICK), file)
+    with pytest.raises(Failed, match="busy, 3 times"):
+        download(Scripted(answers(999)), file, QUICK)
+
+
+@pytest.mark.parametrize(
+    ("entry", "empty"),
+    [(replace(ENTRY, etag=None), Answer(replace(ENTRY, etag=None), end=0)), (ENTRY, Answer(begin=0, end=0))],
+    ids=["without an ETag", "from the beginning"],
+)
+def test_an_object_that_is_begun_anew_and_does_not_come_is_given_up(file: int, entry: Entry, empty: Answer) -> None:
+    """An origin that answers with nothing in good order is not asked for ever, and the last reason is told."""
+    with pytest.raises(Failed, match="the answer was empty, 3 times"):
+        download(Scripted([Answer(entry, end=3000, error=Broken("cut")), empty]), file, QUICK)
+    silent = replace(empty, error=Broken("reset by peer"))
+    with pytest.raises(Failed, match="reset by peer, 3 times"):
+        download(Scripted([Answer(entry, end=3000, error=Broken("cut")), silent]), file, QUICK)
+
+
+# ------------------------------------------------------------------------------------------- several connections
+
+
+PARTS = replace(QUICK, connections=2, first_part_bytes=1000)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects of some kilobytes have parts, too."""
+    monkeypatch.setattr("marserve.store.parts.LEAST_PART_BYTES", 500)
+
+
+class Staged(Scripted):
+    """A source whose first answer, and whose others, go through these before each of their pieces."""
+
+    def __init__(self, first: Callable[[int], None], other: Callable[[int], None]) -> None:
+        super().__init__([Answer(chunk=100)])
+        self.stages = first, other
+
+    @contextlib.contextmanager
+    def read(self, begin: int, end: int | None, of: Entry | None = None) -> Iterator[Answer]:
+        """See `Source.read`."""
+        stage = self.stages[begin > 0]
+
+        class Through(Answer):
+            def __iter__(self) -> Iterator[bytes]:
+                for number, piece in enumerate(super().__iter__()):
+                    stage(number)
+                    yield piece
+
+        with super().read(begin, end, of):
+            yield Through(ENTRY, begin, end, chunk=100)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_other_connections_begin_while_the_first_part_still_comes(file: int) -> None:
+    """The first says what the object is; the rest need not wait for its end."""
+    others = threading.Event()
+    waited: list[bool] = []
+    source = Staged(lambda number: waited.append(number == 0 or others.wait(5)), lambda number: others.set())
+
+    assert whole(download(source, file, PARTS), file)
+    assert all(waited)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_an_error_of_the_first_part_ends_the_others_at_once(file: int) -> None:
+    """They are not fetched to their end only to be thrown away."""
+    others = threading.Event()
+    pieces: list[int] = []
+
+    def fail(number: int) -> None:
+        if number and others.wait(5):
+            raise Failed("it cannot be")
+
+    def dribble(number: int) -> None:
+        pieces.append(number)
+        others.set()
+        time.sleep(0.005)
+
+    source = Staged(fail, dribble)
+    with pytest.raises(Failed, match="it cannot be"):
+        download(source, file, PARTS)
+
+    assert len(pieces) < 50
+    assert len(source.asked) == 2, "nothing is asked for any more"
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_cancel_ends_all_connections_though_their_origin_sends_on(file: int) -> None:
+    """Between two pieces, and in the pause before an attempt: nothing is asked for any more, and the reason is told."""
+    cancel = Cancel()
+    source = Staged(lambda number: None, lambda number: cancel.set("the model was removed") if number else None)
+    with pytest.raises(Failed, match="the model was removed"):
+        download(source, file, PARTS, cancel=cancel)
+    assert len(source.asked) <= 3
+
+    cancel = Cancel()
+    pausing = Scripted([Answer(), Answer(refuses=Broken("busy"))])
+    timer = threading.Timer(0.05, cancel.set, args=("the server stops",))
+    timer.start()
+    with pytest.raises(Failed, match=r"^the server stops$"):
+        download(pausing, file, replace(PARTS, first_pause_s=60.0), cancel=cancel)
+    timer.join()
+    assert len(pausing.asked) == 3
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_the_error_that_came_first_is_told_whichever_thread_leaves_last(file: int) -> None:
+    """Threads that leave in good order afterwards do not make it forgotten."""
+    failed, second, threads = threading.Event(), threading.Event(), itertools.count()
+
+    def fail_or_wait(number: int) -> None:
+        if number:
+            return
+        if next(threads) == 0 and second.wait(5):
+            failed.set()
+            raise Failed("the disk is gone")
+        second.set()
+        failed.wait(5)
+        time.sleep(0.05)
+
+    with pytest.raises(Failed, match="the disk is gone"):
+        download(Staged(lambda number: None, fail_or_wait), file, replace(PARTS, connections=3))
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_the_last_connection_has_its_attempts_once_more(file: int) -> None:
+    """Those that it had it shared with others that gave up; then it gives up as well."""
+    busy = Answer(refuses=Broken("busy"))
+
+    assert whole(download(Scripted([Answer(), *[busy] * 8, Answer()]), file, PARTS), file)
+    source = Scripted([Answer(), busy])
+    with pytest.raises(Failed, match="busy, 3 times"):
+        download(source, file, PARTS)
+    assert len(source.asked) == 1 + 9
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_file_that_is_read_in_small_pieces_has_the_same_digest(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system may give less than was asked for; one that gives nothing has lost the file."""
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda descriptor, buffers, at: read(descriptor, [buffers[0][:7]], at))
+    assert whole(download(Scripted([Answer()]), file, PARTS), file)
+
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    with pytest.raises(OSError, match="became shorter"):
+        download(Scripted([Answer()]), file, PARTS)

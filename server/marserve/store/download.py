@@ -369,7 +369,8 @@ class _Parallel:
             self._first()
             self._follow()
         except BaseException as error:
-            self._fail(error)
+            with self._change:
+                self._error = error  # so that the threads end
             raise
         finally:
             for thread in self._threads:
@@ -427,11 +428,8 @@ class _Parallel:
                 self._hashed += read
 
     def _is_worth_hashing(self) -> bool:
-        ahead = self._parts.front - self._hashed
-        return self._error is not None or not self._busy or ahead >= HASH_BYTES or (ahead > 0 and self._is_last(ahead))
-
-    def _is_last(self, ahead: int) -> bool:
-        return self._hashed + ahead == self._parts.size
+        """Whether much waits to be hashed, or all threads have left: with everything, or because of an error."""
+        return not self._busy or self._parts.front - self._hashed >= HASH_BYTES
 
     def _work_off(self) -> None:
         """A thread: fetch one part after the other."""
@@ -512,12 +510,6 @@ class _Parallel:
                     self._change.notify_all()
             yield chunk
             pace.check(time.monotonic(), len(chunk))
-
-    def _fail(self, error: BaseException) -> None:
-        with self._change:
-            if self._error is None:
-                self._error = error
-            self._change.notify_all()
 
 
 class _TooManyFailures(Exception):
