@@ -575,6 +575,7 @@ def test_expired_and_cancelled_items_never_reach_the_handler(stage: Stage) -> No
 
     assert stage.seen == [[{"body": b"1"}, {"body": b"3"}]]
     assert [result.error for result in message.results] == ["expired", None, "cancelled", None]
+    assert [result.status for result in message.results] == [504, 200, 499, 200]
     assert bodies == [b"", b"1", b"", b"3"]
 
 

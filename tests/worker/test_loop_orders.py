@@ -28,8 +28,10 @@ from marserve.messages import (
     Metric,
     Metrics,
     NotLoaded,
+    Piece,
     Raised,
     Rank,
+    Result,
     Results,
     Sample,
     Stop,
@@ -54,7 +56,9 @@ from marserve.worker.loop import (
     use_threads,
 )
 from marserve.worker.loop import leave as really_leave
+from marserve_handlers.context import send_intermediate_predict_response
 from marserve_handlers.errors import PredictionException
+from marserve_handlers.metrics import MetricsCache
 from support.model_context import make_context
 
 LOAD = Load("m", "1.0", "", "h.py", None, None, 4, max_answer_bytes=1000)
@@ -502,6 +506,25 @@ class Unspeakable(Exception):
         raise RuntimeError("no words")
 
 
+class UnspeakableOfMemory(RuntimeError):
+    """One that is asked for its words, which may be of memory, and cannot be shown."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def test_an_error_that_cannot_even_be_judged_is_told_with_its_name() -> None:
+    """Its words are asked for: the author's own may raise anything."""
+    for error in (UnspeakableOfMemory(), PredictionException(Unspeakable(), 404)):  # type: ignore[arg-type]
+        told = raised(4, 0.25, error)
+
+        assert (told.number, told.handler_s, told.kind, told.message, told.code) == (
+            *(4, 0.25, "handler"),
+            *("Prediction failed", 503),
+        )
+        assert told.traceback.startswith(f"{type(error).__name__}, which cannot be shown:")
+
+
 def test_an_error_that_cannot_be_shown_is_told_all_the_same() -> None:
     """With its type, of a batch and of a load."""
     told = raised(4, 0.25, Unspeakable())
@@ -535,6 +558,7 @@ def test_numeric_libraries_are_told_how_many_threads_they_have(
     told: list[int] = []
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(set_num_threads=told.append))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 5})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
 
     use_threads(threads)
 
@@ -707,3 +731,326 @@ def test_the_time_in_the_authors_code_is_told_and_a_type_that_it_chose_stays(pag
     assert 0 <= results.handler_s < 60
     types = [[value for name, value in each.headers if name.lower() == "content-type"] for each in results.results]
     assert types == [["text/x"], ["application/json"]]
+
+
+def one(body: bytes = b"1", number: int = 1) -> list[tuple[Any, list[bytearray]]]:
+    """An order for a batch of one item."""
+    return [(Batch(number, [item()]), [bytearray(body)])]
+
+
+# ------------------------------------------------------------------------------------------- what was measured
+
+
+def test_values_that_were_dropped_are_counted_once(page: Page) -> None:
+    """By the cache because it was full, and by the wire because no metric can have them; with no value left, too."""
+    model = model_of(echo)
+    cache = model.context.metrics
+    assert isinstance(cache, MetricsCache)
+    cache.dropped = 3
+    cache.store = [("n", 1.0, "ms", "no such kind", [], "r")]  # type: ignore[list-item]
+    first, second = Server(one()), Server(one())
+
+    assert run(first, page, model) == 0
+    assert run(second, page, model) == 0
+
+    assert [(each.values, each.dropped) for each in first.of(Metrics)] == [([], 4)]
+    assert second.of(Metrics) == []
+    assert cache.dropped == 0
+
+
+def test_metrics_that_cannot_be_read_cost_no_answer(page: Page, caplog: pytest.LogCaptureFixture) -> None:
+    """The author reads why in the log; to end the process is still the author's own word."""
+    model = model_of(echo)
+
+    def fail() -> NoReturn:
+        raise KeyboardInterrupt("mine")
+
+    model.context.metrics = SimpleNamespace(drain=fail)  # type: ignore[assignment]
+    server = Server(one())
+    assert run(server, page, model) == 0
+    assert (len(server.of(Results)), server.of(Metrics)) == (1, [])
+    [record, _] = caplog.records  # after loading, and after the batch
+    assert (record.levelno, record.getMessage()) == (logging.ERROR, "what the handler measured cannot be read")
+    assert record.exc_info is not None
+
+    model.context.metrics = SimpleNamespace(drain=lambda: sys.exit(4))  # type: ignore[assignment]
+    assert run(Server(one()), page, model) == 4
+
+
+def test_what_a_check_measured_belongs_to_no_request(page: Page) -> None:
+    """It is taken and thrown away; and a check that runs out of memory gives back what it took."""
+    model = model_of(echo)
+
+    def handle(rows: list[dict[str, Any]], context: Any) -> list[Any]:
+        context.metrics.add_counter("Seen", 1)
+        return echo(rows, context)
+
+    model.handle = handle
+    server = Server([(Check(3, [item(), item()], 2, Tolerance(), 10.0), [bytearray(b"a"), bytearray(b"b")])])
+
+    assert run(server, page, model) == 0
+
+    assert [each.number for each in server.of(Checked)] == [3]
+    assert server.of(Metrics) == []
+
+
+def test_a_check_of_one_item_that_runs_out_of_memory_gives_back_what_it_took(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next batch finds a worker as before."""
+    given: list[int] = []
+    monkeypatch.setattr(worker_loop, "give_back", lambda: given.append(1))
+
+    def fail(rows: Any, context: Any) -> Any:
+        raise MemoryError
+
+    check = Check(1, [item()], 1, Tolerance(), 10.0, [Result(200, "", [])])
+    server = Server([(check, [bytearray(b"a"), bytearray(b"a")])])
+
+    assert run(server, page, model_of(fail)) == 0
+
+    assert (len(server.of(Checked)), given) == (1, [1])
+
+
+# ------------------------------------------------------------------------------------------- what does not go out
+
+
+@pytest.mark.parametrize("error", [ValueError("too long"), TypeError("no such type"), OverflowError("too large")])
+def test_an_answer_that_cannot_be_written_is_told_as_the_batch_s_failure(page: Page, error: Exception) -> None:
+    """With the time that the author's code took; the worker goes on."""
+    server = Server(one(b"1", 1), one(b"2", 2))
+    refuse_once(server, error)
+
+    assert run(server, page, model_of(echo)) == 0
+
+    [failure] = server.of(Raised)
+    assert (failure.number, failure.kind) == (1, "handler")
+    assert 0 <= failure.handler_s < 60
+    assert str(error) in failure.traceback
+    assert [each.number for each in server.of(Results)] == [2]
+
+
+def test_an_answer_to_a_server_that_is_gone_ends_the_worker(page: Page) -> None:
+    """In good order: there is nobody to tell."""
+    server = Server(one())
+    refuse_once(server, BrokenPipeError())
+
+    assert run(server, page, model_of(echo)) == 0
+    assert server.of(Raised) == []
+
+
+def refuse_once(server: Server, error: Exception) -> None:
+    """The first results cannot be sent."""
+    send = server.send
+
+    def refuse(message: Any, bodies: Sequence[bytes] = ()) -> None:
+        if type(message) is Results and message.number == 1:
+            raise error
+        send(message, bodies)
+
+    server.send = refuse  # type: ignore[method-assign]
+
+
+def test_what_cannot_be_written_has_its_status_and_words(page: Page, caplog: pytest.LogCaptureFixture) -> None:
+    """An element of no type that goes out, one for which memory runs out, one that is too long: each alone."""
+
+    class Huge(dict[str, str]):
+        def items(self) -> Any:
+            raise MemoryError
+
+    server = Server([(Batch(1, [item()] * 4), [bytearray(b"x")] * 4)])
+    assert run(server, page, model_of(lambda rows, context: [object(), Huge(a="b"), b"x" * 1001, b"fine"])) == 0
+
+    assert [(each.status, each.reason, each.error) for each in server.of(Results)[0].results] == [
+        (503, "Unsupported model output data type.", "handler"),
+        (507, "Out of resources", "memory"),
+        (503, "The answer has 1001 bytes, more than max_response_size, 1000.", "too_large"),
+        (200, "", None),
+    ]
+    assert "an answer of type object cannot be written" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------- streams without clients
+
+
+def test_a_stream_that_no_client_waits_for_any_more_is_broken_off(page: Page) -> None:
+    """Where the next piece would be sent, so that it is not made in vain; while one of them waits it goes on."""
+    sent: list[int] = []
+
+    def handle(rows: list[dict[str, Any]], context: Any) -> list[Any]:
+        number = len(rows)
+        for gone in range(number):
+            page.cancel(number, gone)
+            send_intermediate_predict_response(["a"] * number, context.request_ids, "", 200, context)
+            sent.append(number)
+        return ["c"] * number
+
+    two = Batch(2, [item(), item()])
+    server = Server(one(), [(two, [bytearray(b"1"), bytearray(b"2")])], one(b"3", 3))
+
+    assert run(server, page, model_of(handle)) == 0
+
+    assert sent == [2, 1]  # of the batch of two the first piece, and the batch whose client is there
+    assert [each.number for each in server.of(Piece)] == [2, 3]
+    assert [(each.number, "NobodyWaits" in each.traceback) for each in server.of(Raised)] == [(1, True), (2, True)]
+    assert [each.number for each in server.of(Results)] == [3]
+
+
+# ------------------------------------------------------------------------------------------- ranks and coroutines
+
+
+class FakeLeader:
+    """Rank 0 of a group, that has other ranks make its calls."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+        self.may_break_off = False
+
+    def lead(self, model: LoadedModel) -> LoadedModel:
+        """The model whose calls all make."""
+
+        def handle(rows: Any, context: Any) -> Any:
+            self.done.append("call")
+            return model.handle(rows, context)
+
+        return LoadedModel(handle, model.context, model.load, model.length_of, model.compare)
+
+    def share(self, items: Sequence[Item], bodies: Sequence[bytearray], *, once: bool) -> None:
+        """What the next call, or several, are made of."""
+        self.done.append(("share", len(items), once))
+
+    def settle(self) -> None:
+        """All have ended the last call."""
+        self.done.append("settle")
+
+
+def test_rank_0_shares_each_batch_and_settles_before_the_next_order(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks make its calls: of batches, once; of the warm-up and of checks, as often as they take."""
+    leader = FakeLeader()
+    monkeypatch.setattr(worker_loop, "load_model", lambda load: model_of(echo, rank=load.rank, warm_up=load.warm_up))
+    monkeypatch.setattr(WorkerLoop, "_join", lambda self, place: setattr(self, "_leader", leader))
+    for name in ("limit_memory", "enter_model_folder", "stay_on", "use_threads"):
+        monkeypatch.setattr(worker_loop, name, lambda what: None)
+    load = msgspec.structs.replace(LOAD, rank=Rank(0, 2, True, 1), warm_up=[Sample(body=b"w")])
+    check = Check(3, [item(), item()], 2, Tolerance(), 10.0)
+    server = Server([(load, [])], one(), [(check, [bytearray(b"a"), bytearray(b"b")])])
+
+    assert run(server, page) == 0
+
+    assert leader.done[:2] == [("share", 1, False), "call"]
+    batch = leader.done.index(("share", 1, True))
+    assert leader.done[batch - 1 : batch + 3] == ["settle", ("share", 1, True), "call", "settle"]
+    checked = leader.done.index(("share", 2, False))
+    assert leader.done[checked + 1] == "call"
+    assert leader.done[-1] == "settle"
+
+
+@pytest.mark.parametrize(("rank", "is_warmed"), [(None, True), (0, True), (1, False)])
+def test_the_warm_up_is_rank_0_s_to_run(page: Page, rank: int | None, is_warmed: bool) -> None:
+    """The others are told of its calls; a worker alone has no rank."""
+    seen: list[Any] = []
+
+    def handle(rows: list[dict[str, Any]], context: Any) -> list[Any]:
+        seen.append(rows)
+        return echo(rows, context)
+
+    place = None if rank is None else Rank(rank, 2, True, 1)
+    server = Server()
+    assert run(server, page, model_of(handle, rank=place, warm_up=[Sample(body=b"w")])) == 0
+
+    assert bool(seen) is is_warmed
+    assert (server.of(Loaded)[0].warm_up_s > 0) is is_warmed
+    assert server.of(Loaded)[0].warnings == []
+
+
+def test_a_handler_that_is_a_coroutine_is_warmed_up_one_by_one_and_then_served_by_its_own_loop(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the server was told that it is loaded."""
+    done: list[Any] = []
+
+    class Loop:
+        def __init__(self, worker: Any, connection: Any, page: Page, model: LoadedModel) -> None:
+            self.connection, self.model = connection, model
+
+        def one_by_one(self) -> LoadedModel:
+            """Called while nothing is served yet."""
+            done.append("one by one")
+            return self.model
+
+        def serve(self) -> NoReturn:
+            """Serve to the end."""
+            done.append([type(message) for message, _ in self.connection.sent])
+            raise EOFError
+
+    monkeypatch.setattr("marserve.worker.concurrent.ConcurrentLoop", Loop)
+    model = model_of(echo, is_concurrent=True, warm_up=[Sample(body=b"w")])
+
+    assert run(Server(), page, model) == 0
+
+    assert done == ["one by one", [Hello, Loaded]]
+
+
+def test_a_rank_that_follows_makes_the_calls_of_rank_0(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After it has said that it is loaded, and with the model that it loaded."""
+    done: list[Any] = []
+    loaded = model_of(echo, rank=Rank(1, 2, True, 1))
+
+    class Follower:
+        def follow(self, model: LoadedModel) -> NoReturn:
+            """Make the leader's calls."""
+            done.append((model is loaded, len(server.of(Loaded))))
+            raise EOFError
+
+    monkeypatch.setattr(worker_loop, "load_model", lambda load: loaded)
+    monkeypatch.setattr(WorkerLoop, "_join", lambda self, place: setattr(self, "_follower", Follower()))
+    for name in ("limit_memory", "enter_model_folder", "stay_on", "use_threads"):
+        monkeypatch.setattr(worker_loop, name, lambda what: None)
+    server = Server([(msgspec.structs.replace(LOAD, rank=Rank(1, 2, True, 1)), [])])
+
+    assert run(server, page) == 0
+    assert done == [(True, 1)]
+
+
+def test_a_rank_that_cannot_load_waits_a_moment_for_the_end_of_the_one_that_is_why(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is told the first cause; a worker alone does not wait."""
+    slept: list[float] = []
+
+    def fail(load: Load) -> NoReturn:
+        raise ConnectionError("the other rank has gone")
+
+    monkeypatch.setattr(worker_loop, "load_model", fail)
+    monkeypatch.setattr(WorkerLoop, "_join", lambda self, place: None)
+    monkeypatch.setattr(worker_loop.time, "sleep", slept.append)
+    for name in ("limit_memory", "enter_model_folder", "stay_on", "use_threads"):
+        monkeypatch.setattr(worker_loop, name, lambda what: None)
+
+    for rank, waits in ((None, 0), (Rank(1, 2, True, 1), 1)):
+        server = Server([(msgspec.structs.replace(LOAD, rank=rank), [])])
+        assert run(server, page) == 1
+        assert len(slept) == waits
+        assert [each.kind for each in server.of(NotLoaded)] == ["load_failed"]
+
+
+# ------------------------------------------------------------------------------------------- loads that fail
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("huggingface_hub", "No module named 'huggingface_hub'. The extra hf of marserve brings it"),
+        ("other", "No module named 'other'"),
+    ],
+)
+def test_the_extra_that_brings_a_missing_module_is_named_once(module: str, said: str) -> None:
+    """Behind one full stop."""
+    told = not_loaded(ModuleNotFoundError(f"No module named '{module}'.", name=module))
+
+    assert told.message.startswith("ModuleNotFoundError: ")
+    assert said in told.message
+    assert ".." not in told.message
+    assert not_loaded(ModuleNotFoundError("gone", name=None)).message == "ModuleNotFoundError: gone"
