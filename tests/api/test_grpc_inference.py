@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -13,8 +15,10 @@ import pytest
 from google.rpc import error_details_pb2
 
 from marserve.api.byte_ledger import ByteLedger
+from marserve.api.grpc_calls import Call, Calls
 from marserve.api.grpc_inference import SERVICE
 from marserve.api.grpc_listener import GrpcLimits
+from marserve.api.grpc_schema import INFERENCE
 from marserve.errors import HandlerFailed, MarserveError, ModelNotFound, NoWorker, QueueFull, WorkerDied
 from support.grpc_house import SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, refusal
 
@@ -520,3 +524,75 @@ async def test_bytes_that_are_no_message_end_a_dialogue() -> None:
 
         assert (await refusal(call.read()))[0] == "INVALID_ARGUMENT"
         await cancelled(registry, 1)
+
+
+class EndedCall:
+    """What grpcio gives a call that its client has left; `left_at`: before a message, or before the status."""
+
+    def __init__(self, left_at: str) -> None:
+        self.left_at, self.told = left_at, 0
+
+    def time_remaining(self) -> float:
+        """Of its deadline."""
+        return 0.0
+
+    def invocation_metadata(self) -> None:
+        """None came."""
+
+    def peer(self) -> str:
+        """A client."""
+        return "ipv4:10.0.0.9:4711"
+
+    def add_done_callback(self, callback: Any) -> None:
+        """Called when it has ended."""
+        callback(self)
+
+    async def write(self, data: bytes) -> None:
+        """One message."""
+        if self.left_at == "message":
+            self.told += 1
+            raise grpc.aio.InternalError("execute_batch")
+
+    async def abort(self, *status: Any) -> None:
+        """Its status."""
+        self.told += 1
+        raise grpc.aio.InternalError("execute_batch")
+
+
+@pytest.mark.parametrize(("left_at", "code"), [("message", "DEADLINE_EXCEEDED"), ("status", "UNAVAILABLE")])
+async def test_a_client_that_leaves_before_it_is_told_costs_one_line(
+    caplog: pytest.LogCaptureFixture, left_at: str, code: str
+) -> None:
+    """Of the access log: it is no defect of the server, and nothing more is tried."""
+    book, context = Book(), EndedCall(left_at)
+    calls = Calls(SCHEMA, book, book)
+
+    async def answer(message: Any, call: Call) -> None:
+        await call.write(SCHEMA.message(f"{INFERENCE}.PredictionResponse")(prediction=b"x"))
+        raise HandlerFailed
+
+    async def unused(message: Any, call: Call) -> None:
+        raise AssertionError
+
+    answers = dict.fromkeys(SCHEMA.methods(SERVICE), unused) | {"StreamPredictions": answer}
+    service = calls.service(SERVICE, answers)
+    handler = service.service(SimpleNamespace(method=f"/{SERVICE}/StreamPredictions", invocation_metadata=()))
+
+    with pytest.raises(asyncio.CancelledError):  # which grpcio takes for what it is
+        await handler.unary_stream(b"", context)
+
+    assert (book.codes, len(book.lines), context.told) == ([code], 1, 1)
+    assert not caplog.records
+
+
+async def test_grpcio_writes_no_traceback_for_a_client_that_has_gone(caplog: pytest.LogCaptureFixture) -> None:
+    """Whose end comes between an answer and its status; what else it has to say is written."""
+    log = logging.getLogger("grpc._cython.cygrpc")
+    async with inference_port():
+        for error in (grpc.aio.InternalError("execute_batch"), ValueError("else")):
+            try:
+                raise error
+            except Exception:
+                log.exception("raised in core by servicer method")
+
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError]

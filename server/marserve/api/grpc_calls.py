@@ -43,6 +43,8 @@ AUTHORIZATION: Final = "authorization"
 REQUEST_ID: Final = "x-request-id"
 # grpcio keeps deadlines by a clock of its own, and may end a call a little before ours says so.
 DEADLINE_SLACK_S: Final = 0.05
+# grpcio's own logger, which writes a traceback where a client or its deadline ends a call before its status is sent.
+GRPCIO_LOG: Final = "grpc._cython.cygrpc"
 # Fields that a message may have, not counting those inside of them; a tensor or an input is one.
 MAX_FIELDS: Final = 4096
 # A message up to this length that has no more fields than that is read on the loop: mostly one long text or picture.
@@ -57,6 +59,21 @@ STALL_TIMEOUT_S: Final = 60.0
 _OF_VARINT: Final = 0
 _OF_LENGTH: Final = 2
 _FIXED_BYTES: Final = {1: 8, 5: 4}
+
+
+class ClientGone(Exception):
+    """The call has ended on the wire: by its client, by its deadline. There is nobody to write to."""
+
+
+def quiet_grpcio() -> None:
+    """Have grpcio write no traceback for a client that has gone: its call is counted, and has a line of its own."""
+    logging.getLogger(GRPCIO_LOG).addFilter(_is_no_failed_batch)
+
+
+def _is_no_failed_batch(record: logging.LogRecord) -> bool:
+    """Whether a record is of something else than a message or status that could not be sent any more."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, grpc.aio.InternalError)
 
 
 class CallMetrics(Protocol):
@@ -108,7 +125,7 @@ class Call:
     async def write(self, message: Any) -> None:
         """Send one message of a stream; returns when the client's window has room for more.
 
-        Raises StalledReader when it has none for too long.
+        Raises StalledReader when it has none for too long, ClientGone where the call has ended.
         """
         data = message.SerializeToString()
         self._ledger.count_answers(len(data))
@@ -117,6 +134,8 @@ class Call:
                 await self._context.write(data)
         except TimeoutError:
             raise StalledReader(self._stall_timeout_s) from None
+        except grpc.aio.InternalError:
+            raise ClientGone from None
         finally:
             self._ledger.count_answers(-len(data))
 
@@ -319,11 +338,13 @@ class Calls:
             context.set_trailing_metadata(((REQUEST_ID, call.id), *told))
             self._record(path, call, context, StatusCode.OK, began)
             return answer
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ClientGone) as error:
             # By the client, by the deadline that it named, or by a server that ends.
             passed = call.deadline is not None and monotonic() >= call.deadline - DEADLINE_SLACK_S
             code = StatusCode.DEADLINE_EXCEEDED if passed else StatusCode.CANCELLED
             self._record(path, call, context, code, began)
+            if isinstance(error, ClientGone):
+                raise asyncio.CancelledError from None
             raise
         except Exception as error:
             if not isinstance(error, MarserveError):
@@ -339,7 +360,10 @@ class Calls:
                 context.set_details(description)
                 context.set_trailing_metadata(metadata)
                 return b""
-            await context.abort(code, description, metadata)
+            try:
+                await context.abort(code, description, metadata)
+            except grpc.aio.InternalError:  # the call has ended meanwhile
+                raise asyncio.CancelledError from None
             raise AssertionError from error  # abort does not return
 
     def _work_was_sent(self, context: Any) -> None:

@@ -18,7 +18,7 @@ import grpc
 from marserve.api import grpc_health, grpc_inference, grpc_management, grpc_reflection
 from marserve.api.byte_ledger import ByteLedger
 from marserve.api.decoding import Decoding
-from marserve.api.grpc_calls import STALL_TIMEOUT_S, Authorize, CallMetrics, Calls
+from marserve.api.grpc_calls import STALL_TIMEOUT_S, Authorize, CallMetrics, Calls, quiet_grpcio
 from marserve.api.grpc_health import GrpcHealth
 from marserve.api.grpc_inference import GrpcInference
 from marserve.api.grpc_management import GrpcManagement
@@ -149,6 +149,7 @@ class GrpcPorts:
         decoding: Decoding | None = None,
         ledger: ByteLedger | None = None,
     ) -> None:
+        quiet_grpcio()
         self._ledger = ledger
         self._stall_timeout_s = stall_timeout_s
         self._decoding = decoding or Decoding()
