@@ -202,6 +202,26 @@ def test_small_bodies_that_dribble_leave_half_of_the_reserve_to_those_that_have_
     assert full is not None
 
 
+def test_a_ledger_is_pressed_when_the_first_in_line_is_stuck_or_a_small_body_might_find_no_room() -> None:
+    """Then whole requests that wait behind answers which nobody takes give way."""
+    ledger = ByteLedger(MIB)
+    full = ledger.take(MIB)
+    assert not ledger.is_pressed(100.0)
+    waiting = opened(ledger, MIB, now=100.0)
+    assert not ledger.is_pressed(100.0 + STUCK_S - 0.1)
+    assert ledger.is_pressed(100.0 + STUCK_S)
+    waiting.close()
+    assert not ledger.is_pressed(200.0)
+
+    assert ledger.take_small(ledger.half - SMALL_BYTES)
+    assert not ledger.is_pressed(200.0)
+    assert ledger.take_small(1)
+    assert ledger.is_pressed(200.0)
+    assert full is not None
+    full.close()
+    assert not ledger.is_pressed(200.0), "small bodies may have what is free beside their reserve"
+
+
 # ------------------------------------------------------------------------------------------- worlds
 
 

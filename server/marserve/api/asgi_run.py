@@ -29,7 +29,7 @@ class AsgiRun:
     alone.
     """
 
-    __slots__ = ("_app", "_began", "_cycle", "_has_started", "_head", "_listener", "_peer", "_send_on", "hold", "id")
+    __slots__ = ("_app", "_began", "_cycle", "_has_started", "_listener", "_peer", "_send_on", "head", "hold", "id")
 
     _send_on: ASGISendCallable
 
@@ -43,7 +43,7 @@ class AsgiRun:
         self._cycle = cycle
         self._app = app
         self._peer = peer
-        self._head = head
+        self.head = head
         self._began = monotonic()
         self._has_started = False
 
@@ -51,14 +51,14 @@ class AsgiRun:
         """Run the application; what it lets escape before it has answered becomes an error object."""
         self._send_on = send
         scope["state"]["request_id"] = self.id
-        scope["state"]["sent_headers"] = self._head.headers
+        scope["state"]["sent_headers"] = self.head.headers
         try:
             await self._app(scope, receive, self._send)
         except Exception as error:
             if self._has_started:
                 raise
             if not isinstance(error, MarserveError):
-                log.exception("Request %s failed: %s", self.id, self._head.line, extra=caused_by(self._peer))
+                log.exception("Request %s failed: %s", self.id, self.head.line, extra=caused_by(self._peer))
             status, body, headers = error_answer(error, overload_status=self._listener.overload_status)
             lines = [(name.encode(), value.encode("latin-1")) for name, value in headers]
             lines.append((b"content-length", b"%d" % len(body)))
@@ -69,7 +69,7 @@ class AsgiRun:
         if message["type"] == "http.response.start" and not self._has_started:
             self._has_started = True
             if not self._cycle.disconnected:
-                self._listener.record(self._peer, self._head.line, message["status"], self._began, monotonic(), self.id)
+                self._listener.record(self._peer, self.head.line, message["status"], self._began, monotonic(), self.id)
             headers = self._listener.response_headers.complete(list(message.get("headers", [])), self.id)
             message = {**message, "headers": headers}
         await self._send_on(message)

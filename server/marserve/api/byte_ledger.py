@@ -14,7 +14,8 @@ monotonic clock.
 
 Nothing waits for ever: `turn` refuses what waited `PATIENCE_S`. Where the first in line has waited `STUCK_S`, it makes
 room: bodies that arrive slowly lose their place, then the youngest of those that wait in the middle of their bytes,
-until the first in line can go on.
+until the first in line can go on. Connections ask `is_pressed`, and refuse whole requests that they keep behind an
+answer which their client does not take.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ PATIENCE_S: Final = 5.0
 STUCK_S: Final = 1.0
 # A body that comes more slowly than this loses its place while others are stuck.
 PRESSED_BYTES_PER_S: Final = 64 * 1024
+# Requests behind an answer of which their client has taken nothing for so long lose theirs, too.
+PRESSED_STALL_S: Final = 2.0
 
-Refusal = Literal["no_room", "too_slow"]
+Refusal = Literal["no_room", "too_slow", "untaken"]
 
 
 class Reader(Protocol):
@@ -170,13 +173,13 @@ class ByteLedger:
 
     def take_small(self, size: int) -> bool:
         """Count a small body until `release_small`; False where there is no room for it."""
-        half = self.half
-        if self.small + size > half:
-            beyond = self.small + size - max(half, self.small)
-            if beyond > self.room:
-                return False
+        if not self._has_room_for_small(size):
+            return False
         self.small += size
         return True
+
+    def _has_room_for_small(self, size: int) -> bool:
+        return self.small + size <= self.half or self.small + size - max(self.half, self.small) <= self.room
 
     def release_small(self, size: int) -> None:
         """A small body takes no room any more."""
@@ -250,6 +253,12 @@ class ByteLedger:
         self._dropped.append((size, is_small, is_part))
         if self.waiting:
             self.on_room()
+
+    def is_pressed(self, now: float) -> bool:
+        """Whether the first in line is stuck, or a small body that comes now might be refused."""
+        if self.waiting and self.waiting[0].waited_s(now) >= STUCK_S:
+            return True
+        return not self._has_room_for_small(SMALL_BYTES)
 
     # ------------------------------------------------------------------------------------------- answers
 

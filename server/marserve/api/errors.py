@@ -174,6 +174,13 @@ class TooManyConnections(Unavailable):
         super().__init__(f"Too many connections: {limit} are open for {scope}. Close some, or try again later.")
 
 
+_NO_ROOM = {
+    "no_room": "The server holds as many bytes of requests and answers as it may",
+    "too_slow": "The request's body arrives too slowly to keep its place while others wait for room",
+    "untaken": "The request waits behind an answer that its client does not take, and others wait for its room",
+}
+
+
 class NoRoomForBody(Unavailable):
     """The server holds as many bytes of requests and answers as it may."""
 
@@ -181,12 +188,7 @@ class NoRoomForBody(Unavailable):
 
     def __init__(self, limit_bytes: int, why: str = "no_room") -> None:
         self.cause = "bytes_in_flight" if why == "no_room" else "bytes_in_flight_slow"
-        reason = (
-            "The server holds as many bytes of requests and answers as it may"
-            if why == "no_room"
-            else "The request's body arrives too slowly to keep its place while others wait for room"
-        )
-        super().__init__(f"{reason} (max_bytes_in_flight, {limit_bytes} bytes). Try again later.")
+        super().__init__(f"{_NO_ROOM[why]} (max_bytes_in_flight, {limit_bytes} bytes). Try again later.")
 
 
 class ErrorAnswer(NamedTuple):

@@ -33,7 +33,7 @@ from uvicorn.server import ServerState
 from marserve.api.asgi_run import AsgiRun
 from marserve.api.auth import Tokens, authorization_of
 from marserve.api.browsers import BrowserRules
-from marserve.api.byte_ledger import SMALL_BYTES, HeldBytes, Hold, Refusal
+from marserve.api.byte_ledger import PRESSED_STALL_S, SMALL_BYTES, HeldBytes, Hold, Refusal
 from marserve.api.connections import ConnectionTable
 from marserve.api.decoding import Decoding
 from marserve.api.errors import (
@@ -67,9 +67,6 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 SLICE_BYTES: Final = 4 * 1024
 # For so long slices are read in one step of the loop; one of the worst takes about as long.
 SLICES_S: Final = 0.001
-
-# Where header lines go that nobody wants: it keeps nothing.
-DROPPED: Final[deque[tuple[bytes, bytes]]] = deque(maxlen=0)
 
 # Requests that may wait on a connection, and bytes that one of them may hold, before it is read from no more.
 READ_AHEAD: Final = 8
@@ -151,6 +148,20 @@ class HttpConnection(HttpToolsProtocol):
 
     listener: ClassVar[Listener]
     flow: Flow
+    keep_open: bool
+    # Of the read, and of the request that it belongs to; each is set by the step that comes before its first use.
+    begun: int  # requests whose first byte came with the present read
+    read_bytes: int
+    partial_bytes: int
+    lines: deque[tuple[bytes, bytes]]
+    body: bytes | bytearray
+    body_bytes: int
+    chunks: int
+    framed_bytes: int
+    run: AsgiRun | None  # which gets the body
+    body_since: float
+    body_mark_at: float
+    body_mark_bytes: int
 
     def __init__(
         self,
@@ -165,29 +176,16 @@ class HttpConnection(HttpToolsProtocol):
         self.phase = IDLE
         self.active: Exchange | RequestResponseCycle | None = None
         self.waiting: deque[Exchange | tuple[RequestResponseCycle, AsgiRun]] = deque()
-        self.keep_open = True
         self.peer = "/"
         self.owes_continue = False
         self._is_advancing = False
         # The request being read.
         self.head: Head | None = None
-        self.begun = 0  # requests whose first byte came with the present read
-        self.read_bytes = 0
-        self.partial_bytes = 0
-        self.lines: deque[tuple[bytes, bytes]] = DROPPED
-        self.body: bytes | bytearray = b""
-        self.body_bytes = 0
-        self.chunks = 0
-        self.framed_bytes = 0
         self.hold: Hold | None = None  # the room of its body
-        self.run: AsgiRun | None = None  # which gets it
         self.replay: tuple[bytes, bytes, Headers] | None = None
         # Since when, in monotonic seconds; 0: not so.
         self.idle_since = monotonic()
         self.head_since = 0.0
-        self.body_since = 0.0
-        self.body_mark_at = 0.0
-        self.body_mark_bytes = 0
         self.unsent_since = 0.0
         self.streamed_bytes = 0  # of streams: what was written in all, so that what the client took can be told
         self.taken_bytes = 0
@@ -310,7 +308,7 @@ class HttpConnection(HttpToolsProtocol):
     @property
     def is_busy(self) -> bool:
         """Whether a request is being read, waits, or is being answered."""
-        return self.active is not None or bool(self.waiting) or self.phase in (HEAD, BODY)
+        return self.active is not None or self.phase in (HEAD, BODY)
 
     @property
     def is_answering(self) -> bool:
@@ -366,10 +364,12 @@ class HttpConnection(HttpToolsProtocol):
             self.active.look(now, self.unsent)
         if transport.is_closing():
             return
+        if self.waiting and self._is_stalled_for(now, PRESSED_STALL_S) and self.listener.ledger.is_pressed(now):
+            self._refuse_waiting()
         phase = self.phase
         limits = self.listener.limits
         if phase == IDLE:
-            if self.active is None and not self.waiting:
+            if self.active is None:
                 limit = limits.keep_alive_s if self.has_spoken else limits.header_timeout_s
                 if now - self.idle_since >= limit:
                     transport.close()
@@ -386,7 +386,10 @@ class HttpConnection(HttpToolsProtocol):
         if not unsent or not self.unsent_since or taken > self.taken_bytes:
             self.unsent_since = now
         self.taken_bytes = taken
-        return unsent > 0 and now - self.unsent_since >= self.listener.limits.stall_timeout_s
+        return self._is_stalled_for(now, self.listener.limits.stall_timeout_s)
+
+    def _is_stalled_for(self, now: float, seconds: float) -> bool:
+        return self.unsent > 0 and now - self.unsent_since >= seconds
 
     def _check_body(self, now: float, limits: HttpLimits) -> None:
         if self.flow.read_paused or self.owes_continue:  # it is us who keep the client waiting
@@ -418,14 +421,12 @@ class HttpConnection(HttpToolsProtocol):
         self.url = self.url + url if self.url else url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header line, as the client wrote it."""
+        """One header line, as the client wrote it; or a line behind a chunked body, which no header is read from."""
         self.lines.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Check the header; know the route. Raises what refuses the request, which `data_received` answers."""
         lines = list(self.lines)
-        # Lines that follow a chunked body are dropped: they must not become headers of anything.
-        self.lines = DROPPED
         listener = self.listener
         limits = listener.limits
         if self.read_bytes > limits.header_bytes or self.head_since:
@@ -595,7 +596,25 @@ class HttpConnection(HttpToolsProtocol):
         for waiting in self.waiting:
             if isinstance(waiting, Exchange):
                 waiting.release(self)
+            else:
+                waiting[0].body = bytearray()  # whatever else knows of it, nothing counts these bytes any more
         self.waiting.clear()
+
+    def _refuse_waiting(self) -> None:
+        """Refuse what waits behind an answer that the client does not take: others need the room of its bodies.
+
+        The first of it is answered with the refusal in its turn, which closes the connection; the rest is dropped.
+        """
+        first = self.waiting[0]
+        head = first.head if isinstance(first, Exchange) else first[1].head
+        self._drop_cycle()
+        self._drop_body()
+        self._drop_waiting()
+        self.phase = DEAF
+        self.replay = None
+        error = NoRoomForBody(self.listener.ledger.limit, "untaken")
+        self.listener.metrics.count_refused(error.cause or "")
+        self._answer_with(error, head)
 
     # ------------------------------------------------------------------------------------------- reading, step by step
 
@@ -721,6 +740,10 @@ class HttpConnection(HttpToolsProtocol):
             head = Head(self.parser.get_method(), self.url, "1.1", False, [])
         else:
             head = Head(b"-", b"-", "1.1", False, [])
+        self._answer_with(error, head)
+
+    def _answer_with(self, error: BaseException, head: Head) -> None:
+        """Refuse a request in its turn."""
         exchange = Exchange(self, head, b"")
         exchange.refusal = error
         if self.active is None:
