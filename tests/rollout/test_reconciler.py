@@ -754,6 +754,24 @@ async def test_a_failed_undo_keeps_what_it_wanted_back(keeper: Keeper) -> None:
     assert (keeper.ask("m"), keeper.ask("n")) == (b"m 1.0", b"n 1.0")
 
 
+async def test_a_document_that_says_nothing_of_workers_is_applied_twice_without_a_change(shop: Workshop) -> None:
+    """What it does not say stays as a call left it: three workers here, where the server by itself gives one."""
+    await shop.registry.register(RegisterParameters("m-1.0.mar", initial_workers=3, batch_size=4))
+    plain = json.dumps({"models": {"m": {"versions": {"1.0": {"url": "m-1.0.mar"}}}}}).encode()
+
+    for _ in range(2):
+        assert (await shop.reconciler.plan(plain)).steps == ()
+        await shop.reconciler.apply(plain)
+        found = shop.registry.actual()["m"].versions["1.0"]
+        assert (found.workers, found.config["batchSize"]) == ((3, 3), 4)
+
+    said = json.dumps({"models": {"m": {"versions": {"1.0": {"url": "m-1.0.mar", "workers": 1}}}}}).encode()
+    await shop.reconciler.apply(said)
+    assert shop.registry.actual()["m"].versions["1.0"].workers == (1, 1)
+    await shop.reconciler.apply(plain)
+    assert shop.registry.actual()["m"].versions["1.0"].workers == (3, 3)
+
+
 async def test_applying_reads_the_address_again_and_undoing_does_not(keeper: Keeper) -> None:
     """What lies there may be another archive by now; with a digest it is the same, and is not loaded again."""
     digest = hashlib.sha256((keeper.store / "n-1.0.mar").read_bytes()).hexdigest()

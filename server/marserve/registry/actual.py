@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marserve.archive.model_config import KEYS
@@ -29,7 +29,8 @@ class ActualVersion:
 
     `declared` is what a document said of it when it was loaded or last changed; None of one that came by a call.
     `source` is what it was registered with; `config` holds what is in force now. `base` is what would be of the number
-    of workers and of the forming of batches if no document said anything: the archive's word, and the server's.
+    of workers and of the forming of batches if the document said nothing: what calls left, the archive's word, the
+    server's.
     `most_workers`: there are devices for no more, 0 for no such bound. `is_on_demand`: requests wake its workers, so
     their lower bound is 0. `as_declared` is what a document has to say to have exactly this version.
     """
@@ -62,13 +63,10 @@ ActualState = Mapping[str, ActualModel]
 
 def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
     """One version as it is now."""
-    facts, pool = version.facts, version.pool.options
+    facts = version.facts
     archive = version.plan.unpacked.config.document or {}
     now = {
-        "minWorkers": version.min_workers,
-        "maxWorkers": version.max_workers,
-        "batchSize": pool.batch_size,
-        "maxBatchDelay": round(pool.max_batch_delay_s * 1000),
+        **in_place_now(version),
         "responseTimeout": _whole(facts.options.response_timeout_s),
         "startupTimeout": _whole(facts.options.startup_timeout_s),
     }
@@ -77,11 +75,12 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
         asked["parallelLevel"] = facts.options.parallel_level  # a snapshot's
     config = {**{key: value for key, value in archive.items() if key in _CONFIG_NAMES}, **asked, **now}
     base = _undeclared(version, options)
+    unsaid = {**base, **facts.left_by_calls} if base else {}
     return ActualVersion(
         source=facts.url,
         workers=(version.min_workers, version.max_workers),
         config=config,
-        base={key: base[key] for key in IN_PLACE} if facts.declared is not None and base else {},
+        base={key: unsaid[key] for key in IN_PLACE} if facts.declared is not None and unsaid else {},
         declared=facts.declared,
         handler=version.plan.load.handler,
         runtime=facts.runtime,
@@ -89,6 +88,29 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
         is_on_demand=_is_on_demand(facts.options),
         as_declared=_as_declared(version, options, {**asked, **now}, base),
     )
+
+
+def in_place_now(version: Version) -> dict[str, Any]:
+    """What is in force of the keys that change without another worker."""
+    pool = version.pool.options
+    return {
+        "minWorkers": version.min_workers,
+        "maxWorkers": version.max_workers,
+        "batchSize": pool.batch_size,
+        "maxBatchDelay": round(pool.max_batch_delay_s * 1000),
+    }
+
+
+def declare(version: Version, declared: Mapping[str, Any] | None) -> None:
+    """Note what a document says of a version that it leaves as it is; None: no document names it any more.
+
+    Of one that came by a call, what the document does not say is noted too: applied again it changes nothing.
+    """
+    facts = version.facts
+    left = facts.left_by_calls if declared is not None else {}
+    if facts.declared is None and declared is not None:
+        left = {key: value for key, value in in_place_now(version).items() if key not in declared}
+    version.facts = replace(facts, declared=declared, left_by_calls=left)
 
 
 def _undeclared(version: Version, options: RegistryOptions) -> dict[str, Any]:

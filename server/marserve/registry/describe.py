@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,7 +29,8 @@ class Facts:
     `requirements` is what became of the archive's own, None where it has none. `is_restored`: from a snapshot.
     `memory` is what its registration said of its place in memory.
     `declared` is what a desired state says of the version, None where none does. `resolved_url` names exactly what was
-    fetched where `url` names what may change (a branch), else None.
+    fetched where `url` names what may change (a branch), else None. `left_by_calls` is what calls had set in place
+    when a document first named the version without saying it: it stays.
     """
 
     url: str
@@ -45,6 +46,7 @@ class Facts:
     memory: MemoryWish = NO_WISH
     declared: Mapping[str, Any] | None = None
     resolved_url: str | None = None
+    left_by_calls: Mapping[str, Any] = field(default_factory=dict)
 
 
 def describe_version(

@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from marserve.errors import CleanUpTimedOut, LoadFailed, MarserveError, ModelNotFound, VersionConflict
+from marserve.registry.actual import declare
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.changes import Changes
 from marserve.registry.keeping import Keeping, Kept
@@ -145,7 +146,7 @@ class Transaction:
             self._registering.scale(self._versions.find(model, name), least, most)
         for (model, name), declared in commit.declare.items():
             found = self._versions.find(model, name)
-            found.facts = replace(found.facts, declared=declared)
+            declare(found, declared)
             touched.append(found)
         for model, name in commit.defaults.items():
             touched.append(self._versions.set_default(model, name))
