@@ -53,6 +53,9 @@ def test_workers_get_devices_in_turn(tmp_path: Path) -> None:
         assert server.predict("any").json()["gpu_id"] in (0, 1)
 
 
+# A process of its own for each worker: a template of a server with devices imports torch, which takes two seconds.
+FRESH = "workerStart: fresh\n"
+
 WHAT_I_SEE = """
 import os
 def handle(data, context):
@@ -80,7 +83,7 @@ def test_a_model_that_no_device_has_memory_for_is_refused(tmp_path: Path, tool: 
     """507 with the numbers before anything is started; once there is room it is taken, on the device that has it."""
     tool.use(80_000, 80_000)
     with serve(tmp_path, tool) as server:
-        make_archive(server.store / "m.mar", WHAT_I_SEE, config="deviceMemory: 60GiB\n")
+        make_archive(server.store / "m.mar", WHAT_I_SEE, config=FRESH + "deviceMemory: 60GiB\n")
 
         refused = server.register("m.mar")
         assert refused.status_code == 507, refused.text
@@ -138,7 +141,7 @@ def test_models_that_nobody_asks_for_make_room_on_a_device(tmp_path: Path, tool:
     held = tool.count_processes()
     names = ("a", "b", "c")
     with Server(tmp_path, entry="marserve", settings={"least_residence": "0"}, environment=tool.environment) as server:
-        config = f"load: on_demand\ndeviceMemory: 60GiB\nheld: {held}\n"
+        config = f"{FRESH}load: on_demand\ndeviceMemory: 60GiB\nheld: {held}\n"
         for name in names:
             make_archive(server.store / f"{name}.mar", HOLDS_MEMORY, config=config)
             server.register(f"{name}.mar").raise_for_status()
@@ -223,7 +226,7 @@ def test_devices_are_shown_by_describe_and_by_metrics(tmp_path: Path, tool: Fake
     """In TorchServe's words, and in units. A model that names one that is not there is refused."""
     tool.use(678, 40_000)
     with serve(tmp_path, tool) as server:
-        make_archive(server.store / "m.mar", WHAT_I_SEE, config="deviceIds: [1]\n")
+        make_archive(server.store / "m.mar", WHAT_I_SEE, config=FRESH + "deviceIds: [1]\n")
         server.register("m.mar").raise_for_status()
 
         (worker,) = server.describe("m")["workers"]
@@ -251,7 +254,7 @@ def test_each_worker_on_a_cut_gpu_is_shown_its_own_instance(tmp_path: Path, tool
     tool.install(MIG_TABLE, MIG_LIST)
     with serve(tmp_path, tool, CUDA_VISIBLE_DEVICES="1") as server:
         for name in ("a", "b"):
-            make_archive(server.store / f"{name}.mar", WHAT_I_SEE)
+            make_archive(server.store / f"{name}.mar", WHAT_I_SEE, config=FRESH)
             server.register(f"{name}.mar").raise_for_status()
 
         told = [server.predict(name).json() for name in ("a", "b")]

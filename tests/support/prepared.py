@@ -53,9 +53,13 @@ COMMANDS = Kind(
         "marserve.app.grpc_ports",
         "marserve.api.grpc_listener",
         "marserve.cli.background",
+        "marserve.cli.commands",
         "marserve.cli.foreground",
         "marserve.cli.start",
         "marserve.plugins",
+        "encodings.idna",
+        "uvicorn.lifespan.off",
+        "uvloop",
     ),
 )
 # The arguments of `Popen._execute_child`, in their order.
