@@ -142,7 +142,13 @@ def play(folder: Path, *, models: int, places: int, requests: int, every: int) -
 
 
 def test_models_take_turns_in_too_little_memory(tmp_path: Path) -> None:
-    """12 models in room for 4, Zipf traffic that shifts: all are answered, none is killed, few are loaded again."""
+    """8 models in room for 3, Zipf traffic that shifts: all are answered, none is killed, few are loaded again."""
+    play(tmp_path, models=8, places=3, requests=80, every=40)
+
+
+@pytest.mark.long
+def test_twelve_models_take_turns_in_room_for_four(tmp_path: Path) -> None:
+    """The same, with more of both."""
     play(tmp_path, models=12, places=4, requests=240, every=120)
 
 
