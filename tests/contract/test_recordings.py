@@ -4,6 +4,9 @@ A recording (`recorded/*.json`) says how a server is started and what it answere
 asks the same, and compares. Archives are made by `fixtures/make_fixtures.py`; those with trained weights need the data
 beside the checkout. Cases that a recording marks as a quirk need not be copied, and docs/migrating.md names those that
 are not; everything else counts.
+
+`make test` plays a selection in which each kind of answer occurs (`support/selected_recordings.py`). The others bear
+the mark `long`; `make test-contract` plays all.
 """
 
 from __future__ import annotations
@@ -19,11 +22,15 @@ from typing import Any
 
 import pytest
 
+from support.selected_recordings import kinds, select
 from support.shared import SHARED
 
 HERE = Path(__file__).resolve().parent
-RECORDINGS = sorted(path.stem for path in (HERE / "recorded").glob("*.json"))
-# Recordings whose models have trained weights, and whose handlers import torchvision.
+RECORDINGS: dict[str, dict[str, Any]] = {
+    path.stem: json.loads(path.read_text("utf-8")) for path in sorted((HERE / "recorded").glob("*.json"))
+}
+SELECTED = select(RECORDINGS)
+# Recordings whose models have trained weights, and whose handlers import torchvision: `make test` plays none of them.
 WITH_WEIGHTS = {"tensor_models"}
 # Recordings that are about the command itself: it is started as users start it.
 TRUE_STARTS = {"command_lines", "start_stop"}
@@ -34,8 +41,8 @@ def _cases_with(mark: str) -> set[str]:
     """`recording/case` of all cases that have this mark."""
     return {
         f"{recording}/{case['id']}"
-        for recording in RECORDINGS
-        for case in json.loads((HERE / "recorded" / f"{recording}.json").read_text("utf-8"))["cases"]
+        for recording, document in RECORDINGS.items()
+        for case in document["cases"]
         if case.get(mark)
     }
 
@@ -55,18 +62,28 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "CONTRACT_DATA": str(SHARED / "data")}
 
 
-@pytest.fixture(scope="session")
-def fixtures(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
-    """The archives that the recordings name."""
-    folder = tmp_path_factory.mktemp("fixtures")
+def make_fixtures(folder: Path, environment: dict[str, str], *options: str) -> Path:
+    """The archives that the recordings name, in a folder."""
     subprocess.run(
-        [sys.executable, "-W", "ignore", HERE / "fixtures" / "make_fixtures.py", folder],
+        [sys.executable, "-W", "ignore", HERE / "fixtures" / "make_fixtures.py", folder, *options],
         env=environment,
         check=True,
         capture_output=True,
         timeout=SECONDS,
     )
     return folder
+
+
+@pytest.fixture(scope="session")
+def fixtures(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+    """The archives without weights, which need no torch to be made."""
+    return make_fixtures(tmp_path_factory.mktemp("fixtures"), environment, "--no-torch")
+
+
+@pytest.fixture(scope="session")
+def fixtures_with_weights(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+    """All archives."""
+    return make_fixtures(tmp_path_factory.mktemp("fixtures"), environment)
 
 
 @pytest.fixture(scope="session")
@@ -118,9 +135,12 @@ def player(environment: dict[str, str]) -> Iterator[Player]:
     made.close()
 
 
-# A recording with trained weights needs torchvision and half a minute; `make test-contract` plays it, too.
 @pytest.mark.parametrize(
-    "recording", [pytest.param(name, marks=[pytest.mark.long] * (name in WITH_WEIGHTS)) for name in RECORDINGS]
+    "recording",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name in WITH_WEIGHTS or name not in SELECTED))
+        for name in RECORDINGS
+    ],
 )
 def test_a_recording_is_answered_as_torchserve_did(
     recording: str,
@@ -135,6 +155,7 @@ def test_a_recording_is_answered_as_torchserve_did(
         if not (SHARED / "data" / "mnist").exists():
             pytest.skip(f"{recording} needs ../shared/data/mnist beside the checkout")
         environment = request.getfixturevalue("torchvision")
+        fixtures = request.getfixturevalue("fixtures_with_weights")
     verdicts = tmp_path / "verdicts.json"
 
     command = "torchserve" if recording in TRUE_STARTS else f"{sys.executable} -m marserve.cli.torchserve"
@@ -159,3 +180,15 @@ def test_the_guide_tells_of_every_quirk_once() -> None:
     """In its table of those that are not copied, or in its list of those that are."""
     assert NOT_COPIED.isdisjoint(COPIED)
     assert NOT_COPIED | COPIED == QUIRKS
+
+
+def test_each_kind_of_answer_is_among_the_recordings_that_are_selected() -> None:
+    """In whatever order the recordings are read; what is left out has no kind of its own."""
+    backwards = dict(reversed(RECORDINGS.items()))
+
+    assert select(backwards) == SELECTED
+    assert SELECTED.isdisjoint(WITH_WEIGHTS)
+    assert 0 < len(SELECTED) < len(RECORDINGS)
+    seen = {kind for name in SELECTED for kind in kinds(RECORDINGS[name])}
+    for recording in RECORDINGS.values():
+        assert kinds(recording) <= seen
