@@ -262,3 +262,19 @@ def test_a_file_that_changed_meanwhile_is_left_and_its_new_text_shown(file: Path
     assert ran.status == 1
     assert "url: m.mar" in ran.err
     assert file.read_text() == "models: {}\n"
+
+
+@pytest.mark.parametrize("arguments", [("plan",), ("apply", "--dry-run")])
+def test_a_plan_that_would_fail_has_status_1(arguments: tuple[str, ...], file: Path) -> None:
+    """The archive is missing: applying it would end so, and a pipeline that plans first has to see it."""
+    problem = "o 1.0: Model not found at: o.mar"
+    with fake_apis() as apis:
+        apis.answer("POST /desired-state/plan", {**PLAN, "unnamed": [], "problems": [problem]})
+        command, *more = arguments
+
+        ran = marserve(command, file, *more, "--management", apis.url)
+        script = marserve(command, file, *more, "--json", "--management", apis.url)
+
+    assert (ran.status, script.status) == (1, 1)
+    assert f"Applying it would fail:\n  {problem}\n" in ran.out
+    assert script.document["problems"] == [problem]

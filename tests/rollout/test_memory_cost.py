@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from marserve.errors import ArchiveNotFound
 from marserve.registry.admission import INTERPRETER_BYTES, RUNTIME_BYTES
 from marserve.rollout.desired_state import DesiredVersion
 from marserve.rollout.memory_cost import BLOCK_BYTES, MemoryCost, RangeFile
@@ -125,3 +126,35 @@ def test_a_remote_file_reads_as_a_file(tmp_path: Path) -> None:
     assert file.read() == data
     with pytest.raises(OSError, match="shorter than it says"):
         RangeFile(source, len(data) + BLOCK_BYTES).read()
+
+
+def test_an_archive_that_cannot_be_had_is_told(tmp_path: Path) -> None:
+    """Missing from the store, not allowed, or not there at its address; it is asked anew each time."""
+    remote = Remote(archive())
+    cost = cost_of(remote, tmp_path)
+    refused = MemoryCost(LocalStore(tmp_path), refuse)
+    (tmp_path / "there.mar").write_bytes(archive())
+
+    assert cost.trouble(DesiredVersion("there.mar")) is None
+    assert "gone.mar" in str(cost.trouble(DesiredVersion("gone.mar")))
+    assert cost.trouble(DesiredVersion("https://models.example/m.mar")) is None
+    remote.is_broken = True
+    assert cost.trouble(DesiredVersion("https://models.example/m.mar")) == "https://models.example/m.mar: no answer"
+    remote.is_broken = False
+    assert cost.trouble(DesiredVersion("https://models.example/m.mar")) is None
+    assert "does not match any allowed" in str(refused.trouble(DesiredVersion("https://models.example/m.mar")))
+
+
+def test_an_address_with_a_digest_may_be_in_a_cache(tmp_path: Path) -> None:
+    """That its origin does not answer says nothing then; that it is not allowed does."""
+    remote = Remote(archive())
+    remote.is_broken = True
+    pinned = DesiredVersion("https://models.example/m.mar", sha256="a" * 64)
+
+    assert cost_of(remote, tmp_path).trouble(pinned) is None
+    assert MemoryCost(LocalStore(tmp_path), refuse).trouble(pinned) is not None
+
+
+def refuse(url: str) -> Source | None:
+    """Allows nothing."""
+    raise ArchiveNotFound(f"Given URL {url} does not match any allowed URL(s)")

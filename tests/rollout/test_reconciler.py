@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from marserve.api.desired_state import told
 from marserve.api.errors import error_status
 from marserve.errors import (
     ApplyFailed,
@@ -752,6 +753,20 @@ async def test_a_failed_undo_keeps_what_it_wanted_back(keeper: Keeper) -> None:
     await keeper.reconciler.undo()
     assert keeper.pools.of("m", "1.0") is old
     assert (keeper.ask("m"), keeper.ask("n")) == (b"m 1.0", b"n 1.0")
+
+
+async def test_a_plan_names_archives_that_cannot_be_had(shop: Workshop) -> None:
+    """Of what would be loaded alone: what serves, and what a change leaves alone, needs no archive."""
+    shop.reconciler = Reconciler(
+        shop.registry, History(shop.state), find_trouble=lambda version: f"{version.url} is missing"
+    )
+    assert (await shop.reconciler.plan(document(m=["1.0"]))).problems == ("m 1.0: m-1.0.mar is missing",)
+
+    await shop.reconciler.apply(document(m=["1.0"]))
+
+    assert (await shop.reconciler.plan(document(m=["1.0"]))).problems == ()
+    told_of = await shop.reconciler.plan(document(m=["1.0", "2.0"]))
+    assert told(told_of)["problems"] == ["m 2.0: m-2.0.mar is missing"]
 
 
 async def test_a_document_that_says_nothing_of_workers_is_applied_twice_without_a_change(shop: Workshop) -> None:

@@ -167,6 +167,7 @@ def told(diff: Diff) -> dict[str, Any]:
 
     That is for `undoWindow` seconds after it, in which undo is only a switch, unless the memory is wanted earlier.
     `unnamed` are versions that are unloaded only with `prune=true`; `adopted` those that the document was given.
+    `problems` say which archives cannot be had now, for which the change would fail.
     """
     coming = [step.memory_bytes for step in diff.of("load")]
     going = [step.memory_bytes for step in diff.of("unload")]
@@ -176,6 +177,7 @@ def told(diff: Diff) -> dict[str, Any]:
         "kept": _named(diff.kept),
         **({"unnamed": _named(diff.unnamed)} if diff.unnamed else {}),
         **({"adopted": _named(diff.adopted)} if diff.adopted else {}),
+        **({"problems": list(diff.problems)} if diff.problems else {}),
         **({"undoWindow": diff.undo_window_s} if diff.undo_window_s and going else {}),
         "memoryBytes": {
             "atMost": _sum(coming),

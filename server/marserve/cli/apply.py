@@ -10,7 +10,7 @@ import typer
 
 from marserve.cli.dry_run import HEAD, as_dry
 from marserve.cli.options import DryRun
-from marserve.cli.output import AsJson, CommandFailed, Interrupted, Output, Step
+from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Interrupted, Output, Step
 from marserve.cli.plan import DocumentFile, ask_for_plan, named, plan_lines, read_document
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, refused
 from marserve.cli.unnamed import AdoptExisting, AdoptingFile, Prune, read_answer, with_consent
@@ -38,6 +38,8 @@ def apply(
         if dry_run:
             document = ask_for_plan(server, data, answer)
             output.result(as_dry({**document, "dryRun": True}), HEAD, *plan_lines(document))
+            if document.get("problems"):
+                raise typer.Exit(FAILED_STATUS)
             return
         headers = {} if if_digest is None else {"if-match": f'"{if_digest}"'}
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
+from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, refused
 from marserve.errors import BadDesiredState, some_of
 from marserve.rollout.desired_state import read
@@ -51,6 +51,8 @@ def plan(
             with Management(find_address("management", management, config)) as server:
                 document = ask_for_plan(server, data)
         output.result(document, *plan_lines(document))
+        if document.get("problems"):
+            raise typer.Exit(FAILED_STATUS)
 
 
 def read_document(file: Path) -> bytes:
@@ -101,7 +103,13 @@ def plan_lines(document: dict[str, Any]) -> list[str | Table]:
         window = document.get("undoWindow")
         lasts = "" if window is None else f" ({window:g} s, for undo)"
         lines.append(f"Estimated memory: {_bytes(memory['atMost'])} more while old and new are there{lasts}{later}.")
-    return [*lines, *_unnamed_lines(document)]
+    return [*lines, *_unnamed_lines(document), *_problem_lines(document)]
+
+
+def _problem_lines(document: Mapping[str, Any]) -> list[str]:
+    """Archives that are not there: status 1, as applying it would have."""
+    problems = document.get("problems")
+    return ["Applying it would fail:", *(f"  {problem}" for problem in problems)] if problems else []
 
 
 def named(versions: Sequence[Mapping[str, str]]) -> str:

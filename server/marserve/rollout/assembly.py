@@ -105,14 +105,18 @@ class DesiredStates:
 
     def build(self, registry: Registry) -> Reconciler:
         """The reconciler of this registry."""
-        store = LocalStore(self._settings.model_store, roots=self._settings.model_roots)
+        cost = MemoryCost(
+            LocalStore(self._settings.model_store, roots=self._settings.model_roots),
+            self._open_archive,
+        )
         self.reconciler = Reconciler(
             registry,
             self._history,
             self.place,
             interval_s=self._settings.desired_state_interval,
             undo_window_s=self._settings.undo_window,
-            weigh=MemoryCost(store, self._open_archive),
+            weigh=cost,
+            find_trouble=cost.trouble,
         )
         registry.remarks_of_readiness.append(self.reconciler.remarks)
         return self.reconciler

@@ -87,6 +87,7 @@ class Diff:
 
     What is unloaded ends after `undo_window_s`. `unnamed` are versions that would be unloaded and came by a call, on a
     server where no document decides: it needs consent. `adopted` are those that were added to the document.
+    `problems` are sentences about archives that cannot be had now: applying it would fail.
     """
 
     steps: tuple[Step, ...] = ()
@@ -94,6 +95,7 @@ class Diff:
     unnamed: tuple[tuple[str, str], ...] = ()
     adopted: tuple[tuple[str, str], ...] = ()
     undo_window_s: float = 0.0
+    problems: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:

@@ -1,4 +1,6 @@
-"""What a declared version will take in memory, before it is loaded: declared, or estimated from its archive's end.
+"""What a declared version will take in memory, before it is loaded, and whether its archive is there at all.
+
+The memory is declared, or estimated from the archive's end.
 
 Archives of the store are looked at where they lie; of those that lie elsewhere the directory and the heads of weights
 are read by ranges, a few hundred kilobytes mostly. Nobody waits long for an estimate: None is not known. Blocks.
@@ -16,6 +18,7 @@ from marserve.errors import MarserveError
 from marserve.registry.admission import need_of
 from marserve.rollout.desired_state import DesiredVersion
 from marserve.store.digests import split_digest
+from marserve.store.fetch_guard import is_address
 from marserve.store.local import LocalStore
 from marserve.store.source import Source, SourceError
 
@@ -51,6 +54,32 @@ class MemoryCost:
         )
         workers = version.workers[0] if version.workers is not None else 1
         return need.loading(workers)
+
+    def trouble(self, version: DesiredVersion) -> str | None:
+        """Why its archive cannot be had now: missing, not allowed, out of reach; None where nothing speaks against it.
+
+        An address with a digest may be in a cache: then only that it is not allowed counts. Asks its origin each time.
+        """
+        url = split_digest(version.source)[0]
+        if not is_address(url):
+            try:
+                self._store.find(url)
+            except (MarserveError, OSError) as error:
+                return str(error)
+            return None
+        try:
+            source = self._open(url)
+            if source is None or version.sha256 is not None:
+                return None
+            try:
+                source.stat()
+            finally:
+                source.close()
+        except MarserveError as error:
+            return str(error)
+        except (SourceError, OSError) as error:
+            return f"{version_shown(url)}: {error}"
+        return None
 
     def _size(self, version: DesiredVersion) -> WeightSize | None:
         url = split_digest(version.source)[0]

@@ -146,10 +146,13 @@ class Reconciler:
         undo_window_s: float = 0.0,
         first_retry_s: float = FIRST_RETRY_S,
         weigh: Callable[[DesiredVersion], int | None] = lambda version: None,
+        find_trouble: Callable[[DesiredVersion], str | None] = lambda version: None,
         now: Callable[[], float] = time.time,
         chance: Callable[[], float] = random.random,
     ) -> None:
         """`weigh` estimates what a version will take in memory, in bytes; it blocks, and may not know.
+
+        `find_trouble` says why a version's archive cannot be had now, None where nothing is known; it blocks, too.
 
         `interval_s` is the pause between looks at the place; `chance` jitters it. What a change replaces the registry
         keeps loaded for `undo_window_s`. What failed is tried again after `first_retry_s` at the earliest.
@@ -161,6 +164,7 @@ class Reconciler:
         self._undo_window_s = undo_window_s
         self._first_retry_s = first_retry_s
         self._weigh = weigh
+        self._find_trouble = find_trouble
         self._now = now
         self._chance = chance
         self._lock = asyncio.Lock()
@@ -338,8 +342,13 @@ class Reconciler:
             )
             return None if weight is None else -weight
 
+        def problems() -> list[str]:
+            coming = [step for step in diff.of("load") if not step.is_loaded]
+            found = [(step, self._find_trouble(step.after)) for step in coming]
+            return [f"{step.model} {step.version}: {trouble}" for step, trouble in found if trouble is not None]
+
         costs = await asyncio.to_thread(lambda: [cost(step) for step in diff.steps])
-        return diff.with_costs(costs)
+        return replace(diff.with_costs(costs), problems=tuple(await asyncio.to_thread(problems)))
 
     # ------------------------------------------------------------------------------------------- changing
 
