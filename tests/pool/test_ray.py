@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import re
 import signal
@@ -75,14 +76,27 @@ class Crowd:
 
 
 async def test_workers_are_spread_over_the_nodes_and_answer(cluster: LocalCluster, tmp_path: Path) -> None:
-    """Two workers are on two nodes, and describe has each one's node."""
-    async with RemotePool(tmp_path, cluster.address, workers=2) as running:
+    """Two workers are on two nodes, describe has each one's node, and what they print and raise is in the model log.
+
+    Bodies that span many records pass both ways.
+    """
+    size = 5_000_000
+    async with RemotePool(tmp_path, cluster.address, workers=2, load={"max_answer_bytes": 2 * size}) as running:
         await running.start()
 
         assert len(set(running.nodes)) == 2
         assert await running.ask_body(b"hello") == b"hello"
         assert {int(await running.ask_body(b"pid")) for _ in range(10)} <= set(running.pids)
         assert all("on node" in view.how_started for view in running.pool.workers())
+
+        body = base64.b64encode(os.urandom(size))[:size]
+        answer = await running.ask(body, timeout_s=LONG_S)
+
+        assert isinstance(answer, Answer), answer
+        assert answer.body == body
+        assert isinstance(await running.ask(b"raise a question"), MarserveError)
+        await until(lambda: any("told to raise a question" in line for line in running.log.texts), "the traceback")
+        assert "initialising m" in running.log.texts
 
 
 @pytest.mark.long
@@ -184,18 +198,28 @@ async def test_a_stopped_agent_counts_as_lost(cluster: LocalCluster, tmp_path: P
         await until(lambda: not living([pid, agent.pid]), "their ends")
 
 
-async def test_scaling_up_waits_for_resources_and_says_why(cluster: LocalCluster, tmp_path: Path) -> None:
-    """A worker that no node has room for waits; a node that joins takes it. Under load, too: no request is lost."""
-    async with RemotePool(tmp_path, cluster.address, workers=1, most=2, ray={"resources": {"bench": 1}}) as running:
+async def test_a_worker_that_no_node_has_room_for_waits_and_says_why(cluster: LocalCluster, tmp_path: Path) -> None:
+    """A node that joins takes it."""
+    async with RemotePool(tmp_path, cluster.address, workers=1, ray={"resources": {"wanted": 1}}) as running:
         running.pool.start()
         await until(lambda: running.pool.workers()[0].waits_for, "the reason", timeout_s=LONG_S)
         reason = running.pool.workers()[0].waits_for
-        joined = cluster.add(1, bench=1)
+        joined = cluster.add(1, wanted=1)
         await until(lambda: running.pool.ready_workers == 1, "a worker on the new node", timeout_s=LONG_S)
 
         # Ray goes on naming a node that was killed for a while.
-        assert re.fullmatch(r"it needs 1 CPU, 1 bench; no node has that, the largest of \d has 2 CPU, 0 bench", reason)
+        assert re.fullmatch(
+            r"it needs 1 CPU, 1 wanted; no node has that, the largest of \d has 2 CPU, 0 wanted", reason
+        )
         assert running.nodes == [joined[:8]]
+
+
+@pytest.mark.long
+async def test_scaling_up_waits_for_resources_and_says_why(cluster: LocalCluster, tmp_path: Path) -> None:
+    """A further worker waits for a further node, and meanwhile no request is lost."""
+    async with RemotePool(tmp_path, cluster.address, workers=1, most=2, ray={"resources": {"bench": 1}}) as running:
+        joined = cluster.add(1, bench=1)
+        await running.start()
         async with Crowd(running) as crowd:
             running.pool.scale(2, 2)
             await until(lambda: running.pool.workers()[1].waits_for, "the reason of the second", timeout_s=LONG_S)
@@ -286,7 +310,8 @@ async def test_a_cluster_that_is_not_there_refuses_with_the_setting(tmp_path: Pa
     assert time.monotonic() - began < 20
 
 
-async def test_what_a_worker_prints_and_raises_reaches_the_model_log(cluster: LocalCluster, tmp_path: Path) -> None:
+@pytest.mark.long
+async def test_what_a_model_that_does_not_load_prints_and_raises_is_told(cluster: LocalCluster, tmp_path: Path) -> None:
     """Lines, their levels, and the traceback of a model that does not load come from the node."""
     source = """
     import sys
@@ -304,39 +329,15 @@ async def test_what_a_worker_prints_and_raises_reaches_the_model_log(cluster: Lo
         assert "on its way" in running.log.texts
 
 
-async def test_a_cancelled_request_is_noticed_by_the_handler_on_its_node(cluster: LocalCluster, tmp_path: Path) -> None:
-    """The mark on the page goes to the worker's own page."""
-    async with RemotePool(tmp_path, cluster.address, workers=1) as running:
+async def test_a_workers_page_says_on_its_node_what_the_server_knows(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The handler hears that a request was cancelled; a worker past its response limit is ended."""
+    async with RemotePool(tmp_path, cluster.address, workers=1, response_timeout_s=3.0) as running:
         await running.start()
         sent = running.send(b"until_cancelled")
         model = next((tmp_path / "nodes" / "models").glob("*[0-9a-f]"))
         await until((model / "working").exists, "its start")
         sent.job.cancel()
-
         await until((model / "noticed").exists, "the handler's notice")
-
-
-async def test_large_bodies_pass_both_ways(cluster: LocalCluster, tmp_path: Path) -> None:
-    """Bodies that span many records come whole."""
-    source = """
-    def handle(data, context):
-        return [bytes(row["body"])[::-1] for row in data] if data else None
-    """
-    size = 5_000_000
-    async with RemotePool(tmp_path, cluster.address, source, workers=1, load={"max_answer_bytes": 2 * size}) as running:
-        await running.start()
-        body = os.urandom(size)
-
-        answer = await running.ask(body, timeout_s=LONG_S)
-
-        assert isinstance(answer, Answer), answer
-        assert answer.body == body[::-1]
-
-
-async def test_a_worker_past_its_response_limit_is_ended_on_its_node(cluster: LocalCluster, tmp_path: Path) -> None:
-    """The limit is the server's, the page the node's."""
-    async with RemotePool(tmp_path, cluster.address, workers=1, response_timeout_s=1.0) as running:
-        await running.start()
         (pid,) = running.pids
 
         end = await running.ask(b"sleep 20")
