@@ -55,13 +55,13 @@ def alarms(runs: int, share: float) -> int:
 
 
 def test_an_equal_version_is_not_rolled_back() -> None:
-    """In none of a hundred roll-outs."""
-    assert alarms(RUNS, 0.25) == 0
+    """In none of thirty roll-outs."""
+    assert alarms(30, 0.25) == 0
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("share", [0.05, 0.5])
+@pytest.mark.parametrize("share", [0.05, 0.25, 0.5])
 def test_equal_versions_are_rolled_back_in_fewer_than_one_run_of_a_hundred(share: float) -> None:
     """Whatever their share: in a thousand runs."""
     assert alarms(1000, share) < 10
@@ -81,18 +81,19 @@ def test_a_version_wrong_on_two_percent_is_found_within_2000_mirrored_requests()
     assert late <= RUNS / 100
 
 
-def test_a_doubled_p99_is_found() -> None:
+@pytest.mark.parametrize("runs", [40, pytest.param(RUNS, marks=pytest.mark.long)])
+def test_a_doubled_p99_is_found(runs: int) -> None:
     """Within 2,000 requests to the candidate in 95 of 100 runs; the sentence says where the line was."""
     late = 0
 
-    for seed in range(100):
+    for seed in range(runs):
         judge, draw = Judge(Limits(), 4), numpy.random.default_rng(2000 + seed)
         verdict, seen, _ = play_step(judge, draw, Behaviour(slowness=2.0), hold_s=60)
         late += verdict.decision != "roll back" or seen.requests > 2000
         if verdict.decision == "roll back":
             assert "to the candidate took more than" in verdict.reason
 
-    assert late <= 5
+    assert late <= 0.05 * runs
 
 
 @pytest.mark.parametrize(("errors", "most"), [(1.0, 60), (0.3, 250), (0.05, 3000)])
@@ -118,9 +119,10 @@ def test_a_version_that_rejects_what_the_other_takes_is_found() -> None:
     assert verdict.reason.startswith("rejections of the candidate: ")
 
 
-def test_what_is_worse_by_less_than_the_limit_is_promoted() -> None:
+@pytest.mark.parametrize("runs", [10, pytest.param(RUNS, marks=pytest.mark.long)])
+def test_what_is_worse_by_less_than_the_limit_is_promoted(runs: int) -> None:
     """Half a percent more errors where one percent is allowed, ten percent slower where a quarter is."""
-    for seed in range(30):
+    for seed in range(runs):
         judge, draw = Judge(Limits(), 4), numpy.random.default_rng(4000 + seed)
         verdict, _, _ = play_step(judge, draw, Behaviour(errors=0.006, slowness=1.1), hold_s=60)
 
