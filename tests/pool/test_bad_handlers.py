@@ -23,10 +23,12 @@ from support.processes import living, until
 from support.running_pool import RunningPool
 
 pytestmark = [
-    pytest.mark.true_starts,  # what is left behind is found by the environment of its start
     pytest.mark.anyio,
     pytest.mark.skipif(sys.platform != "linux", reason="its tricks are Linux's"),
 ]
+
+# What is left behind is found by the environment of its start.
+leaves_processes = pytest.mark.true_starts
 
 BAD = Path(__file__).parents[1] / "support" / "bad_handler.py"
 
@@ -42,38 +44,38 @@ async def is_well(running: RunningPool) -> bool:
     return await running.ask_body(b"well") == b"well"
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("nothing", "Invalid model predict output"),
-        ("text", "Invalid model predict output"),
-        ("mapping", "Invalid model predict output"),
-        ("tuple", "Invalid model predict output"),
-        ("generator", "Invalid model predict output"),
-        ("none", "number of batch response mismatched"),
-        ("two", "number of batch response mismatched"),
-        ("deep", "Unsupported model output data type."),
-        ("itself", "Unsupported model output data type."),
-        ("surrogate", "Unsupported model output data type."),
-        ("touchy", "Unsupported model output data type."),
-        ("callback", "Unsupported model output data type."),
-        ("unspeakable", "Prediction failed"),
-        ("cancelled", "Prediction failed"),
-        ("interrupt", "Prediction failed"),
-        ("recursion", "Prediction failed"),
-    ],
-)
-async def test_what_is_no_answer_fails_for_itself_alone(tmp_path: Path, kind: str, said: str) -> None:
+NO_ANSWERS = {
+    "nothing": "Invalid model predict output",
+    "text": "Invalid model predict output",
+    "mapping": "Invalid model predict output",
+    "tuple": "Invalid model predict output",
+    "generator": "Invalid model predict output",
+    "none": "number of batch response mismatched",
+    "two": "number of batch response mismatched",
+    "deep": "Unsupported model output data type.",
+    "itself": "Unsupported model output data type.",
+    "surrogate": "Unsupported model output data type.",
+    "touchy": "Unsupported model output data type.",
+    "callback": "Unsupported model output data type.",
+    "unspeakable": "Prediction failed",
+    "cancelled": "Prediction failed",
+    "interrupt": "Prediction failed",
+    "recursion": "Prediction failed",
+}
+
+
+async def test_what_is_no_answer_fails_for_itself_alone(tmp_path: Path) -> None:
     """In a batch with others, who are answered; no worker is lost."""
     async with RunningPool(tmp_path, BAD, batch_size=4) as running:
         running.pool.start()
 
-        sent = [running.send(body) for body in (kind.encode(), b"one", b"two of them")]
-        ends = [await one.told() for one in sent]
+        for kind, said in NO_ANSWERS.items():
+            sent = [running.send(body) for body in (kind.encode(), b"one", b"two of them")]
+            ends = [await one.told() for one in sent]
 
-        assert isinstance(ends[0], HandlerFailed)
-        assert (ends[0].message, ends[0].code) == (said, 503)
-        assert [end.body for end in ends[1:]] == [b"one", b"two of them"]  # type: ignore[union-attr]
+            assert isinstance(ends[0], HandlerFailed), kind
+            assert (ends[0].message, ends[0].code) == (said, 503), kind
+            assert [end.body for end in ends[1:]] == [b"one", b"two of them"], kind  # type: ignore[union-attr]
         assert not running.metrics.worker_deaths
 
 
@@ -89,50 +91,50 @@ async def test_running_out_of_memory_is_told_and_the_worker_lives(tmp_path: Path
         assert await is_well(running)
 
 
+LEAVES = ["child", "fork", "daemon", "session"]
+
+
+@leaves_processes
 @pytest.mark.parametrize("start", ["fork", "fresh"])
 @pytest.mark.parametrize(
-    "kind",
+    "kinds",
     [
-        "thread",
-        "child",
-        "fork",
-        "daemon",
-        "session",
-        "close_streams",
-        "no_stdout",
-        "print_much",
-        "print_binary",
-        "lose_folder",
-        "deaf",
+        ["thread", *LEAVES],
+        ["print_binary", "print_much", "lose_folder"],
+        ["close_streams"],
+        ["no_stdout"],
+        ["deaf"],
     ],
+    ids=lambda kinds: kinds[0],
 )
-async def test_what_leaves_the_worker_alive_is_answered(tmp_path: Path, kind: str, start: str) -> None:
+async def test_what_leaves_the_worker_alive_is_answered(tmp_path: Path, kinds: list[str], start: str) -> None:
     """And what it left behind goes with the worker."""
     async with RunningPool(tmp_path, BAD, start=start) as running:
         await running.start()
         pids = running.pids
 
-        first = await running.ask(kind.encode())
-        running.look()
+        for kind in kinds:
+            first = await running.ask(kind.encode())
+            running.look()
 
-        assert isinstance(first, Answer)
-        assert await is_well(running)
-        assert running.pids == pids
+            assert isinstance(first, Answer), kind
+            assert await is_well(running), kind
+            assert running.pids == pids, kind
 
 
+@leaves_processes
 @pytest.mark.parametrize("start", ["fork", "fresh"])
-@pytest.mark.parametrize("kind", ["child", "fork", "daemon", "session"])
-async def test_what_a_killed_worker_left_behind_goes_with_it(tmp_path: Path, kind: str, start: str) -> None:
+async def test_what_a_killed_worker_left_behind_goes_with_it(tmp_path: Path, start: str) -> None:
     """In the worker's process group or out of it; nobody has to stop the pool for it."""
     async with RunningPool(tmp_path, BAD, start=start) as running:
         await running.start()
         [pid] = running.pids
-        left = int(await running.ask_body(kind.encode()))
+        left = [int(await running.ask_body(kind.encode())) for kind in LEAVES]
         running.look()
 
         os.kill(pid, signal.SIGKILL)
 
-        await until(lambda: not living([left]), "what was left is gone")
+        await until(lambda: not living(left), "what was left is gone")
         assert await is_well(running)
 
 
@@ -171,6 +173,7 @@ async def test_a_gigabyte_of_anything_costs_the_server_nothing(tmp_path: Path, k
         assert running.pids == pids
 
 
+@leaves_processes
 async def test_a_worker_whose_end_is_hidden_is_noticed(tmp_path: Path) -> None:
     """A process that it left holds its end of the wire open; the worker's own end must be enough."""
     async with RunningPool(tmp_path, BAD, retry_on_worker_death=False) as running:
@@ -189,6 +192,7 @@ async def test_a_worker_whose_end_is_hidden_is_noticed(tmp_path: Path) -> None:
         assert await is_well(running)
 
 
+@leaves_processes
 @pytest.mark.parametrize("kind", ["daemon", "session"])
 async def test_what_a_worker_left_behind_is_told_from_its_neighbours(tmp_path: Path, kind: str) -> None:
     """The daemon of a worker that lives stays, though another worker of the same template ends."""
@@ -211,6 +215,7 @@ async def test_what_a_worker_left_behind_is_told_from_its_neighbours(tmp_path: P
         assert living([stays])
 
 
+@leaves_processes
 @pytest.mark.parametrize("kind", ["daemon", "session"])
 async def test_what_loading_left_behind_goes_with_the_model(tmp_path: Path, kind: str) -> None:
     """A template's own daemons are nobody's after it."""
@@ -227,6 +232,7 @@ async def test_what_loading_left_behind_goes_with_the_model(tmp_path: Path, kind
     assert not living([left])
 
 
+@leaves_processes
 async def test_killing_the_template_is_deadly_for_who_asked_for_it_alone(tmp_path: Path) -> None:
     """All workers go with it, and come back; the others' requests are run again."""
     async with RunningPool(tmp_path, BAD, start="fork", workers=2) as running:

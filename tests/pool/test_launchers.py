@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib.util
+import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,9 +64,8 @@ class Handler:
 @pytest.mark.torch
 async def test_a_plain_torch_model_is_loaded_once_and_forked(tmp_path: Path) -> None:
     """Workers share its weights, have threads of their own again, and draw different random numbers."""
-    pytest.importorskip("torch")
-    import json
-
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("the model needs the extra `torch`")
     async with RunningPool(tmp_path, TORCH_MODEL, workers=2, load={"threads": 2}) as running:
         await running.start()
         views = running.pool.workers()
@@ -86,20 +89,29 @@ async def test_a_plain_torch_model_is_loaded_once_and_forked(tmp_path: Path) -> 
         assert not set(one["drawn"]) & set(two["drawn"])  # type: ignore[call-overload]
 
 
-@pytest.mark.torch
-async def test_a_model_that_must_not_be_forked_still_saves_the_import(tmp_path: Path) -> None:
-    """Its workers are forked from a template that has imported torch, and load for themselves."""
-    pytest.importorskip("torch")
-    source = TORCH_MODEL + "import socket\nopened = socket.socket()\n"
+@pytest.mark.parametrize("module", ["numpy", pytest.param("torch", marks=[pytest.mark.torch, pytest.mark.long])])
+async def test_a_model_that_must_not_be_forked_still_saves_the_import(tmp_path: Path, module: str) -> None:
+    """Its workers are forked from a template that has imported what is heavy, and load for themselves."""
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"the model needs {module}")
+    source = f"""
+    import sys
+    was_there = "{module}" in sys.modules
+    import os, socket, {module}
+    opened = socket.socket()
+    here = os.getpid()
+    def handle(data, context):
+        return [f"{{was_there}} {{here}}" for row in data] if data else None
+    """
     async with RunningPool(tmp_path, source) as running:
         await running.start()
         [view] = running.pool.workers()
 
-        first, other = await running.ask_body(b"x"), await running.ask_body(b"y")
+        answer = await running.ask_body(b"x")
 
         assert view.how_started == "forked before loading"
         assert view.load_s < 1.0
-        assert first != other
+        assert answer == f"True {view.pid}".encode()
         [warning] = running.pool.warnings
         assert "a socket was opened" in warning
 
@@ -140,7 +152,11 @@ HARMLESS = {
 }
 
 
-@pytest.mark.parametrize("line", HARMLESS.values(), ids=HARMLESS.keys())
+@pytest.mark.parametrize(
+    "line",
+    ["\n".join(HARMLESS.values()), *(pytest.param(line, marks=pytest.mark.long) for line in HARMLESS.values())],
+    ids=["all of it", *HARMLESS],
+)
 async def test_what_is_over_or_harmless_does_not_stand_in_the_way(tmp_path: Path, line: str) -> None:
     """And the template still hears of its workers' ends."""
     source = f"{line}\ndef handle(data, context): return ['ok'] if data else None\n"
@@ -207,7 +223,54 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize(("lines", "said"), REFUSALS.values(), ids=REFUSALS.keys())
+LOOKS = """
+import json, os, sys
+from marserve.worker.template import open_descriptors, refusals
+for name, lines in json.loads(sys.argv[1]).items():
+    os.mkdir(name)
+    if (pid := os.fork()) == 0:
+        os.chdir(name)
+        known = open_descriptors()
+        exec(lines, globals())
+        found = "; ".join(refusals(known))
+        with open("found", "w") as file:
+            file.write(found)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+def test_what_must_not_be_shared_is_found_by_its_name(tmp_path: Path) -> None:
+    """Each in a process of its own, and each by its name alone."""
+    cases = {name.replace(" ", "_"): lines for name, (lines, _) in REFUSALS.items()}
+    cases |= {"nothing": ""}
+
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", LOOKS, json.dumps(cases)],
+        cwd=tmp_path,
+        env=worker_environment(),
+        start_new_session=True,
+    ) as process:
+        process.wait(60)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the case `child`
+
+    found = {name: (tmp_path / name / "found").read_text() for name in cases}
+    assert process.returncode == 0
+    assert found.pop("nothing") == ""
+    for name, (_, said) in REFUSALS.items():
+        told = found[name.replace(" ", "_")]
+        assert said in told, name
+        assert told.count(";") == (name in ("pipe", "socket pair")), told  # these have two ends
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        pytest.param(*case, id=name, marks=() if name in ("thread", "socket") else pytest.mark.long)
+        for name, case in REFUSALS.items()
+    ],
+)
 async def test_what_must_not_be_shared_is_refused_by_name(tmp_path: Path, lines: str, said: str) -> None:
     """`workerStart: fork` refuses to load then, and says why."""
     source = f"{lines}\ndef handle(data, context): return ['ok'] if data else None\n"
@@ -224,7 +287,9 @@ async def test_what_must_not_be_shared_is_refused_by_name(tmp_path: Path, lines:
 
 
 @pytest.mark.parametrize("start", ["auto", "fresh"])
-@pytest.mark.parametrize("kind", ["thread", "socket", "child"])
+@pytest.mark.parametrize(
+    "kind", ["thread", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("socket", "child"))]
+)
 async def test_such_a_model_is_loaded_by_each_worker(tmp_path: Path, kind: str, start: str) -> None:
     """`auto` forks before loading and warns; `fresh` starts new interpreters and has nothing to warn of."""
     lines, said = REFUSALS[kind]
