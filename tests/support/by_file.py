@@ -8,6 +8,7 @@ it; to choose tests by name or mark, use pytest without it (`-m "not long"` work
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -78,6 +79,9 @@ class ByFile:
         if not isinstance(item, WholeFile):
             return None
         tests = item.collect_tests()
+        # What was imported stays: a full collection, of which there are many, took a quarter of a second to walk it.
+        gc.collect()
+        gc.freeze()
         running = item.session.items
         place = running.index(item)
         for test, after in zip(tests, [*tests[1:], nextitem], strict=False):
