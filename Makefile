@@ -49,8 +49,9 @@ test-contract: $(STAMPS)/test  ## play what a real TorchServe answered against t
 	$(PYTEST) tests/contract --numprocesses 2 --dist load
 
 .PHONY: test-long
-test-long: $(STAMPS)/test  ## run the long suites: exact time bounds, soak, big models
+test-long: $(STAMPS)/test  ## run the long suites: exact time bounds, soak, big models, many drawn examples
 	$(PYTEST) -m long --timeout 1800
+	$(PYTEST) -m "hypothesis and not long" --hypothesis-profile long --timeout 1800
 
 .PHONY: test-cost
 test-cost: $(STAMPS)/test  ## run the tests and say which files take the most seconds of a processor

@@ -66,6 +66,15 @@ def loaded_after(statement: str) -> set[str]:
     return set(run.stdout.split())
 
 
+@functools.cache
+def loaded_by_a_server() -> set[str]:
+    """What a server and the commands have loaded; a thread that an import starts fails it."""
+    return loaded_after(
+        "import threading, marserve.app, marserve.cli.commands as cli; cli.build_commands(); "
+        "assert threading.active_count() == 1, threading.enumerate()"
+    )
+
+
 # ---------------------------------------------------------------------------------------------------- the floors
 
 
@@ -104,9 +113,7 @@ def test_a_starting_template_stays_small() -> None:
 
 def test_the_server_process_loads_no_runtime_and_no_handler() -> None:
     """A crash in a model cannot reach the server, and it is ready before torch would be imported."""
-    loaded = loaded_after("import marserve.app, marserve.cli.commands as cli; cli.build_commands()")
-
-    assert not loaded & {"torch", "onnxruntime", "marserve_handlers"}
+    assert not loaded_by_a_server() & {"torch", "onnxruntime", "marserve_handlers"}
 
 
 @pytest.mark.parametrize("module", ["marserve", "marserve_handlers"])
@@ -117,9 +124,7 @@ def test_the_packages_themselves_import_nothing_heavy(module: str) -> None:
 
 def test_importing_a_module_has_no_effect() -> None:
     """Module level holds constants and definitions: no thread is started, nothing is printed."""
-    statement = "import threading, marserve.app; assert threading.active_count() == 1, threading.enumerate()"
-
-    loaded_after(statement)
+    assert "threading" in loaded_by_a_server()
 
 
 # ------------------------------------------------------------------------------------------------- names and words

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from marserve.archive.pickle_program import Refused, Span, run
@@ -164,7 +164,6 @@ def unpickle(data: bytes) -> tuple[list[str], int]:
     return names, Inert.calls
 
 
-@settings(max_examples=250, deadline=None)
 @given(PROGRAMS | SPREAD_CALLS | MUTATED | st.binary(max_size=60))
 @example(b"I0x10\n0cos\nmkdir\n.")
 @example(b"\x80\x04\x8c\x02os\x94\x8c\x05mkdir\x94000h\x00h\x01\x93.")
@@ -184,7 +183,6 @@ def test_whatever_the_unpickler_imports_was_refused(data: bytes) -> None:
         assert follow(data) == "refused"
 
 
-@settings(max_examples=250, deadline=None)
 @given(PROGRAMS | SPREAD_CALLS | MUTATED)
 @example(b"\x8c\x02os\x8c\x04exec\x93r\x01\x00\x00\xf4)R.")
 @example(b"Nr\xff\xff\xff\x7f.")
@@ -199,7 +197,6 @@ def test_whatever_the_unpickler_calls_was_refused_also_in_data_that_may_be_no_pi
         assert follow(data, must_call=True) == "refused"
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),

@@ -45,7 +45,8 @@ from support.range_origin import RangeOrigin, range_origin
 
 WEIGHTS = random.Random(5).randbytes(1_500_000)
 ARCHIVE = zip_of({**good_members(), "weights.dat": WEIGHTS})
-SEEDS = range(50)
+# Fifty of each with `make test-long`.
+TIMES = pytest.mark.parametrize("times", [12, pytest.param(50, marks=pytest.mark.long)])
 
 
 class House:
@@ -92,14 +93,15 @@ def proxy(origin: RangeOrigin) -> Iterator[FaultProxy]:
         yield running
 
 
+@TIMES
 @pytest.mark.parametrize("has_cache", [False, True])
-def test_fifty_downloads_cut_at_random_points_give_no_half_model(
-    proxy: FaultProxy, tmp_path: Path, has_cache: bool
+def test_downloads_cut_at_random_points_give_no_half_model(
+    proxy: FaultProxy, tmp_path: Path, has_cache: bool, times: int
 ) -> None:
     """Cut once or for good: the model is whole or not there, and what failed left nothing (E7, the download's part)."""
     house = House(tmp_path, proxy.pattern, has_cache=has_cache)
     whole = 0
-    for seed in SEEDS:
+    for seed in range(times):
         dice = random.Random(seed)
         proxy.clear()
         for _ in range(dice.randrange(1, 4)):
@@ -114,13 +116,14 @@ def test_fifty_downloads_cut_at_random_points_give_no_half_model(
         whole += 1
         (house.store / "m.mar").unlink()
 
-    assert 5 < whole < len(SEEDS)
+    assert times / 10 < whole < times
 
 
-def test_fifty_half_objects_give_no_half_model(origin: RangeOrigin, tmp_path: Path) -> None:
+@TIMES
+def test_half_objects_give_no_half_model(origin: RangeOrigin, tmp_path: Path, times: int) -> None:
     """An upload that was cut is a whole object for its origin; the archive's own records tell."""
     house = House(tmp_path, origin.pattern, has_cache=True)
-    for seed in SEEDS:
+    for seed in range(times):
         origin.put("/m.mar", ARCHIVE[: random.Random(seed).randrange(len(ARCHIVE))])
 
         with pytest.raises(BadArchive):
@@ -129,14 +132,15 @@ def test_fifty_half_objects_give_no_half_model(origin: RangeOrigin, tmp_path: Pa
         assert house.left() == []
 
 
-def test_an_archive_that_grows_into_another_is_never_a_mixture(origin: RangeOrigin, tmp_path: Path) -> None:
-    """Replaced in the middle of fifty downloads by one with other weights: all of the one, or all of the other."""
+@TIMES
+def test_an_archive_that_grows_into_another_is_never_a_mixture(origin: RangeOrigin, tmp_path: Path, times: int) -> None:
+    """Replaced in the middle of downloads by one with other weights: all of the one, or all of the other."""
     house = House(tmp_path, origin.pattern, has_cache=False)
     other = random.Random(6).randbytes(len(WEIGHTS))
     archives = [ARCHIVE, zip_of({**good_members(), "weights.dat": other})]
     assert len(archives[0]) == len(archives[1])
     seen = set()
-    for seed in SEEDS:
+    for seed in range(times):
         turns = iter(range(1_000_000))
         at = random.Random(seed).randrange(9)
         real = origin.asked

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.registry.actual import ActualModel, ActualState, ActualVersion
@@ -147,7 +147,6 @@ def states(draw: st.DrawFn) -> DesiredState:
     return DesiredState(models)
 
 
-@settings(max_examples=60)
 @given(states(), states())
 def test_the_steps_lead_from_one_state_to_the_other(before: DesiredState, after: DesiredState) -> None:
     """From nothing to the first, from that to the second; then nothing is left to do."""
@@ -166,7 +165,6 @@ def test_the_steps_lead_from_one_state_to_the_other(before: DesiredState, after:
     }
 
 
-@settings(max_examples=60)
 @given(states(), states())
 def test_no_step_lowers_service_before_its_replacement_is_ready(before: DesiredState, after: DesiredState) -> None:
     """Phase after phase: until the switch every version that serves keeps its workers and its place."""
