@@ -78,6 +78,9 @@ image-locks: $(STAMPS)/images  ## write docker/locks anew; TORCH_INDEX is the in
 	$(LOCK) --universal $(foreach extra,grpc cloud hf security gpu,--extra $(extra)) -o docker/locks/server.txt pyproject.toml
 	$(LOCK) --universal $(foreach name,numpy packaging protobuf,--no-emit-package $(name)) \
 	    -o docker/locks/onnx.txt docker/locks/onnx.in
+	$(LOCK) --python-platform x86_64-manylinux_2_28 \
+	    $(foreach name,numpy packaging protobuf,--no-emit-package $(name)) \
+	    -o docker/locks/onnx-gpu.txt docker/locks/onnx-gpu.in
 	$(LOCK) --universal -o docker/locks/build.txt docker/locks/build.in
 	$(LOCK) --universal -o docker/locks/sbom.txt docker/locks/sbom.in
 	$(LOCK) --universal -o docker/locks/pip.txt docker/locks/pip.in

@@ -95,9 +95,9 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
             device = choose_device(gpu_id, available_kinds(), device_type)
             torch = sys.modules.get("torch")
             return device if torch is None else torch.device(str(device))
-        from marserve_handlers.runtimes.tensors import find_device
+        from marserve_handlers.runtimes.tensors import own_device
 
-        return find_device(gpu_id, device_type)
+        return own_device(self.context, gpu_id, device_type)
 
     def _load_model(self, model_dir: str, model_file: str | None, serialized_file: str | None) -> Any:
         path = self.model_pt_path
@@ -145,7 +145,8 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         from marserve_handlers.runtimes.onnx import open_session
 
         threads = getattr(self.context, "threads", 0)
-        return open_session(model_pt_path, str(self.device), self.model_yaml_config.get("onnx"), threads)
+        options = self.model_yaml_config.get("onnx")
+        return open_session(model_pt_path, str(self.device), options, threads, self.context)
 
     def _use_torch_export_aot_compile(self) -> bool:
         return wants_aot_compile(self.model_yaml_config)

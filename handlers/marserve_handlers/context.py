@@ -7,11 +7,14 @@ look. Knows nothing of sockets: what must reach the server goes through callable
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from marserve_handlers.errors import BadResponse, PredictionException
+
+logger = logging.getLogger(__name__)
 
 # The server says these to the handler; a client that sends them itself, in any case, must not be believed.
 _SERVER_ONLY = frozenset((b"explain", b"describe", b"url_path"))
@@ -43,6 +46,15 @@ class RequestView(Protocol):
     @property
     def deadline(self) -> float | None:
         """When nobody waits any more, in seconds on the monotonic clock; None for never."""
+
+
+def note_warning(context: Any, sentence: str) -> None:
+    """Have describe's `warnings` say this of the load; in the log where the context is none of a worker's."""
+    warnings = getattr(context, "load_warnings", None)
+    if isinstance(warnings, list):
+        warnings.append(sentence)
+    else:
+        logger.warning("%s", sentence)
 
 
 class RequestProcessor:
@@ -147,6 +159,9 @@ class Context:
     threads: int = 0
     """How many threads the model's runtime may use inside one operator, 0 for the runtime's own choice."""
 
+    must_use_device: bool = False
+    """Whether a model that cannot compute on the worker's device is not to be loaded; else that is a warning."""
+
     cl_socket: Any = None
     """TorchServe's raw socket to its server. There is none here; kept so that handlers may pass it on."""
 
@@ -178,6 +193,10 @@ class Context:
         self.header_key_sequence_id = os.environ.get("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id")
         self.header_key_sequence_start = os.environ.get("TS_REQUEST_SEQUENCE_START", "ts_request_sequence_start")
         self.header_key_sequence_end = os.environ.get("TS_REQUEST_SEQUENCE_END", "ts_request_sequence_end")
+        self.load_warnings: list[str] = []
+        """Sentences about the load for describe's `warnings`."""
+        self.computes_on = ""
+        """What the model runs on, as describe has it of the worker; empty where the handler does not say."""
         self._metrics = metrics
         self._items: Sequence[RequestView] = ()
         # None: no handler has looked yet. A list has one place for each item, filled at the first look.

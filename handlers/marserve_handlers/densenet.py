@@ -28,12 +28,12 @@ class DenseNetHandler:
 
     def initialize(self, context: Context) -> None:
         """Load the model that the manifest names onto the worker's device. Raises ModelNotLoadable."""
-        from marserve_handlers.runtimes.tensors import find_device
+        from marserve_handlers.runtimes.tensors import own_device
 
         self.context = context
         self.manifest = context.manifest
         properties = context.system_properties
-        self.device = find_device(properties.get("gpu_id"), (context.model_yaml_config or {}).get("deviceType"))
+        self.device = own_device(context, properties.get("gpu_id"), (context.model_yaml_config or {}).get("deviceType"))
         self.map_location = self.device.type
         entry = (self.manifest or {}).get("model") or {}
         model_dir, serialized = str(properties.get("model_dir")), entry.get("serializedFile")

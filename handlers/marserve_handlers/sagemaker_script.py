@@ -44,11 +44,11 @@ class SageMakerScript:
 
     def initialize(self, context: Context) -> None:
         """Import the script and have it load the model. Raises ModelNotLoadable, and whatever the script raises."""
-        from marserve_handlers.runtimes.tensors import find_device
+        from marserve_handlers.runtimes.tensors import own_device
 
         self.context = context
         folder = Path(str(context.system_properties.get("model_dir")))
-        self.device = find_device(context.system_properties.get("gpu_id"))
+        self.device = own_device(context, context.system_properties.get("gpu_id"))
         script = find_script(folder, os.environ.get("SAGEMAKER_PROGRAM"))
         load: Function = self._load
         if script is not None:

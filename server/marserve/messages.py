@@ -194,6 +194,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     `metrics_file` lists the metrics that a handler may ask for by name; None: the two ready-made ones.
     `is_continuous`: the handler says of each answer whether more follows. `is_concurrent`: it is called again while it
     still runs. `cpus` are the processors that the worker is to stay on, none for those that it was started on.
+    `must_use_device`: a model that cannot compute on the device it was given is not loaded.
     """
 
     model: str
@@ -220,6 +221,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     is_continuous: bool = False
     is_concurrent: bool = False
     cpus: list[int] = []
+    must_use_device: bool = False
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -353,7 +355,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
 
     `warm_up_s` is how long the warm-up inputs took, 0 where there are none. `has_length_of`: the handler can be asked
     how long an item is (`AskLengths`). `device_bytes` is the most that the runtime had taken of a device by then, 0
-    where it used none, or cannot say.
+    where it used none, or cannot say. `computes_on` is what the model runs on, empty where its handler does not say.
     """
 
     seconds: Seconds
@@ -361,6 +363,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     warm_up_s: Seconds = 0.0
     has_length_of: bool = False
     device_bytes: Count = 0
+    computes_on: Sentence = ""
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):

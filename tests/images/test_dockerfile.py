@@ -118,7 +118,8 @@ def test_every_image_is_built_from_layers_without_what_built_them() -> None:
         base, own = stages()[image]
         assert base == "common"
         copied = [re.search(r"--from=(\S+)", each.rest)[1] for each in own if each.word == "COPY"]  # type: ignore[index]
-        assert copied == [f"{image}-layer", "onnx-layer", "server-layer", "marserve-layer"]
+        onnx = "onnx-gpu-layer" if image == "gpu" else "onnx-layer"
+        assert copied == [f"{image}-layer", onnx, "server-layer", "marserve-layer"]
 
 
 def test_the_base_and_the_index_are_the_users_to_choose() -> None:

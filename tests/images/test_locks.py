@@ -66,12 +66,23 @@ def test_the_lock_of_the_server_has_all_that_it_asks_for() -> None:
 @pytest.mark.parametrize("image", ["cpu", "gpu"])
 def test_no_image_has_pip_or_setuptools(image: str) -> None:
     """Whoever wants a model's own requirements installed adds pip to an image of his own."""
-    names = {
-        name for lock in ("server", "onnx", f"torch-{image}") for name in locked(ROOT / f"docker/locks/{lock}.txt")
-    }
+    onnx, runtime = ("onnx", "onnxruntime") if image == "cpu" else ("onnx-gpu", "onnxruntime-gpu")
+    names = {name for lock in ("server", onnx, f"torch-{image}") for name in locked(ROOT / f"docker/locks/{lock}.txt")}
 
     assert not names & {"pip", "setuptools", "wheel"}
-    assert {"torch", "onnxruntime", "uvicorn"} <= names
+    assert {"torch", runtime, "uvicorn"} <= names
+
+
+def test_the_gpu_images_cuda_is_that_of_its_torch_and_its_onnx_runtime_is_the_tested_one() -> None:
+    """NVIDIA's toolkit is told the CUDA that the driver must run; the two packages of one ONNX Runtime never meet."""
+    dockerfile = (ROOT / "docker/Dockerfile").read_text("utf-8")
+    cuda, _ = locked(ROOT / "docker/locks/torch-gpu.txt")["nvidia-cuda-runtime"]
+    runtime, _ = locked(ROOT / "docker/locks/onnx-gpu.txt")["onnxruntime-gpu"]
+
+    assert f"\nARG CUDA={'.'.join(cuda.split('.')[:2])}\n" in dockerfile
+    assert 'NVIDIA_REQUIRE_CUDA="cuda>=${CUDA}"' in dockerfile
+    assert runtime == pinned()["onnxruntime"]
+    assert "onnxruntime" not in locked(ROOT / "docker/locks/onnx-gpu.txt")
 
 
 def test_torch_for_processors_brings_no_cuda() -> None:

@@ -6,6 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
+import yaml
+
 from marserve.archive.model_config import parse_model_config
 from marserve.settings import load_settings
 from support.machines import EIGHT_H100, put_nvidia_smi
@@ -65,3 +67,12 @@ def test_the_start_is_one_that_starts(tmp_path: Path) -> None:
         assert 'marserve_device_busy_ratio{gpu_id="0"} 0.1' in page
         assert 'marserve_device_busy_ratio{gpu_id="1"} 0.0' in page
         assert 'gpu_id="2"' not in page
+
+
+def test_the_options_of_onnx_are_options() -> None:
+    """Those that `marserve_handlers.runtimes.onnx` has for providers."""
+    config = parse_model_config(block(PAGE, "onnx").encode())
+    options = yaml.safe_load(block(PAGE, "onnx"))["onnx"]
+
+    assert config.warnings == []
+    assert set(options) == {"providers", "fallback"}

@@ -6,8 +6,10 @@ folder, connections. That is switched off here, before the import, unless `ORT_D
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,17 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime
 
+from marserve_handlers.context import note_warning
+from marserve_handlers.device_errors import is_out_of_memory
+from marserve_handlers.driver import describe_driver
 from marserve_handlers.errors import ModelNotLoadable
+
+logger = logging.getLogger(__name__)
 
 OPTIONS = (
     "providers",
     "provider_options",
+    "fallback",
     "intra_op_num_threads",
     "inter_op_num_threads",
     "graph_optimization_level",
@@ -31,6 +39,13 @@ OPTIONS = (
     "config_entries",
 )
 """The keys of `onnx` in a model's configuration."""
+
+# Providers that compute on a device that torch calls `cuda`, the first that is there for a worker that has one.
+_ON_DEVICES = ("CUDAExecutionProvider", "MIGraphXExecutionProvider", "ROCMExecutionProvider")
+# Those that are told which device, and those that want CUDA's libraries.
+_WITH_DEVICE_ID = (*_ON_DEVICES, "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider")
+_OF_CUDA = ("CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider")
+_CPU = "CPUExecutionProvider"
 
 _LEVELS = {
     "disable": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -60,12 +75,15 @@ _DTYPES = {
 
 def available_kinds() -> set[str]:
     """The kinds of devices, as `devices.choose_device` calls them, that ONNX Runtime can use here."""
-    names = {"CUDAExecutionProvider": "cuda", "ROCMExecutionProvider": "cuda"}
-    return {names[name] for name in onnxruntime.get_available_providers() if name in names}
+    return {"cuda" for name in onnxruntime.get_available_providers() if name in _ON_DEVICES}
 
 
 def open_session(
-    path: str, device: str = "cpu", options: Mapping[str, Any] | None = None, threads: int = 0
+    path: str,
+    device: str = "cpu",
+    options: Mapping[str, Any] | None = None,
+    threads: int = 0,
+    context: Any = None,
 ) -> onnxruntime.InferenceSession:
     """The session of the ONNX model of `path`.
 
@@ -73,7 +91,11 @@ def open_session(
     without `ExecutionProvider`; without them CUDA for a CUDA device, then the CPU. `graph_optimization_level` is
     `disable`, `basic`, `extended` or `all`; `execution_mode` is `sequential` or `parallel`. `threads` is how many the
     worker may use inside one operator where the options do not say, 0 for ONNX Runtime's choice.
-    Raises ModelNotLoadable for a file that is no model, an unknown option, and a provider that is not installed.
+
+    A provider is wanted where the options name it, or the worker of `context` has a device. With `fallback` a wanted
+    one that is not there, or does not begin, is a warning of the load, and others compute in its place; that is the
+    default where the context does not say that devices must be used. The context is told which are in use.
+    Raises ModelNotLoadable for a file that is no model, an unknown option, and a wanted provider that is not in use.
     """
     settings = dict(options or {})
     unknown = sorted(set(settings) - set(OPTIONS))
@@ -82,13 +104,28 @@ def open_session(
     if not os.path.isfile(path):
         raise ModelNotLoadable(f"The archive's serialized file {os.path.basename(path)} is missing.")
     session_options = _session_options(settings, threads)
-    providers, provider_options = _providers(settings, device)
+    wanted = _Wanted.of(settings, context)
+    available: Sequence[str] = onnxruntime.get_available_providers()
+    is_told = wanted.check(available, f"installed are {', '.join(available)}")
+    providers, provider_options = _providers(settings, device, wanted, available)
+    if any(name in _OF_CUDA for name in providers):
+        _load_libraries()
     try:
-        return onnxruntime.InferenceSession(
+        session = onnxruntime.InferenceSession(
             path, sess_options=session_options, providers=providers, provider_options=provider_options
         )
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelNotLoadable(f"{os.path.basename(path)} is no ONNX model that can be run: {error}") from error
+    in_use: list[str] = session.get_providers()
+    if not is_told:
+        wanted.check(in_use, f"it uses {', '.join(in_use)}; why it did not begin stands in the model log")
+    if not wanted.may_fall_back and wanted.is_device:
+        session.disable_fallback()  # else a failing call would go on on the CPU, and nothing would say so
+    if context is not None:
+        context.computes_on = ", ".join(in_use)
+    return session
 
 
 def is_session(model: Any) -> bool:
@@ -162,34 +199,89 @@ def _word(settings: Mapping[str, Any], key: str, known: Mapping[str, Any]) -> An
     return known[word]
 
 
-def _providers(settings: Mapping[str, Any], device: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Provider names in order, and an options dict for each."""
-    available: Sequence[str] = onnxruntime.get_available_providers()
-    wanted = settings.get("providers")
-    kind, _, number = device.partition(":")
-    if wanted is None:
-        names = [name for name in _defaults(kind) if name in available]
-    else:
-        names = [_full_name(str(name)) for name in ([wanted] if isinstance(wanted, str) else wanted)]
-        missing = [name for name in names if name not in available]
+@dataclass(frozen=True)
+class _Wanted:
+    """Which providers must be in use: those of `names`, and with a `gpu_id` one of those that compute on devices."""
+
+    names: tuple[str, ...]
+    gpu_id: int | None
+    may_fall_back: bool
+    context: Any
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], context: Any) -> _Wanted:
+        """What the options say, and the worker's device where they name no provider."""
+        fallback = settings.get("fallback", context is not None and not getattr(context, "must_use_device", False))
+        if not isinstance(fallback, bool):
+            raise ModelNotLoadable(f"onnx.fallback of the model's configuration is {fallback!r}; it must be a boolean.")
+        given = settings.get("providers")
+        if given is not None:
+            names = [_full_name(str(name)) for name in ([given] if isinstance(given, str) else given)]
+            return cls(tuple(names), None, fallback, context)
+        if context is None or str((context.model_yaml_config or {}).get("deviceType")).lower() == "cpu":
+            return cls((), None, fallback, context)
+        return cls((), context.system_properties.get("gpu_id"), fallback, context)
+
+    @property
+    def is_device(self) -> bool:
+        """Whether something beside the CPU is wanted."""
+        return self.gpu_id is not None or any(name != _CPU for name in self.names)
+
+    def check(self, there: Sequence[str], why: str) -> bool:
+        """Raise ModelNotLoadable, or warn, where what is wanted is not `there`; `why` says what is instead.
+
+        Returns whether it warned.
+        """
+        missing = [name for name in self.names if name not in there]
         if missing:
-            raise ModelNotLoadable(
-                f"onnx.providers of the model's configuration names {', '.join(missing)}; "
-                f"installed are {', '.join(available)}."
+            self._complain(f"onnx.providers of the model's configuration names {', '.join(missing)}; {why}")
+        elif self.gpu_id is not None and not any(name in _ON_DEVICES for name in there):
+            self._complain(
+                f"The worker was given device {self.gpu_id}, and ONNX Runtime {onnxruntime.__version__} does not "
+                f"compute on it: {why} ({describe_driver()}). The package onnxruntime-gpu (NVIDIA) or "
+                "onnxruntime-migraphx (AMD) goes in the place of onnxruntime"
             )
+        else:
+            return False
+        return True
+
+    def _complain(self, sentence: str) -> None:
+        if not self.may_fall_back:
+            raise ModelNotLoadable(
+                f"{sentence}. With onnx: {{fallback: true}}, or deviceType: cpu, the model runs all the same."
+            )
+        note_warning(self.context, sentence)
+
+
+def _load_libraries() -> None:
+    """Have CUDA's and cuDNN's libraries of the packages `nvidia-…`, which torch brings as well, found."""
+    load = getattr(onnxruntime, "preload_dlls", None)
+    if load is None:
+        return
+    try:
+        load()
+    except Exception as error:  # the session says what it could not begin
+        logger.warning("CUDA's libraries are not loaded before ONNX Runtime asks for them: %s", error)
+
+
+def _providers(
+    settings: Mapping[str, Any], device: str, wanted: _Wanted, available: Sequence[str]
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Provider names in order, and an options dict for each."""
+    kind, _, number = device.partition(":")
+    names = [name for name in wanted.names or _defaults(kind) if name in available]
     given = settings.get("provider_options") or {}
-    options = []
+    options: list[dict[str, Any]] = []
     for name in names:
         own = dict(given.get(name) or given.get(name.removesuffix("ExecutionProvider")) or {})
-        if kind == "cuda" and number and name in ("CUDAExecutionProvider", "ROCMExecutionProvider"):
+        if kind == "cuda" and number and name in _WITH_DEVICE_ID:
             own.setdefault("device_id", number)
         options.append({str(key): str(value) for key, value in own.items()})
-    return names, options
+    return names or [_CPU], options or [{}]
 
 
 def _defaults(kind: str) -> list[str]:
-    accelerators = ["CUDAExecutionProvider", "ROCMExecutionProvider"] if kind == "cuda" else []
-    return [*accelerators, "CPUExecutionProvider"]
+    return [*(_ON_DEVICES if kind == "cuda" else ()), _CPU]
 
 
 def _full_name(name: str) -> str:

@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from marserve_handlers.context import note_warning
 from marserve_handlers.devices import choose_device
+from marserve_handlers.errors import ModelNotLoadable
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,26 @@ def find_device(gpu_id: int | None, device_type: str | None = None) -> torch.dev
     if torch.backends.mps.is_available():
         available.add("mps")
     return torch.device(str(choose_device(gpu_id, available, device_type)))
+
+
+def own_device(context: Any, gpu_id: int | None, device_type: str | None = None) -> torch.device:
+    """As `find_device`, for a worker whose device must be one that torch can use: a kernel is run there.
+
+    Raises ModelNotLoadable where it cannot be used and `context` says that it must be; else that is a warning of the
+    load, and the model computes on the CPU.
+    """
+    device = find_device(gpu_id, device_type)
+    if gpu_id is None or (device_type is not None and device_type.lower() == "cpu"):
+        return device
+    from marserve_handlers.runtimes.assigned import why_unusable
+
+    reason = why_unusable(gpu_id, None if device.type == "cpu" else device)
+    if not reason:
+        return device
+    if getattr(context, "must_use_device", False):
+        raise ModelNotLoadable(reason)
+    note_warning(context, f"{reason} The model computes on the CPU")
+    return torch.device("cpu")
 
 
 def as_tensor(rows: Any, device: Any) -> torch.Tensor:

@@ -108,6 +108,7 @@ class Worker(Shape):
     restarts: int
     gpuId: int | None = None
     gpuIds: list[int] | None = None
+    computesOn: Annotated[str | None, Field(description="the model's providers, where it is an ONNX model")] = None
     node: str | None = None
     waitsFor: str | None = None
     ranks: list[WorkerRank] | None = None

@@ -92,7 +92,7 @@ class WorkerView:
     `ranks` are the process ids of a group of ranks, `devices` what a worker of several devices has. `next_start_at` is
     infinite where the slot is tried again when it is scaled, None where it waits for nothing. `gpu_usage` is what its
     device is doing, in words. `node` is the machine that it is on, where that is another than the server's; `waits_for`
-    why it is not started yet.
+    why it is not started yet. `computes_on` is what the model runs on, where its handler says so.
     """
 
     id: str
@@ -111,6 +111,7 @@ class WorkerView:
     gpu_usage: str = "N/A"
     node: str = ""
     waits_for: str = ""
+    computes_on: str = ""
 
 
 class SlotOwner(Protocol):
@@ -322,6 +323,7 @@ class Slot:
             gpu_usage=self._owner.usage_of(self.gpu_id),
             node=node,
             waits_for=self._owner.room.why_none() if self.waits_for_device else self._owner.launcher.waits_for(self.id),
+            computes_on=life.computes_on if life is not None else "",
         )
 
     @property
@@ -445,6 +447,7 @@ class Life:
         self.warm_up_s = 0.0
         self.device_bytes = 0
         self.warnings: list[str] = []
+        self.computes_on = ""
         self.ready_at = 0.0
         self.requests = 0
         self.first_bytes = 0
@@ -553,6 +556,7 @@ class Life:
         if isinstance(loaded, Loaded) and await self.process.is_whole():
             self.load_s = launched.load_s if loaded.seconds == 0.0 else loaded.seconds
             self.warm_up_s, self.warnings = loaded.warm_up_s, loaded.warnings
+            self.computes_on = loaded.computes_on
             self.device_bytes = loaded.device_bytes
             if owner.metrics.tap is not None:
                 owner.metrics.tap.loaded(self._slot.name, self.load_s)

@@ -174,6 +174,8 @@ def _describe_worker(worker: WorkerLike) -> dict[str, Any]:
         described["waitsFor"] = worker.waits_for
     if worker.gpu_id is not None:
         described["gpuId"] = worker.gpu_id
+    if worker.computes_on:
+        described["computesOn"] = worker.computes_on
     if worker.devices:
         described["gpuIds"] = list(worker.devices)
     if worker.ranks:

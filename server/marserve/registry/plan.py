@@ -365,4 +365,5 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         environment=server.sequence_headers.environment(),
         is_continuous=options.continuous_batching,
         is_concurrent=options.is_concurrent,
+        must_use_device=server.refuses_missing_devices,
     )

@@ -90,6 +90,10 @@ class WorkerLike(Protocol):
         """The machine that it is on; empty for the server's own."""
 
     @property
+    def computes_on(self) -> str:
+        """What its model runs on, where the handler says so."""
+
+    @property
     def waits_for(self) -> str:
         """What it is not started yet for; empty for nothing."""
 

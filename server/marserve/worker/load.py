@@ -92,6 +92,7 @@ def load_model(load: Load) -> LoadedModel:
         model_yaml_config=unpack(load.model_config) if load.model_config is not None else {},
     )
     context.threads = load.threads
+    context.must_use_device = load.must_use_device
     word, _, function_name = load.handler.partition(":")
     found = _import_handler(word)
     module: ModuleType | None = None

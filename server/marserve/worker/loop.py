@@ -48,6 +48,7 @@ from marserve.messages import (
 from marserve.page import Page
 from marserve.worker.device_loss import find_loss
 from marserve.worker.device_memory import give_back, taken_bytes
+from marserve.worker.device_use import check_device_use
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.memory_limit import limit_memory
 from marserve.worker.outgoing import (
@@ -57,6 +58,7 @@ from marserve.worker.outgoing import (
     loss_told_by,
     metrics_of,
     name_of,
+    said_of_load,
     say,
     shown,
     traceback_of,
@@ -190,6 +192,7 @@ class WorkerLoop:
             if load.rank is not None:
                 self._join(load.rank)
             self._model = load_model(load)
+            check_device_use(self._model)
             if self._leader is not None:
                 self._model = self._leader.lead(self._model)
         except SystemExit:
@@ -235,7 +238,9 @@ class WorkerLoop:
                 leave(1)
         self.send_metrics()
         has_length_of = self._model.length_of is not None
-        self._connection.send(Loaded(seconds, problems, warm_up_s, has_length_of, taken_bytes()))
+        warnings, computes_on = said_of_load(self._model.context)
+        problems += warnings
+        self._connection.send(Loaded(seconds, problems, warm_up_s, has_length_of, taken_bytes(), computes_on))
         if self._follower is not None:
             self._follower.follow(self._model)
         if concurrent is not None:

@@ -19,6 +19,7 @@ from marserve_handlers.device_errors import is_out_of_memory, words_of_loss
 MAX_MESSAGE = 1 << 20
 MAX_TRACEBACK = 64 << 10
 MAX_NAME = 200
+MAX_SENTENCE, MAX_WARNINGS = 2000, 20
 _KINDS = ("counter", "gauge", "histogram")
 
 log = logging.getLogger("marserve.worker")
@@ -92,6 +93,14 @@ def say(level: int, message: str, *values: object, error: BaseException | None =
     """Log, wherever the author's code has put the streams; what cannot be logged is left out."""
     with contextlib.suppress(BaseException):
         log.log(level, message, *values, exc_info=error)
+
+
+def said_of_load(context: Any) -> tuple[list[str], str]:
+    """What the handler said of its load: sentences for describe, and what the model runs on."""
+    with contextlib.suppress(BaseException):
+        warnings = [words_of(each)[:MAX_SENTENCE] for each in list(context.load_warnings)[:MAX_WARNINGS]]
+        return warnings, words_of(context.computes_on)[:MAX_NAME]
+    return [], ""
 
 
 def metrics_of(values: Iterable[Any]) -> tuple[list[Metric], int]:

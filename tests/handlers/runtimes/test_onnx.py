@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,21 @@ pytest.importorskip("onnxruntime")
 np = pytest.importorskip("numpy")
 onnx = pytest.importorskip("onnx")
 
+import onnxruntime as onnxruntime_module  # noqa: E402
+
 from marserve_handlers.errors import ModelNotLoadable  # noqa: E402
 from marserve_handlers.runtimes.onnx import available_kinds, is_session, open_session, run  # noqa: E402
+from support.model_context import make_context  # noqa: E402
 
 pytestmark = pytest.mark.onnx
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+
+def file_of(folder: Path) -> str:
+    """A file that a made-up runtime takes for a model."""
+    (folder / "m.onnx").touch()
+    return str(folder / "m.onnx")
 
 
 def save_model(path: Path, inputs: int = 1, outputs: int = 1) -> str:
@@ -142,6 +154,135 @@ def test_a_cuda_device_without_cuda_falls_to_the_cpu(tmp_path: Path) -> None:
 
     assert session.get_providers()[-1] == "CPUExecutionProvider"
     assert available_kinds() <= {"cuda"}
+
+
+class FakeRuntime:
+    """An ONNX Runtime that has these providers, of which only those `begun` come to be used."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *available: str, begun: tuple[str, ...] | None = None) -> None:
+        runtime = onnxruntime_module
+        self.available = [*available, CPU]
+        self.begun = available if begun is None else begun
+        self.preloads = 0
+        self.can_fall_back = True
+        self.asked: dict[str, Any] = {}
+        self.trouble: Exception | None = None
+        monkeypatch.setattr(runtime, "get_available_providers", lambda: self.available)
+        monkeypatch.setattr(runtime, "preload_dlls", self._preload, raising=False)
+        monkeypatch.setattr(runtime, "InferenceSession", self._session)
+
+    def _preload(self) -> None:
+        self.preloads += 1
+
+    def _session(self, path: str, sess_options: Any, providers: list[str], provider_options: list[Any]) -> Any:
+        if self.trouble is not None:
+            raise self.trouble
+        self.asked = dict(zip(providers, provider_options, strict=True))
+        return self
+
+    def get_providers(self) -> list[str]:
+        """Of a session."""
+        return [*(name for name in self.asked if name in self.begun), CPU]
+
+    def disable_fallback(self) -> None:
+        """Of a session."""
+        self.can_fall_back = False
+
+
+def context_of(gpu_id: int | None, *, must_use_device: bool = True, **config: Any) -> Any:
+    """A worker's."""
+    context = make_context(gpu_id=gpu_id, config=config)
+    context.must_use_device = must_use_device
+    return context
+
+
+def test_a_workers_device_is_used_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's libraries are loaded before, and a failing call does not go on on the CPU."""
+    fake = FakeRuntime(monkeypatch, CUDA)
+    context = context_of(1)
+
+    open_session(file_of(tmp_path), "cuda:1", None, 0, context)
+
+    assert fake.asked == {CUDA: {"device_id": "1"}, CPU: {}}
+    assert fake.preloads == 1
+    assert not fake.can_fall_back
+    assert context.computes_on == f"{CUDA}, {CPU}"
+    assert context.load_warnings == []
+
+
+@pytest.mark.parametrize(
+    ("available", "begun", "options", "words"),
+    [
+        (
+            (),
+            (),
+            {},
+            r"given device 1, and ONNX Runtime .* installed are CPUExecutionProvider.*onnxruntime-gpu",
+        ),
+        ((CUDA,), (), {}, r"given device 1.* it uses CPUExecutionProvider; why .* model log \(the driver is "),
+        ((CUDA,), (), {"providers": ["CUDA", "CPU"]}, r"names CUDAExecutionProvider; it uses CPU"),
+        ((CUDA,), (CUDA,), {"providers": ["Tensorrt", "CUDA"]}, r"names TensorrtExecutionP.*; installed are CUDA"),
+    ],
+)
+def test_a_wanted_provider_that_is_not_in_use_fails_the_load_or_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, available: Any, begun: Any, options: Any, words: str
+) -> None:
+    """With `fallback` it is a warning, told once; and where devices need not be used."""
+    fake = FakeRuntime(monkeypatch, *available, begun=begun)
+    with pytest.raises(ModelNotLoadable, match=words + r".*fallback: true"):
+        open_session(file_of(tmp_path), "cuda:1", options, 0, context_of(1))
+
+    for context, more in ((context_of(1), {"fallback": True}), (context_of(1, must_use_device=False), {})):
+        open_session(file_of(tmp_path), "cuda:1", {**options, **more}, 0, context)
+        (warning,) = context.load_warnings
+        assert re.search(words, warning)
+        assert context.computes_on.endswith(CPU)
+        assert fake.can_fall_back
+
+
+@pytest.mark.parametrize(
+    ("gpu_id", "config", "options"),
+    [(None, {}, {}), (1, {"deviceType": "cpu"}, {}), (1, {}, {"providers": ["CPU"]})],
+)
+def test_a_worker_for_the_cpu_wants_no_provider(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_id: int | None, config: Any, options: Any
+) -> None:
+    """Without a device, or where the configuration says so."""
+    fake = FakeRuntime(monkeypatch)
+    context = context_of(gpu_id, **config)
+
+    open_session(file_of(tmp_path), "cpu", options, 0, context)
+
+    assert fake.asked == {CPU: {}}
+    assert fake.preloads == 0
+    assert (context.computes_on, context.load_warnings) == (CPU, [])
+
+
+def test_amds_provider_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for CUDA's libraries by nothing."""
+    fake = FakeRuntime(monkeypatch, "MIGraphXExecutionProvider")
+
+    assert available_kinds() == {"cuda"}
+    open_session(file_of(tmp_path), "cuda:0", None, 0, context_of(0))
+
+    assert fake.asked == {"MIGraphXExecutionProvider": {"device_id": "0"}, CPU: {}}
+    assert fake.preloads == 0
+
+
+def test_a_session_that_memory_runs_out_for_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is a model all the same; with the runtime's own words where libraries cannot be loaded."""
+    fake = FakeRuntime(monkeypatch, CUDA)
+    fake.trouble = MemoryError("CUDA failure 2: out of memory")
+    monkeypatch.setattr(onnxruntime_module, "preload_dlls", lambda: 1 / 0)
+
+    with pytest.raises(MemoryError):
+        open_session(file_of(tmp_path), "cuda:1", None, 0, context_of(1))
+
+
+def test_fallback_is_a_boolean(tmp_path: Path) -> None:
+    """And is named where it is none."""
+    with pytest.raises(ModelNotLoadable, match=r"onnx\.fallback .* 'yes'; it must be a boolean"):
+        open_session(file_of(tmp_path), "cpu", {"fallback": "yes"})
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense"])
