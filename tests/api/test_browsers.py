@@ -211,7 +211,9 @@ def test_the_refusals_name_what_was_seen_and_the_setting() -> None:
     assert "cors_allowed_origin" in ForeignOrigin("https://evil.example").message
     assert "'https://evil.example'" in ForeignOrigin("https://evil.example").message
     assert "a page of another site" in ForeignOrigin("").message
-    assert "allowed_hosts" in ForeignHost("evil.example").message
+    assert "set allowed_hosts=evil.example;" in ForeignHost("evil.example:8080").message
+    assert "set allowed_hosts=[fd00::1];" in ForeignHost("[fd00::1]:8080").message
+    assert "set allowed_hosts to its names;" in ForeignHost("evil.example,*").message
     assert len(ForeignHost("\x85" * 10_000).message) < 800
 
 

@@ -89,6 +89,16 @@ def test_a_metrics_mode_that_differs_from_torchserves_is_said(here: Path, mode: 
     assert all(note.startswith(f"metrics_mode={mode}: ") and str(said) in note for note in notes)
 
 
+def test_an_origin_with_a_slash_is_a_warning(here: Path) -> None:
+    """Browsers send none, so that it would never match, in silence."""
+    said = load(here, cors_allowed_origin="https://a.example/, https://b.example:8443").warnings
+
+    (warning,) = [each for each in said if "cors_allowed_origin" in each]
+    assert "'https://a.example/'" in warning
+    assert warning.endswith("write https://a.example")
+    assert not any("cors" in each for each in load(here, cors_allowed_origin="*").warnings)
+
+
 @pytest.mark.parametrize(
     ("vmargs", "is_said"), [("-Xmx1g -Dlog4j.configurationFile=file:///x.xml", True), ("-Xmx1g", False)]
 )

@@ -7,6 +7,7 @@ are declared here too: below this floor nobody knows of them.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import msgspec
@@ -151,6 +152,9 @@ class ForeignOrigin(ClientError):
         )
 
 
+_HOST_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
+
+
 class ForeignHost(ClientError):
     """The request is for a host that is not known to be this server."""
 
@@ -158,9 +162,11 @@ class ForeignHost(ClientError):
 
     def __init__(self, host: str) -> None:
         self.host = host
+        name = re.sub(r":[0-9]{1,5}$", "", host)
+        step = f"set allowed_hosts={name}" if _HOST_NAME.fullmatch(name) else "set allowed_hosts to its names"
         super().__init__(
-            f"This request is for the host {_quoted(host)}, which is not a name of this server. Where no key is "
-            "asked for, the server answers for the hosts of allowed_hosts and, on loopback, for this machine's own."
+            f"This request is for the host {_quoted(host)}, which is not a name of this server. If it is meant to be, "
+            f"{step}; without keys, and on loopback, it answers for the machine's own names and those."
         )
 
 

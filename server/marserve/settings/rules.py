@@ -23,6 +23,7 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
     _check_envelope(settings)
     warnings += _check_open_management(settings)
     warnings += _warnings_of_log4j(settings)
+    warnings += _warnings_of_origins(settings)
     _check_desired_state(settings)
     _check_preemption(settings)
     _check_ray(settings)
@@ -57,6 +58,17 @@ def _check_folders(settings: Settings) -> Iterator[str]:
             f"Invalid temp directory: {_given(settings, 'temporary_folder')}, please check TEMP environment variable.",
             key="temporary_folder",
         )
+
+
+def _warnings_of_origins(settings: Settings) -> Iterator[str]:
+    for origin in (settings.cors_allowed_origin or "").split(","):
+        scheme, parts, rest = origin.strip().partition("://")
+        if parts and "/" in rest:
+            meant = f"{scheme}://{rest.partition('/')[0]}"
+            yield (
+                f"cors_allowed_origin has {origin.strip()!r}, and browsers name origins without a slash behind the host, "
+                f"so it lets no page in; write {meant}"
+            )
 
 
 def _check_preemption(settings: Settings) -> None:
