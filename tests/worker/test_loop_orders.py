@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -867,7 +868,20 @@ def test_what_cannot_be_written_has_its_status_and_words(page: Page, caplog: pyt
         (503, "The answer has 1001 bytes, more than max_response_size, 1000.", "too_large"),
         (200, "", None),
     ]
-    assert "an answer of type object cannot be written" in caplog.text
+    refused = [record for record in caplog.records if "cannot be written" in record.getMessage()]
+    assert [(record.levelname, record.getMessage().partition(":")[0]) for record in refused] == [
+        ("ERROR", f"the answer to request {item().id}, of type {name}, cannot be written")
+        for name in ("object", "Huge")
+    ]
+
+
+def test_a_dict_that_json_cannot_say_is_logged_under_its_request(page: Page, caplog: pytest.LogCaptureFixture) -> None:
+    """A time, for example, which authors put into their answers; the type is named."""
+    server = Server([(Batch(1, [item()]), [bytearray(b"x")])])
+    assert run(server, page, model_of(lambda rows, context: [{"at": datetime(2026, 1, 1, tzinfo=UTC)}])) == 0
+
+    assert f"the answer to request {item().id}, of type dict, cannot be written: " in caplog.text
+    assert "datetime is not JSON serializable" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------- streams without clients

@@ -66,8 +66,8 @@ def _warnings_of_origins(settings: Settings) -> Iterator[str]:
         if parts and "/" in rest:
             meant = f"{scheme}://{rest.partition('/')[0]}"
             yield (
-                f"cors_allowed_origin has {origin.strip()!r}, and browsers name origins without a slash behind the host, "
-                f"so it lets no page in; write {meant}"
+                f"cors_allowed_origin has {origin.strip()!r}, and browsers name origins without a slash behind the "
+                f"host, so it lets no page in; write {meant}"
             )
 
 

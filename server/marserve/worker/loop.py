@@ -482,7 +482,13 @@ class WorkerLoop:
             except SystemExit:
                 raise
             except BaseException as error:  # the author's own objects are asked to show themselves: anything may come
-                say(logging.WARNING, "an answer of type %s cannot be written: %s", type(answer).__name__, shown(error))
+                say(
+                    logging.ERROR,
+                    "the answer to request %s, of type %s, cannot be written: %s",
+                    context.get_request_id(index),
+                    type(answer).__name__,
+                    shown(error),
+                )
                 self.failed.append(loss_told_by(error))
                 if has_run_out(error):
                     results.append(Result(507, "Out of resources", [], MEMORY))
