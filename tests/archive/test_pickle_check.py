@@ -12,6 +12,7 @@ import struct
 import tarfile
 import warnings
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -238,11 +239,11 @@ def places(bird: bytes) -> dict[str, tuple[dict[str, bytes], str]]:
         "checkpoint": ({"last.ckpt": bird}, "last.ckpt"),
         "a handler's own pickle": ({"sub/vocab.pkl": bird}, "sub/vocab.pkl"),
         "joblib": ({"scaler.joblib": bird}, "scaler.joblib"),
-        "compressed joblib": ({"scaler.joblib": b"x\x9c" + bird}, "scaler.joblib"),
-        "compressed pickle": ({"vocab.pkl.gz": gzip.compress(bird)}, "vocab.pkl.gz"),
-        "compressed pickle, other name": ({"vocab.pkl": bz2.compress(bird)}, "vocab.pkl"),
+        "compressed joblib": ({"scaler.joblib": zlib.compress(bird)}, "scaler.joblib!unpacked"),
+        "compressed pickle": ({"vocab.pkl.gz": gzip.compress(bird)}, "vocab.pkl.gz!unpacked"),
+        "compressed pickle, other name": ({"vocab.pkl": bz2.compress(bird)}, "vocab.pkl!unpacked"),
         "7z instead of zip": ({"a.pt": b"7z\xbc\xaf\x27\x1c" + bird}, "a.pt"),
-        "tar": ({"a.pt": tar_of("pickle", bird)}, "a.pt"),
+        "tar": ({"a.pt": tar_of("pickle", bird)}, "a.pt!pickle"),
         "upper case": ({"WEIGHTS.PT": bird}, "WEIGHTS.PT"),
         "upper case in a zip file": ({"a.bin": zip_with("DATA.PKL", bird)}, "a.bin!DATA.PKL"),
         "no ending": ({"weights": bird}, "weights"),

@@ -188,15 +188,25 @@ def test_a_zip_file_behind_a_picture_is_found_however_long_its_comment_is(tmp_pa
     assert check(tmp_path, {"a.jpg": data}) == "a.jpg!data.pkl"
 
 
-@pytest.mark.parametrize(
-    "start",
-    [b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"x\x01", b"x^", b"x\x9c", b"x\xda"],
-)
-def test_what_is_compressed_is_refused_only_where_it_must_be_a_pickle(tmp_path: Path, start: bytes) -> None:
-    """A compressed log is no concern of the check."""
-    assert check(tmp_path / "pickle", {"a.pkl": start + b"rest"}) == "a.pkl"
-    assert check(tmp_path / "joblib", {"a.joblib.gz": start + b"rest"}) == "a.joblib.gz"
-    assert check(tmp_path / "log", {"a.log.gz": start + b"rest"}) is None
+@pytest.mark.parametrize("start", [b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"7z\xbc\xaf\x27\x1c"])
+@pytest.mark.parametrize("name", ["a.pkl", "a.log.gz", "weights.bin"])
+def test_what_is_compressed_and_cannot_be_unpacked_is_refused_whatever_its_name(
+    tmp_path: Path, start: bytes, name: str
+) -> None:
+    """Zstandard, lz4 and 7z: joblib and pandas open them by their content, where their packages are installed."""
+    assert check(tmp_path, {name: start + b"rest"}) == name
+
+
+@pytest.mark.parametrize("start", [b"\x1f\x8b\x08", b"BZh91AY&SY", b"\xfd7zXZ\0"])
+def test_what_is_damaged_where_its_first_bytes_are_certain_is_refused(tmp_path: Path, start: bytes) -> None:
+    """Another reader may get further."""
+    assert check(tmp_path, {"data": start + b"rest"}) == "data"
+
+
+@pytest.mark.parametrize("start", [b"x\x01", b"x^", b"x\x9c", b"x\xda", b"]\0\0\x80\0" + b"\xff" * 8])
+def test_what_only_looks_compressed_is_judged_as_what_it_is(tmp_path: Path, start: bytes) -> None:
+    """Two bytes may begin anything."""
+    assert check(tmp_path, {"data": start + b"rest"}) is None
 
 
 @pytest.mark.parametrize(
@@ -215,13 +225,16 @@ def test_what_begins_like_a_pickle_for_long_enough_is_a_damaged_one(
 
 
 def test_a_guess_ends_after_as_many_operations_as_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What neither is called a pickle nor begins like one is looked at no further; a pickle's file is, to its end."""
+    """What goes on like a pickle for so long is refused if it may import; a pickle's file is read to its end."""
     program = b"(Vx\n" + b"Vy\n0" * 30 + b"csubprocess\nPopen\n(tR."
     assert check(tmp_path / "all", {"data": program}) == "data"
 
     monkeypatch.setattr(f"{MODULE}._GUESSED_OPERATIONS", 50)
 
-    assert check(tmp_path / "guess", {"data": program}) is None
+    assert check(tmp_path / "behind", {"data": program}) == "data"
+    assert check(tmp_path / "before", {"data": b"csubprocess\nPopen\n" + b"N0" * 30 + b"(tR."}) == "data"
+    assert check(tmp_path / "in a second pickle", {"data": HARMLESS + program}) == "data"
+    assert check(tmp_path / "constant", {"data": b")" * 1000}) is None
     assert check(tmp_path / "called", {"data.pkl": program}) == "data.pkl"
     assert check(tmp_path / "long", {"data.pkl": pickle.dumps(list(range(100)), 0)}) is None
 

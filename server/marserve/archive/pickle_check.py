@@ -18,12 +18,22 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from marserve.archive import zip_records
+from marserve.archive.containers import (
+    HEAD_BYTES,
+    CannotUnpack,
+    Compressed,
+    begins_tar,
+    opaque_kind,
+    recognise,
+    tar_files,
+    zip_at_end,
+)
 from marserve.archive.pickle_program import Outcome, Refused, Span, run
 from marserve.archive.zip_records import Entry, ZipRecords
 from marserve.errors import BadArchive, UnsafeArchive, without_stop
@@ -72,8 +82,10 @@ _SCRIPT_GLOBAL = re.compile(r"^(__torch__|torch\.jit\._pickle)\.\w[\w.]*$")
 _DECLARED = re.compile(
     r"(\.(pt|pth|pt2|ptl|pkl|pickle|ckpt|joblib|dill|th|pyt|torch)|(^|/)\.metadata)(\.(gz|bz2|xz|zst|lz4|zip))?$"
 )
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"7z\xbc\xaf\x27\x1c")
-_ZLIB = (b"x\x01", b"x^", b"x\x9c", b"x\xda")
+# Opcodes by which a pickle imports: GLOBAL, INST, STACK_GLOBAL, EXT1, EXT2, EXT4.
+_IMPORTS = re.compile(rb"[ci\x93\x82\x83\x84]")
+# What is not in the text of a `.pth` that Python's `site` reads.
+_NOT_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f-\xff]")
 # The header of an array of numbers, texts, times or raw bytes, or of fields of these, as numpy writes it.
 _ELEMENT = rb"'[<>|=]?[?biufcSUVmM]\d*(\[\w+\])?'"
 _PLAIN_ARRAY = re.compile(
@@ -81,7 +93,6 @@ _PLAIN_ARRAY = re.compile(
     rb"'shape': \([\d, ]*\), \}\s*" % (_ELEMENT, _ELEMENT)
 )
 _LONGEST_PLAIN_HEADER = 1 << 16
-_TAR_MAGIC = (257, b"ustar")
 _PROTO = 0x80
 _NEWEST_PROTOCOL = 5
 
@@ -89,7 +100,10 @@ _MAX_NESTING = 4
 _MAX_ENTRIES = 200_000
 _MAX_DIRECTORY_BYTES = 32 << 20
 _MAX_INFLATED_BYTES = 2 << 30
+_MAX_SKIMMED_BYTES = 16 << 30
 _PEEK_BYTES = 1 << 20
+# Of other data that long: an end record of a zip file with its comment, and some of its directory.
+_ZIP_TAIL_BYTES = 1 << 20
 _GUESSED_OPERATIONS = 1_000_000
 _ENOUGH_OPERATIONS = 8  # after so many, what began like a pickle is one and not tensor data that looks so
 _MAX_FILES = 100_000
@@ -155,16 +169,26 @@ class _Reader(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """One file, or one member inside of a file, to look at. `depth` counts the files around it."""
+    """One file, or one member inside of a file, to look at. `depth` counts the files around it.
+
+    `was_declared`: it comes out of a compressed file whose name says that it holds a pickle. `is_content`: what its
+    name says was held against what is in it.
+    """
 
     name: str
     span: Span
     reader: _Reader = _Reader.PYTHON
     depth: int = 0
+    was_declared: bool = False
+    is_content: bool = False
 
     @property
     def is_declared(self) -> bool:
-        return _DECLARED.search(self.name.lower().rpartition("!")[2]) is not None or self.reader is _Reader.SCRIPT
+        return (
+            self.was_declared
+            or _DECLARED.search(self.name.lower().rpartition("!")[2]) is not None
+            or self.reader is _Reader.SCRIPT
+        )
 
     def refuse(self, reason: str) -> UnsafeArchive:
         return UnsafeArchive(self.name, f"{without_stop(reason)}. {_NEXT_STEP}")
@@ -184,25 +208,73 @@ class _Checker:
     def __init__(self) -> None:
         self._entries_left = _MAX_ENTRIES
         self._inflated_left = _MAX_INFLATED_BYTES
+        self._skimmed_left = _MAX_SKIMMED_BYTES
 
     def check(self, subject: _Subject) -> None:
         span = subject.span
         span.seek(0)
-        head = span.read(_TAR_MAGIC[0] + len(_TAR_MAGIC[1]))
+        head = span.read(HEAD_BYTES)
         if head[:4] in (zip_records.START, zip_records.EMPTY):
             self._check_zip(subject)
             return
-        if self._has_zip_at_end(span):
-            self._check_zip(subject, is_certain=False)
+        self._check_zip_at_end(subject)
         if head[:6] == b"\x93NUMPY":
             self._check_array(subject, head)
             return
-        if subject.is_declared:
-            if head.startswith(_COMPRESSED) or head[:2] in _ZLIB:
-                raise subject.refuse("it is compressed, so the pickle in it cannot be checked")
-            if head[_TAR_MAGIC[0] :].startswith(_TAR_MAGIC[1]):
-                raise subject.refuse("it is in the tar form of torch before 1.0, whose pickles cannot be checked")
-        self._check_pickles(subject, 0)
+        if kind := opaque_kind(head):
+            raise subject.refuse(f"it is compressed ({kind}) and cannot be looked into")
+        is_container = False
+        if begins_tar(head):
+            self._check_tar(subject)
+            is_container = True
+        elif (compressed := recognise(head)) is not None:
+            is_container = self._check_compressed(subject, compressed)
+        # What is in a container was judged as what its name says; its own bytes may be a pickle all the same.
+        self._check_pickles(replace(subject, is_content=True) if is_container else subject, 0)
+
+    # ----------------------------------------------------------------------------------- compressed files and tars
+
+    def _check_compressed(self, subject: _Subject, compressed: Compressed) -> bool:
+        """Check what is compressed in it; whether anything is."""
+        inner = f"{subject.name}!unpacked"
+        has_come = False
+
+        def pieces() -> Iterator[bytes]:
+            nonlocal has_come
+            try:
+                for piece in compressed.read(subject.span):
+                    if not has_come:
+                        self._refuse_depth(subject)
+                    has_come = True
+                    yield piece
+            except CannotUnpack as error:
+                if compressed.is_certain:
+                    raise subject.refuse(f"it cannot be looked into: {error}") from None
+
+        self._check_pieces(
+            _Subject(inner, subject.span, subject.reader, subject.depth + 1, subject.is_declared), pieces()
+        )
+        return has_come
+
+    def _check_tar(self, subject: _Subject) -> None:
+        self._refuse_depth(subject)
+        span = subject.span
+        try:
+            for name, start, size in tar_files(span):
+                self._entries_left -= 1
+                if self._entries_left < 0:
+                    raise CannotUnpack(f"there are more than {_MAX_ENTRIES} files in files")
+                inner = Span(span.file, span.start + start, span.start + start + size)
+                self.check(_Subject(f"{subject.name}!{name}", inner, subject.reader, subject.depth + 1))
+        except CannotUnpack as error:
+            raise subject.refuse(f"it is a tar file and cannot be looked into: {error}") from None
+
+    @staticmethod
+    def _refuse_depth(subject: _Subject) -> None:
+        if subject.depth >= _MAX_NESTING:
+            raise subject.refuse(
+                f"it is a file of files {subject.depth} such files deep; at most {_MAX_NESTING} are looked into"
+            )
 
     # --------------------------------------------------------------------------------------------------- pickles
 
@@ -214,14 +286,42 @@ class _Checker:
             span.seek(offset)
             start = span.read(2)
             is_marked = len(start) == 2 and start[0] == _PROTO and start[1] <= _NEWEST_PROTOCOL
-            must_be = subject.is_declared and is_first
+            must_be = subject.is_declared and not subject.is_content and is_first
+            if must_be and not is_marked and self._is_harmless_text(subject, offset):
+                return
             span.seek(offset)
             outcome = self._run(subject, must_call=not (must_be or is_marked))
+            if outcome.is_unfinished and (outcome.has_noted or self._may_import(span)):
+                raise subject.refuse(f"it goes on like a pickle and cannot be followed to its end: {outcome.failure}")
             if outcome.failure is not None:
                 if self._is_damaged(outcome, must_be=must_be, is_marked=is_marked, is_first=is_first):
                     raise subject.refuse(f"it is no pickle that can be read to its end: {outcome.failure}")
                 return
             offset, is_first = span.tell(), False
+
+    def _is_harmless_text(self, subject: _Subject, offset: int) -> bool:
+        """Whether it is text that no unpickler gets through, as the `.pth` files are that Python's `site` reads.
+
+        `import os; …` begins with INST, whose module is then no name. Text that is a pickle of the oldest protocol, and
+        imports anything, is none of these.
+        """
+        span = subject.span
+        if subject.reader is not _Reader.PYTHON or not subject.name.lower().endswith(".pth"):
+            return False
+        span.seek(offset)
+        if len(span) - offset > _PEEK_BYTES or _NOT_TEXT.search(span.read(len(span) - offset)):
+            return False
+        span.seek(offset)
+        outcome = self._run(subject, must_call=True)
+        return outcome.failure is not None and not outcome.has_noted and not outcome.is_unfinished
+
+    @staticmethod
+    def _may_import(span: Span) -> bool:
+        """Whether any byte from here on may be an opcode that imports."""
+        while piece := span.read(_PEEK_BYTES):
+            if _IMPORTS.search(piece):
+                return True
+        return False
 
     def _run(self, subject: _Subject, *, must_call: bool) -> Outcome:
         allows = _allows_script if subject.reader is _Reader.SCRIPT else _allows_python
@@ -255,14 +355,20 @@ class _Checker:
 
     # ------------------------------------------------------------------------------------------------- zip files
 
-    @staticmethod
-    def _has_zip_at_end(span: Span) -> bool:
-        tail = min(len(span), 22 + 0xFFFF)
-        span.seek(len(span) - tail)
-        return zip_records.EMPTY in span.read(tail)
+    def _check_zip_at_end(self, subject: _Subject) -> None:
+        """Look into a zip file that other data stands before, whether its offsets count that data or not."""
+        span = subject.span
+        place = zip_at_end(span)
+        if place is None:
+            return
+        start, end = place
+        if not 0 <= start < end:
+            raise subject.refuse("it ends like a zip file but cannot be looked into")
+        # Offsets that count what stands before give the start of the file.
+        self._check_zip(replace(subject, span=Span(span.file, span.start + start, span.start + end)), how="ends")
 
-    def _check_zip(self, subject: _Subject, *, is_certain: bool = True) -> None:
-        """Look into a zip file; one that only ends like a zip file (`is_certain` False) may turn out to be none."""
+    def _check_zip(self, subject: _Subject, *, how: str = "begins") -> None:
+        """Look into a zip file."""
         file = cast("BinaryIO", _SpanFile(subject.span))
         try:
             records = ZipRecords(
@@ -275,13 +381,8 @@ class _Checker:
         except UnsafeArchive:
             raise
         except BadArchive as error:
-            if is_certain:
-                raise subject.refuse(f"it begins like a zip file but cannot be looked into ({error})") from None
-            return
-        if subject.depth >= _MAX_NESTING:
-            raise subject.refuse(
-                f"it is a zip file {subject.depth} zip files deep; at most {_MAX_NESTING} are looked into"
-            )
+            raise subject.refuse(f"it {how} like a zip file but cannot be looked into ({error})") from None
+        self._refuse_depth(subject)
         if not records.entries:
             return
         self._entries_left -= len(records.entries)
@@ -317,7 +418,7 @@ class _Checker:
                     raise BadArchive("its two sizes differ")
                 self.check(_Subject(name, span, reader, subject.depth + 1))
             else:
-                self._check_inflated(name, reader, subject.depth + 1, records, entry)
+                self._check_pieces(_Subject(name, subject.span, reader, subject.depth + 1), records.read(entry))
         except UnsafeArchive:
             raise
         except BadArchive as error:
@@ -325,31 +426,50 @@ class _Checker:
             if layout.is_torch or member.is_declared:
                 raise member.refuse(f"it cannot be looked into ({error})") from None
 
-    def _check_inflated(self, name: str, reader: _Reader, depth: int, records: ZipRecords, entry: Entry) -> None:
-        """Inflate a member as far as needed: the first megabyte tells most that is no pickle."""
+    def _check_pieces(self, subject: _Subject, pieces: Iterator[bytes]) -> None:
+        """Check what these pieces are together, under the subject's name. The first megabyte tells most that is no
+        pickle; of the rest only the end is looked at then, where a zip file may be.
+        """
         with tempfile.SpooledTemporaryFile(max_size=8 << 20) as spool:
             file = cast("BinaryIO", spool)
             size = 0
             is_peeked = False
-            for chunk in records.read(entry):
+            for chunk in pieces:
                 self._inflated_left -= len(chunk)
                 if self._inflated_left < 0:
-                    raise UnsafeArchive(name, f"what is nested unpacks to more than {_MAX_INFLATED_BYTES} bytes")
+                    raise UnsafeArchive(
+                        subject.name, f"what is nested unpacks to more than {_MAX_INFLATED_BYTES} bytes"
+                    )
                 spool.write(chunk)
                 size += len(chunk)
                 if size >= _PEEK_BYTES and not is_peeked:
                     is_peeked = True
-                    if self._is_other_data(_Subject(name, Span(file, 0, size), reader, depth)):
+                    if self._is_other_data(replace(subject, span=Span(file, 0, size))):
+                        self._skim(subject, pieces)
                         return
                     spool.seek(size)
-            self.check(_Subject(name, Span(file, 0, size), reader, depth))
+            self.check(replace(subject, span=Span(file, 0, size)))
+
+    def _skim(self, subject: _Subject, pieces: Iterator[bytes]) -> None:
+        """Unpack the rest of other data, of which nothing is kept, and refuse a zip file at its end."""
+        tail = b""
+        for piece in pieces:
+            self._skimmed_left -= len(piece)
+            if self._skimmed_left < 0:
+                raise UnsafeArchive(subject.name, f"what is nested unpacks to more than {_MAX_SKIMMED_BYTES} bytes")
+            tail = (tail + piece)[-_ZIP_TAIL_BYTES:]
+        end = tail.rfind(zip_records.EMPTY)
+        if end >= 0 and b"PK\x01\x02" in tail[:end]:
+            raise subject.refuse("it ends like a zip file but cannot be looked into")
 
     def _is_other_data(self, subject: _Subject) -> bool:
         """Whether the beginning of a member shows that it is no zip file and no pickle."""
         if subject.is_declared:
             return False
-        head = subject.span.read(6)
-        if head[:4] in (zip_records.START, zip_records.EMPTY) or head == b"\x93NUMPY" or head[:1] == bytes([_PROTO]):
+        head = subject.span.read(HEAD_BYTES)
+        if head[:4] in (zip_records.START, zip_records.EMPTY) or head[:6] == b"\x93NUMPY" or head[0] == _PROTO:
+            return False
+        if opaque_kind(head) or begins_tar(head) or recognise(head) is not None:
             return False
         subject.span.seek(0)
         outcome = self._run(subject, must_call=True)

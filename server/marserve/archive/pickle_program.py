@@ -34,13 +34,16 @@ class Outcome:
     """How a program ended: at its STOP, or with a `failure` in words. `operations` were followed until then.
 
     `is_cut`: it failed because the data ended. `is_mistaken`: it failed for want of what it takes from its stack or
-    memo, or at a byte that is no opcode, as other data than pickles does.
+    memo, or at a byte that is no opcode, as other data than pickles does. `is_unfinished`: it was not followed to its
+    end. `has_noted`: what it imports would have been refused at the next call.
     """
 
     failure: str | None
     operations: int
     is_cut: bool = False
     is_mistaken: bool = False
+    is_unfinished: bool = False
+    has_noted: bool = False
 
 
 class Span:
@@ -153,12 +156,21 @@ def run(
     while machine.operations < max_operations:
         try:
             if machine.step():
-                return Outcome(None, machine.operations)
+                return Outcome(None, machine.operations, has_noted=machine.has_noted)
         except _Failed as failed:
             return Outcome(
-                str(failed), machine.operations, is_cut=failed.kind == "cut", is_mistaken=failed.kind == "mistaken"
+                str(failed),
+                machine.operations,
+                is_cut=failed.kind == "cut",
+                is_mistaken=failed.kind == "mistaken",
+                has_noted=machine.has_noted,
             )
-    return Outcome(f"it has more than {max_operations} operations", machine.operations)
+    return Outcome(
+        f"it has more than {max_operations} operations",
+        machine.operations,
+        is_unfinished=True,
+        has_noted=machine.has_noted,
+    )
 
 
 class _Machine:
@@ -169,6 +181,11 @@ class _Machine:
         self._noted: str | None = None
         self._frame_end: int | None = None
         self.operations = 0
+
+    @property
+    def has_noted(self) -> bool:
+        """Whether something is imported that is not allowed."""
+        return self._noted is not None
 
     def step(self) -> bool:
         """Follow one opcode; True at STOP."""
