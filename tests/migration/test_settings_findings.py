@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from support.surveys import actions, write
+from support.echo_archives import write_mar
+from support.surveys import actions, look, write
 
 HTTPS = "inference_address=https://127.0.0.1:8443\ndisable_token_authorization=true\n"
 METRICS = "model_metrics:\n  counter:\n    - name: hits\n      unit: Count\n      dimensions: []\n"
@@ -84,3 +85,40 @@ def test_a_file_of_metrics_is_read(tmp_path: Path, text: str, said: str | None) 
 
     assert (said is None) == (found == {})
     assert said is None or said in found["config.properties:1"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "odd", "meant"),
+    [
+        ("https://models.example/*", "https://models.example/*", "https://models.example/.*"),
+        ("file://.*,https://models.example/*.mar", "https://models.example/*.mar", "https://models.example/.*.mar"),
+        ("s3://bucket/team-*", "s3://bucket/team-*", "s3://bucket/team-.*"),
+        ("https?://.*,file://.*", None, None),
+        (r"https://models\\.example/[a-z]*/\\w*,http(s)*://x/.*", None, None),
+    ],
+)
+def test_a_glob_among_allowed_urls_needs_action(
+    tmp_path: Path, patterns: str, odd: str | None, meant: str | None
+) -> None:
+    """As a regular expression it can be read, and allows nothing."""
+    write(tmp_path, {"config.properties": f"allowed_urls={patterns}\n"})
+    found = [each for each in look(tmp_path) if each.verdict == "action"]
+
+    if odd is None:
+        assert found == []
+    else:
+        assert [(each.place, each.fix) for each in found] == [("config.properties:1", f"write {meant}")]
+        assert f"{odd!r} is a regular expression, not a glob" in found[0].what
+
+
+def test_bounds_of_workers_the_wrong_way_round_need_action(tmp_path: Path) -> None:
+    """In the settings, and in an archive's configuration."""
+    models = '{"m": {"1.0": {"minWorkers": 4, "maxWorkers": 2}, "2.0": {"minWorkers": 2, "maxWorkers": 2}}}'
+    write(tmp_path, {"config.properties": f"models={models}\n"})
+    (tmp_path / "store").mkdir()
+    write_mar(tmp_path / "store" / "m.mar", config="batchSize: 2\nminWorkers: 3\nmaxWorkers: 1\n")
+
+    assert actions(tmp_path) == {
+        "config.properties:1": "models: m 1.0 has minWorkers 4 above maxWorkers 2, of which 4 counts",
+        "store/m.mar!model-config.yaml:2": "minWorkers 3 is above maxWorkers 1: neither is used",
+    }

@@ -109,6 +109,13 @@ def _judge_config(folder: Path, manifest: Manifest, shown: str) -> Iterator[Find
     config = read_model_config(folder, manifest)
     name = manifest.config_file or ""
     lines = _lines(folder / name) if name else []
+    if config.min_workers and config.max_workers and config.min_workers > config.max_workers:
+        line = next((at for at, text in enumerate(lines, 1) if "minWorkers" in text), 0)
+        yield Finding(
+            *("action", f"{shown}!{name}", line),
+            f"minWorkers {config.min_workers} is above maxWorkers {config.max_workers}: neither is used",
+            "write both as they are meant",
+        )
     for warning in config.warnings:
         key = warning.partition(" ")[0]
         said = _IN_LINE.search(warning)

@@ -8,6 +8,7 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from marserve.api.tls import read_keystore, read_pem_files, server_context
 from marserve.errors import BadSettings
@@ -24,6 +25,8 @@ from marserve.telemetry.metric_definitions import read_metrics_file
 _LINE = re.compile(r", line (\d+)\)?\.?$")
 # What names folders and files of the machine that the server runs on, which need not be this one.
 # Names that TorchServe had in former releases.
+# A star that repeats a slash or the last letter is meant as a glob's.
+_GLOB = re.compile(r"([/:]|(?<!\\)[A-Za-z0-9_-](?=\*$))\*")
 _FORMERLY = {"metrics_format": "metrics_mode"}
 _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
 _OF_PLATFORMS = ("SAGEMAKER_", "AIP_")
@@ -118,7 +121,26 @@ def _judge_key(name: str, text: str, shown: str, line: int, layout: Layout, besi
         return Finding("differs", shown, line, f"{name} is accepted; {key.accepts}")
     if warnings:
         return Finding("differs", shown, line, f"{name}: {'; '.join(warnings)}")
+    if (odd := _odd(name, text, value)) is not None:
+        return Finding("action", shown, line, f"{name}: {odd[0]}", odd[1])
     return Finding("works", shown, line, f"{name}={key.show(value)}")
+
+
+def _odd(name: str, text: str, value: Any) -> tuple[str, str] | None:
+    """What a value that can be read cannot have meant, and what to do; None for all others."""
+    if name == "allowed_urls":
+        for pattern in filter(None, (part.strip() for part in text.split(","))):
+            if _GLOB.search(pattern):
+                meant = _GLOB.sub(r"\1.*", pattern)
+                return f"{pattern!r} is a regular expression, not a glob, and allows no address", f"write {meant}"
+    if name == "models":
+        for model, versions in value.items():
+            for version, each in versions.items():
+                least, most = each.min_workers, each.max_workers
+                if least is not None and most is not None and least > most:
+                    said = f"{model} {version} has minWorkers {least} above maxWorkers {most}, of which {least} counts"
+                    return said, "write both as they are meant"
+    return None
 
 
 def _judge_folder(name: str, text: str, shown: str, line: int, layout: Layout) -> Finding:
