@@ -98,3 +98,36 @@ def test_an_environment_that_an_import_read_is_a_start_of_its_own(name: str, sta
         Prepared(VERSION, env={**os.environ, name: "other"})
 
     assert starts == [VERSION]
+
+
+CONTAINER = [sys.executable, "-P", "-m", "marserve.cli.container"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "out"),
+    [
+        (["torchserve", "--version"], 0, "TorchServe Version is 0.12.0\n"),
+        (["marserve", "--no-such-option"], 2, ""),
+        (["torchserve --version && exit 3"], 3, "TorchServe Version is 0.12.0\n"),
+    ],
+    ids=["torchserve", "marserve", "shell"],
+)
+def test_what_a_container_runs_ends_with_its_own_status(words: list[str], status: int, out: str) -> None:
+    """Whether its script is run in a fork, or by a shell."""
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    ended = run([*CONTAINER, *words], timeout=60, text=True, env={**os.environ, "PATH": programs})
+
+    assert (ended.returncode, ended.stdout) == (status, out)
+
+
+def test_a_script_of_another_environment_is_executed(tmp_path: Path) -> None:
+    """Though it has the name of ours."""
+    script = tmp_path / "torchserve"
+    script.write_text("#!/bin/sh\necho another $1\nexit 5\n")
+    script.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+
+    ended = run([*CONTAINER, "torchserve", "--version"], timeout=60, text=True, env=environment)
+
+    assert (ended.returncode, ended.stdout) == (5, "another --version\n")

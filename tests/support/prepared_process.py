@@ -8,6 +8,7 @@ status as that of any process it started. It is single-threaded by need.
 from __future__ import annotations
 
 import array
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -16,13 +17,16 @@ import json
 import os
 import platform
 import runpy
+import shutil
 import signal
 import socket
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import setproctitle
 
@@ -31,6 +35,9 @@ CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x100
 MOST_DESCRIPTORS = 64
 # Room in which the C library keeps a thread's own id, counted from where the thread's record begins.
 THREAD_RECORD_BYTES = 1024
+# The program that runs another one, mostly a server, in a process that it forks.
+CONTAINER = "marserve.cli.container"
+OWN_SCRIPTS = ("torchserve", "marserve")
 
 
 def main() -> None:
@@ -54,6 +61,8 @@ def main() -> None:
         pid = fork_sibling(thread_id)
         if pid == 0:
             become(order, descriptors, connection)
+            if order["module"] == CONTAINER:
+                run_own_scripts_in_place()
             runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
             return
         for descriptor in descriptors:
@@ -167,6 +176,60 @@ def become(order: dict[str, Any], descriptors: list[int], connection: socket.soc
         sys.path.insert(0, os.getcwd())
     with socket.socket(fileno=last) as connection:
         say(connection, {"pid": os.getpid()})
+
+
+def run_own_scripts_in_place() -> None:
+    """Have `os.execvpe` run a script of this environment in the process as it is: it has imported what the script does.
+
+    Other programs, and other changes of the environment than to settings, are executed.
+    """
+    execute = os.execvpe
+
+    def run(file: str, arguments: list[str], environment: dict[str, str]) -> NoReturn:
+        script = shutil.which(file, path=environment.get("PATH"))
+        changed = {name for name, value in {*os.environ.items()} ^ {*environment.items()}}
+        if script is None or not is_own(script) or not all(name.startswith(("MARSERVE_", "TS_")) for name in changed):
+            execute(file, arguments, environment)
+        os.environ.clear()
+        os.environ.update(environment)
+        run_script([script, *arguments[1:]])
+
+    os.execvpe = run
+
+
+def is_own(script: str) -> bool:
+    """Whether it is a console script of this interpreter's environment."""
+    with open(script, "rb") as file:
+        return os.path.basename(script) in OWN_SCRIPTS and file.readline().rstrip() == b"#!" + os.fsencode(
+            sys.executable
+        )
+
+
+def run_script(arguments: list[str]) -> NoReturn:
+    """Run the script to its end and leave the process with its status, as an interpreter of its own would."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the listing's own
+            if not os.get_inheritable(int(name)):
+                os.close(int(name))
+    sys.orig_argv = [sys.executable, *arguments]
+    sys.argv = arguments
+    sys.path.insert(0, os.path.dirname(arguments[0]))
+    setproctitle.setproctitle(" ".join(sys.orig_argv))
+    status = 0
+    try:
+        runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
