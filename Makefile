@@ -92,6 +92,10 @@ image-locks: $(STAMPS)/images  ## write docker/locks anew; TORCH_INDEX is the in
 test-gpu: $(STAMPS)/test  ## run the tests that need an accelerator; without one they say so and are skipped
 	$(PYTEST) tests/gpu -m "gpu and (long or not long)" -rs
 
+.PHONY: gpu-kit
+gpu-kit: $(STAMPS)/venv  ## gather wheels for a machine with a GPU and no package index; tests/gpu_kit/run.py runs there
+	cd tests && ../$(BIN)/python -m gpu_kit.gather
+
 .PHONY: azurite
 azurite: $(STAMPS)/venv  ## install the stand-in for Azure with npm; without it its tests are skipped
 	npm install --no-audit --no-fund --loglevel error --prefix $(VENV)/azurite azurite@3.37.0

@@ -44,8 +44,30 @@ BATCH, DELAY_MS, MANY = 32, 5, 96
 PIECES, OF_THE_LOOP = 4, 0.9
 
 
-def measure(plan: Plan, device: str, works: list[str]) -> list[Figure]:
-    """The figures. Raises CannotMeasure."""
+class Seen:
+    """The figures of the rounds that were run; written to a file after each, so that a run cut off leaves them."""
+
+    def __init__(self, machine: str, file: Path | None) -> None:
+        self.machine, self._file = machine, file
+        self._of: dict[str, list[Figure]] = {}
+
+    @property
+    def figures(self) -> list[Figure]:
+        """Of all works, in their order."""
+        return [figure for figures in self._of.values() for figure in figures]
+
+    def put(self, work: str, figures: list[Figure]) -> None:
+        """A work's figures, of one round more."""
+        self._of[work] = figures
+        if self._file is not None:
+            told = {"machine": self.machine, "figures": document(self.figures)}
+            beside = self._file.with_name(f"{self._file.name}.new")
+            beside.write_text(json.dumps(told, indent=2) + "\n")
+            beside.replace(self._file)
+
+
+def measure(plan: Plan, device: str, works: list[str], seen: Seen) -> None:
+    """Measure these works. Raises CannotMeasure."""
     plan.say("making the networks")
     files = plan.new_folder("networks")
     files.mkdir()
@@ -53,10 +75,11 @@ def measure(plan: Plan, device: str, works: list[str]) -> list[Figure]:
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CannotMeasure(f"the networks could not be made:\n{done.stderr.strip()}")
-    return [figure for work in works for figure in _measure_one(plan, device, work, files)]
+    for work in works:
+        _measure_one(plan, device, work, files, seen)
 
 
-def _measure_one(plan: Plan, device: str, work: str, files: Path) -> list[Figure]:
+def _measure_one(plan: Plan, device: str, work: str, files: Path, all_seen: Seen) -> None:
     name, body_name, content_type, many_s = WORKS[work]
     body_file = files / body_name
     config = {
@@ -102,6 +125,10 @@ def _measure_one(plan: Plan, device: str, work: str, files: Path) -> list[Figure
             for who, measured in seen.items():
                 rates[who].append(median(per_second for per_second, _ in measured))
                 alone[who].append(median(p50_ms for _, p50_ms in measured))
+            all_seen.put(work, _figures(name, device, rates, alone))
+
+
+def _figures(name: str, device: str, rates: dict[str, list[float]], alone: dict[str, list[float]]) -> list[Figure]:
     beside = f"plain loop, batches of {BATCH}"
     return [
         Figure(f"{name} on {device}, {MANY} connections", "/s", rates["server"], beside, rates["loop"],
@@ -131,7 +158,7 @@ def main() -> int:
     parser.add_argument("--works", default=",".join(WORKS), help="which, with commas (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="less of everything: shows that it runs, proves nothing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to this file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to this file, when it is over")
     words = parser.parse_args()
     works = words.works.split(",")
     if not set(works) <= set(WORKS) or words.rounds < 1:
@@ -152,21 +179,22 @@ def main() -> int:
         name = torch.cuda.get_device_name(0)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # through every `finally`
     progress = Console(stderr=True)
+    rounds = 1 if words.quick else words.rounds
+    machine = f"marserve {__version__}, Python {platform.python_version()}, {name}; medians of {rounds} rounds"
+    seen = Seen(machine, words.json)
     with tempfile.TemporaryDirectory(prefix="marserve-gpu-") as folder:
         try:
             generator = LoadGenerator.compile(Path(folder))
-            rounds = 1 if words.quick else words.rounds
             say = partial(progress.print, style="dim", soft_wrap=True)
-            figures = measure(Plan(Path(folder), rounds, words.quick, generator, say), words.device, works)
+            measure(Plan(Path(folder), rounds, words.quick, generator, say), words.device, works, seen)
         except CannotMeasure as error:
             print(error, file=sys.stderr)
             return 1
-    machine = f"marserve {__version__}, Python {platform.python_version()}, {name}; medians of {rounds} rounds"
-    out = Console(width=None if sys.stdout.isatty() else 200)
-    out.print(table(figures))
-    out.print(machine, style="dim", highlight=False)
-    if words.json is not None:
-        words.json.write_text(json.dumps({"machine": machine, "figures": document(figures)}, indent=2) + "\n")
+        finally:
+            if seen.figures:  # of a run that was ended, too
+                out = Console(width=None if sys.stdout.isatty() else 200)
+                out.print(table(seen.figures))
+                out.print(seen.machine, style="dim", highlight=False)
     return 0
 
 

@@ -7,6 +7,8 @@ import shutil
 
 import pytest
 
+from support.server import Server
+
 _TOOLS = ("nvidia-smi", "rocm-smi")
 _FILES = ("/dev/nvidiactl", "/dev/kfd")
 
@@ -31,3 +33,9 @@ _MISSING = what_is_missing()
 def _device() -> None:
     if _MISSING is not None:
         pytest.skip(_MISSING)
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's first import of torch may take minutes, from a disk that has not been read yet."""
+    monkeypatch.setattr(Server, "client_timeout_s", 240.0)

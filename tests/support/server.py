@@ -113,6 +113,8 @@ def make_archive(
 class Server:
     """A server under test. Use it as a context manager."""
 
+    client_timeout_s = 30.0
+
     def __init__(
         self,
         folder: Path,
@@ -150,7 +152,7 @@ class Server:
         self._environment = dict(environment or {})
         self._output = folder / "console.log"
         self.process: subprocess.Popen[bytes] | None = None
-        self.client = httpx.Client(timeout=30.0, verify=True if tls is None else tls)
+        self.client = httpx.Client(timeout=self.client_timeout_s, verify=True if tls is None else tls)
 
     # ---------------------------------------------------------------------------------------------- life
 
