@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import ssl
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 
 from marserve.app import early_probes, look
 from marserve.app.cannot_start import CannotStart
@@ -204,3 +207,40 @@ async def test_what_is_being_read_when_probes_end_is_over_then(tmp_path: Path) -
                 await asyncio.sleep(0.001)
     assert asyncio.all_tasks() == before
     writer.close()
+
+
+async def test_handshakes_count_among_the_connections_of_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that connects and never begins TLS takes a place as one that sends no header does, and gives it back."""
+    monkeypatch.setattr(early_probes, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(early_probes, "HANDSHAKE_S", 120.0)
+    authority = trustme.CA()
+    server, trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    authority.configure_trust(trusting)
+    port = free_ports(1)[0]
+    settings = settings_of(tmp_path, inference_address=f"https://127.0.0.1:{port}")
+
+    async def probe() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+        writer.write(b"GET /livez HTTP/1.1\r\n\r\n")
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+
+    async with EarlyProbes(settings, server, "why"):
+        assert (await probe()).startswith(b"HTTP/1.1 200 OK")
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(1), 30) == b""  # at once, though no handshake has failed
+        for each in (writer, *(held_writer for _, held_writer in held)):
+            each.close()
+        async with asyncio.timeout(30):
+            while True:
+                with contextlib.suppress(OSError):
+                    if (await probe()).startswith(b"HTTP/1.1 200 OK"):
+                        break
+                await asyncio.sleep(0.01)

@@ -114,7 +114,7 @@ def test_a_refusal_is_told_in_the_servers_words(apis: FakeApis) -> None:
         ("MethodNotAllowedException", "Requested method is not allowed.", "enable_model_api"),
         ("ModelNotFoundException", "Given URL http://a/b.mar does not match any allowed URL(s)", "allowed_urls"),
         ("ModelNotFoundException", "Model not found at: s3://bucket/m.mar", "model store"),
-        ("InternalServerException", "Model file already exists m.mar", "of the store by that name"),
+        ("InternalServerException", "Model file already exists m.mar", "whether it is served already"),
         ("DownloadArchiveException", "Failed to download archive from: http://a/b.mar", "log"),
         ("ModelException", "Custom pip package installation failed for model m", "log"),
     ],

@@ -45,11 +45,9 @@ class EarlyProbes:
                     sock = bind(address)
                 except OSError as error:
                     raise cannot_bind(address, error, *(f"{name.lower()}_address" for name in names)) from error
-                tls = self._tls if address.is_tls else None
                 start = asyncio.start_unix_server if address.scheme == "unix" else asyncio.start_server
-                limit = HANDSHAKE_S if tls is not None else None
-                accept = partial(self._accept, address)
-                server = await start(accept, sock=sock, ssl=tls, ssl_handshake_timeout=limit, limit=HEAD_BYTES)
+                # Without TLS here: a connection counts from its beginning, its handshake included.
+                server = await start(partial(self._accept, address), sock=sock, limit=HEAD_BYTES)
                 self._servers.append(server)
         except BaseException:
             self._close()
@@ -76,7 +74,7 @@ class EarlyProbes:
             return
         self._open[address] += 1
         self._writers.add(writer)
-        task = asyncio.create_task(self._serve(reader, writer))
+        task = asyncio.create_task(self._serve(reader, writer, self._tls if address.is_tls else None))
         self._reading.add(task)
         task.add_done_callback(partial(self._end, address))
 
@@ -84,8 +82,12 @@ class EarlyProbes:
         self._open[address] -= 1
         self._reading.discard(task)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tls: ssl.SSLContext | None
+    ) -> None:
         try:
+            if tls is not None:
+                await writer.start_tls(tls, ssl_handshake_timeout=HANDSHAKE_S)
             async with asyncio.timeout(HEAD_S):
                 head = await reader.readuntil(b"\r\n\r\n")
             target = head.split(b" ", 2)[1].partition(b"?")[0] if head.count(b" ") > 1 else b""

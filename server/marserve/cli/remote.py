@@ -243,7 +243,10 @@ def _next_step(said: Mapping[str, Any], reason: str | None, status: int, request
     if "does not match any allowed URL(s)" in message:
         return "Name a pattern for it in the server's setting allowed_urls, or copy the archive into its model store."
     if message.startswith("Model file already exists "):
-        return "Register the file of the store by that name, or remove it first."
+        return (
+            "`marserve models` shows whether it is served already; unregistering its last version deletes what was "
+            "fetched. A file that you put into the store is registered by its name, or removed first."
+        )
     if message.startswith("Failed to download archive from: "):
         return None if message.endswith((")", ".")) else f"The server's log ({SERVER_LOG}) says why."
     if message.startswith("Model not found at: "):
