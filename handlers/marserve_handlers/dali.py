@@ -73,7 +73,7 @@ class DALIHandler(VisionHandler, ABC):
 
     def preprocess(self, data: list[Any]) -> Any:
         """B image files in, the pipeline's first output as one tensor [B, …] on the device out. Raises BadPicture."""
-        from marserve_handlers.runtimes.tensors import as_tensor
+        from marserve_handlers.runtimes.tensors import as_tensor, from_device
 
         values = [picture_value(row) for row in data]
         for value in values:
@@ -81,8 +81,9 @@ class DALIHandler(VisionHandler, ABC):
                 raise BadPicture("The request holds no picture: send an image file as the body.")
         self.pipeline.feed_input(self.source, [np.frombuffer(bytes(value), dtype=np.uint8) for value in values])
         output = self.pipeline.run()[0]
-        on_host = output.as_cpu() if hasattr(output, "as_cpu") else output
-        return as_tensor(np.asarray(on_host.as_array()), self.device)
+        if hasattr(output, "as_cpu"):  # it is on the device, and stays there
+            return from_device(output.as_tensor(), self.device)
+        return as_tensor(np.asarray(output.as_array()), self.device)
 
 
 class DALIImageClassifier(DALIHandler, ImageClassifier):

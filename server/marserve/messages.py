@@ -492,6 +492,12 @@ class DeviceLost(msgspec.Struct, frozen=True, array_like=True, tag="device_lost"
     traceback: Traceback
 
 
+class DevicePeak(msgspec.Struct, frozen=True, array_like=True, tag="device_peak"):
+    """After a batch that was larger than any before: what the runtime has taken of a device at most, in bytes."""
+
+    device_bytes: Count
+
+
 class Metric(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One custom metric's value. `kind` is `counter`, `gauge` or `histogram`."""
 
@@ -528,6 +534,7 @@ ToServer = (
     | Checked
     | OutOfStep
     | DeviceLost
+    | DevicePeak
     | Metrics
 )
 

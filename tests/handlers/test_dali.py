@@ -45,8 +45,11 @@ class FakePipeline:
 
     def run(self) -> Any:
         """One output, on the GPU."""
-        scores = np.asarray([[len(file), 0, 1] for file in self.batch], dtype=np.float32)
-        return (SimpleNamespace(as_cpu=lambda: SimpleNamespace(as_array=lambda: scores)),)
+        self.scores = np.asarray([[len(file), 0, 1] for file in self.batch], dtype=np.float32)
+        return (SimpleNamespace(as_cpu=self._to_host, as_tensor=lambda: self.scores),)
+
+    def _to_host(self) -> Any:
+        raise AssertionError("the output is on the device, and goes through the host")
 
 
 @pytest.fixture
@@ -76,6 +79,20 @@ def test_pictures_go_through_the_pipeline(folder: Path) -> None:
     assert handler.pipeline.options["batch_size"] == 3
     with pytest.raises(BadPicture):
         handler.handle([{"body": "text"}], handler.context)
+
+
+def test_the_output_stays_on_its_device_and_is_the_models_own(folder: Path) -> None:
+    """The pipeline writes to its memory again; one whose output is on the host is taken from there."""
+    handler = DALIImageClassifier()
+    handler.initialize(make_context(folder, "same.pt", "same.py", {}))
+
+    first = handler.preprocess([{"body": b"abc"}])
+    handler.pipeline.scores[:] = 0.0
+    handler.pipeline.run = lambda: (SimpleNamespace(as_array=lambda: np.ones((1, 3), np.float32)),)
+    on_host = handler.preprocess([{"body": b"abc"}])
+
+    assert first.tolist() == [[3.0, 0.0, 1.0]]
+    assert on_host.tolist() == [[1.0, 1.0, 1.0]]
 
 
 @pytest.mark.parametrize(

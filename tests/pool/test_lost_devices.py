@@ -11,6 +11,7 @@ import pytest
 
 from marserve.errors import FingerprintRefused, HandlerFailed, MarserveError, WorkerDied
 from marserve.messages import Answer
+from marserve.pool.room import Unbounded
 from support.processes import until
 from support.running_pool import RunningPool
 
@@ -82,6 +83,35 @@ async def test_a_body_that_costs_the_device_is_refused_after_two_workers_and_its
             "device 0 is lost to the worker: AcceleratorError: CUDA error: device-side assert triggered"
         )
         assert ("device-side assert triggered" in death.traceback) == (guilty == "lose")
+
+
+class Peaks(Unbounded):
+    """A room that hears what workers take."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def loaded_on_device(self, key: str, reserved_bytes: int) -> None:
+        """At load."""
+        self.heard.append(reserved_bytes)
+
+    def peaked_on_device(self, reserved_bytes: int) -> None:
+        """Since."""
+        self.heard.append(reserved_bytes)
+
+
+async def test_what_a_full_batch_takes_of_the_device_is_learned(tmp_path: Path) -> None:
+    """A worker needs that, not what it took when it was loaded."""
+    room = Peaks()
+    options: dict[str, Any] = {"batch_size": 3, "max_batch_delay_s": 2.0, "batch_policy": "fixed", "gpu_ids": (0,)}
+    async with RunningPool(tmp_path, HANDLER, start="fresh", room=room, **options) as running:
+        await running.start()
+
+        for sent in [running.send(b"a") for _ in range(3)]:
+            assert text(await sent.told(20)) == "a"
+        await until(lambda: len(room.heard) == 2, "the peak")
+
+        assert room.heard == [1 << 20, 3 << 20]
 
 
 async def test_a_failure_that_leaves_the_device_well_costs_no_worker(tmp_path: Path) -> None:

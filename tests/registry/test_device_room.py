@@ -286,6 +286,11 @@ def test_what_a_worker_took_is_known_for_the_next_one() -> None:
     assert pool.room.described["deviceMemory"]["neededBytes"] == 10_000 * MIB
     assert pool.room.described["deviceMemory"]["source"] == "learned"
 
+    for reserved in (19_488, 1):  # after larger batches
+        pool.room.peaked_on_device(reserved * MIB)
+
+    assert pool.room.described["deviceMemory"]["neededBytes"] == 20_000 * MIB
+
 
 def test_a_slot_that_goes_before_its_worker_began_leaves_no_promise() -> None:
     """It waited for host memory, and was scaled down meanwhile."""

@@ -21,6 +21,7 @@ from marserve.messages import (
     Check,
     Checked,
     DeviceLost,
+    DevicePeak,
     Hello,
     Item,
     Lengths,
@@ -465,6 +466,24 @@ def test_a_device_that_is_lost_over_a_length_ends_the_worker(page: Page, monkeyp
     assert [told.number for told in server.of(DeviceLost)] == [0]
     assert not server.of(Lengths)
     assert page.running[0] == 0
+
+
+@pytest.mark.parametrize("gpu_id", [None, 0])
+def test_what_larger_batches_took_of_the_device_is_told_once_each(
+    page: Page, monkeypatch: pytest.MonkeyPatch, gpu_id: int | None
+) -> None:
+    """Behind the answer, where it was more than ever; a worker without a device says nothing and is not looked at."""
+    taken = [100, 100, 300, 300, 900]  # when it was loaded, and after batches of 1, 2, 3 and 4
+    readings = iter(taken)
+    monkeypatch.setattr(worker_loop, "taken_bytes", lambda: next(readings))
+    batches = [Batch(number, [item()] * size) for number, size in enumerate((1, 2, 1, 2, 3, 4, 4, 1), 1)]
+    server = Server(*([(batch, [bytearray(b"1")] * len(batch.items))] for batch in batches))
+
+    assert run(server, page, model_of(echo, gpu_id=gpu_id)) == 0
+    assert [told.device_bytes for told in server.of(DevicePeak)] == ([] if gpu_id is None else [300, 900])
+    kinds = [type(message) for message, _ in server.sent]
+    assert all(kinds[place - 1] is Results for place, kind in enumerate(kinds) if kind is DevicePeak)
+    assert len(list(readings)) == (4 if gpu_id is None else 0)
 
 
 def test_memory_is_given_back_where_it_ran_out_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,14 @@ import importlib.util
 import os
 import pickle
 import sys
+import zipfile
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from marserve_handlers.classes import list_classes_from_module
+from marserve_handlers.device_errors import is_out_of_memory
 from marserve_handlers.errors import ModelNotLoadable
 
 
@@ -25,8 +27,8 @@ def load_eager(model_dir: str, model_file: str, weights: str | None, device: Any
     """
     model = _build(model_dir, model_file)
     if weights is not None:
-        _load_weights(model, _preferred(weights), device)
-    model.to(device)
+        _load_weights(model, _preferred(weights))
+    model.to(device)  # once: weights that were read onto the device would go to the host and come back
     model.eval()
     return model
 
@@ -83,7 +85,8 @@ def _preferred(weights: str) -> str:
     return beside if os.path.isfile(beside) else weights
 
 
-def _load_weights(model: torch.nn.Module, path: str, device: Any) -> None:
+def _load_weights(model: torch.nn.Module, path: str) -> None:
+    """Read the weights into the model, which is on the host. The file is mapped where it can be, and not read twice."""
     name = os.path.basename(path)
     if not os.path.isfile(path):
         raise ModelNotLoadable(f"The archive's serialized file {name} is missing.")
@@ -91,16 +94,17 @@ def _load_weights(model: torch.nn.Module, path: str, device: Any) -> None:
         if path.endswith(".safetensors"):
             from safetensors.torch import load_model
 
-            load_model(model, path, device=str(device))
+            load_model(model, path, device="cpu")
             return
-        state = torch.load(path, map_location=device, weights_only=True)
+        # What torch wrote before 1.6 is no zip file, and cannot be mapped.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise ModelNotLoadable(
             f"{name} holds more than weights. Save the state dict, best as .safetensors: nothing else is unpickled."
         ) from error
-    except MemoryError:
-        raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelNotLoadable(f"The weights of {name} cannot be loaded: {error}") from error
     try:
         model.load_state_dict(state)

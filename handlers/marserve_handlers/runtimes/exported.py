@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from marserve_handlers.device_errors import is_out_of_memory
 from marserve_handlers.errors import ModelNotLoadable
 from marserve_handlers.exported_check import check_exported_program
 
@@ -35,9 +36,9 @@ def load_exported(path: str, device: Any) -> torch.nn.Module:
             with _weights_only(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 program = torch.export.load(file)
-        except MemoryError:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise ModelNotLoadable(f"{name} is no exported program that this torch can load: {error}") from error
     target = torch.device(str(device))
     if target.type != "cpu":
@@ -63,6 +64,8 @@ def load_aot_compiled(path: str, device: Any) -> Callable[..., Any]:
             warnings.simplefilter("ignore")
             model: Callable[..., Any] = aot_load(path, str(device))
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelNotLoadable(
             f"{name} cannot be run on {device}: it must be compiled by AOTInductor of torch {torch.__version__} "
             f"for this kind of machine and device ({error})."

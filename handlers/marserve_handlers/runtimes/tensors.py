@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
+import torch.utils.dlpack
 
 from marserve_handlers.context import note_warning
 from marserve_handlers.devices import choose_device
@@ -61,6 +62,15 @@ def own_device(context: Any, gpu_id: int | None, device_type: str | None = None)
 def as_tensor(rows: Any, device: Any) -> torch.Tensor:
     """A tensor of `rows` on `device`; arrays and tensors that lie there already are not copied."""
     return torch.as_tensor(rows, device=device)
+
+
+def from_device(array: Any, device: Any) -> torch.Tensor:
+    """A tensor of what another library holds on a device, copied there: it writes to its memory again."""
+    if hasattr(array, "__dlpack__"):
+        shared: torch.Tensor = torch.utils.dlpack.from_dlpack(array)
+    else:
+        shared = torch.as_tensor(array, device=device)
+    return shared.to(device, copy=True)
 
 
 def stack(rows: list[Any], device: Any) -> torch.Tensor:

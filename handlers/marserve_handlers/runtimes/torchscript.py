@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from marserve_handlers.device_errors import is_out_of_memory, words_of_loss
 from marserve_handlers.errors import ModelNotLoadable
 from marserve_handlers.runtimes.tensors import deprecations_ignored
 
@@ -20,6 +21,8 @@ def load_torchscript(path: str, device: Any) -> torch.nn.Module:
         with deprecations_ignored():
             model: torch.nn.Module = torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
+        if is_out_of_memory(error) or words_of_loss(error):  # which says nothing of the file
+            raise
         raise ModelNotLoadable(
             f"{os.path.basename(path)} is no TorchScript model that can be loaded on {device}. Saved weights (a state "
             "dict) need the archive's modelFile beside them."

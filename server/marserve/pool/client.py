@@ -23,6 +23,7 @@ from marserve.messages import (
     Check,
     Checked,
     DeviceLost,
+    DevicePeak,
     Hello,
     Item,
     Lengths,
@@ -83,6 +84,9 @@ class Peer(Protocol):
 
     def on_device_lost(self, message: DeviceLost) -> None:
         """The worker's device answers it no more; it is on its way out."""
+
+    def on_device_peak(self, message: DevicePeak) -> None:
+        """What the worker has taken of its device since a batch that was larger than any before."""
 
     def on_broken(self, error: BadFrame) -> None:
         """The worker said what no honest worker says."""
@@ -276,6 +280,8 @@ class WorkerClient(asyncio.Protocol):
                     peer.on_lengths(cast("Lengths", message))
                 elif kind is OutOfStep:
                     peer.on_out_of_step(cast("OutOfStep", message))
+                elif kind is DevicePeak:
+                    peer.on_device_peak(cast("DevicePeak", message))
                 elif kind is DeviceLost:
                     peer.on_device_lost(cast("DeviceLost", message))
                 elif kind is Checked:

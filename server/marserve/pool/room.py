@@ -56,6 +56,9 @@ class Room(Protocol):
     def loaded_on_device(self, key: str, reserved_bytes: int) -> None:
         """The worker `key` has its model loaded, and had taken at most so much of each of its devices; 0: unknown."""
 
+    def peaked_on_device(self, reserved_bytes: int) -> None:
+        """A worker has taken so much of each of its devices at most, since a batch that was larger than any before."""
+
     def ended_on_device(self, key: str) -> None:
         """The process of the worker `key` has ended, if it was begun at all."""
 
@@ -107,6 +110,9 @@ class WithoutDevices:
         return True
 
     def loaded_on_device(self, key: str, reserved_bytes: int) -> None:
+        """Nobody counts."""
+
+    def peaked_on_device(self, reserved_bytes: int) -> None:
         """Nobody counts."""
 
     def ended_on_device(self, key: str) -> None:

@@ -27,6 +27,7 @@ from marserve.messages import (
     Check,
     Checked,
     DeviceLost,
+    DevicePeak,
     Lengths,
     Load,
     Loaded,
@@ -730,6 +731,10 @@ class Life:
         if self.known is None:
             self.traceback = message.traceback
         self.kill(Death(Cause.OUT_OF_STEP, message.detail))
+
+    def on_device_peak(self, message: DevicePeak) -> None:
+        """It needs more of its device than it had taken when it was loaded."""
+        self._owner.room.peaked_on_device(message.device_bytes)
 
     def on_device_lost(self, message: DeviceLost) -> None:
         """Its device answers the worker no more: as a death of its own, which the batch of that number brought on."""

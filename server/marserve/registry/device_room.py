@@ -307,11 +307,15 @@ class DeviceRoom:
         for promise in self._begun.get(key, ()):
             self._rooms.books.loaded(promise, now)
         if reserved_bytes:
-            size = reserved_bytes + CONTEXT_BYTES
-            before = self._rooms.learned.get(self._key)
-            if before is None or size > before.first_bytes:
-                self._rooms.learned.put(self._key, Learned(size, size, size, 0.0))
+            self.peaked_on_device(reserved_bytes)
         self._rooms.watch.look_soon()
+
+    def peaked_on_device(self, reserved_bytes: int) -> None:
+        """A worker's runtime had taken so much of a device at most: the next worker needs as much, and its context."""
+        size = reserved_bytes + CONTEXT_BYTES
+        before = self._rooms.learned.get(self._key)
+        if before is None or size > before.first_bytes:
+            self._rooms.learned.put(self._key, Learned(size, size, size, 0.0))
 
     def ended_on_device(self, key: str) -> None:
         """A worker's process has ended."""

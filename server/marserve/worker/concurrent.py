@@ -155,7 +155,9 @@ class ConcurrentLoop:
         results, bodies = self._worker.encode(answered, run.outcome, context)
         if self._worker.failed:
             self._worker.end_if_lost(run.number, wait=False)
+        together = sum(len(other.outcome) for other in self._running.values())
         self._answer(run, Results(run.number, handler_s, results), bodies)
+        self._worker.note_peak(together)
 
     def _answer(self, run: _Run, message: Results | Raised, bodies: list[bytes]) -> None:
         del self._running[run.number]

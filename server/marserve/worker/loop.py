@@ -31,6 +31,7 @@ from marserve.messages import (
     Batches,
     Check,
     DeviceLost,
+    DevicePeak,
     Hello,
     Item,
     Load,
@@ -147,6 +148,8 @@ class WorkerLoop:
         self._number = 0
         self.failed: list[str] = []
         """What runtimes said in the errors of the running batch's failed items; empty for other errors."""
+        self._most_rows = 0
+        self._taken_bytes = 0
 
     def run(self) -> NoReturn:
         """Serve until the server says stop or is gone, then end the process."""
@@ -240,7 +243,8 @@ class WorkerLoop:
         has_length_of = self._model.length_of is not None
         warnings, computes_on = said_of_load(self._model.context)
         problems += warnings
-        self._connection.send(Loaded(seconds, problems, warm_up_s, has_length_of, taken_bytes(), computes_on))
+        self._taken_bytes = taken_bytes()
+        self._connection.send(Loaded(seconds, problems, warm_up_s, has_length_of, self._taken_bytes, computes_on))
         if self._follower is not None:
             self._follower.follow(self._model)
         if concurrent is not None:
@@ -363,6 +367,21 @@ class WorkerLoop:
         self._page.finish()
         self.send_metrics()
         self.send_results(Results(number, handler_s, results), out)
+        if len(rows) > self._most_rows:
+            self.note_peak(len(rows))
+
+    def note_peak(self, rows: int) -> None:
+        """So many rows were answered together, more than ever: tell the server what of the device that has taken."""
+        assert self._model is not None
+        if rows <= self._most_rows:
+            return
+        self._most_rows = rows
+        if self._model.load.gpu_id is None:
+            return
+        taken = taken_bytes()
+        if taken > self._taken_bytes:
+            self._taken_bytes = taken
+            self._connection.send(DevicePeak(taken))
 
     def find_loss(self, *, wait: bool = True) -> str:
         """What is said of a lost device, where something has failed since the last time this was asked; else empty."""

@@ -64,6 +64,46 @@ def test_a_state_dict_is_loaded(tmp_path: Path) -> None:
         assert not model.training
 
 
+def test_weights_go_to_the_device_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read onto the host and mapped where they can be: read onto the device they would come back first."""
+    read: list[tuple[str, bool]] = []
+    load = torch.load
+
+    def note(path: Any, **options: Any) -> Any:
+        read.append((str(options["map_location"]), options["mmap"]))
+        return load(path, **options)
+
+    monkeypatch.setattr(torch, "load", note)
+    (tmp_path / "net_once.py").write_text(NET)
+    torch.save(state(2.0), tmp_path / "new.pt")
+    torch.save(state(2.0), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+
+    moved = load_eager(str(tmp_path), "net_once.py", str(tmp_path / "new.pt"), "meta")
+    old = load_eager(str(tmp_path), "net_once.py", str(tmp_path / "old.pt"), "cpu")
+
+    assert read == [("cpu", True), ("cpu", False)]
+    assert {parameter.device.type for parameter in moved.parameters()} == {"meta"}
+    assert answer(old) == 6.0
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
+def test_a_device_without_memory_is_no_fault_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What the runtime raised is what is told."""
+    (tmp_path / "net_full.py").write_text(NET)
+    (tmp_path / name).write_bytes(b"")
+
+    def load(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch, "load", load)
+    monkeypatch.setattr("safetensors.torch.load_model", load)
+
+    with pytest.raises(RuntimeError, match=r"^CUDA error: out of memory$"):
+        load_eager(str(tmp_path), "net_full.py", str(tmp_path / name), "cpu")
+
+
 def test_safetensors_are_loaded_and_preferred(tmp_path: Path) -> None:
     """Named by the manifest, or lying beside a `.pt` of the same name."""
     from safetensors.torch import save_file

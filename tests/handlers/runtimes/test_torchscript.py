@@ -47,3 +47,18 @@ def test_what_is_no_script_is_refused(tmp_path: Path, kind: str) -> None:
 
     with pytest.raises(ModelNotLoadable, match="modelFile"):
         load_torchscript(str(path), "cpu")
+
+
+@pytest.mark.parametrize("words", ["CUDA out of memory. Tried to allocate 2 GiB", "CUDA error: out of memory"])
+def test_a_device_without_memory_is_no_fault_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """What the runtime raised is what is told."""
+
+    def load(*_: object, **__: object) -> object:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(torch.jit, "load", load)
+
+    with pytest.raises(RuntimeError, match=f"^{words}$"):
+        load_torchscript(str(tmp_path / "m.pt"), "cpu")
