@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from mutants.draw import Mutant, all_mutants
-from mutants.session import BROKEN, KILLED, SURVIVED, TIMED_OUT, UNREACHED
+from mutants.session import BROKEN, KILLED, PLAIN, SURVIVED, TIMED_OUT, UNREACHED
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The rooms that are gone through where none is named, and the files whose claims are on them too.
@@ -183,7 +183,7 @@ def run_room(room: str, numbers: list[int], copy: Path, scratch: Path, *, cpu_s:
         "MARSERVE_MUTANTS_NOTES": str(scratch / "notes"),
         "MARSERVE_MUTANTS_PARENT": str(os.getpid()),
     }
-    flags = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "mutants.session"]
+    flags = ["-q", *PLAIN]
     marks = ["-m", "not long and not torch and not contract", f"--basetemp={scratch}/t"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *flags, *marks, *tests_of(room, copy)],

@@ -39,6 +39,8 @@ from mutants.draw import Mutant, all_mutants
 
 KILLED, SURVIVED, TIMED_OUT, UNREACHED, BROKEN = "killed", "survived", "timed out", "not reached", "not viable"
 STARTUP_S = 10.0
+# Of pytest's flags. Its own time-outs take the signal that a mutant's tests are bounded by.
+PLAIN = ("-p", "no:cacheprovider", "-p", "no:xdist", "--timeout=0", "-p", "mutants.session")
 # The status of a process whose test took too long; pytest has 0 to 5.
 LATE = 9
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -310,7 +312,6 @@ class Room:
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
         for name in ("MARSERVE_MUTANTS_ORDER", "MARSERVE_MUTANTS_TRACED", "MARSERVE_MUTANTS_NOTES"):
             environment.pop(name, None)
-        flags = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "mutants.session"]
         wanted = Path(self._order.scratch, "wanted.json")
         wanted.write_text(
             json.dumps({"known": [item.nodeid for item in self._items], "wanted": [reach.node for reach in chosen]})
@@ -319,7 +320,7 @@ class Room:
         environment["MARSERVE_MUTANTS_PARENT"] = str(os.getpid())
         files = list(dict.fromkeys(reach.node.partition("::")[0] for reach in chosen))
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *flags, f"--basetemp={self._order.scratch}/t", *files],
+            [sys.executable, "-m", "pytest", "-x", "-q", *PLAIN, f"--basetemp={self._order.scratch}/t", *files],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,6 +62,7 @@ class Scripted:
     asked: list[tuple[int, int | None, Entry | None]] = field(default_factory=list)
     open_readings: int = 0
     most_open: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
     is_closed: bool = False
     threads: list[threading.Thread] = field(default_factory=list)
     """Those that asked, but for the caller's."""
@@ -77,12 +79,14 @@ class Scripted:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if answer.refuses is not None:
             raise answer.refuses
-        self.open_readings += 1
-        self.most_open = max(self.most_open, self.open_readings)
+        with self.lock:
+            self.open_readings += 1
+            self.most_open = max(self.most_open, self.open_readings)
         try:
             yield replace(answer, begin=begin if answer.begin is None else answer.begin)
         finally:
-            self.open_readings -= 1
+            with self.lock:
+                self.open_readings -= 1
 
     def stat(self) -> Entry:
         """See `Source.stat`."""
@@ -401,6 +405,7 @@ def test_parts_are_each_asked_for_once_and_by_as_many_as_there_are_connections(
     assert told == sorted(told)
     assert sizes == [None, *[len(DATA)] * (len(sizes) - 1)]
     assert threading.active_count() == before
+    assert source.most_open <= connections, "the first part's connection is another's when it has ended"
     assert {thread.daemon for thread in source.threads} == {True}, "a process that ends would wait for the origin"
 
 
@@ -550,6 +555,30 @@ def test_the_error_that_came_first_is_told_whichever_thread_leaves_last(file: in
 
     with pytest.raises(Failed, match="the disk is gone"):
         download(Staged(lambda number: None, fail_or_wait), file, replace(PARTS, connections=3))
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_connection_that_dribbles_is_given_up_among_others_too(
+    file: int, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    """Each has a pace of its own: a hundred bytes in forty seconds are too few."""
+    now = 100.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def dribble(number: int) -> None:
+        nonlocal now
+        now += 40.0
+
+    source = Staged(dribble, lambda number: None) if is_first else Staged(lambda number: None, dribble)
+
+    if is_first:  # another connection fetches the rest of its part
+        assert whole(download(source, file, PARTS), file)
+        assert source.asked[0][0] == 0
+        assert len(source.asked) > 2
+    else:
+        with pytest.raises(Failed, match="it comes slower than 1024 bytes a second, 3 times"):
+            download(source, file, PARTS)
 
 
 @pytest.mark.usefixtures("small_parts")
