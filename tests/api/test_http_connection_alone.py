@@ -196,16 +196,21 @@ async def test_a_header_that_is_still_coming_is_refused_at_its_limit_and_not_bef
         bare = Bare(limits)
         for read in reads:
             bare.say(read)
+        said.append(bytes(bare.wire.written))
         return bare.statuses
+
+    said: list[bytes] = []
 
     begin = b"POST /predictions/echo HTTP/1.1\r\n"
     fits = b"A: " + b"a" * (1500 - len(begin) - 3)
     assert told(begin, fits) == []
     assert told(begin, fits + b"a") == [431]
+    assert b"has more than 1000 bytes" in said[-1]
     assert told(begin + fits) == []
     assert told(begin + fits + b"a") == [431]
     assert told(begin + b"A: b\r\n" * 9, b"A: b\r\n") == []
     assert told(begin + b"A: b\r\n" * 10 + b"A: b\r\nA", b":") == [431]
+    assert b"has more than 10 lines" in said[-1]
     assert told(b"GET /" + b"a" * 499) == []
     assert told(b"GET /" + b"a" * 500) == [414]
     assert told(begin + line, line * 8 + b"\r\n") == [400], "within its limits; it has no Host"
@@ -233,6 +238,35 @@ async def test_a_header_has_its_time_from_its_first_byte(clock: Clock) -> None:
     assert bare.log.lines[-1].split('"')[1].startswith("POST /pre")
 
 
+async def test_what_surrounds_chunks_is_bounded_by_what_a_header_may_have() -> None:
+    """Beside the frame that every chunk has; the bound is told."""
+    limits = HttpLimits(header_bytes=1000)
+    for extra, statuses in ((990, []), (1100, [431])):
+        bare = Bare(limits)
+        bare.say(head(ECHO, "Transfer-Encoding: chunked") + b"1\r\na\r\n")
+        bare.say(b"1;" + b"x" * extra)
+        assert bare.statuses == statuses
+    assert b"has more than 1000 bytes" in bare.wire.written
+
+
+async def test_a_defect_while_a_header_is_read_is_a_500_that_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """With its traceback, and its client, whose share of the log is limited."""
+    bare = Bare()
+
+    def fail(target: bytes) -> None:
+        raise RuntimeError("ours")
+
+    bare.connection.listener.match = fail
+    bare.say(post(b"", ECHO))
+
+    assert bare.statuses == [500]
+    assert b"ours" not in bare.wire.written
+    assert bare.counts.refused == {"unreadable": 1}
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert (str(record.exc_info[1]), vars(record)["client"]) == ("ours", "10.0.0.9")
+
+
 # ------------------------------------------------------------------------------------------------- limits of time
 
 
@@ -250,8 +284,17 @@ async def test_an_idle_connection_has_its_time_by_whether_it_has_asked_anything(
     another.data_received(post(b"", ECHO))
     another.check(1124.9)
     assert wire.end == []
+    application = Bare(limits)
+    clock.now = 1060.0
+    application.say(post(b"", "/other"))
+    await turn_loop()
 
-    for bare, last, over in ((silent, 1009.9, 1010.0), (asked, 1074.9, 1075.0), (busy, 1124.9, 1125.0)):
+    for bare, last, over in (
+        (silent, 1009.9, 1010.0),
+        (asked, 1074.9, 1075.0),
+        (busy, 1124.9, 1125.0),
+        (application, 1134.9, 1135.0),
+    ):
         bare.connection.check(last)
         assert bare.wire.end == []
         bare.connection.check(over)
@@ -491,22 +534,23 @@ async def test_an_answer_that_closes_drops_what_waits_behind_it_and_gives_its_ro
         ),
         (head(ECHO, "Expect: another"), "POST /predictions/echo HTTP/1.1", None),
         (b"nonsense\r\n\r\n", "- - HTTP/1.1", "malformed"),
-        (b"GET /" + b"a" * 10_000, None, None),
+        (b"PUT /" + b"a" * 10_000, "PUT /aaaa", "too_large"),
     ],
 )  # fmt: skip
 async def test_a_refusal_is_logged_with_what_is_known_of_its_request_and_counted_once(
     sent: bytes, line: str | None, cause: str | None
 ) -> None:
-    """The operator sees whose request it was."""
+    """The operator sees whose request it was, and not the one before it."""
     bare = Bare(HttpLimits(body_bytes=10))
+    bare.say(post(b"", ECHO, "A: before"))
     bare.say(sent)
 
-    assert len(bare.statuses) == 1
+    assert len(bare.statuses) == 2
     assert sum(bare.counts.refused.values()) == 1
-    [logged] = bare.log.lines
+    [_, logged] = bare.log.lines
     assert logged.startswith("/10.0.0.9:4711 ")
     if line is not None:
-        assert logged.split('"')[1] == line
+        assert logged.split('"')[1].startswith(line)
     if cause is not None:
         assert bare.counts.refused == {cause: 1}
     assert bare.wire.end == ["half-closed"]

@@ -241,7 +241,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def _may_be_chunked(self, data: bytes) -> bool:
         """Whether a read may hold chunks, each of which takes its time however short it is."""
-        if self.phase == BODY and self.head is not None:
+        if self.phase == BODY:
+            assert self.head is not None
             if self.head.body_bytes == UNKNOWN_LENGTH:
                 return True
             if self.head.body_bytes - self.body_bytes >= len(data):
@@ -270,7 +271,7 @@ class HttpConnection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            offer_at = upgrade.args[0]
+            (offer_at,) = upgrade.args
         except httptools.HttpParserError as error:
             if self.phase != DEAF:
                 self._on_parser_error(error)
@@ -528,7 +529,8 @@ class HttpConnection(HttpToolsProtocol):
         active = self.active
         if not self.flow.read_paused or active is None:
             return not self.flow.read_paused
-        is_its_own = self.head is not None and self.head.route is None and active is self.cycle
+        assert self.head is not None
+        is_its_own = self.head.route is None and active is self.cycle
         return not is_its_own or active.response_started  # type: ignore[union-attr]
 
     def go_on(self) -> None:
@@ -707,7 +709,8 @@ class HttpConnection(HttpToolsProtocol):
             if rest:
                 self.parser.feed_data(rest)
         except httptools.HttpParserUpgrade as upgrade:
-            at: int = upgrade.args[0]
+            at: int
+            (at,) = upgrade.args
             return at
         except httptools.HttpParserError as error:
             if self.phase != DEAF:
@@ -734,7 +737,8 @@ class HttpConnection(HttpToolsProtocol):
             else:
                 self.transport.abort()
             return
-        if phase == BODY and self.head is not None:
+        if phase == BODY:
+            assert self.head is not None
             head = self.head
         elif phase == HEAD and self.url:
             head = Head(self.parser.get_method(), self.url, "1.1", False, [])
