@@ -154,6 +154,40 @@ async def test_what_cannot_be_done_is_said_in_torchserves_words(
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (THREE_NODES.replace("middle.mar", "gone.mar"), ("gone.mar",)),
+        (THREE_NODES.replace("models:", "models:\n  min-workers: many", 1), ("workflow.yaml", "min-workers", "many")),
+        ("models: {m: {url: m.mar}}\n", ("workflow.yaml", "dag")),
+    ],
+    ids=["an archive", "a value", "a graph"],
+)
+async def test_what_its_author_has_to_mend_is_named(
+    house: House, client: httpx.AsyncClient, spec: str, words: tuple[str, ...]
+) -> None:
+    """The file with the key, and the archive that is missing, where TorchServe names a class of Java's."""
+    write_war(house.store / "odd.war", spec)
+
+    answer = await client.post("/workflows?url=odd.war")
+
+    assert answer.status_code == 400
+    assert [word for word in words if word not in answer.json()["message"]] == []
+    assert "Exception" not in answer.json()["message"]
+
+
+@pytest.mark.anyio
+async def test_a_workflow_of_functions_alone_is_registered(house: House, client: httpx.AsyncClient) -> None:
+    """Its spec has no section `models`."""
+    write_war(house.store / "functions.war", "dag:\n  prepare: [finish]\n")
+
+    assert (await client.post("/workflows?url=functions.war")).status_code == 200
+
+    (described,) = (await client.get("/workflows/functions")).json()
+    assert {node["nodeType"] for node in described["nodes"]} == {"function"}
+
+
+@pytest.mark.anyio
 async def test_why_a_spec_cannot_be_used_is_told_beside_torchserves_words(
     house: House, client: httpx.AsyncClient
 ) -> None:

@@ -25,6 +25,14 @@ def test_models_and_functions_are_told_apart_by_the_section_models() -> None:
     assert spec.warnings == ()
 
 
+def test_a_spec_without_models_is_all_functions() -> None:
+    """TorchServe fails with it; nothing is missing."""
+    spec = parse_spec(b"dag:\n  first: [second]\n  second: []\n")
+
+    assert [(node.name, node.is_function) for node in spec.nodes.values()] == [("first", True), ("second", True)]
+    assert spec.warnings == ()
+
+
 def test_values_are_in_seconds_and_a_model_may_have_its_own() -> None:
     """Milliseconds end at the edge."""
     spec = parse_spec(
