@@ -44,6 +44,7 @@ class FakeWorker:
     gpu_usage: str = "N/A"
     node: str = ""
     waits_for: str = ""
+    computes_on: str = ""
 
 
 @dataclass
