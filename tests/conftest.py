@@ -18,11 +18,14 @@ from support.again import Outcome
 from support.by_file import ByFile
 from support.cost import CostReport
 from support.object_stores import S3Server, s3_server
+from support.trust import keep_default_trust
 
 # On a busy machine a draw may take long: that says nothing of the test.
 settings.register_profile("suite", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", settings.get_profile("suite"), max_examples=500)
 settings.load_profile("suite")
+
+keep_default_trust()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

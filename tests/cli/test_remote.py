@@ -255,3 +255,19 @@ def test_a_server_on_every_address_is_called_on_this_machine(
 
     with Inference(apis.url.replace("127.0.0.1", everywhere)) as server:
         assert server.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("address", "trust"),
+    [("http://127.0.0.1:8081", False), ("http://0.0.0.0:8081", False), ("http://models.test", True)],
+)
+def test_a_command_to_plain_http_of_this_machine_reads_no_certificates(
+    address: str, trust: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere a proxy of the environment may be one of https."""
+    made: list[object] = []
+    monkeypatch.setattr("marserve.cli.remote.httpx.Client", lambda **given: made.append(given["verify"]))
+
+    Management(address)
+
+    assert made == [trust]
