@@ -122,6 +122,19 @@ def test_every_image_is_built_from_layers_without_what_built_them() -> None:
         assert copied == [f"{image}-layer", onnx, "server-layer", "marserve-layer"]
 
 
+@pytest.mark.parametrize("image", ["gpu", "rocm"])
+def test_images_for_devices_have_what_triton_compiles_with(image: str) -> None:
+    """A C compiler and the C library's headers, before the layers that change more often; caches in a volume."""
+    own = stages()[image][1]
+    installs = [place for place, each in enumerate(own) if each.word == "RUN" and " gcc libc6-dev " in each.rest]
+    caches = " ".join(each.rest for each in own if each.word == "ENV")
+
+    assert installs
+    assert installs[0] < min(place for place, each in enumerate(own) if each.word == "COPY")
+    assert "TRITON_CACHE_DIR=${TEMP}/cache/triton" in caches
+    assert "TORCHINDUCTOR_CACHE_DIR=${TEMP}/cache/inductor" in caches
+
+
 def test_the_base_and_the_index_are_the_users_to_choose() -> None:
     """By build argument; what is copied exists."""
     arguments = {rest.partition("=")[0] for word, line in instructions() if word == "ARG" for rest in line.split()}

@@ -89,7 +89,7 @@ INSTANCES = tuple(Accelerator("H100 MIG 3g.40gb", f"0:{place}", f"MIG-{place}", 
     [
         ((0, 1), "nvidia", gpus(4), {"CUDA_VISIBLE_DEVICES": "0,1"}),
         ((2,), "amd", gpus(4), {"HIP_VISIBLE_DEVICES": "2"}),
-        ((1, 2), "intel", gpus(4), {"XPU_VISIBLE_DEVICES": "1,2"}),
+        ((1, 2), "intel", gpus(4), {"ZE_AFFINITY_MASK": "1,2", "XPU_VISIBLE_DEVICES": "1,2"}),
         ((0, 1), "nvidia", gpus(4)[:1:-1], {"CUDA_VISIBLE_DEVICES": "3,2"}),
         ((0,), "apple", gpus(1), {}),
         ((0,), None, (), {}),
@@ -114,6 +114,16 @@ def test_devices_named_by_uuid_are_shown_in_full() -> None:
 
     assert view_of(1, (), visible, "nvidia") == View({"CUDA_VISIBLE_DEVICES": "GPU-22ff,GPU-00ff"}, 1)
     assert view_of(None, (), visible, "nvidia") == View({}, None)
+
+
+def test_intels_devices_that_torchserves_variable_chose_are_shown_as_torch_reads_it() -> None:
+    """torch knows ZE_AFFINITY_MASK alone; without a choice nothing is added."""
+    chosen = (Accelerator("Max", "2", "2"), Accelerator("Max", "3", "3"))
+
+    shown = view_of(1, (), chosen, "intel")
+
+    assert shown == View({"ZE_AFFINITY_MASK": "2,3", "XPU_VISIBLE_DEVICES": "2,3"}, 1)
+    assert view_of(1, (), gpus(2), "intel") == View({}, 1)
 
 
 def test_a_worker_without_a_device_is_shown_nothing_special() -> None:

@@ -65,6 +65,35 @@ def test_only_the_own_vendors_variable_counts(is_strict: bool) -> None:
     assert count(0, None, CUDA_VISIBLE_DEVICES="x") == 0
 
 
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize(
+    ("environment", "handles"),
+    [
+        ({"ZE_AFFINITY_MASK": "1,3"}, ["1", "3"]),
+        ({"ZE_AFFINITY_MASK": " "}, ["0", "1", "2", "3"]),
+        ({"ZE_AFFINITY_MASK": "0.1, 2"}, ["0.1", "2"]),
+        ({"ZE_AFFINITY_MASK": "1,3", "XPU_VISIBLE_DEVICES": "1"}, ["3"]),
+        ({"XPU_VISIBLE_DEVICES": "2,0"}, ["2", "0"]),
+    ],
+)
+def test_intels_devices_are_those_of_the_mask_that_torch_goes_by(
+    environment: dict[str, str], handles: list[str], is_strict: bool
+) -> None:
+    """Among those TorchServe's variable chooses; both are read whatever is started."""
+    seen = choose_visible(numbered(4), "intel", environment, is_strict=is_strict)
+
+    assert [device.handle for device in seen] == handles
+
+
+@pytest.mark.parametrize("value", ["0,7", "x", "0.a", "0,"])
+def test_a_mask_that_names_no_device_is_refused(value: str) -> None:
+    """`torchserve` leaves out what is none, as Level Zero does."""
+    with pytest.raises(BadSettings, match=r"^ZE_AFFINITY_MASK is .* names no device: there are 0, 1, 2, 3\."):
+        choose_visible(numbered(4), "intel", {"ZE_AFFINITY_MASK": value}, is_strict=True)
+
+    assert len(choose_visible(numbered(4), "intel", {"ZE_AFFINITY_MASK": value}, is_strict=False)) <= 1
+
+
 def test_uuids_name_devices() -> None:
     """In the order that is given, in full or as far as no other begins so; workers are shown them under these names."""
     wanted = [EIGHT[6].uuid, EIGHT[2].uuid]

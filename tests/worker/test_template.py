@@ -245,7 +245,11 @@ def test_a_template_hears_orders_on_descriptors_of_any_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/renderD128"]
+    "target",
+    [
+        *("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/renderD128"),
+        *("/dev/dxg", "/dev/nvmap", "/dev/nvhost-ctrl-gpu"),
+    ],
 )
 def test_an_accelerator_that_was_opened_is_a_reason(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     """Whichever library did so: asking CUDA how many devices there are begins its driver, and torch need not know."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from marserve.machine.accelerators import Accelerator, Vendor
-from marserve.machine.visible import VISIBLE_DEVICES
+from marserve.machine.visible import VISIBLE_DEVICES, XPU
 
 __all__ = ["Assigner", "Vendor", "View", "cap", "choose_group", "most_groups", "usable_ids", "view_of"]
 
@@ -49,17 +49,30 @@ def view_of(gpu_id: int | None, group: Sequence[int], visible: Sequence[Accelera
     (contract 10.5). Any other sees all and is told the number of its own, but where a GPU is cut into MIG instances:
     CUDA gives a process one instance at most, so each worker is shown its own alone, under the number 0. Devices that
     are named by UUID are shown in full: a part of one, which the operator may have written, is not known everywhere.
+    Intel's that XPU_VISIBLE_DEVICES chose are shown by the variable that torch goes by.
     """
     name = VISIBLE_DEVICES.get(vendor) if vendor else None
     if name is None:
         return View({}, gpu_id)
     if group:
-        return View({name: ",".join(_handle(device, visible) for device in group)}, gpu_id)
+        return View(_shown(name, ",".join(_handle(device, visible) for device in group)), gpu_id)
     if gpu_id is not None and any(device.is_instance for device in visible):
         return View({name: _handle(gpu_id, visible)}, 0)
     if gpu_id is not None and any(device.uuid and device.handle == device.uuid for device in visible):
         return View({name: ",".join(device.handle for device in visible)}, gpu_id)
+    if gpu_id is not None and vendor == "intel" and _is_chosen(visible):
+        return View(_shown(name, ",".join(device.handle for device in visible)), gpu_id)
     return View({}, gpu_id)
+
+
+def _shown(name: str, handles: str) -> dict[str, str]:
+    """The vendor's variable; and, for handlers that read it, the one that TorchServe knows for Intel's."""
+    return {name: handles} | ({XPU: handles} if name == VISIBLE_DEVICES["intel"] else {})
+
+
+def _is_chosen(visible: Sequence[Accelerator]) -> bool:
+    """Whether numbers among these are others than the machine's: torch does not know XPU_VISIBLE_DEVICES."""
+    return any(device.handle != str(place) for place, device in enumerate(visible))
 
 
 def _handle(device: int, visible: Sequence[Accelerator]) -> str:

@@ -3,7 +3,8 @@
     NVIDIA   CUDA_VISIBLE_DEVICES: numbers, UUIDs of GPUs (`GPU-…`, or a beginning that no other has) and of MIG
              instances (`MIG-…`, also in the older form `MIG-GPU-…/1/0`)
     AMD      ROCR_VISIBLE_DEVICES first; among those HIP_VISIBLE_DEVICES, or, as HIP has it, CUDA_VISIBLE_DEVICES
-    Intel    XPU_VISIBLE_DEVICES: numbers
+    Intel    ZE_AFFINITY_MASK, which torch goes by: numbers, or tiles (`0.1`); among those XPU_VISIBLE_DEVICES,
+             TorchServe's, which torch does not know: numbers
 
 CUDA's list is of one kind, as torch's own parser (written to match the driver) has it: it begins with `GPU-`, and every
 entry does, or with `MIG-`, or it is of numbers. The first entry of another kind, blanks and letters of the wrong case
@@ -26,8 +27,9 @@ from marserve.machine.accelerators import Accelerator, Vendor
 VISIBLE_DEVICES: Mapping[Vendor, str] = {
     "nvidia": "CUDA_VISIBLE_DEVICES",
     "amd": "HIP_VISIBLE_DEVICES",
-    "intel": "XPU_VISIBLE_DEVICES",
+    "intel": "ZE_AFFINITY_MASK",
 }
+XPU = "XPU_VISIBLE_DEVICES"
 ROCR = "ROCR_VISIBLE_DEVICES"
 # What Slurm writes for a job without devices, and what nobody can mean as a device.
 _NONE = ("nodevfiles", "none", "void")
@@ -53,6 +55,9 @@ def choose_visible(
         names = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if is_strict else ("HIP_VISIBLE_DEVICES",)
         name = next((name for name in names if name in environment), None)
         return tuple(read(name, environment[name], seen) if name else seen)
+    if vendor == "intel":
+        seen = _by_affinity(environment.get(VISIBLE_DEVICES["intel"], ""), installed, is_strict=is_strict)
+        return tuple(read(XPU, environment[XPU], seen) if XPU in environment else seen)
     name = VISIBLE_DEVICES.get(vendor) if vendor else None
     chosen = list(installed)
     if name is not None and name in environment:
@@ -122,6 +127,26 @@ def _strictly(name: str, value: str, devices: Sequence[Accelerator]) -> list[Acc
         if any((device._replace(handle="") if device.label else device) in known for device in chosen):
             raise BadSettings(f"{name} is {value!r}, which names device {entry} twice: name each once", key=name)
         visible += chosen
+    return visible
+
+
+def _by_affinity(value: str, devices: Sequence[Accelerator], *, is_strict: bool) -> list[Accelerator]:
+    """What Level Zero shows of the devices: all without a mask, each entry of it under that entry's own words."""
+    if not value.strip():
+        return list(devices)
+    by_number = _by_number(devices)
+    visible: list[Accelerator] = []
+    for entry in (each.strip() for each in value.split(",")):
+        number, dot, tile = entry.partition(".")
+        chosen = by_number.get(number, []) if not dot or tile.isdecimal() else []
+        if not chosen and is_strict:
+            name = VISIBLE_DEVICES["intel"]
+            raise BadSettings(
+                f"{name} is {value!r}, and {entry!r} names no device: {_listed(devices)}. Name devices by number, or "
+                f"tiles of them, for example {name}=0,1 or {name}=0.0,0.1, or unset {name} to use all",
+                key=name,
+            )
+        visible += [device._replace(handle=entry) for device in chosen]
     return visible
 
 

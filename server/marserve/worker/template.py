@@ -46,9 +46,9 @@ from marserve.worker.loop import (
 from marserve.worker.memory_limit import limit_memory
 from marserve.worker.parent import die_with_parent, end_the_parents_family, wake_at_parents_end
 
-# What runtimes of accelerators open (CUDA, ROCm, Level Zero), whichever library brought them: a driver that was begun
-# before a fork does not work behind it.
-DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel/")
+# What runtimes of accelerators open (CUDA, also on Jetson and under WSL, ROCm, Level Zero), whichever library brought
+# them: a driver that was begun before a fork does not work behind it.
+DEVICE_FILES = ("/dev/nvidia", "/dev/nvmap", "/dev/nvhost", "/dev/dxg", "/dev/kfd", "/dev/dri/", "/dev/accel/")
 
 # Descriptors that come with a `Fork`, before those of a rank: wire, standard output, standard error, page.
 FORK_DESCRIPTORS = 4
