@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 SLOWEST_FIRST = ("contract", "end_to_end", "pool", "cli", "deploy", "examples")
 
@@ -75,9 +76,13 @@ class ByFile:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        """Run the tests of a file."""
+        """Run the tests of a file; of a test in it, one that passed, tell no more than that."""
         if not isinstance(item, WholeFile):
-            return None
+            # Five messages a test cost the process that collects them as much as a small test itself.
+            for report in runtestprotocol(item, log=False, nextitem=nextitem):
+                if report.when == "call" or not report.passed:
+                    item.ihook.pytest_runtest_logreport(report=report)
+            return True
         tests = item.collect_tests()
         # What was imported stays: a full collection, of which there are many, took a quarter of a second to walk it.
         gc.collect()
