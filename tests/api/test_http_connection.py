@@ -22,17 +22,32 @@ pytestmark = pytest.mark.anyio
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    """Both event loops: users have uvloop, other platforms asyncio's own."""
-    return "asyncio", {"use_uvloop": request.param == "uvloop"}
+@pytest.fixture(
+    params=[
+        ("uvloop", "plain"),
+        ("asyncio", "tls"),
+        pytest.param(("uvloop", "tls"), marks=pytest.mark.long),
+        pytest.param(("asyncio", "plain"), marks=pytest.mark.long),
+    ],
+    ids="-".join,
+)
+def way(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The event loop, for users have uvloop, other platforms asyncio's own; and whether TLS is spoken."""
+    loop, kind = request.param
+    return loop, kind
 
 
-@pytest.fixture(params=["plain", "tls"])
-async def listener(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Listening]:
+@pytest.fixture
+def anyio_backend(way: tuple[str, str]) -> Any:
+    """Both event loops."""
+    return "asyncio", {"use_uvloop": way[0] == "uvloop"}
+
+
+@pytest.fixture
+async def listener(way: tuple[str, str], tmp_path: Path) -> AsyncIterator[Listening]:
     """A listener, once plain and once over TLS."""
     limits = HttpLimits(linger_s=0.1)
-    async with listening(limits, tls_folder=tmp_path if request.param == "tls" else None) as running:
+    async with listening(limits, tls_folder=tmp_path if way[1] == "tls" else None) as running:
         yield running
 
 

@@ -40,8 +40,15 @@ def read_error(answer: Response) -> tuple[int, str | None, bool]:
     return answer.status, answer.header("x-marserve-cause"), answer.header("retry-after") in {"1", "2", "3"}
 
 
-@pytest.mark.parametrize("is_chunked", [False, True])
-@pytest.mark.parametrize("path", [b"/predictions/echo", b"/elsewhere"])
+@pytest.mark.parametrize(
+    ("path", "is_chunked"),
+    [
+        (b"/predictions/echo", False),
+        (b"/elsewhere", True),
+        pytest.param(b"/predictions/echo", True, marks=pytest.mark.long),
+        pytest.param(b"/elsewhere", False, marks=pytest.mark.long),
+    ],
+)
 async def test_four_hundred_large_bodies_keep_the_bound_and_small_ones_pass(path: bytes, is_chunked: bool) -> None:
     """Each is answered or refused with 503 and when to come again; at the end nothing is held."""
     ledger = ByteLedger(4 * MIB)

@@ -251,7 +251,16 @@ async def hold_large(listener: Listening, client: RawClient, body: bytearray) ->
     return connection
 
 
-@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize(
+    ("anyio_backend", "is_tls"),
+    [
+        pytest.param(True, False, id="uvloop-plain"),
+        pytest.param(False, True, id="asyncio-tls"),
+        pytest.param(True, True, id="uvloop-tls", marks=pytest.mark.long),
+        pytest.param(False, False, id="asyncio-plain", marks=pytest.mark.long),
+    ],
+    indirect=["anyio_backend"],
+)
 async def test_the_server_keeps_a_piece_for_a_reader_that_takes_nothing(tmp_path: Path, is_tls: bool) -> None:
     """Of 20 MB beyond what the kernel took; then it reads on, gets every byte, and asks again."""
     body = pattern(20_000_000)

@@ -53,7 +53,10 @@ async def test_a_worker_stays_near_its_device(
         asked.append(tuple(devices))
         return (two_processors[1],)
 
+    import_template = Launchers.import_template
     monkeypatch.setattr(Launchers, "cpus_near", near)
+    # They are forked from a template that has imported torch, which takes seconds: here from an empty one.
+    monkeypatch.setattr(Launchers, "import_template", lambda launchers, modules: import_template(launchers, ()))
     group = {"parallel_type": "tp", "parallel_level": ranks} if ranks else {}
     async with RunningPool(tmp_path, NOTHING, start=start, gpu_ids=(0, 1), stays_near=True, **group) as pool:
         await pool.start()
