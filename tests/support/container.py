@@ -20,7 +20,7 @@ import httpx
 import psutil
 
 from support.pages import ROOT
-from support.prepared import Prepared
+from support.prepared import COMMANDS, Kind, Prepared
 from support.server import free_ports, poll
 
 PORTS = (8080, 8081, 8082, 7070, 7071)
@@ -38,6 +38,17 @@ def image_environment() -> dict[str, str]:
         pairs[name] = re.sub(r"\$\{(\w+)\}", lambda found: pairs[found[1]], value)
     del pairs["PATH"]
     return pairs
+
+
+class ImageProgram(Prepared):
+    """A program of the image: Python is told there what it is told nowhere else."""
+
+    kind = Kind(
+        COMMANDS.entry,
+        COMMANDS.imports,
+        {name: value for name, value in image_environment().items() if name.startswith("PYTHON")},
+        indifferent=("HOME", "USER", "XDG_CACHE_HOME"),
+    )
 
 
 @dataclass
@@ -102,15 +113,17 @@ class Container:
 
     def run(self, arguments: Sequence[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         """Run a container that ends by itself, through the image's entry point."""
-        return subprocess.run(
+        process = ImageProgram(
             self._command(arguments),
             cwd=self.path("/home/model-server"),
             env=self.environment(variables),
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
-            check=False,
         )
+        with process:
+            out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def here(self, command: Sequence[str]) -> list[str]:
         """A command of the image as it is typed here."""
@@ -123,7 +136,7 @@ class Container:
     def running(self, arguments: Sequence[str], variables: Mapping[str, str]) -> Iterator[Running]:
         """Run it while the block runs, through the image's entry point; then end it in a hurry, and well."""
         with (self.folder / "console.log").open("wb") as console:
-            process = Prepared(
+            process = ImageProgram(
                 self._command(arguments),
                 cwd=self.path("/home/model-server"),
                 env=self.environment(variables),

@@ -35,7 +35,8 @@ class Kind:
     """What programs of one kind have in common: the module that is run, what it imports, and in which environment.
 
     `entry` is how the module's name begins; it is run, and so not imported before. A program whose environment differs
-    in a variable that begins with one of `read_early` starts by itself.
+    in a variable that begins with one of `read_early`, or in one that an import read, starts by itself. `indifferent`
+    are variables that imports read to no effect, as sysconfig does with `HOME`.
     """
 
     entry: str
@@ -43,6 +44,7 @@ class Kind:
     environment: Mapping[str, str] = field(default_factory=dict)
     # What the interpreter, the C library or a library reads before any line of ours runs.
     read_early: tuple[str, ...] = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "GRPC_", "COVERAGE_")
+    indifferent: tuple[str, ...] = ()
 
 
 COMMANDS = Kind(
@@ -102,7 +104,9 @@ class _Source:
         self.pid = self._process.pid
         self.owner = os.getpid()
         told = self._hear()
-        self._looked_at = [name for name in told["looked_at"] if not name.startswith("PYTEST_")]
+        self._looked_at = [
+            name for name in told["looked_at"] if not name.startswith("PYTEST_") and name not in kind.indifferent
+        ]
         self._can_fork: bool = told["can_fork"]
         atexit.register(self.close)
 
