@@ -18,7 +18,10 @@ _MOST_WORDS = 500
 
 # Packages whose exceptions are their runtime's own words, though they are no RuntimeError.
 _RUNTIMES = frozenset(
-    ("torch", "onnxruntime", "cupy", "cupy_backends", "numba", "pycuda", "cuda", "triton", "tensorrt", "nvidia")
+    (
+        *("torch", "onnxruntime", "cupy", "cupy_backends", "numba", "pycuda", "cuda", "triton", "nvidia"),
+        *("tensorrt", "tensorrt_llm"),
+    )
 )
 # Of those, what complains of an input may quote a client's words.
 _ABOUT_INPUTS = frozenset(("InvalidArgument", "NotImplemented", "NoSuchFile", "NotFound"))

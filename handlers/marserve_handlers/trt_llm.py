@@ -13,6 +13,7 @@ from typing import Any
 
 from marserve_handlers.base import BaseHandler, value_of
 from marserve_handlers.context import send_intermediate_predict_response
+from marserve_handlers.engines import end_if_dead, show_own_device
 from marserve_handlers.errors import ModelNotLoadable, PredictionException
 
 
@@ -35,6 +36,7 @@ class TRTLLMHandler(BaseHandler):
         section = self.model_yaml_config.get("handler")
         if not isinstance(section, Mapping) or not section.get("engine_dir"):
             raise ModelNotLoadable("handler.engine_dir of the model's configuration is missing; it names the engine.")
+        show_own_device(ctx, 1)
         try:
             trt = importlib.import_module("tensorrt_llm")
         except ModuleNotFoundError as error:
@@ -54,7 +56,11 @@ class TRTLLMHandler(BaseHandler):
     async def handle(self, data: list[Any], context: Any) -> list[Any]:
         """Answer the one request of the batch."""
         self.context = context
-        return await self.postprocess(await self.inference(await self.preprocess(data), context))
+        try:
+            return await self.postprocess(await self.inference(await self.preprocess(data), context))
+        except Exception as error:
+            end_if_dead(self.trt_llm_engine, error)
+            raise
 
     async def preprocess(self, requests: list[Any]) -> list[dict[str, Any]]:
         """The request's JSON. Raises PredictionException (400) for what is none, and without a prompt."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from marserve_handlers.base import BaseHandler, value_of
 from marserve_handlers.context import send_intermediate_predict_response
+from marserve_handlers.engines import end_if_dead, show_own_device
 from marserve_handlers.errors import ModelNotLoadable, PredictionException
 
 # What of a request goes to vLLM's SamplingParams as it is.
@@ -63,6 +64,7 @@ class VLLMHandler(BaseHandler):
         section = self.model_yaml_config.get("handler") or {}
         if not isinstance(section, Mapping):
             raise ModelNotLoadable(f"handler of the model's configuration is {section!r}; it must be a map.")
+        show_own_device(ctx, _devices_of(section))
         try:
             vllm = importlib.import_module("vllm")
         except ModuleNotFoundError as error:
@@ -78,7 +80,11 @@ class VLLMHandler(BaseHandler):
     async def handle(self, data: list[Any], context: Any) -> list[Any]:
         """Answer the one request of the batch."""
         self.context = context
-        return await self.postprocess(await self.inference(await self.preprocess(data, context), context))
+        try:
+            return await self.postprocess(await self.inference(await self.preprocess(data, context), context))
+        except Exception as error:
+            end_if_dead(self.vllm_engine, error)
+            raise
 
     async def preprocess(self, requests: list[Any], context: Any) -> list[Any]:  # type: ignore[override]
         """The request's JSON, without anything for `v1/models`. Raises PredictionException."""
@@ -183,6 +189,13 @@ class VLLMHandler(BaseHandler):
         except Exception as error:  # templates are programs: they raise what they like at messages they do not expect
             raise PredictionException(f"The model's chat template does not take these messages: {error}", 400) from None
         return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+
+
+def _devices_of(section: Mapping[str, Any]) -> int:
+    """On how many devices the engine is to compute."""
+    config = section.get("vllm_engine_config") or {}
+    sizes = [config.get(key) or 1 for key in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")]
+    return max((size for size in sizes if isinstance(size, int)), default=1)
 
 
 async def _completion_prompt(request: Mapping[str, Any]) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from support.server import Server, make_archive
+from support.server import Server, make_archive, poll
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -88,3 +89,31 @@ def test_an_onnx_model_computes_on_its_workers_device(tmp_path: Path) -> None:
         assert server.predict("m").json() == [2.0, 2.0]
         (worker,) = server.describe("m")["workers"]
         assert worker["computesOn"].split("ExecutionProvider")[0] in ("CUDA", "MIGraphX", "ROCM")
+
+
+HUNGRY = """
+import torch
+class Handler:
+    def initialize(self, context):
+        self.device = f"cuda:{context.system_properties['gpu_id']}"
+        self.weights = torch.ones(1, device=self.device)
+    def handle(self, rows, context):
+        torch.empty(len(rows) << 28, dtype=torch.uint8, device=self.device)
+        return [b"served"] * len(rows)
+"""
+
+
+def test_what_a_full_batch_takes_is_learned(tmp_path: Path) -> None:
+    """256 MiB a row, none of which was taken when the model was loaded."""
+    with Server(tmp_path, entry="marserve") as server:
+        config = "deviceIds: [0]\nbatchSize: 4\nmaxBatchDelay: 3000\nbatchPolicy: fixed\n"
+        make_archive(server.store / "m.mar", HUNGRY, config=config)
+        server.register("m.mar").raise_for_status()
+        before = server.describe("m")["deviceMemory"]["neededBytes"]
+
+        with ThreadPoolExecutor(4) as clients:
+            assert [answer.text for answer in clients.map(lambda _: server.predict("m"), range(4))] == ["served"] * 4
+
+        for _ in poll(10, "it is learned"):
+            if server.describe("m")["deviceMemory"]["neededBytes"] >= before + (3 << 28):
+                break

@@ -124,3 +124,17 @@ def test_without_what_it_needs_it_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
     with pytest.raises(ModelNotLoadable, match="needs the package tensorrt_llm"):
         load(tmp_path)
+
+
+def test_a_dead_engine_ends_the_worker(tmp_path: Path) -> None:
+    """Every later request would fail as well."""
+    handler = load(tmp_path)
+
+    def generate(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no worker answers")
+
+    handler.trt_llm_engine.generate_async = generate
+    handler.trt_llm_engine._executor = SimpleNamespace(is_shutdown=lambda: True)
+
+    with pytest.raises(SystemExit):
+        ask(handler, {"prompt": "a"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -202,3 +203,35 @@ def test_without_vllm_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(ModelNotLoadable, match="needs the package vllm"):
         load(tmp_path)
+
+
+def test_a_dead_engine_ends_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every later request would fail as well."""
+    handler = load(tmp_path)
+
+    class EngineDeadError(Exception):
+        pass
+
+    async def generate(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        raise EngineDeadError
+        yield
+
+    monkeypatch.setattr(handler.vllm_engine, "generate", generate)
+
+    with pytest.raises(SystemExit):
+        ask(handler, "v1/completions", b'{"prompt": "a"}')
+
+
+@pytest.mark.parametrize(("size", "shown"), [(1, "1"), (2, "0,1")])
+def test_the_engine_sees_its_workers_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, shown: str
+) -> None:
+    """All that there are where it is to compute on several."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(VLLMHandler, "_set_attr_value", lambda *_: None)
+    config = {"handler": {"model_path": "m", "vllm_engine_config": {"tensor_parallel_size": size}}}
+
+    VLLMHandler().initialize(make_context(tmp_path, config=config, gpu_id=1))
+
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == shown

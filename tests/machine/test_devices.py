@@ -98,8 +98,11 @@ INSTANCES = tuple(Accelerator("H100 MIG 3g.40gb", f"0:{place}", f"MIG-{place}", 
 def test_a_worker_of_several_devices_sees_those_under_the_names_they_have(
     group: tuple[int, ...], vendor: Vendor | None, visible: tuple[Accelerator, ...], shown: dict[str, str]
 ) -> None:
-    """A list that the server itself was given is looked up: numbers are indices into what is visible."""
-    assert view_of(group[0], group, visible, vendor) == View(shown, group[0])
+    """A list that the server itself was given is looked up: numbers are indices into what is visible.
+
+    They are numbered from 0 there, so `gpu_id` 0 is the first of them, in a second group as well.
+    """
+    assert view_of(group[0], group, visible, vendor) == View(shown, 0)
 
 
 def test_an_ordinary_worker_sees_all_devices_and_is_told_its_own() -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from marserve import wire
 from marserve.errors import LoadFailed, WaitTooLong, WorkerDied
-from marserve.messages import Answer, Hello, Load, Loaded, NotLoaded, Part, Results, Sample
+from marserve.messages import Answer, DeviceLost, Hello, Load, Loaded, NotLoaded, Part, Results, Sample
 from marserve.pool.cause_of_death import Cause, Death
 from marserve.pool.launchers import group as group_module
 from marserve.pool.launchers.group import RankGroup
@@ -161,6 +161,26 @@ async def test_the_rank_that_ends_first_ends_the_group_and_says_why() -> None:
     assert grouped.explain(Death(Cause.EXIT, "it ended", 7)) == Death(Cause.EXIT, "rank 1: it ended", 7)
     assert grouped.told is None
     assert not await grouped.is_whole()
+
+
+@pytest.mark.parametrize(("device_count", "numbers"), [(3, [0, 1, 2]), (2, [0, 1, 0]), (0, [5, 5, 5])])
+async def test_a_ranks_gpu_id_is_its_own_among_those_that_it_sees(device_count: int, numbers: list[int]) -> None:
+    """The second group as well: the number on the machine is none of a rank's. Without a list it is as ordered."""
+    output = WorkerOutput("m", "1.0", "29500", KeptLines())
+    grouped = RankGroup(group_module.GroupShape(3, True, {}, device_count), 1, "m_29500", output)
+    order = Load("m", "1.0", "", "h.py", None, None, 1, gpu_id=5)
+
+    assert [grouped.load(order, rank).gpu_id for rank in range(3)] == numbers
+
+
+async def test_a_rank_that_lost_its_device_ends_the_group() -> None:
+    """It is the cause, though another process is gone first."""
+    grouped, members, followers = formed()
+
+    followers[0].data_received(b"".join(wire.encode(DeviceLost(0, "device 1 is lost", "Traceback"))))
+
+    assert all(member.signals == [signal.SIGKILL] for member in members)
+    assert grouped.told == (Death(Cause.DEVICE_LOST, "rank 1: device 1 is lost"), "Traceback")
 
 
 async def test_what_a_rank_said_counts_if_it_is_the_first_to_end() -> None:

@@ -45,17 +45,19 @@ def usable_ids(device_type: str | None, device_ids: Sequence[int], devices: int)
 def view_of(gpu_id: int | None, group: Sequence[int], visible: Sequence[Accelerator], vendor: Vendor | None) -> View:
     """How a worker sees its device, or the `group` of them that it has. Numbers are indices into `visible`.
 
-    A worker of several devices sees these and no others; its `gpu_id` is the first of them as the server counts
-    (contract 10.5). Any other sees all and is told the number of its own, but where a GPU is cut into MIG instances:
-    CUDA gives a process one instance at most, so each worker is shown its own alone, under the number 0. Devices that
-    are named by UUID are shown in full: a part of one, which the operator may have written, is not known everywhere.
+    A worker of several devices sees these and no others, numbered from 0; its `gpu_id` is the first of them, in a group
+    each rank's its own (`RankGroup.load`). TorchServe says the server's number, which is none of theirs. Any other sees
+    all and is told the number of its own, but where a GPU is cut into MIG instances: CUDA gives a process one instance
+    at most, so each worker is shown its own alone, under the number 0. Devices that are named by UUID are shown in
+    full: a part of one, which the operator may have written, is not known everywhere.
     Intel's that XPU_VISIBLE_DEVICES chose are shown by the variable that torch goes by.
     """
     name = VISIBLE_DEVICES.get(vendor) if vendor else None
     if name is None:
         return View({}, gpu_id)
     if group:
-        return View(_shown(name, ",".join(_handle(device, visible) for device in group)), gpu_id)
+        shown = ",".join(_handle(device, visible) for device in group)
+        return View(_shown(name, shown), None if gpu_id is None else 0)
     if gpu_id is not None and any(device.is_instance for device in visible):
         return View({name: _handle(gpu_id, visible)}, 0)
     if gpu_id is not None and any(device.uuid and device.handle == device.uuid for device in visible):

@@ -380,7 +380,7 @@ class Launcher:
         cpus = self._cpus_near(devices)
         order = msgspec.structs.replace(self._load, threads=threads, gpu_id=view.gpu_id, cpus=list(cpus))
         group = await form_group(
-            dataclasses.replace(shape, devices=view.environment),
+            dataclasses.replace(shape, devices=view.environment, device_count=len(devices) if view.environment else 0),
             order,
             worker_id,
             ends,

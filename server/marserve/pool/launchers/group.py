@@ -38,11 +38,15 @@ MAX_FRAME_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GroupShape:
-    """What a group is to be: how many ranks, whether all of them make every call, and its devices' environment."""
+    """What a group is to be: how many ranks, whether all of them make every call, its devices' environment and number.
+
+    `device_count` is 0 where it has none, or sees all: then `gpu_id` is as the order says.
+    """
 
     size: int
     is_mirrored: bool
     devices: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    device_count: int = 0
 
 
 # Starts one rank: its number, its ends, its further descriptors and the seed of its random numbers.
@@ -81,7 +85,9 @@ class RankGroup(WorkerProcess):
         """The order to load that this rank is given."""
         place = Rank(rank, self._shape.size, self._shape.is_mirrored, self._store_port)
         environment = rank_environment(place, self._run_id) | dict(self._shape.devices)
-        return msgspec.structs.replace(order, rank=place, environment={**order.environment, **environment})
+        gpu_id = rank % self._shape.device_count if self._shape.device_count else order.gpu_id
+        environment = {**order.environment, **environment}
+        return msgspec.structs.replace(order, rank=place, environment=environment, gpu_id=gpu_id)
 
     def signal_group(self, number: int) -> None:
         """Send a signal to every rank, and everything that they started in their groups."""
