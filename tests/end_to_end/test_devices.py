@@ -188,6 +188,10 @@ def test_a_lost_device_takes_no_worker_until_it_answers_again(tmp_path: Path, to
         for _ in poll(60, "the worker on the lost device is replaced"):
             if devices("any") == [0, 0]:
                 break
+        make_archive(server.store / "seen.mar", WHAT_I_SEE)
+        server.register("seen.mar").raise_for_status()
+        seen = server.predict("seen").json()
+        assert (seen["CUDA_VISIBLE_DEVICES"], seen["gpu_id"]) == (EIGHT_H100.split(", ")[1], 0)
         assert server.predict("second").json() == {"gpu_id": 1}  # it lives, and is not ended for what is read
 
         os.kill(server.worker_pids("second")[0], signal.SIGKILL)

@@ -15,6 +15,7 @@ from marserve.machine import device_watch
 from marserve.machine.accelerators import MIB, Accelerator
 from marserve.machine.device_readings import DeviceReader
 from marserve.machine.device_watch import NOT_LISTED, DeviceWatch
+from marserve.machine.finding import read_nvidia
 from marserve.machine.tools import ToolOutput
 from support.fake_nvml import FakeGpu, FakeNvml, missing
 
@@ -190,6 +191,32 @@ async def test_a_lost_gpu_takes_its_instances_along() -> None:
     watch.look()
 
     assert [watch.trouble_of(device) for device in range(2)] == ["GPU is lost"] * 2
+
+
+async def test_a_device_that_was_lost_at_the_start_is_found_when_it_answers() -> None:
+    """The table had words in place of its UUID."""
+    (device,), _ = read_nvidia(f"0, {', '.join(['[GPU is lost]'] * 5)}\n")
+    answers = [f"0, {', '.join(['[GPU is lost]'] * 6)}\n", "0, 0, 300, 400, 0, 40, GPU-a\n"]
+    reader = DeviceReader("nvidia", lambda command: ToolOutput(answers.pop(0)), missing)
+    watch = DeviceWatch(reader, [device])
+    watch.look()
+    assert (device.uuid, watch.trouble_of(0)) == ("", "GPU is lost")
+    watch.look()
+
+    assert watch.trouble_of(0) == ""
+
+
+async def test_a_lost_device_that_is_not_ours_is_known_too() -> None:
+    """It changes how CUDA counts; no worker of ours is on it."""
+    nvml = FakeNvml([FakeGpu(), FakeGpu(lost=True), FakeGpu()])
+    watch = watch_of(nvml)
+    watch.look()
+
+    assert [watch.trouble_of(device) for device in range(2)] == ["", ""]
+    assert watch.has_lost()
+    nvml.gpus[1].lost = False
+    watch.look()
+    assert not watch.has_lost()
 
 
 async def test_it_is_known_since_when_a_device_is_sound_again() -> None:

@@ -129,6 +129,21 @@ def test_intels_devices_that_torchserves_variable_chose_are_shown_as_torch_reads
     assert view_of(1, (), gpus(2), "intel") == View({}, 1)
 
 
+def test_while_a_device_is_lost_each_worker_is_shown_its_own_by_uuid() -> None:
+    """CUDA of a new process may count without the lost one, so numbers mean others, and ends a list at its UUID."""
+    visible = [Accelerator("H100", str(number), str(number), f"GPU-{number}") for number in range(4)]
+    named = [device._replace(handle=device.uuid) for device in visible]
+
+    for devices in (visible, named):
+        assert view_of(2, (), devices, "nvidia", is_one_lost=True) == View({"CUDA_VISIBLE_DEVICES": "GPU-2"}, 0)
+        assert view_of(2, (2, 3), devices, "nvidia", is_one_lost=True).environment == {
+            "CUDA_VISIBLE_DEVICES": "GPU-2,GPU-3"
+        }
+    assert view_of(None, (), visible, "nvidia", is_one_lost=True) == View({}, None)
+    assert view_of(1, (), INSTANCES, "nvidia", is_one_lost=True) == View({"CUDA_VISIBLE_DEVICES": "MIG-1"}, 0)
+    assert view_of(1, (), gpus(2), "nvidia", is_one_lost=True) == View({}, 1)
+
+
 def test_a_worker_without_a_device_is_shown_nothing_special() -> None:
     """Whatever the machine has."""
     assert view_of(None, (), INSTANCES, "nvidia") == View({}, None)

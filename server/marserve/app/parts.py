@@ -117,6 +117,7 @@ async def build_parts(
     device_rooms = await build_device_rooms(settings, device_watch, launchers.devices, metrics, stack)
     if device_watch is not None:
         launchers.read_device = device_watch.of
+        launchers.is_device_lost = device_watch.has_lost
     registry = build_registry(
         settings,
         machine,

@@ -73,6 +73,10 @@ class DeviceWatch:
         """
         return self._troubles.get(device, "")
 
+    def has_lost(self) -> bool:
+        """Whether a device of the machine is lost, be it one that workers may see or another."""
+        return bool(self._troubles) or any(reading.is_lost for reading in self.readings)
+
     def sound_since(self, device: int) -> float:
         """Since when a device has been without trouble, monotonic seconds; -inf: it never was in any."""
         return self._sound_since.get(device, -math.inf)

@@ -42,7 +42,14 @@ def usable_ids(device_type: str | None, device_ids: Sequence[int], devices: int)
     return tuple(range(devices))
 
 
-def view_of(gpu_id: int | None, group: Sequence[int], visible: Sequence[Accelerator], vendor: Vendor | None) -> View:
+def view_of(
+    gpu_id: int | None,
+    group: Sequence[int],
+    visible: Sequence[Accelerator],
+    vendor: Vendor | None,
+    *,
+    is_one_lost: bool = False,
+) -> View:
     """How a worker sees its device, or the `group` of them that it has. Numbers are indices into `visible`.
 
     A worker of several devices sees these and no others, numbered from 0; its `gpu_id` is the first of them, in a group
@@ -51,10 +58,17 @@ def view_of(gpu_id: int | None, group: Sequence[int], visible: Sequence[Accelera
     at most, so each worker is shown its own alone, under the number 0. Devices that are named by UUID are shown in
     full: a part of one, which the operator may have written, is not known everywhere.
     Intel's that XPU_VISIBLE_DEVICES chose are shown by the variable that torch goes by.
+
+    While `is_one_lost` of the machine's devices, CUDA of a new process may not count it, and ends a list at its UUID:
+    each worker is shown its own alone then, by UUID, under the number 0.
     """
     name = VISIBLE_DEVICES.get(vendor) if vendor else None
     if name is None:
         return View({}, gpu_id)
+    if is_one_lost and vendor == "nvidia":
+        visible = [device._replace(handle=device.uuid or device.handle) for device in visible]
+        if not group and gpu_id is not None and gpu_id < len(visible) and visible[gpu_id].uuid:
+            return View({name: visible[gpu_id].uuid}, 0)
     if group:
         shown = ",".join(_handle(device, visible) for device in group)
         return View(_shown(name, shown), None if gpu_id is None else 0)

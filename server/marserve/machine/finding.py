@@ -119,7 +119,8 @@ def read_nvidia(text: str) -> tuple[list[Accelerator], list[Accelerator]]:
             continue
         index, uuid, name, bus_id, mib, mig = (cell.strip() for cell in row)
         memory = int(mib) * MIB if mib.isdecimal() else 0
-        gpu = Accelerator(name, index, index, uuid, memory, sys_bus_id(bus_id))
+        known = uuid if uuid.startswith("GPU-") else ""  # a device that is lost has words in its cells
+        gpu = Accelerator(name, index, index, known, memory, sys_bus_id(bus_id))
         (cut if mig == "Enabled" else whole).append(gpu)
     return whole, cut
 

@@ -103,6 +103,7 @@ class Launchers:
         self._vendor = vendor
         self._accelerators = tuple(accelerators)
         self.read_device: Callable[[int], DeviceReading | None] = lambda device: None
+        self.is_device_lost: Callable[[], bool] = lambda: False
         self._next_worker_id = first_worker_id
         self._next_group_id = first_group_id
         self._import_templates: dict[tuple[str, ...], asyncio.Task[Template | None]] = {}
@@ -121,7 +122,7 @@ class Launchers:
 
     def view(self, gpu_id: int | None, group: Sequence[int] = ()) -> View:
         """What a worker is told of its device, or of the group of them that it has."""
-        return view_of(gpu_id, group, self._accelerators, self._vendor)
+        return view_of(gpu_id, group, self._accelerators, self._vendor, is_one_lost=self.is_device_lost())
 
     def cpus_near(self, devices: Sequence[int]) -> tuple[int, ...]:
         """The processors near these devices; empty where that is nothing to keep to. Reads a few files of /sys."""
