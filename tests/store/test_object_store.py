@@ -24,8 +24,8 @@ import trustme
 from marserve.settings.stores import STORES
 from marserve.settings.values import Reading
 from marserve.store.download import Cancel, DownloadOptions, download
-from marserve.store.fetch_guard import parse_target
-from marserve.store.object_store import ObjectSource, ObjectStores
+from marserve.store.fetch_guard import Target, parse_target
+from marserve.store.object_store import TEXT_CHARACTERS, ObjectSource, ObjectStores, _Errand, _Errands, explain
 from marserve.store.source import Broken, Entry, Failed, Missing, Replaced, SourceError
 from support.object_stores import AZURE_ACCOUNT, AZURE_KEY, Bucket, S3Server, azure_server
 from support.odd_store import MODIFIED, OddStore, an_object, odd_store, trouble
@@ -944,3 +944,31 @@ def test_a_refusal_is_not_asked_for_again(tmp_path: Path) -> None:
             download(at(store), file.fileno(), DownloadOptions(first_pause_s=0.01), cancel=Cancel())
 
         assert len(store.asked) == 1
+
+
+def test_of_a_long_answer_only_the_beginning_is_looked_at() -> None:
+    """The library's error holds all that a store answered; statuses and codes stand at its beginning."""
+    begun = "Server returned non-2xx status code: 404 Not Found: <Error><Code>"
+    target = Target("s3", "bucket", 443, "/key", "")
+
+    near = explain(OSError(f"{begun}NoSuchBucket</Code>" + "x" * 1000), target, "none")
+    far = explain(OSError(begun + "x" * TEXT_CHARACTERS + "<Code>NoSuchBucket</Code>"), target, "none")
+
+    assert str(near) == "S3: there is no bucket bucket"
+    assert str(far) == "S3: the answer was 404"
+
+
+def test_an_errand_keeps_nothing_of_the_librarys_error() -> None:
+    """Its sentence lives as long as somebody asks why; the answer of 100 MB behind it does not."""
+
+    def fail(_: _Errand) -> None:
+        try:
+            raise OSError("a long answer")
+        except OSError:
+            raise Failed("S3: the answer was 404") from None
+
+    with _Errands(5.0).run(fail) as errand:
+        errand.join()
+
+    assert isinstance(errand._error, Failed)
+    assert (errand._error.__context__, errand._error.__traceback__) == (None, None)

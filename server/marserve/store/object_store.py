@@ -45,6 +45,8 @@ _PLAIN_WORDS = re.compile(rf"{_WORD}(?:[,:]? {_WORD}){{1,15}}")
 _PREFIX = re.compile(r"Generic [A-Za-z0-9]+ error: ")
 # What its details call the trouble, the last the most exactly: `Parse(`, `source: BadScheme,`.
 _KIND = re.compile(r"^ *(?:(?:source|error|kind): )?([A-Z][a-z]+(?:[A-Z][a-z]+)*)[,(]$", re.MULTILINE)
+# How much of an error's text is looked at: statuses, codes and addresses stand at its beginning.
+TEXT_CHARACTERS = 64 * 1024
 NAMES = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure"}
 
 _STATUS = re.compile(r"status code: ([0-9]{3})|Client error with status ([0-9]{3})|status: ([0-9]{3}),")
@@ -128,7 +130,7 @@ def _library(target: Target) -> Any:
 
 def _settings_trouble(error: Exception, target: Target) -> Failed:
     """What the library has against its settings, by its kind alone: its words may quote them."""
-    text = str(error).lower()
+    text = _text_of(error).lower()
     what = next(
         (
             what
@@ -344,8 +346,13 @@ def _is_same(found: Entry, of: Entry) -> bool:
 # ---------------------------------------------------------------------------------------------------- what went wrong
 
 
+def _text_of(error: Exception) -> str:
+    """The beginning of the library's words: they hold the whole body that a store answered, however long."""
+    return str(error)[:TEXT_CHARACTERS]
+
+
 def _status_of(error: Exception) -> int | None:
-    found = _STATUS.search(str(error))
+    found = _STATUS.search(_text_of(error))
     return int(next(group for group in found.groups() if group)) if found else None
 
 
@@ -354,7 +361,7 @@ def explain(error: Exception, target: Target, how: str) -> SourceError:
 
     `how` says where the credentials come from.
     """
-    text = str(error)
+    text = _text_of(error)
     kind = type(error).__name__
     status = _status_of(error)
     code = _CODE.search(text)
@@ -511,6 +518,9 @@ class _Errand(threading.Thread):
             error = trouble
         except BaseException as trouble:
             error = Failed(f"the object store's library failed ({type(trouble).__name__})")
+        if error is not None:  # the library's own error holds all that was answered: it is not kept
+            error.__context__ = None
+            error.__traceback__ = None
         with self._changed:
             self._error = self._error or error
             self._is_over = True
