@@ -48,7 +48,9 @@ MEMBERS = [
 ]
 
 
-def describe(options: PoolOptions, config: ModelConfig | None = None, **changes: Any) -> dict[str, Any]:
+def describe(
+    options: PoolOptions, config: ModelConfig | None = None, *, tells_missing_pids: bool = False, **changes: Any
+) -> dict[str, Any]:
     """The description of a version with these options; `changes` are set on its pool."""
     pool = FakePool(options, LOAD, Behaviour())
     pool.start()
@@ -56,7 +58,12 @@ def describe(options: PoolOptions, config: ModelConfig | None = None, **changes:
         setattr(pool, name, value)
     facts = Facts("m.mar", "python", options, config or ModelConfig(), is_at_startup=False)
     return describe_version(
-        facts, pool, min_workers=options.min_workers, max_workers=options.max_workers, is_default=True
+        facts,
+        pool,
+        min_workers=options.min_workers,
+        max_workers=options.max_workers,
+        is_default=True,
+        tells_missing_pids=tells_missing_pids,
     )
 
 
@@ -67,6 +74,22 @@ async def test_torchserve_s_members_come_first_in_its_order() -> None:
     assert list(described)[: len(MEMBERS)] == MEMBERS
     assert (described["maxBatchDelay"], described["clientTimeoutInMills"]) == (77, 250)
     assert (described["responseTimeout"], type(described["responseTimeout"])) == (120, int)
+
+
+async def test_a_worker_without_a_process_has_no_pid() -> None:
+    """`kill` takes -1 for every process; only a server that stands in for TorchServe says it, as is recorded."""
+    workers = [FakeWorker("9000", status="LOADING", pid=-1), FakeWorker("9001", pid=4711)]
+    told = {
+        entry: [
+            worker.get("pid")
+            for worker in describe(PoolOptions("m", "1.0", 1, 2), workers=lambda: workers, tells_missing_pids=entry)[
+                "workers"
+            ]
+        ]
+        for entry in (False, True)
+    }
+
+    assert told == {False: [None, 4711], True: [-1, 4711]}
 
 
 async def test_a_worker_is_described_in_utc() -> None:

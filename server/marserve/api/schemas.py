@@ -102,7 +102,9 @@ class Worker(Shape):
     startTime: Annotated[str, Field(description="when this worker's slot was made, UTC")]
     status: Literal["READY", "LOADING", "UNLOADING"]
     memoryUsage: Annotated[int, Field(description="resident bytes")]
-    pid: Annotated[int, Field(description="-1 while it is not known")]
+    pid: Annotated[
+        int | None, Field(description="absent while there is no process; as `torchserve` the server says -1 then")
+    ] = None
     gpu: bool
     gpuUsage: str
     restarts: int

@@ -163,6 +163,7 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
         queue_size=settings.job_queue_size,
         max_worker_memory_bytes=settings.max_worker_memory,
         readiness_rule=settings.readiness_rule,
+        tells_missing_pids=settings.entry == "torchserve",
         default_handler=settings.default_service_handler,
         envelope=settings.service_envelope,
         decode_input=settings.decode_input_request,

@@ -176,7 +176,7 @@ def workers_table(versions: Iterable[Description]) -> Table:
             str(worker["id"]),
             _status(worker),
             *((str(worker.get("node") or worker.get("waitsFor") or "-"),) if has_nodes else ()),
-            str(worker["pid"]) if worker["pid"] > 0 else "-",
+            str(worker["pid"]) if worker.get("pid", -1) > 0 else "-",
             f"{worker['memoryUsage'] / 2**20:.0f} MiB" if worker["memoryUsage"] else "-",
             str(worker["gpuId"]) if worker.get("gpu") and "gpuId" in worker else "-",
             str(worker.get("restarts", 0)),

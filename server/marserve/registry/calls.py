@@ -29,7 +29,8 @@ class RegistryOptions:
     setting of that name: model to version to values. With `installs_requirements` what archives require is installed,
     and without it the file `default_requirements` of models that have no manifest; both may name addresses that match a
     pattern of `allowed_urls`. For `undo_window_s` what a desired state has replaced stays loaded. `mig_instances`
-    are those of the devices that are a part of a GPU.
+    are those of the devices that are a part of a GPU. With `tells_missing_pids` describe gives a worker without a
+    process the process id -1.
     """
 
     workers_by_api: int = 0
@@ -40,6 +41,7 @@ class RegistryOptions:
     queue_size: int = 100
     max_worker_memory_bytes: int = 0
     readiness_rule: Literal["any", "min", "all"] = "any"
+    tells_missing_pids: bool = False
     default_handler: str | None = None
     envelope: str | None = None
     decode_input: bool = True

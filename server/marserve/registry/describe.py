@@ -57,8 +57,12 @@ def describe_version(
     max_workers: int,
     is_default: bool,
     remarks: Sequence[str] = (),
+    tells_missing_pids: bool = False,
 ) -> dict[str, Any]:
-    """One element of the describe answer. `remarks` are warnings about calls since."""
+    """One element of the describe answer. `remarks` are warnings about calls since.
+
+    A worker without a process has no `pid`; with `tells_missing_pids` it is -1, as TorchServe's.
+    """
     options, config = facts.options, facts.config
     described: dict[str, Any] = {
         "modelName": options.model,
@@ -90,7 +94,7 @@ def describe_version(
         "maxNumSequence": _most_sequences(options, config) if has_sequences else 0,
         "maxSequenceJobQueueSize": config.max_sequence_job_queue_size if has_sequences else 0,
         "loadedAtStartup": facts.is_at_startup,
-        "workers": [_describe_worker(worker) for worker in pool.workers()],
+        "workers": [_describe_worker(worker, tells_missing_pids) for worker in pool.workers()],
         "jobQueueStatus": {
             "remainingCapacity": max(0, options.queue_size - pool.queued),
             "pendingRequests": pool.queued,
@@ -157,7 +161,7 @@ def _limits_of_life(options: PoolOptions) -> dict[str, Any]:
     return {name: value for name, value in limits.items() if value}
 
 
-def _describe_worker(worker: WorkerLike) -> dict[str, Any]:
+def _describe_worker(worker: WorkerLike, tells_missing_pid: bool) -> dict[str, Any]:
     described: dict[str, Any] = {
         "id": worker.id,
         "startTime": _utc(worker.started_at),
@@ -168,6 +172,8 @@ def _describe_worker(worker: WorkerLike) -> dict[str, Any]:
         "gpuUsage": worker.gpu_usage,
         "restarts": worker.restarts,
     }
+    if worker.pid <= 0 and not tells_missing_pid:
+        del described["pid"]  # a script that signals -1 as root ends every process of its machine
     if worker.node:
         described["node"] = worker.node
     if worker.waits_for:

@@ -353,6 +353,7 @@ class Registry:
             max_workers=version.max_workers,
             is_default=self._versions.is_default(version),
             remarks=version.remarks,
+            tells_missing_pids=self._options.tells_missing_pids,
         )
         described |= self._versions.describe_role(version)
         # What nobody knows yet which version it is will be, the default one tells of.
