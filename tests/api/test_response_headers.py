@@ -93,6 +93,32 @@ def test_cors_values_are_checked_at_the_start() -> None:
         ResponseHeaders([("Access-Control-Allow-Origin", "a\r\nb")])
 
 
+def test_of_several_origins_the_one_that_asks_is_named() -> None:
+    """In a browser's spelling; a request from elsewhere is named none, and caches are told that answers differ."""
+    ours = ResponseHeaders(
+        [("Access-Control-Allow-Origin", "x"), ("Access-Control-Allow-Methods", "GET")],
+        ["https://One.example:443", "http://[::1]:8000", "null"],
+    )
+
+    def told(*origins: bytes, vary: str = "") -> list[str]:
+        lines = [(b"Origin", origin) for origin in origins]
+        headers = [("Vary", vary)] if vary else []
+        head = ours.of(lines).head(200, "", headers, keep_alive=True).decode().split("\r\n")
+        asgi = {name.decode(): value.decode() for name, value in ours.of(lines).complete([], "id")}
+        origin = [line.partition(": ")[2] for line in head if line.startswith("access-control-allow-origin")]
+        assert origin == ([asgi["access-control-allow-origin"]] if origin else [])
+        assert asgi["vary"] == "Origin"
+        assert "vary: Origin" in head
+        assert "access-control-allow-methods: GET" in head
+        return origin
+
+    assert told(b"https://one.example") == ["https://one.example"]
+    assert told(b"http://[::1]:8000", vary="Accept") == ["http://[::1]:8000"]
+    assert told(b"null") == ["null"]
+    assert told(b"https://two.example") == told() == told(b"null", b"https://one.example") == []
+    assert ResponseHeaders().of([(b"origin", b"null")]).has_origins is False
+
+
 def test_phrases_are_the_usual_ones() -> None:
     """And empty for what nobody named."""
     assert phrase_of(404) == "Not Found"

@@ -38,10 +38,23 @@ def test_workers_inherit_none_of_the_servers_secrets(tmp_path: Path, monkeypatch
 
 def test_browsers_are_told_what_was_set_and_nothing_else(tmp_path: Path) -> None:
     """An empty value is none."""
-    assert cors_headers(load(tmp_path, "")) == []
-    assert cors_headers(load(tmp_path, "cors_allowed_origin=*\ncors_allowed_methods=\n")) == [
-        ("Access-Control-Allow-Origin", "*")
+    assert cors_headers(load(tmp_path, "")) == ([], [])
+    assert cors_headers(load(tmp_path, "cors_allowed_origin=*\ncors_allowed_methods=\n")) == (
+        [("Access-Control-Allow-Origin", "*")],
+        [],
+    )
+
+
+def test_several_origins_are_a_list_and_a_star_among_them_is_all(tmp_path: Path) -> None:
+    """A blank after a comma counts for nothing, and one origin is no list."""
+    told = [
+        cors_headers(load(tmp_path, f"cors_allowed_origin={value}\n"))
+        for value in ("https://a.example, https://b.example", "https://a.example, *", "https://a.example,")
     ]
+
+    assert told[0][1] == ["https://a.example", "https://b.example"]
+    assert told[1] == ([("Access-Control-Allow-Origin", "*")], [])
+    assert told[2] == ([("Access-Control-Allow-Origin", "https://a.example")], [])
 
 
 @pytest.mark.parametrize("variable", ["SAGEMAKER_MULTI_MODE", "SAGEMAKER_MULTI_MODEL"])

@@ -228,6 +228,56 @@ def test_browsers_are_told_what_they_may_do(tmp_path: Path, tokens: str) -> None
 
 
 @pytest.mark.parametrize("entry", ["marserve", "torchserve"])
+def test_each_route_that_exists_answers_a_browsers_preflight(tmp_path: Path, entry: str) -> None:
+    """Without keys; `marserve` sends the one of several origins that asks, `torchserve` the setting as it stands."""
+    settings = {
+        "cors_allowed_origin": "https://one.example, https://two.example",
+        "disable_token_authorization": "true",
+        "enable_model_api": "true",
+    }
+    paths = {
+        "management": [
+            *("/models", "/models/m", "/models/m/1.0", "/models/m/traffic", "/workflows", "/workflows/w"),
+            *("/downloads", "/watches", "/desired-state"),
+        ],
+        "inference": [
+            "/predictions/m",
+            "/explanations/m",
+            "/invocations",
+            "/m/predict",
+            "/v1/models/m:predict",
+            "/ping",
+        ],
+        "metrics": ["/metrics"],
+    }
+    with Server(tmp_path, settings=settings, entry=entry) as server:
+
+        def ask(listener: str, path: str, origin: str = "https://two.example") -> httpx.Response:
+            asks = {"Origin": origin, "Access-Control-Request-Method": "PUT"}
+            return server.client.options(f"{getattr(server, listener)}{path}", headers=asks)
+
+        answers = {path: ask(listener, path) for listener, known in paths.items() for path in known}
+        unknown = [ask(listener, "/no/such/route").status_code for listener in paths]
+        foreign = ask("management", "/models", "https://other.example")
+        plain = server.client.options(f"{server.management}/models")
+        listed = server.client.get(f"{server.management}/models", headers={"Origin": "https://one.example"})
+
+    refused = {path for path, answer in answers.items() if answer.status_code != 200}
+    origins = {answer.headers["access-control-allow-origin"] for answer in answers.values()}
+    assert refused == set()
+    assert unknown == [404] * 3
+    assert plain.status_code == 405
+    if entry == "torchserve":
+        assert origins == {settings["cors_allowed_origin"]}
+        assert "vary" not in listed.headers
+    else:
+        assert origins == {"https://two.example"}
+        assert listed.headers["access-control-allow-origin"] == "https://one.example"
+        assert (listed.headers["vary"], foreign.headers["vary"]) == ("Origin", "Origin")
+        assert "access-control-allow-origin" not in foreign.headers
+
+
+@pytest.mark.parametrize("entry", ["marserve", "torchserve"])
 def test_no_page_of_another_site_manages_a_server_without_keys(tmp_path: Path, entry: str) -> None:
     """Neither by a form it sends nor by leading its own name here; what is no browser, and health, are as ever."""
     make_archive(tmp_path / "echo.mar", ECHO)

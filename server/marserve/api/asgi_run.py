@@ -70,6 +70,7 @@ class AsgiRun:
             self._has_started = True
             if not self._cycle.disconnected:
                 self._listener.record(self._peer, self.head.line, message["status"], self._began, monotonic(), self.id)
-            headers = self._listener.response_headers.complete(list(message.get("headers", [])), self.id)
+            ours = self._listener.response_headers.of(self.head.lines)
+            headers = ours.complete(list(message.get("headers", [])), self.id)
             message = {**message, "headers": headers}
         await self._send_on(message)

@@ -31,6 +31,7 @@ from marserve.api.application import PrettyJson, error_response
 from marserve.api.browsers import BrowserRules
 from marserve.api.errors import ForeignHost, ForeignOrigin
 from marserve.api.late_routes import new_router
+from marserve.api.preflights import is_preflight
 from marserve.api.request_head import Head
 from marserve.errors import InvalidToken
 
@@ -209,7 +210,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
         if scope["type"] == "http":
-            if self._answers_preflight and _is_preflight(scope):
+            if self._answers_preflight and is_preflight(scope):
                 # Browsers ask before they send, and never with a key. What they want to know stands in the headers
                 # that every answer has; of models nothing is said.
                 await Response(status_code=200)(scope, receive, send)
@@ -272,12 +273,6 @@ def authorization_of(lines: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         if len(name) == 13 and name.lower() == b"authorization":
             return value
     return None
-
-
-def _is_preflight(scope: Scope) -> bool:
-    """Whether a browser asks what it may send (the Fetch standard's CORS-preflight request)."""
-    names = {name for name, _ in scope["headers"]}
-    return scope["method"] == "OPTIONS" and b"origin" in names and b"access-control-request-method" in names
 
 
 def _new_key() -> bytes:

@@ -154,6 +154,16 @@ def read_origin(text: str) -> Origin | None:
     return Origin(scheme, _plain(found[2]), int(found[3] or DEFAULT_PORTS[scheme]))
 
 
+def write_origin(text: str) -> str:
+    """An origin as browsers write it and compare it; what has no such form as it stands."""
+    origin = read_origin(text)
+    if origin is None:
+        return text
+    host = f"[{origin.host}]" if ":" in origin.host else origin.host
+    port = "" if origin.port == DEFAULT_PORTS[origin.scheme] else f":{origin.port}"
+    return f"{origin.scheme}://{host}{port}"
+
+
 def split_host(value: bytes) -> tuple[str, int]:
     """The host of a `Host`, in lower case, without brackets and a last dot; and its port, 0 where it names none."""
     text = value.decode("latin-1").strip()

@@ -191,7 +191,8 @@ class Exchange:
         status = answer.status
         if head.is_plain and connection.keep_open and status == 200 and not answer.headers and not answer.reason:
             body = answer.body
-            plain = connection.listener.response_headers.plain
+            headers = connection.listener.response_headers
+            plain = (headers.of(head.lines) if headers.has_origins else headers).plain
             if len(body) <= ONE_WRITE_BYTES:
                 connection.transport.write(plain % (self.id.encode(), len(body), body))
                 self._sent(connection, 200, True)
@@ -297,7 +298,8 @@ class Exchange:
     ) -> None:
         """Write an answer of any kind. Raises HandlerFailed, with nothing written, when its head is no legal HTTP."""
         keep = self.head.keep_alive and connection.keep_open and self.refusal is None
-        start = connection.listener.response_headers.head(status, reason, headers, keep_alive=keep)
+        ours = connection.listener.response_headers.of(self.head.lines)
+        start = ours.head(status, reason, headers, keep_alive=keep)
         if status in BODILESS:
             start += b"x-request-id: %b\r\n\r\n" % self.id.encode()
             body = b""
@@ -311,9 +313,8 @@ class Exchange:
         head = self.head
         self.is_bodiless = head.is_head or piece.status in BODILESS
         self.keep = head.keep_alive and connection.keep_open and (self.is_bodiless or not head.is_http10)
-        start = connection.listener.response_headers.head(
-            piece.status, piece.reason, piece.headers, keep_alive=self.keep
-        )
+        ours = connection.listener.response_headers.of(head.lines)
+        start = ours.head(piece.status, piece.reason, piece.headers, keep_alive=self.keep)
         framing = b"" if head.is_http10 or piece.status in BODILESS else b"transfer-encoding: chunked\r\n"
         connection.stream(start + b"x-request-id: %b\r\n%b\r\n" % (self.id.encode(), framing))
         self.is_streaming = True

@@ -7,12 +7,14 @@ it returns can become a second answer on the wire (RELIABILITY A11).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 
+from marserve.api.browsers import Origin, read_origin, write_origin
 from marserve.errors import BadSettings, HandlerFailed
 
 REQUEST_ID = b"x-request-id"
+ALLOW_ORIGIN, VARY = "access-control-allow-origin", "vary"
 _NO_CACHE = (
     ("pragma", "no-cache"),
     ("cache-control", "no-cache; no-store, must-revalidate, private"),
@@ -41,10 +43,20 @@ _FRAME_BYTES = 4
 class ResponseHeaders:
     """Makes the heads of a listener's answers.
 
-    `cors` are (name, value) pairs for every answer that lacks them. Raises BadSettings when one is no legal HTTP.
+    `cors` are (name, value) pairs for every answer that lacks them. With several `origins` an answer names the one that
+    asks in the place of them all: `of` chooses. Raises BadSettings when one is no legal HTTP.
     """
 
-    def __init__(self, cors: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, cors: Sequence[tuple[str, str]] = (), origins: Sequence[str] = ()) -> None:
+        self._of_origins: dict[Origin | str, ResponseHeaders] = {}
+        if origins:
+            cors = [(name, value) for name, value in cors if name.lower() != ALLOW_ORIGIN]
+            cors.append((VARY, "Origin"))
+            self._of_origins = {
+                read_origin(each) or each: ResponseHeaders([(ALLOW_ORIGIN, write_origin(each)), *cors])
+                for each in origins
+            }
+        self.has_origins = bool(origins)
         for name, value in cors:
             if not _NAME(name) or not _VALUE(value):
                 raise BadSettings(f"{value!r} cannot be sent as {name}: it must be one line of Latin-1 text")
@@ -58,6 +70,16 @@ class ResponseHeaders:
         self.plain = self.head(200, "", [], keep_alive=True).replace(b"%", b"%%") + (
             b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
         )
+
+    def of(self, lines: Iterable[tuple[bytes, bytes]]) -> ResponseHeaders:
+        """The heads of answers to a request with these header lines; to one of no such origin they name none."""
+        if not self._of_origins:
+            return self
+        asking = {value for name, value in lines if name.lower() == b"origin"}
+        if len(asking) != 1:
+            return self
+        text = asking.pop().decode("latin-1").strip()
+        return self._of_origins.get(read_origin(text) or text, self)
 
     def head(self, status: int, reason: str, headers: Sequence[tuple[str, str]], *, keep_alive: bool) -> bytes:
         """Status line and headers up to where the request id and the framing follow.
@@ -100,7 +122,7 @@ class ResponseHeaders:
             if word not in _OURS:
                 seen.add(word)
                 lines.append(f"{name}: {value.strip()}")
-        lines += [f"{name}: {value}" for name, value in self._cors if name not in seen]
+        lines += [f"{name}: {value}" for name, value in self._cors if name not in seen or name == VARY]
         lines += [f"{name}: {value}" for name, value in _NO_CACHE]
         lines.append("connection: keep-alive\r\n" if keep_alive else "connection: close\r\n")
         return "\r\n".join(lines).encode("latin-1")
@@ -108,7 +130,7 @@ class ResponseHeaders:
     def complete(self, headers: Sequence[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
         """An ASGI answer's headers with ours added where they are missing."""
         present = {name.lower() for name, _ in headers}
-        added = [header for header in self.common if header[0] not in present]
+        added = [header for header in self.common if header[0] not in present or header[0] == b"vary"]
         return [*headers, *added, (REQUEST_ID, request_id.encode())]
 
 

@@ -70,12 +70,11 @@ class AccessControl:
 
     def _rules(self, address: Address, own_hosts: OwnHosts | None) -> BrowserRules:
         settings = self.settings
-        origins = [each.strip() for each in (settings.cors_allowed_origin or "").split(",")]
         further = [settings.health_route] if settings.health_route else []
         return BrowserRules(
             "https" if address.is_tls else "http",
             own_hosts,
-            [each for each in origins if each],
+            settings.cors_origins,
             [*OPEN_PATHS, *further],
         )
 

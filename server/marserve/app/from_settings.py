@@ -110,14 +110,20 @@ def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None
     )
 
 
-def cors_headers(settings: Settings) -> list[tuple[str, str]]:
-    """What every answer tells browsers: the settings' words as they stand."""
+def cors_headers(settings: Settings) -> tuple[list[tuple[str, str]], list[str]]:
+    """What every answer tells browsers: the settings' words as they stand, and the origins where they are a list.
+
+    As `torchserve` a list is one word, as is recorded.
+    """
+    origins = list(settings.cors_origins) if settings.entry == "marserve" else []
+    one = "*" if "*" in origins else origins[0] if len(origins) == 1 else settings.cors_allowed_origin
     told = {
-        "Access-Control-Allow-Origin": settings.cors_allowed_origin,
+        "Access-Control-Allow-Origin": one,
         "Access-Control-Allow-Methods": settings.cors_allowed_methods,
         "Access-Control-Allow-Headers": settings.cors_allowed_headers,
     }
-    return [(name, value) for name, value in told.items() if value]
+    is_list = len(origins) > 1 and "*" not in origins
+    return [(name, value) for name, value in told.items() if value], origins if is_list else []
 
 
 def sagemaker_endpoint(settings: Settings, environment: Mapping[str, str]) -> Endpoint:

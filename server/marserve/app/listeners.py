@@ -15,23 +15,25 @@ import ssl
 import stat
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from marserve.api.application import build_app
 from marserve.api.http_connection import HttpConnection, bind_connection
 from marserve.api.inference import InferenceSurface
 from marserve.api.only_here import is_here as is_loopback
+from marserve.api.preflights import Preflights
 from marserve.api.response_headers import ResponseHeaders
 from marserve.app.cannot_start import CannotStart, cannot_bind
 from marserve.app.from_settings import cors_headers, http_limits
 from marserve.app.parts import Parts
-from marserve.app.routes import build_routes, own_access
+from marserve.app.routes import Routers, build_routes, own_access
 from marserve.settings import Address, Settings
 
 BACKLOG = 2048
@@ -174,20 +176,20 @@ def _cannot_bind(address: Address, error: OSError, names: list[str]) -> CannotSt
 
 
 def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener:
-    settings, own, access = parts.settings, own_access(names), parts.access
+    settings, access = parts.settings, parts.access
     routers = build_routes(names, parts)
     is_here = reaches_this_machine_alone(address)
     predictions_rules = access.browser_rules(address, ["Inference"], is_here=is_here)
-    rules = access.browser_rules(address, names, is_here=is_here)
+    surface = InferenceSurface(parts.registry, parts.workflows, settings.predict_route)
     connection = bind_connection(
-        InferenceSurface(parts.registry, parts.workflows, settings.predict_route) if "Inference" in names else None,
+        surface if "Inference" in names else None,
         http_limits(settings),
         parts.logs.access,
         parts.metrics,
         parts.connections,
         overload_status=settings.unavailable_status,
         large_answers=parts.large_answers,
-        response_headers=ResponseHeaders(cors_headers(settings)),
+        response_headers=ResponseHeaders(*cors_headers(settings)),
         tokens=access.inference_tokens,
         browser_rules=predictions_rules if access.inference_tokens is None else None,
         decoding=parts.decoding,
@@ -197,7 +199,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
             [router for router, _ in routers],
             title=f"marserve: {' and '.join(names)} API",
             overload_status=settings.unavailable_status,
-            guard=access.guard(routers, own, rules) if names != ["Metrics"] else None,
+            guard=_guard(address, names, routers, parts, surface),
         ),
         http=connection,
         ws="none",
@@ -252,6 +254,29 @@ def reaches_this_machine_alone(address: Address) -> bool:
     except OSError:
         return False
     return is_loopback((str(where[0]), 0))
+
+
+def _guard(
+    address: Address, names: list[str], routers: Routers, parts: Parts, surface: InferenceSurface
+) -> Callable[[ASGIApp], ASGIApp] | None:
+    """What every request to a listener's routes passes; None for nothing."""
+    settings = parts.settings
+    guard: Callable[[ASGIApp], ASGIApp] | None = None
+    if names != ["Metrics"]:
+        rules = parts.access.browser_rules(address, names, is_here=reaches_this_machine_alone(address))
+        guard = parts.access.guard(routers, own_access(names), rules)
+    if not settings.cors_origins:
+        return guard
+
+    def has_inference_route(path: bytes) -> bool:
+        return "Inference" in names and surface.match(path) is not None
+
+    def answer_preflights(app: ASGIApp) -> ASGIApp:
+        keeps_documents = settings.entry == "torchserve"
+        answering = Preflights(app, [each for each, _ in routers], has_inference_route, keeps_documents=keeps_documents)
+        return answering if guard is None else guard(answering)
+
+    return answer_preflights
 
 
 def _resolve(address: Address) -> tuple[Any, ...]:

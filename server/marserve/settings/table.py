@@ -183,6 +183,11 @@ class Settings:
         is_protected = self.allow_open_management or not self.disable_token_authorization
         return self.unprotected_management == "loopback" and not is_protected
 
+    @property
+    def cors_origins(self) -> tuple[str, ...]:
+        """The origins that `cors_allowed_origin` names, which commas part."""
+        return tuple(filter(None, (each.strip() for each in (self.cors_allowed_origin or "").split(","))))
+
     # ------------------------------------------------------------------------------- addresses and transport
 
     inference_address: Address = _key(
@@ -236,8 +241,9 @@ class Settings:
     cors_allowed_origin: str | None = _key(
         OPTIONAL_TEXT,
         None,
-        "Origin whose pages may call from a browser, or `*`: sent with every answer, as it stands. Where no key is "
-        "asked for, pages of other origins change nothing.",
+        "Origin whose pages may call from a browser, or `*`: sent with every answer, as it stands. `marserve` takes a "
+        "list, in commas, and sends back the one that asks. Where no key is asked for, pages of other origins change "
+        "nothing.",
         ADDRESSES,
         ts_env="TS_CORS_ALLOWED_ORIGIN",
     )
