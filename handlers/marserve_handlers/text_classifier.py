@@ -9,6 +9,7 @@ from marserve_handlers.base import value_of
 from marserve_handlers.context import Context
 from marserve_handlers.errors import ModelNotLoadable, PredictionException
 from marserve_handlers.labels import map_class_to_label
+from marserve_handlers.targets import read_target
 from marserve_handlers.text import TextHandler
 from marserve_handlers.timing import timed
 from marserve_handlers.tokens import ngrams_iterator
@@ -93,7 +94,7 @@ class TextClassifier(TextHandler):
         words = [word for word in self._words(self.input_text) if self._numbers([word])]
         try:
             attributions, delta = attribute_tokens(
-                self.model, getattr(self.model, "embedding", None), numbers[:end], offsets[:1], int(target)
+                self.model, getattr(self.model, "embedding", None), numbers[:end], offsets[:1], read_target(target)
             )
         except TypeError:
             raise PredictionException(

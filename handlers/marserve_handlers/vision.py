@@ -13,6 +13,7 @@ from marserve_handlers.base import BaseHandler, value_of
 from marserve_handlers.context import Context
 from marserve_handlers.errors import BadPicture, PredictionException
 from marserve_handlers.pictures import FloatArray, PictureTransform, open_picture
+from marserve_handlers.targets import read_target
 from marserve_handlers.timing import timed
 
 _TRANSFORM_KEYS = ("mode", "resize", "size", "scale", "mean", "std")
@@ -68,18 +69,21 @@ class VisionHandler(BaseHandler):
     def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> Any:
         """How much each pixel spoke for class `target`: integrated gradients, nested lists of the input's shape.
 
-        Needs the package captum and a model in torch; answers 501 without.
+        Needs the package captum and a model in torch that scores classes; answers 501 without, and 400 for a class that
+        the model does not have.
         """
         try:
-            captum = importlib.import_module("captum.attr")
+            importlib.import_module("captum.attr")
         except ImportError:
             raise PredictionException("Explanations of pictures need the package captum on the server.", 501) from None
         if self.takes_arrays:
             raise PredictionException("Explanations of pictures need a model in torch; this one is ONNX.", 501)
-        attributions: Any = captum.IntegratedGradients(self.model).attribute(
-            tensor_data, target=int(target), n_steps=15
-        )
-        return attributions.tolist()
+        from marserve_handlers.runtimes.attributions import NoScores, attribute_pixels
+
+        try:
+            return attribute_pixels(self.model, tensor_data, read_target(target)).tolist()
+        except NoScores as error:
+            raise PredictionException(f"Explanations of pictures need scores of classes. {error}", 501) from error
 
     def _process_row(self, value: Any) -> Any:
         if isinstance(value, (bytes, bytearray, str)):

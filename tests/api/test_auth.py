@@ -560,3 +560,19 @@ async def test_requests_sent_ahead_of_a_refusal_are_answered_and_none_after_it(
 
     assert statuses == [200, 400]
     assert len(listener.plane.submitted) == 1
+
+
+def test_the_word_before_a_key_may_have_any_case_where_that_is_asked_for(tmp_path: Path) -> None:
+    """RFC 9110, 11.1; TorchServe takes one spelling, and another word is none in either."""
+    both = {any_case: Tokens(tmp_path / "key_file.json", 60, takes_any_case=any_case) for any_case in (False, True)}
+
+    def passes(tokens: Tokens, scheme: str) -> bool:
+        try:
+            tokens.check("inference", f"{scheme} {tokens.key_of('inference').decode()}")
+        except InvalidToken:
+            return False
+        return True
+
+    spellings = ("Bearer", "bearer", "BEARER", "Basic", "")
+    assert [passes(both[False], each) for each in spellings] == [True, False, False, False, False]
+    assert [passes(both[True], each) for each in spellings] == [True, True, True, False, False]

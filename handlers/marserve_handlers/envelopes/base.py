@@ -6,7 +6,7 @@ import copy
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from marserve_handlers.errors import PredictionException
 
@@ -14,10 +14,12 @@ from marserve_handlers.errors import PredictionException
 class BaseEnvelope(ABC):
     """Wraps a handler's `handle`: `parse_input` before it, `format_output` after it.
 
-    Authors write their own by overriding these two. `context` is the running batch's.
+    Authors write their own by overriding these two. `context` is the running batch's. With `answers_nothing_itself` a
+    handler is not called for requests that hold nothing at all: `format_output` is given an empty list.
     """
 
     context: Any = None
+    answers_nothing_itself: ClassVar[bool] = False
 
     def __init__(self, handle_fn: Callable[[Any, Any], Any]) -> None:
         self._handle_fn = handle_fn
@@ -27,7 +29,10 @@ class BaseEnvelope(ABC):
         if _is_describe(context):
             return self._handle_fn(data, context)
         self.context = context
-        answers = self._handle_fn(self.parse_input(data) if data else data, context)
+        rows = self.parse_input(data) if data else data
+        if self._holds_nothing(data, rows):
+            return self.format_output([])
+        answers = self._handle_fn(rows, context)
         return self.format_output(answers) if answers else answers
 
     async def handle_async(self, data: Any, context: Any) -> Any:
@@ -36,8 +41,14 @@ class BaseEnvelope(ABC):
             return await self._handle_fn(data, context)
         mine = copy.copy(self)  # what is remembered between unpacking and packing is this batch's alone
         mine.context = context
-        answers = await self._handle_fn(mine.parse_input(data) if data else data, context)
+        rows = mine.parse_input(data) if data else data
+        if mine._holds_nothing(data, rows):
+            return mine.format_output([])
+        answers = await self._handle_fn(rows, context)
         return mine.format_output(answers) if answers else answers
+
+    def _holds_nothing(self, data: Any, rows: Any) -> bool:
+        return self.answers_nothing_itself and bool(data) and rows == []
 
     @abstractmethod
     def parse_input(self, data: Any) -> Any:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from typing import Any, ClassVar
 
 from marserve_handlers.envelopes.base import BaseEnvelope, list_of
-from marserve_handlers.errors import PredictionException
+from marserve_handlers.envelopes.instances import decode_instance
 
 
 class JSONEnvelope(BaseEnvelope):
@@ -16,6 +14,8 @@ class JSONEnvelope(BaseEnvelope):
 
     `{"b64": "…"}`, as an instance or one level below, becomes the bytes that it stands for.
     """
+
+    answers_nothing_itself = True
 
     _lengths: ClassVar[list[int]] = []
 
@@ -35,7 +35,7 @@ class JSONEnvelope(BaseEnvelope):
 
     def _from_json(self, data: Any) -> list[Any]:
         """The instances of one row."""
-        return [_decode(instance) for instance in list_of(data, "instances")]
+        return [decode_instance(instance) for instance in list_of(data, "instances")]
 
     def _batch_to_json(self, batch: Any, lengths: list[int]) -> list[str]:
         """The answers of each row as JSON text. Raises ValueError when there is not one for each instance."""
@@ -50,24 +50,3 @@ class JSONEnvelope(BaseEnvelope):
     def _to_json(self, output: Any) -> str:
         """One row's answers as JSON text."""
         return json.dumps({"predictions": list(output)})
-
-
-def _decode(instance: Any) -> Any:
-    if isinstance(instance, dict):
-        if _is_encoded(instance):
-            return _bytes_of(instance)
-        return {key: _bytes_of(value) if _is_encoded(value) else value for key, value in instance.items()}
-    if isinstance(instance, list):
-        return [_bytes_of(value) if _is_encoded(value) else value for value in instance]
-    return instance
-
-
-def _is_encoded(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("b64"), str)
-
-
-def _bytes_of(encoded: dict[str, str]) -> bytes:
-    try:
-        return base64.b64decode(encoded["b64"])
-    except (binascii.Error, ValueError):
-        raise PredictionException('The text of "b64" is no base64.', 400) from None

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from marserve_handlers.envelopes.base import BaseEnvelope, list_of, split
+from marserve_handlers.envelopes.instances import decode_instance
 
 
 class KServeEnvelope(BaseEnvelope):
     """The handler gets the instances, one list for the whole batch, and gives one answer for each of them.
 
-    Batches of several requests work: their instances are joined, and the answers cut back.
+    Batches of several requests work: their instances are joined, and the answers cut back. `{"b64": "…"}`, as an
+    instance or one level below, becomes the bytes that it stands for.
     """
+
+    answers_nothing_itself = True
 
     def __init__(self, handle_fn: Any) -> None:
         super().__init__(handle_fn)
@@ -19,7 +23,7 @@ class KServeEnvelope(BaseEnvelope):
 
     def parse_input(self, data: Any) -> list[Any]:
         """All rows' instances, in order."""
-        rows = [list_of(row, "instances") for row in data]
+        rows = [[decode_instance(instance) for instance in list_of(row, "instances")] for row in data]
         self._lengths = [len(row) for row in rows]
         return [instance for row in rows for instance in row]
 

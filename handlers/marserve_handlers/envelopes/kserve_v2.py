@@ -48,6 +48,8 @@ class KServev2Envelope(BaseEnvelope):
     Answer i goes by the name of input i. Batches of several requests work: inputs are joined, answers cut back.
     """
 
+    answers_nothing_itself = True
+
     def __init__(self, handle_fn: Any) -> None:
         super().__init__(handle_fn)
         self._requests: list[tuple[str | None, list[str]]] = []

@@ -66,10 +66,19 @@ class Tokens:
     """The three keys of a running server, new with every start, and the file that hands them to clients.
 
     `lifetime_s` is how long the management and the inference key are good for; the API key, which renews them, is good
-    as long as the server runs. `clock` gives wall-clock time: clients read the expiry in the file.
+    as long as the server runs. `clock` gives wall-clock time: clients read the expiry in the file. `takes_any_case`:
+    the word before a key may be written `bearer`, as RFC 9110 has it (TorchServe takes `Bearer` alone).
     """
 
-    def __init__(self, file: Path, lifetime_s: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        file: Path,
+        lifetime_s: float,
+        clock: Callable[[], float] = time.time,
+        *,
+        takes_any_case: bool = False,
+    ) -> None:
+        self._takes_any_case = takes_any_case
         self._file = file
         self._lifetime_s = lifetime_s
         self._clock = clock
@@ -127,7 +136,8 @@ class Tokens:
         value = header_value.encode("utf-8", "replace") if isinstance(header_value, str) else header_value or b""
         scheme, _, key = value.partition(b" ")
         is_right = hmac.compare_digest(key.strip(b" "), token.key)
-        return is_right and scheme == b"Bearer" and not token.is_expired(self._clock())
+        is_bearer = scheme == b"Bearer" or (self._takes_any_case and scheme.lower() == b"bearer")
+        return is_right and is_bearer and not token.is_expired(self._clock())
 
     def _write(self, tokens: dict[str, Token]) -> None:
         """Let the file appear with its content, and readable for its owner alone from its first instant."""

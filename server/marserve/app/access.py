@@ -115,7 +115,8 @@ async def prepare_access(settings: Settings) -> AccessControl:
     """Make the keys of clients, and the TLS of https addresses, where either is asked for. Raises CannotStart."""
     tokens = None
     if not settings.disable_token_authorization:
-        tokens = Tokens(settings.token_file, settings.token_expiration_min * 60)
+        lifetime_s = settings.token_expiration_min * 60
+        tokens = Tokens(settings.token_file, lifetime_s, takes_any_case=settings.entry == "marserve")
     try:
         identity = await asyncio.to_thread(listeners_identity, settings)
         tls = server_context(identity) if identity is not None else None

@@ -63,3 +63,12 @@ def test_predictions_are_compact_text() -> None:
 def test_the_body_envelope_hands_over_values() -> None:
     """`data` before `body`; answers stay as they are."""
     assert BodyEnvelope(lambda data, context: data).handle([{"data": 1, "body": 2}, {"body": 3}], None) == [1, 3]
+
+
+def test_a_request_without_an_instance_gets_an_empty_list() -> None:
+    """Without the handler, which would fail."""
+
+    def fail(data: Any, context: Any) -> Any:
+        raise AssertionError("called with nothing")
+
+    assert JSONEnvelope(fail).handle([{"body": {"instances": []}}], make_context()) == ['{"predictions": []}']

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -38,3 +39,40 @@ def test_a_request_without_instances_is_refused() -> None:
         KServeEnvelope(echo).handle([{"body": {"inputs": [1]}}], make_context())
 
     assert caught.value.error_code == 400
+
+
+def test_bytes_come_as_base64() -> None:
+    """As an instance, and one level below; what is no base64 is the client's mistake."""
+    rows = [{"body": {"instances": [{"b64": "YWI="}, {"data": {"b64": "Yw=="}, "key": 1}, 5]}}]
+
+    assert KServeEnvelope(echo).handle(rows, make_context()) == [{"predictions": [b"ab", {"data": b"c", "key": 1}, 5]}]
+    with pytest.raises(PredictionException, match="no base64") as caught:
+        KServeEnvelope(echo).handle([{"body": {"instances": [{"b64": "x"}]}}], make_context())
+    assert caught.value.error_code == 400
+
+
+def test_requests_without_an_instance_are_answered_without_the_handler() -> None:
+    """Handlers fail on nothing; beside others such a request gets its empty list."""
+
+    def fail(data: Any, context: Any) -> Any:
+        raise AssertionError("called with nothing")
+
+    empty, one = {"body": {"instances": []}}, {"body": {"instances": [1]}}
+    context = make_context()
+    context.begin_batch([FakeItem("a"), FakeItem("b", server_headers=[("explain", "True")])])
+
+    assert KServeEnvelope(fail).handle([empty], make_context()) == [{"predictions": []}]
+    assert KServeEnvelope(fail).handle([empty, empty], context) == [{"predictions": []}, {"explanations": []}]
+    assert KServeEnvelope(echo).handle([empty, one], context) == [{"predictions": []}, {"explanations": [1]}]
+
+
+def test_coroutines_are_not_awaited_for_nothing() -> None:
+    """As handlers that are functions are not called."""
+
+    async def fail(data: Any, context: Any) -> Any:
+        raise AssertionError("called with nothing")
+
+    envelope = KServeEnvelope(fail)
+    told = asyncio.run(envelope.handle_async([{"body": {"instances": []}}], make_context()))
+
+    assert told == [{"predictions": []}]

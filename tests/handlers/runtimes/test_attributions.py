@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("captum.attr", reason="explanations need captum")
 
-from marserve_handlers.runtimes.attributions import attribute_tokens  # noqa: E402
+from marserve_handlers.errors import PredictionException  # noqa: E402
+from marserve_handlers.runtimes.attributions import attribute_pixels, attribute_tokens  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -53,3 +54,36 @@ def test_another_kind_of_layer_is_refused() -> None:
     """Only torch's own can be looked into."""
     with pytest.raises(TypeError, match="is a Linear"):
         attribute_tokens(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1), torch.tensor([1]), torch.tensor([0]), 0)
+
+
+def test_a_class_that_a_model_does_not_have_is_refused() -> None:
+    """Before captum counts with it: of texts, of pictures, of pixels."""
+    embedding = torch.nn.Embedding(3, 2)
+
+    for ask in (
+        lambda: attribute_tokens(Scores(embedding), embedding, torch.tensor([1]), torch.tensor([0]), 2),
+        lambda: attribute_pixels(lambda x: x.mean(dim=(2, 3)), torch.ones(1, 3, 2, 2), 3),
+        lambda: attribute_pixels(lambda x: {"out": x}, torch.ones(1, 3, 2, 2), 3),
+    ):
+        with pytest.raises(PredictionException, match="must be the number of a class, from 0 to") as caught:
+            ask()
+        assert caught.value.error_code == 400
+
+
+def test_of_a_segmenter_the_pixels_of_the_class_are_counted() -> None:
+    """Those whose likeliest class it is, of each picture its own."""
+    pictures = torch.tensor([[[[3.0, 1.0]], [[1.0, 2.0]]], [[[1.0, 5.0]], [[4.0, 1.0]]]])
+
+    attributions = attribute_pixels(lambda x: {"out": x}, pictures, 1)
+
+    assert attributions.shape == pictures.shape
+    assert attributions[:, 0].abs().sum() == 0
+    assert attributions[0, 1].tolist() == [pytest.approx([0.0, 2.0], abs=1e-4)]
+    assert attributions[1, 1].tolist() == [pytest.approx([4.0, 0.0], abs=1e-4)]
+
+
+@pytest.mark.parametrize("output", [torch.ones(2), [torch.ones(1, 2)], {"boxes": 1}])
+def test_an_output_without_scores_of_classes_cannot_be_explained(output: Any) -> None:
+    """Of `VisionHandler` that is 501."""
+    with pytest.raises(TypeError, match="no score for each class"):
+        attribute_pixels(lambda _: output, torch.ones(1, 3, 2, 2), 0)
