@@ -861,6 +861,16 @@ def test_the_librarys_reason_is_told_in_its_plain_words(scheme: str, bytes_: byt
     assert str(told.value) == f"S3: {sentence}"
 
 
+def test_a_service_accounts_broken_key_is_named() -> None:
+    """Not the certificates of ca_bundle, though both are PEM."""
+    account = {"type": "service_account", "client_email": "a@b", "private_key_id": "x", "private_key": SECRET}
+    stores = stores_of({"gs://bucket/": {"credentials": json.dumps(account)}})
+
+    with pytest.raises(Failed, match="the private key of the service account cannot be read") as refused:
+        stores.open(parse_target("gs://bucket/m.mar"))
+    assert SECRET not in str(refused.value)
+
+
 def test_googles_emulator_beside_credentials_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """It gets a token, or the credentials are not used: neither is what one expects of production's settings."""
     emulator = {"STORAGE_EMULATOR_HOST": "localhost:4443"}

@@ -135,6 +135,7 @@ def _settings_trouble(error: Exception, target: Target) -> Failed:
         (
             what
             for sign, what in (
+                ("cryptoprovider", "the private key of the service account cannot be read"),
                 ("certificate", "the certificates of ca_bundle cannot be read as PEM"),
                 ("pem", "the certificates of ca_bundle cannot be read as PEM"),
                 ("proxy", "proxy_url is no address of a proxy"),

@@ -7,30 +7,12 @@ older `emit_metrics`. They are counted and kept out of the model log. Knows no p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from marserve.messages import Metric
+from marserve.telemetry.logs import WorkerLog
 from marserve.telemetry.metric_line import MARK, marked_part, parse_line
 from marserve.telemetry.output_budget import OutputBudget
-
-
-class WorkerLog(Protocol):
-    """Where lines of workers go."""
-
-    @property
-    def budget(self) -> OutputBudget:
-        """What is taken of all workers together."""
-
-    def write(
-        self,
-        model: str,
-        version: str,
-        worker_id: str,
-        stream: Literal["stdout", "stderr"],
-        level: str,
-        texts: Sequence[str],
-    ) -> None:
-        """Take lines that have one level; never blocks."""
 
 
 class PrintedMetrics:
