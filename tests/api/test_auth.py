@@ -347,6 +347,26 @@ async def ask(app: Any, method: str, path: str, key: str | None = None, **header
 
 
 @pytest.mark.anyio
+async def test_a_key_that_cannot_be_kept_is_said_not_to_be_replaced(
+    tokens: Tokens, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk: 503 with the system's words and no path; the old key stays in force."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("marserve.api.auth.tempfile.mkstemp", fail)
+
+    answer = await ask(application(tokens), "GET", "/token?type=inference", keys["API"])
+
+    assert answer.status_code == 503
+    assert answer.json()["message"] == (
+        "The key was not replaced, the old one stays in force: its file cannot be written (No space left on device)"
+    )
+    assert lets_in(tokens, "inference", f"Bearer {keys['inference']}")
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("path", "open_to"),
     [

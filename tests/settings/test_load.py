@@ -337,7 +337,7 @@ def write_snapshot(here: Path, lines: str = "", name: str = NAME, folder: str = 
     """A snapshot in a log folder."""
     path = here / folder / "config" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{BASE}model_snapshot={EMPTY}\n{lines}")
+    path.write_text(f"{BASE}version=1.0\nmodel_snapshot={EMPTY}\n{lines}")
     return path
 
 
@@ -384,6 +384,29 @@ def test_marserve_reads_snapshots_only_where_a_key_asks_for_them(here: Path) -> 
 
     assert load(here, "", entry="marserve").restored_from is None
     assert load(here, "config_snapshots=true\n", entry="marserve").restored_from == f"logs/config/{NAME}"
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        (b"", "has no version and no model_snapshot"),
+        (bytes(2000), "has no version and no model_snapshot"),
+        (b"version=1.0\nlog_location=there\n", "has no model_snapshot"),
+        (b'model_snapshot={"models"\\: {}}\n', "has no version"),
+    ],
+    ids=["empty", "zeros", "cut", "without a version"],
+)
+def test_a_snapshot_without_its_version_or_models_is_refused_by_name(here: Path, text: bytes, missing: str) -> None:
+    """Taken for "no models" it would be followed by newer empty ones. `torchserve` restores what others wrote."""
+    write_snapshot(here).write_bytes(text)
+
+    with pytest.raises(BadSettings) as refused:
+        load(here, "config_snapshots=true\n", entry="marserve")
+
+    for word in (NAME, missing, "--ncs"):
+        assert word in str(refused.value)
+    flags = {"model_store": str(here)}
+    assert load(here, "", flags).restored_from == f"logs/config/{NAME}"
 
 
 @pytest.mark.parametrize(

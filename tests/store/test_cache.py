@@ -139,6 +139,28 @@ def test_what_is_larger_than_the_cache_is_held_and_not_kept(cache: Cache) -> Non
     assert used_bytes(cache) == KIB
 
 
+def test_a_lock_that_another_server_keeps_is_waited_for_with_a_bound(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that is stopped while it has the lock: what was fetched is used and not kept, the next server starts."""
+    monkeypatch.setattr("marserve.store.cache.LOCK_LIMIT_S", 0.05)
+    descriptor = os.open(cache.folder / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+        held = keep(cache, "a", b"a" * KIB)
+        Cache(cache.folder, 100 * KIB)
+
+        assert held.path.read_bytes() == b"a" * KIB
+        held.release()
+        assert not held.path.exists()
+        assert "are not kept in the cache: its lock has been held for 0.05 s by another process" in caplog.text
+        assert "is not cleared up" in caplog.text
+    finally:
+        os.close(descriptor)
+    assert keep(cache, "a", b"a" * KIB).path.is_relative_to(cache.folder / "blobs")
+
+
 def test_a_file_that_somebody_wrote_to_is_dropped(cache: Cache, tmp_path: Path) -> None:
     """A copy over the store's link changes the one file that both are."""
     store = tmp_path / "store"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import logging
 import os
 import secrets
 import tempfile
@@ -33,7 +34,9 @@ from marserve.api.errors import ForeignHost, ForeignOrigin
 from marserve.api.late_routes import new_router
 from marserve.api.preflights import is_preflight
 from marserve.api.request_head import Head
-from marserve.errors import InvalidToken
+from marserve.errors import InvalidToken, Unavailable
+
+log = logging.getLogger("marserve.api")
 
 Kind = Literal["inference", "management"]
 # `unprotected`: a setting has opened what would need a key, so browsers' requests are judged.
@@ -47,7 +50,20 @@ LAST_INSTANT: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 class CannotKeepTokens(Exception):
-    """The key file cannot be written; the message says why and what to change."""
+    """The key file cannot be written; the message says why and what to change, `why` the system's words alone."""
+
+    def __init__(self, message: str, why: str) -> None:
+        self.why = why
+        super().__init__(message)
+
+
+class KeyNotReplaced(Unavailable):
+    """A key cannot be replaced now: its file cannot be written, for want of space say."""
+
+    cause = "key_not_replaced"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"The key was not replaced, the old one stays in force: its file cannot be written ({why})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +180,8 @@ class Tokens:
             raise CannotKeepTokens(
                 f"the key file {self._file} cannot be written ({error.strerror}): tokens are on, and clients find "
                 "theirs there; name another place with token_file, or switch tokens off with "
-                "disable_token_authorization=true"
+                "disable_token_authorization=true",
+                error.strerror or str(error),
             ) from error
         self._written = written
 
@@ -270,7 +287,11 @@ def token_router(tokens: Tokens) -> APIRouter:
     async def renew(request: Request, type: str = "") -> Response:
         async with one_at_a_time:
             value = authorization_of(request.scope["headers"])
-            ends = await to_thread(tokens.renew, type, value)
+            try:
+                ends = await to_thread(tokens.renew, type, value)
+            except CannotKeepTokens as error:
+                log.error("The %s key was not replaced: %s", type, error)
+                raise KeyNotReplaced(error.why) from error
         return PrettyJson({"status": f"The {type} key was replaced; the new one is in the key file", "expires": ends})
 
     router.add_api_route("/token", renew, methods=["POST"], include_in_schema=False, name="renewTokenByPost")

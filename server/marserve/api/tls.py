@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from marserve.errors import BadSettings
 from marserve.optional import trouble
+from marserve.regular_files import read_regular
 
 if TYPE_CHECKING:
     from cryptography.x509 import GeneralName
 
 # What Java's own keystores begin with.
 _JKS = b"\xfe\xed\xfe\xed"
+LARGEST_FILE = 1 << 20
 SELF_SIGNED_FOR = timedelta(days=365)
 # Clocks differ: what was made now must count for who is a little behind.
 SELF_SIGNED_SINCE = timedelta(days=1)
@@ -42,7 +44,7 @@ def read_pem_files(certificate_file: Path, private_key_file: Path) -> Identity:
     read = {}
     for key, file in (("certificate_file", certificate_file), ("private_key_file", private_key_file)):
         try:
-            read[key] = file.read_bytes()
+            read[key] = read_regular(file, LARGEST_FILE)
         except OSError as error:
             raise BadSettings(f"{key} is {str(file)!r}, which cannot be read ({error.strerror})", key=key) from error
     return Identity(read["certificate_file"], read["private_key_file"])
@@ -59,7 +61,7 @@ def read_keystore(file: Path, password: str, kind: str) -> Identity:
     serialization = _cryptography("hazmat.primitives.serialization", "keystore", "is given")
     pkcs12 = _cryptography("hazmat.primitives.serialization.pkcs12", "keystore", "is given")
     try:
-        data = file.read_bytes()
+        data = read_regular(file, LARGEST_FILE)
         key, certificate, others = pkcs12.load_key_and_certificates(data, password.encode())
     except OSError as error:
         raise BadSettings(

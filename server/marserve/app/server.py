@@ -25,6 +25,7 @@ from marserve.app.access import AccessControl, prepare_access
 from marserve.app.cannot_start import CannotStart
 from marserve.app.draining import CLOSE_CONNECTIONS_S, Stop, drain
 from marserve.app.grpc_ports import bind_grpc, import_grpc
+from marserve.app.last_resort import LastResort
 from marserve.app.listeners import bind_listeners
 from marserve.app.look import look_at_machine
 from marserve.app.metrics import watch_machine
@@ -50,6 +51,8 @@ LOAD_MODELS_FIRST_S = 1.0
 LAST_SNAPSHOT_S = 10.0
 # How long workers may take to end and be reaped, with all that a process of a handler's may still do.
 LAST_WORKERS_S = 15.0
+# So long after all of that has had its time the process is ended whatever hangs in it.
+LAST_RESORT_AFTER_S = 2.0
 # Threads for what blocks. Python's own number, on two cores six, is less than downloads and archives being unpacked may
 # have at a time, and then whatever else needs one would wait for them: the end of a worker that died, for one.
 BLOCKING_THREADS = 32
@@ -73,7 +76,8 @@ def run(settings: Settings) -> int:
         metrics_folder=settings.metrics_location,
         has_metrics=settings.metrics_mode != "prometheus",
     )
-    server = Server(settings, logs)
+    last_resort = LastResort(longest_stop_s(settings) + LAST_RESORT_AFTER_S)
+    server = Server(settings, logs, last_resort)
     keep_large_blocks(BY_SERVER)
     try:
         _run_loop()(server.serve())
@@ -87,6 +91,7 @@ def run(settings: Settings) -> int:
         log.warning("The event loop was not closed: %s", error)
     finally:
         logs.close()
+        last_resort.close()
     return 1 if server.has_failed else 0
 
 
@@ -115,8 +120,9 @@ async def tell_left_out(logs: Logs) -> None:
 class Server:
     """One server process, from start to end."""
 
-    def __init__(self, settings: Settings, logs: Logs) -> None:
+    def __init__(self, settings: Settings, logs: Logs, last_resort: LastResort | None = None) -> None:
         self._settings = settings
+        self._on_signal = last_resort.on_signal if last_resort is not None else _do_nothing
         self._logs = logs
         self._stop = Stop()
         self.has_ended = False
@@ -132,7 +138,7 @@ class Server:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(DaemonThreads(BLOCKING_THREADS, "blocking", ready=READY_THREADS))
         for number in (signal.SIGINT, signal.SIGTERM):
-            _listen(number, loop, self._stop.on_signal)
+            _listen(number, loop, self._stop.on_signal, self._on_signal)
         settings = self._settings
         notice = notice_signal(settings)
         if notice is not None:
@@ -239,14 +245,24 @@ class Server:
         keep(stack, insist_on_loads())
 
 
-def _listen(number: int, loop: asyncio.AbstractEventLoop, heard: Callable[[int], None]) -> None:
-    """Call `heard` on the loop when the signal comes.
+def _do_nothing() -> None:
+    """For a server without a last resort."""
+
+
+def _listen(
+    number: int,
+    loop: asyncio.AbstractEventLoop,
+    heard: Callable[[int], None],
+    at_once: Callable[[], None] = _do_nothing,
+) -> None:
+    """Call `heard` on the loop when the signal comes, and `at_once` even if the loop does not run.
 
     The loop's own way would give the signal back to the system when it is closed, and one that comes then would kill
     what is ending well.
     """
 
     def hear(number: int, frame: FrameType | None) -> None:
+        at_once()
         if not loop.is_closed():
             loop.call_soon_threadsafe(heard, number)
 

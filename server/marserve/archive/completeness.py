@@ -11,6 +11,7 @@ from pathlib import Path
 from marserve.archive import tar_stream, zip_records
 from marserve.archive.reader import Limits
 from marserve.errors import BadArchive, UnsafeArchive
+from marserve.regular_files import open_regular
 
 _NOTHING_YET = b"\0\0\0\0"
 
@@ -19,7 +20,7 @@ def why_incomplete(path: Path) -> str | None:
     """What the file lacks, in a sentence without its path; None where it looks whole. Blocks."""
     limits = Limits()
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(4)
             file.seek(0)
             if len(start) < 4 or start == _NOTHING_YET:

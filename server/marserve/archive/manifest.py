@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from marserve.errors import BadArchive
+from marserve.regular_files import NotRegular, open_regular
 
 MANIFEST_PATH = "MAR-INF/MANIFEST.json"
 RUNTIMES = ("python", "python3", "LSP")
@@ -98,10 +99,12 @@ def read_manifest(source: Path | bytes) -> Manifest:
 
 def _read_file(path: Path) -> bytes | None:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(_MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except NotRegular as error:
+        raise BadArchive(f"{_UNREADABLE} {MANIFEST_PATH}: {error.strerror}.") from None
     except IsADirectoryError:
         raise BadArchive(f"{_UNREADABLE} {MANIFEST_PATH} is a folder.") from None
 

@@ -22,6 +22,7 @@ from marserve.archive.bounded_yaml import load_yaml
 from marserve.archive.manifest import Manifest
 from marserve.errors import BadArchive
 from marserve.messages import Sample, Tolerance
+from marserve.regular_files import open_regular
 from marserve.settings.values import parse_size
 
 _MAX_BYTES = 1 << 18
@@ -427,7 +428,7 @@ def read_model_config(folder: Path, manifest: Manifest) -> ModelConfig:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise BadArchive(f"configFile is {name!r}; it must name a file inside of the archive.")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(_MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return ModelConfig(warnings=[f"the archive has no {name}, which its manifest names as configFile"])

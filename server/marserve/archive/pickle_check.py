@@ -37,6 +37,7 @@ from marserve.archive.containers import (
 from marserve.archive.pickle_program import Outcome, Refused, Span, run
 from marserve.archive.zip_records import Entry, ZipRecords
 from marserve.errors import BadArchive, UnsafeArchive, without_stop
+from marserve.regular_files import open_regular
 
 _STORAGES = "BFloat16 Bool Byte Char ComplexDouble ComplexFloat Double Float Half Int Long Short"
 _SPARSE = "BFloat16 Byte Char Double Float Half Int Long Short"
@@ -130,7 +131,7 @@ def check_files(files: Iterable[tuple[str, Path]], *, trusted: bool = False) -> 
     findings: list[str] = []
     for name, path in files:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 checker.check(_Subject(name, Span(file, 0, os.fstat(file.fileno()).st_size)))
         except UnsafeArchive as error:
             if not trusted:

@@ -20,6 +20,7 @@ from pathlib import Path
 from marserve.archive import tar_stream, zip_records
 from marserve.archive.member_names import NameSpace, split_name
 from marserve.errors import BadArchive, UnsafeArchive
+from marserve.regular_files import open_regular
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -57,7 +58,7 @@ def unpack(archive: Path, target: Path, limits: Limits | None = None) -> None:
     partial = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
     partial.mkdir(mode=0o700)
     try:
-        with archive.open("rb") as file:
+        with open_regular(archive) as file:
             start = file.read(4)
             file.seek(0)
             writer = _Writer(partial, limits)

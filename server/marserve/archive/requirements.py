@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from marserve.errors import DependencyFailed
+from marserve.regular_files import open_regular
 
 MAX_BYTES = 1 << 20
 MAX_FILES = 16
@@ -283,14 +284,14 @@ class _Reader:
     def _digest_path(self, seen: hashlib._Hash, path: Path) -> None:
         files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
         for file in files:
-            with file.open("rb") as opened:
+            with open_regular(file) as opened:
                 content = hashlib.file_digest(opened, "sha256").hexdigest()
             seen.update(repr((str(file.relative_to(path.parent)), content)).encode())
 
 
 def _read_text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError:
         raise _Refused("it cannot be read") from None

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from marserve.archive.zip_records import EMPTY, START, STORED, Entry, ZipRecords
 from marserve.errors import BadArchive
+from marserve.regular_files import open_regular
 
 ENDINGS = (
     ".pt",
@@ -68,7 +69,7 @@ def weigh(path: Path) -> WeightSize:
     """The size of an archive's file, or of a folder. Blocks, for a few reads. Raises OSError."""
     if path.is_dir():
         return _weigh_folder(path)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return weigh_file(file, path.stat().st_size)
 
 
@@ -95,7 +96,7 @@ def _weigh_folder(folder: Path) -> WeightSize:
         size = path.stat().st_size
         total += size
         if _is_weights(path.name):
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 weights += _weigh_stored(file, 0, size, path.name)
     return WeightSize(weights, total)
 

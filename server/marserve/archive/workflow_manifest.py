@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from marserve.errors import BadWorkflow
+from marserve.regular_files import open_regular
 
 WORKFLOW_MANIFEST_PATH = "WAR-INF/MANIFEST.json"
 TOP_KEYS = ("createdOn", "archiverVersion", "description", "workflow")
@@ -54,7 +55,7 @@ def read_workflow_manifest(folder: Path) -> WorkflowManifest:
 
 def _load(folder: Path) -> dict[str, Any]:
     try:
-        with (folder / WORKFLOW_MANIFEST_PATH).open("rb") as file:
+        with open_regular(folder / WORKFLOW_MANIFEST_PATH) as file:
             data = file.read(_MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise BadWorkflow(

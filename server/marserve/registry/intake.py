@@ -21,6 +21,7 @@ from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits, unpack
 from marserve.errors import BadInput, DigestMismatch, MarserveError, OutOfMemory
 from marserve.link import ArchiveRef
+from marserve.regular_files import open_regular
 from marserve.store.digests import split_digest
 from marserve.store.fetch_guard import hide_query, is_address, parse_target
 from marserve.store.fetched_archives import FetchedArchives
@@ -213,7 +214,7 @@ class Intake:
 
 def digest_of(path: Path) -> str:
     """The SHA-256 digest of a file. Blocks."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -231,7 +232,7 @@ def is_trusted(found: Found, trusted: Collection[str]) -> bool:
         return bool(trusted)
     if found.kind == "folder":
         return False
-    with found.path.open("rb") as file:
+    with open_regular(found.path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest() in trusted
 
 
@@ -239,7 +240,7 @@ def compare_digest(found: Found, digest: str, url: str) -> None:
     """Raise DigestMismatch where an archive is not what its digest says; BadInput for a folder, which has none."""
     if found.kind == "folder":
         raise BadInput(f"{hide_query(url)} names a folder, which has no SHA-256 digest; leave out what follows its #.")
-    with found.path.open("rb") as file:
+    with open_regular(found.path) as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != digest:
         raise DigestMismatch(hide_query(split_digest(url)[0]), digest, actual, f"{found.path.name} in the model store")

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from marserve.registry.admission import Learned
+from marserve.regular_files import read_regular
 
 log = logging.getLogger("marserve.registry.memory")
 
 FORMAT = 1
 # Beyond this the oldest entries go: names may come and go for years.
 MOST_ENTRIES = 1000
+LARGEST_FILE = 16 << 20
 _FIELDS = ("firstBytes", "moreBytes", "peakBytes", "loadSeconds")
 
 Key = tuple[str, str, int]
@@ -58,7 +60,7 @@ class LearnedMemory:
         if self._path is None:
             return
         try:
-            document = json.loads(self._path.read_text())
+            document = json.loads(read_regular(self._path, LARGEST_FILE), parse_constant=_refuse_constant)
         except FileNotFoundError:
             return
         except (OSError, ValueError, RecursionError) as error:
@@ -103,6 +105,10 @@ def _lines(entries: Sequence[tuple[Key, Learned]]) -> Iterator[str]:
     yield "]}\n"
 
 
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number")
+
+
 def _read(document: Any) -> dict[Key, Learned]:
     """The entries of a file that make sense; the others are left out."""
     entries: dict[Key, Learned] = {}
@@ -117,6 +123,6 @@ def _read(document: Any) -> dict[Key, Learned]:
                 continue
             first, more, peak = (int(number) for number in numbers[:3])
             entries[key] = Learned(first, more, max(first, peak), float(numbers[3]))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue
     return entries

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from marserve.errors import DesiredStateMoved, Unavailable
+from marserve.regular_files import open_regular
 from marserve.rollout.desired_state import LARGEST_DOCUMENT
 from marserve.store.source import Entry, Missing, Replaced, Source, SourceError
 
@@ -87,7 +88,7 @@ class FilePlace:
     def read(self) -> Found:
         """The file's content; its tag is the content's digest."""
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 data = file.read(LARGEST_DOCUMENT + 1)
         except OSError as error:
             raise self._unreadable(error) from error

@@ -14,13 +14,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from marserve.errors import BadDesiredState
+from marserve.regular_files import read_regular
 from marserve.rollout.desired_state import DesiredState, read
 from marserve.rollout.document_place import replace_file
 
 log = logging.getLogger("marserve.rollout")
 
 KEPT = 50
+# A document, escaped, and what is said of it.
+LARGEST_ENTRY = 64 << 20
+MOST_NUMBER = 99_999_999
+# The last second of the year 9999.
+LATEST = 253_402_300_799
 _NAME = re.compile(r"([0-9]{8})\.json")
 
 
@@ -94,9 +102,13 @@ class History:
             if not _NAME.fullmatch(path.name):
                 continue
             try:
-                entry = Applied(**json.loads(path.read_bytes()))
+                entry = msgspec.json.decode(read_regular(path, LARGEST_ENTRY), type=Applied)
+                if not (0 < entry.number <= MOST_NUMBER and 0 <= entry.before <= MOST_NUMBER):
+                    raise ValueError(f"it is number {entry.number}, before it is {entry.before}")
+                if not 0 <= entry.at <= LATEST:
+                    raise ValueError(f"its time is {entry.at}")
                 entry.state()
-            except (OSError, ValueError, TypeError, BadDesiredState) as error:
+            except (OSError, ValueError, RecursionError, BadDesiredState) as error:
                 log.warning("%s of the history of desired states is not used: %s", path.name, error)
                 continue
             self.entries.append(entry)

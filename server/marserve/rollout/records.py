@@ -14,10 +14,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from marserve.regular_files import read_regular
+
 log = logging.getLogger("marserve.rollout")
 
 FORMAT = 1
 KEPT_ENDED = 10
+LARGEST_RECORD = 64 << 20
 _SAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -36,13 +39,13 @@ class Records:
             return found
         for file in files:
             try:
-                document = json.loads(file.read_bytes())
+                document = json.loads(read_regular(file, LARGEST_RECORD), parse_constant=_refuse_constant)
                 if document["format"] != FORMAT:
                     raise ValueError(f"its format is {document['format']!r}, not {FORMAT}")
                 model, rollouts = document["model"], document["rollouts"]
                 if not isinstance(model, str) or not all(isinstance(each, dict) for each in rollouts):
                     raise ValueError("it holds no roll-outs")
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 log.error("The record of a roll-out, %s, cannot be read and is left out: %s", file.name, error)
                 continue
             found[model] = list(rollouts)
@@ -63,6 +66,10 @@ class Records:
         except BaseException:
             Path(beside).unlink(missing_ok=True)
             raise
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number")
 
 
 def file_name(model: str) -> str:

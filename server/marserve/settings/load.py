@@ -33,6 +33,7 @@ from marserve.settings.snapshot_files import (
     CONFIG_FILE_BEFORE,
     FACT_NAMES,
     FACTS,
+    VERSION,
     FolderSnapshots,
     snapshot_folder,
 )
@@ -193,6 +194,15 @@ def _find_snapshot(
     if newest is None:
         return None
     name, data = newest
+    told = {key for key, _, _ in read_properties(data, name)}
+    missing = [key for key in (VERSION, "model_snapshot") if key not in told]
+    if missing and entry == "marserve":
+        raise BadSettings(
+            f"the newest snapshot, {name} (in {store.where}), has no {' and no '.join(missing)}: it is "
+            "cut or damaged and would restore no models; delete it to start from the one before, or start with --ncs "
+            "(config_snapshots=false) to start without one",
+            source=name,
+        )
     path = folder.folder / name if store is folder else None
     shown = name if path is None else _show(path, sources)
     passed_over = f"; {CONFIG_FILE} is not read" if found.is_file() else ""

@@ -20,6 +20,7 @@ from typing import Literal
 
 import javaproperties
 
+from marserve.regular_files import read_regular
 from marserve.settings.shown_address import hide_query
 from marserve.settings.table import KEYS, Settings
 from marserve.settings.vertex import VARIABLES as VERTEX_VARIABLES
@@ -35,6 +36,7 @@ _NAME = re.compile(r"(?P<time>\d{14})(?P<milliseconds>\d{3})-(?P<kind>startup|sn
 _LEFTOVER = re.compile(r"\.[0-9a-f]{32}\.tmp")
 # So old is a leftover, in seconds: one that nobody has locked, and one that nobody can lock.
 UNLOCKED_AGE_S, LEFTOVER_AGE_S = 60.0, 3600.0
+LARGEST_SNAPSHOT = 64 << 20
 _ORDER = ("startup", "snapshot", "shutdown")
 # File systems without hard links.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
@@ -54,7 +56,7 @@ class FolderSnapshots:
     def newest(self) -> tuple[str, bytes] | None:
         """The snapshot with the latest time in its name. Raises OSError when it cannot be read."""
         names, _ = self._list()
-        return (names[-1], (self.folder / names[-1]).read_bytes()) if names else None
+        return (names[-1], read_regular(self.folder / names[-1], LARGEST_SNAPSHOT)) if names else None
 
     def strays(self) -> list[str]:
         """Files that are called otherwise, which TorchServe could not bear. Raises OSError."""

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from marserve.errors import BadSettings
+from marserve.regular_files import open_regular
 from marserve.settings.values import Kind, Reading, Wrong
 
 StoreKind = Literal["s3", "gs", "az", "hf"]
@@ -47,7 +48,7 @@ class Secret:
             return environment[self._env]
         if self._file is not None:
             try:
-                with self._file.open("rb") as file:
+                with open_regular(self._file) as file:
                     return file.read(MAX_SECRET_BYTES).decode().strip()
             except (OSError, UnicodeDecodeError) as error:
                 why = error.strerror if isinstance(error, OSError) else "it is no text"

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from marserve.regular_files import open_regular
 from marserve.store.source import Failed
 
 PROCESS_LIMIT_S = 60.0
@@ -84,7 +85,7 @@ def find_profile(environment: Mapping[str, str], name: str | None = None) -> Pro
 def _read(path: Path) -> configparser.RawConfigParser:
     parser = configparser.RawConfigParser(strict=False, default_section="\0")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             text = file.read(MAX_FILE_BYTES).decode()
     except FileNotFoundError:
         return parser

@@ -31,12 +31,16 @@ from pathlib import Path
 
 import msgspec
 
+from marserve.regular_files import read_regular
 from marserve.store.download import Cancel, Downloaded
 from marserve.store.source import Entry
 
 log = logging.getLogger("marserve.store")
 
 CLAIM_LOOK_S = 0.05
+# The lock is held for moments; a server that is stopped meanwhile (SIGSTOP, a frozen container) holds it for good.
+LOCK_LIMIT_S, LOCK_LOOK_S = 5.0, 0.02
+LARGEST_ENTRY = 64 << 10
 _BLOB = re.compile(r"([0-9a-f]{64})\.([0-9]+)\.([0-9]+)")
 _PART = re.compile(r"\.[0-9a-f]{16}\.part")
 _CROSSES = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
@@ -126,7 +130,7 @@ class Cache:
         if entry.etag is None:
             return None
         try:
-            seen = msgspec.json.decode(self._index_of(identity).read_bytes(), type=_Seen)
+            seen = msgspec.json.decode(read_regular(self._index_of(identity), LARGEST_ENTRY), type=_Seen)
         except (OSError, msgspec.DecodeError):
             return None
         if seen.etag != entry.etag or (entry.size is not None and entry.size != seen.size):
@@ -185,18 +189,22 @@ class Cache:
         if size > self.max_bytes:
             log.warning("%d bytes are more than download_cache_size, %d: they are not kept", size, self.max_bytes)
             return Held(incoming.path, downloaded.sha256, size, incoming.hand_over(), True)
-        with self._locked():
-            held = self.find_digest(downloaded.sha256)
-            if held is None:
-                self._make_room(size)
-                status = os.fstat(descriptor)
-                path = self._blobs / f"{downloaded.sha256}.{size}.{status.st_mtime_ns}"
-                incoming.path.rename(path)
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-                held = Held(path, downloaded.sha256, size, incoming.hand_over())
-            if downloaded.entry.etag is not None:
-                self._write_index(identity, _Seen(downloaded.entry.etag, size, downloaded.sha256))
-        return held
+        try:
+            with self._locked():
+                held = self.find_digest(downloaded.sha256)
+                if held is None:
+                    self._make_room(size)
+                    status = os.fstat(descriptor)
+                    path = self._blobs / f"{downloaded.sha256}.{size}.{status.st_mtime_ns}"
+                    incoming.path.rename(path)
+                    fcntl.flock(descriptor, fcntl.LOCK_SH)
+                    held = Held(path, downloaded.sha256, size, incoming.hand_over())
+                if downloaded.entry.etag is not None:
+                    self._write_index(identity, _Seen(downloaded.entry.etag, size, downloaded.sha256))
+            return held
+        except _LockHeld as error:
+            log.warning("%d bytes that were fetched are not kept in the cache: %s", size, error.strerror)
+            return Held(incoming.path, downloaded.sha256, size, incoming.hand_over(), True)
 
     # ------------------------------------------------------------------------------------------- inside
 
@@ -211,9 +219,15 @@ class Cache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        """Be alone with the folder. Raises _LockHeld while another process has it for `LOCK_LIMIT_S`."""
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            until = time.monotonic() + LOCK_LIMIT_S
+            while not _try_lock(descriptor):
+                if time.monotonic() >= until:
+                    why = f"its lock has been held for {LOCK_LIMIT_S:g} s by another process, which may be stopped"
+                    raise _LockHeld(errno.ETIMEDOUT, why, str(self.folder / "lock"))
+                time.sleep(LOCK_LOOK_S)
             yield
         finally:
             os.close(descriptor)
@@ -247,7 +261,7 @@ class Cache:
         kept = {path.name[:64] for path in self._blobs.iterdir()}
         for path in self._index.iterdir():
             try:
-                is_known = msgspec.json.decode(path.read_bytes(), type=_Seen).sha256 in kept
+                is_known = msgspec.json.decode(read_regular(path, LARGEST_ENTRY), type=_Seen).sha256 in kept
             except FileNotFoundError:
                 continue
             except msgspec.DecodeError:
@@ -260,10 +274,17 @@ class Cache:
         for path in self._incoming.iterdir():
             if _delete_unused(path):
                 log.info("Deleted %s, which a server that ended early left behind", path.name)
-        with self._locked():
-            for path in self._index.glob("*.new"):
-                path.unlink(missing_ok=True)
-            self._make_room(0)
+        try:
+            with self._locked():
+                for path in self._index.glob("*.new"):
+                    path.unlink(missing_ok=True)
+                self._make_room(0)
+        except _LockHeld as error:
+            log.warning("The cache in %s is not cleared up: %s", self.folder, error.strerror)
+
+
+class _LockHeld(OSError):
+    """Another process has the folder's lock, and goes on having it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,11 +343,15 @@ def _hold(path: Path) -> Held | None:
     """Hold a blob that is what its name says; drop one that is not."""
     found = _BLOB.fullmatch(path.name)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # it is being deleted
+            os.close(descriptor)
+            return None
         status = os.fstat(descriptor)
         if not _is_still(path, descriptor):
             os.close(descriptor)
@@ -345,7 +370,7 @@ def _hold(path: Path) -> Held | None:
 def _delete_unused(path: Path) -> bool:
     """Delete a file that nobody has locked; says whether it was."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

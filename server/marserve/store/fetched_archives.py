@@ -19,10 +19,13 @@ from typing import Protocol
 
 import msgspec
 
+from marserve.regular_files import read_regular
+
 log = logging.getLogger("marserve.store")
 
 MOST_REMEMBERED = 10_000
 RECORD = "fetched-archives.json"
+LARGEST_RECORD = 64 << 20
 PART = f".{RECORD}.part"
 
 
@@ -130,7 +133,7 @@ class FetchedArchives:
             return {}
         try:
             # An earlier version wrote digests alone.
-            read = msgspec.json.decode(self._file.read_bytes(), type=dict[str, str | Noted])
+            read = msgspec.json.decode(read_regular(self._file, LARGEST_RECORD), type=dict[str, str | Noted])
             return {path: Noted(noted) if isinstance(noted, str) else noted for path, noted in read.items()}
         except FileNotFoundError:
             return {}

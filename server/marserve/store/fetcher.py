@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from marserve.errors import ArchiveExists, ArchiveNotFound, DigestMismatch, DownloadFailed, OutOfMemory
+from marserve.regular_files import open_regular
 from marserve.store.cache import READ_ONLY, Cache, Held, Incoming, part_path, put_into, sweep_parts
 from marserve.store.digests import BESIDE, MOST_BESIDE_BYTES, read_digest, split_digest
 from marserve.store.download import (
@@ -258,7 +259,7 @@ class Fetcher:
         """What the store has under that name."""
         if digest is None or not path.is_file():
             raise ArchiveExists(path.name)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != digest:
             raise DigestMismatch(hide_query(split_digest(url)[0]), digest, found, f"{path.name} in the model store")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from marserve.errors import ArchiveNotFound
+from marserve.regular_files import open_regular
 from marserve.store.fetch_guard import hide_query, is_address
 
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
@@ -128,7 +129,7 @@ def look_at(path: Path, name: str) -> Found:
 
 
 def _kind_of(path: Path) -> Kind:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return "zip" if file.read(4) in _ZIP_STARTS else "tar"
 
 

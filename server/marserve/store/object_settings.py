@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from marserve.errors import BadSettings
+from marserve.regular_files import open_regular
 from marserve.settings.stores import StoreOptions
 from marserve.store.aws_profiles import Profile, find_profile, get_credentials
 from marserve.store.source import Failed
@@ -374,7 +375,7 @@ def _path(text: str | None) -> Path | None:
 
 def _read_text(path: Path, named: str) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(MAX_BUNDLE_BYTES).decode()
     except OSError as error:
         raise BadSettings(f"the file of {named} cannot be read ({error.strerror})", key="stores") from None

@@ -26,6 +26,7 @@ from marserve.errors import (
     WorkflowArchiveNotFound,
 )
 from marserve.registry.intake import compare_digest, is_trusted
+from marserve.regular_files import open_regular
 from marserve.store.digests import split_digest
 from marserve.store.fetch_guard import hide_query
 from marserve.store.fetcher import Fetched, Fetcher
@@ -141,7 +142,7 @@ def _read(folder: Path, findings: list[str]) -> UnpackedWorkflow:
     path = folder / manifest.spec_file
     if not path.is_file():
         raise BadWorkflow(f"The archive has no {manifest.spec_file}, which its manifest names as specFile.")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         spec = parse_spec(file.read(MAX_BYTES + 1), manifest.spec_file)
     functions = [node.name for node in spec.nodes.values() if node.is_function]
     if functions:

@@ -1,0 +1,53 @@
+"""Opens files that should be regular ones, and are only if nothing else was put in their place.
+
+Opening a named pipe waits for its other end, and reading `/dev/zero` never ends. Links to regular files are followed:
+Kubernetes mounts ConfigMaps and Secrets as such.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+class NotRegular(OSError):
+    """A file of another kind stands there; `strerror` says which."""
+
+
+class TooLarge(OSError):
+    """The file has more bytes than are read; `strerror` says how many those are."""
+
+
+def open_regular(path: Path | str) -> BufferedReader:
+    """Open for reading, without waiting. Raises NotRegular, IsADirectoryError, and OSError as `open` does."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if kind == stat.S_IFDIR:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if kind != stat.S_IFREG:
+            what = _KINDS.get(kind, "of an unknown kind")
+            raise NotRegular(errno.EINVAL, f"it is {what}, not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path | str, most_bytes: int) -> bytes:
+    """All that is in it. Raises TooLarge, and as `open_regular`."""
+    with open_regular(path) as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise TooLarge(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
+    return data
