@@ -202,6 +202,55 @@ def test_small_bodies_that_dribble_leave_half_of_the_reserve_to_those_that_have_
     assert full is not None
 
 
+def test_small_bodies_have_their_reserve_though_answers_hold_more_than_there_is() -> None:
+    """Those that have come, and those that dribble in; what they give back lets others go on."""
+    rooms: list[int] = []
+    ledger = ByteLedger(MIB, lambda: rooms.append(1))
+    ledger.count_answers(3 * MIB)
+
+    assert ledger.take_small(ledger.half)
+    assert not ledger.take_small(1)
+    dribbles = opened(ledger, SMALL_BYTES)
+    assert dribbles.take(SMALL_BYTES, 0.0)
+    ledger.release_small(ledger.half)
+    assert (ledger.small, rooms) == (0, [])
+    assert ledger.take_small(1)
+    waiting = opened(ledger, MIB)
+    ledger.release_small(1)
+    assert (ledger.figures()["small_bodies"], rooms) == (SMALL_BYTES, [1])
+    assert waiting.is_waiting
+
+
+def test_a_body_that_is_whole_before_it_had_room_is_kept_if_it_has_now_and_refused_if_not() -> None:
+    """It gives its place in line back either way."""
+    for has_room in (True, False):
+        ledger = ByteLedger(MIB)
+        full = ledger.take(MIB)
+        hold = opened(ledger, 100_000)
+        assert hold.take(100_000, 0.0)
+        assert ledger.ahead == 100_000
+        if has_room:
+            full = None
+        assert hold.complete() is has_room
+        assert (hold.is_waiting, ledger.ahead, ledger.waiting) == (False, 0, [])
+        assert ledger.room == (MIB - 100_000 if has_room else 0)
+        del full
+
+
+def test_bodies_lose_their_place_only_when_another_is_stuck_and_they_had_their_second() -> None:
+    """Neither one that began a moment ago, nor before the first in line has waited for a second."""
+    for waited_s, is_stuck in ((STUCK_S - 0.05, False), (STUCK_S, True)):
+        ledger, slow, fresh, waiting = ByteLedger(3 * MIB), Client(), Client(), Client()
+        opened(ledger, MIB, slow, now=40.0)
+        opened(ledger, MIB, fresh, now=50.9)
+        opened(ledger, 2 * MIB, waiting, now=50.0)
+
+        ledger.turn(50.0 + waited_s)
+
+        told = (["too_slow"], [], ["go_on"]) if is_stuck else ([], [], [])
+        assert (slow.told, fresh.told, waiting.told) == told
+
+
 def test_a_ledger_is_pressed_when_the_first_in_line_is_stuck_or_a_small_body_might_find_no_room() -> None:
     """Then whole requests that wait behind answers which nobody takes give way."""
     ledger = ByteLedger(MIB)

@@ -528,7 +528,8 @@ def test_an_answer_that_cannot_be_cut_into_items_fails_them_all(stage: Stage, an
     message, _ = stage.serve_raw(lambda rows, context: answer, b"", b"")
 
     assert type(message) is Raised
-    assert (message.message, message.code) == (said, 503)
+    assert (message.message, message.code, message.number) == (said, 503, 1)
+    assert type(message.handler_s) is float
 
 
 def test_leaving_is_not_swallowed(stage: Stage) -> None:
@@ -581,10 +582,12 @@ def test_expired_and_cancelled_items_never_reach_the_handler(stage: Stage) -> No
 
 def test_a_batch_that_nobody_wants_does_not_call_the_handler(stage: Stage) -> None:
     """It costs nothing but a message."""
-    message, bodies = stage.serve(echo, [item(deadline=0.0), item(deadline=0.0)], [b"", b""])
+    stage.page.cancel(1, 1)
+
+    message, bodies = stage.serve(echo, [item(deadline=0.0), item()], [b"", b""])
 
     assert stage.seen == []
-    assert [result.error for result in message.results] == ["expired", "expired"]
+    assert [(result.error, result.status) for result in message.results] == [("expired", 504), ("cancelled", 499)]
     assert bodies == [b"", b""]
     assert (message.handler_s, stage.page.finished) == (0.0, 1)
 
@@ -639,11 +642,12 @@ def test_pieces_have_a_place_for_items_that_expired(stage: Stage) -> None:
     assert bodies == [b"", b"piece"]
 
 
-def test_a_wrong_number_of_pieces_is_the_handlers_fault(stage: Stage) -> None:
-    """It hears of it where it sent them."""
+@pytest.mark.parametrize("pieces", [["only one"], ["a", "b", "c"], ("a", "b"), "ab"])
+def test_what_is_no_list_of_a_piece_for_each_row_is_the_handlers_fault(stage: Stage, pieces: Any) -> None:
+    """It hears of it where it sent them: a text of as many characters is no list of pieces."""
 
     def handle(rows: list[dict[str, Any]], context: Any) -> list[Any]:
-        send_intermediate_predict_response(["only one"], context.request_ids, "", 200, context)
+        send_intermediate_predict_response(pieces, context.request_ids, "", 200, context)
         return ["a", "b"]
 
     message, _ = stage.serve_raw(handle, b"", b"")

@@ -186,6 +186,17 @@ def test_how_a_worker_ends_is_seen_in_its_status(
     assert ("Traceback" in capsys.readouterr().err) is (status == 1)
 
 
+def test_a_worker_ends_though_its_fault_cannot_be_printed(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The author's code may have closed the stream, or put anything in its place."""
+
+    def refuse(text: str) -> NoReturn:
+        raise ValueError("closed")
+
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=refuse))
+
+    assert run(Server(end=ValueError("ours")), page) == 1
+
+
 def test_a_handler_that_says_how_long_inputs_are_is_told_and_asked(page: Page) -> None:
     """In its `Loaded`, and before a batch; without the page hearing of it."""
     model = model_of(echo)
