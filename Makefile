@@ -45,7 +45,7 @@ test: $(STAMPS)/test  ## run the tests that every change must pass (minutes)
 	$(PYTEST) $(PARALLEL) -m "not long"
 
 .PHONY: test-contract
-test-contract: $(STAMPS)/test  ## play what a real TorchServe answered against this server (minutes)
+test-contract: $(STAMPS)/test  ## play all that a real TorchServe answered against this server (minutes)
 	$(PYTEST) tests/contract --numprocesses 2 --dist load
 
 .PHONY: test-long

@@ -29,6 +29,7 @@ def place(tmp_path: Path) -> Iterator[Workplace]:
 
 def test_a_server_starts_behind_the_command_and_stops_on_demand(place: Workplace) -> None:
     """`start` ends when the model answers, `stop` when the process is gone; nothing is left of it."""
+    place.is_prepared = False  # as users type it
     place.add_echo()
 
     started = place.marserve("start", "--models", "echo.mar", "--json")

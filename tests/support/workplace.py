@@ -35,7 +35,7 @@ class Workplace:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.is_prepared = False  # whether commands are forked with their imports done (`support/prepared.py`)
+        self.is_prepared = True  # whether commands are forked with their imports done (`support/prepared.py`)
         self.before: tuple[str, ...] = ()  # what commands are run by, a program that takes rights away for one
         self._commands = 0
         self.took_s = 0.0  # how long the last command took of a machine of its own
