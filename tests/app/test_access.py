@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import trustme
 
 from marserve.api.browsers import BrowserRules
 from marserve.api.errors import ForeignHost, ForeignOrigin
 from marserve.api.tls import Identity, make_up_identity
-from marserve.app.access import listeners_identity, prepare_access
+from marserve.app.access import grpc_identity, listeners_identity, prepare_access
 from marserve.app.cannot_start import CannotStart
 from marserve.errors import BadSettings, InvalidToken
 from marserve.settings import Address, Settings, load_settings
@@ -206,3 +208,29 @@ async def test_an_addresss_own_name_is_known(tmp_path: Path) -> None:
     rules = await rules_of(tmp_path, "", MANAGEMENT, Address("http", "Box", 8081))
 
     assert (takes(rules, b"box:8081"), takes(rules, b"bax:8081")) == (True, False)
+
+
+@pytest.mark.anyio
+async def test_a_certificate_that_has_expired_is_a_warning_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of https addresses and of gRPC ports; the server starts all the same."""
+    ended = datetime.now(UTC) - timedelta(days=1)
+    issued = trustme.CA().issue_cert("localhost", not_before=ended - timedelta(days=9), not_after=ended)
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    lines = (
+        "inference_address=https://127.0.0.1:8443\nenable_grpc_ssl=true\ndisable_token_authorization=true\n"
+        f"certificate_file={tmp_path / 'cert.pem'}\nprivate_key_file={tmp_path / 'key.pem'}\n"
+    )
+    settings = load(tmp_path, lines)
+
+    access = await prepare_access(settings)
+    grpc_identity(settings)
+
+    assert access.tls is not None
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [message.partition(" has expired")[0] for message in told] == [
+        "The certificate of the https addresses",
+        "The certificate of the gRPC ports",
+    ]

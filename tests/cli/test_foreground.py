@@ -84,6 +84,29 @@ def test_a_server_that_breaks_takes_its_file_with_it(
     assert not pid_file.path.exists()
 
 
+def test_signals_that_were_blocked_reach_the_server(
+    settings: Settings, titles: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM never ended a server whose starter had blocked it; this process has its own mask again afterwards."""
+
+    def run(given: Settings) -> int:
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("went on")
+
+    monkeypatch.setattr("marserve.app.run", run)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+    try:
+        with pytest.raises(SystemExit) as ended:
+            serve(settings, PidFile(tmp_path / "server.pid", WORD))
+        after = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    assert ended.value.code == 0
+    assert {signal.SIGTERM, signal.SIGUSR1} <= after
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_server_listens_ends_it_well(
     number: signal.Signals, settings: Settings, titles: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +49,26 @@ def test_the_folder_of_a_killed_server_is_removed_and_a_living_ones_is_not(tmp_p
     assert removed == [orphan]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([living.path.name, "marserve-notes"])
     living.remove()
+
+
+def test_a_cleaner_of_temporary_folders_leaves_a_living_servers(tmp_path: Path) -> None:
+    """It asks for the folder's lock, as systemd-tmpfiles does, and passes by where it cannot have it."""
+
+    def may_clean(folder: Path) -> bool:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        else:
+            return True
+        finally:
+            os.close(descriptor)
+
+    scratch = Scratch(tmp_path)
+    folder = scratch.path
+
+    assert not may_clean(folder)
+    scratch.remove()
+    folder.mkdir()
+    assert may_clean(folder)

@@ -9,12 +9,14 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from fastapi import APIRouter
 from starlette.types import ASGIApp
 
 from marserve.api.auth import Access, CannotKeepTokens, Guard, Kind, Tokens
 from marserve.api.browsers import OPEN_PATHS, BrowserGuard, BrowserRules, OwnHosts
+from marserve.api.expiry import expiry_warning
 from marserve.api.health import PROBES
 from marserve.api.only_here import OnlyHere
 from marserve.api.tls import Identity, make_up_identity, read_keystore, read_pem_files, server_context
@@ -122,6 +124,8 @@ async def prepare_access(settings: Settings) -> AccessControl:
         tls = server_context(identity) if identity is not None else None
     except BadSettings as error:
         raise CannotStart(str(error)) from error
+    if identity is not None:
+        _warn_of_expiry(identity, "https addresses")
     return AccessControl(settings, tokens, tls)
 
 
@@ -141,6 +145,12 @@ def listeners_identity(settings: Settings) -> Identity | None:
     return make_up_identity(dict.fromkeys([*hosts, "localhost", "127.0.0.1", socket.gethostname()]))
 
 
+def _warn_of_expiry(identity: Identity, what: str) -> None:
+    warning = expiry_warning(identity.chain_pem, what, datetime.now(UTC))
+    if warning is not None:
+        log.warning("%s", warning)
+
+
 def grpc_identity(settings: Settings) -> Identity | None:
     """Certificate and key of the gRPC ports, None where they speak in the clear. Raises BadSettings."""
     if not settings.enable_grpc_ssl:
@@ -149,4 +159,5 @@ def grpc_identity(settings: Settings) -> Identity | None:
     assert settings.private_key_file is not None
     identity = read_pem_files(settings.certificate_file, settings.private_key_file)
     server_context(identity)  # says what does not fit, which grpcio does not
+    _warn_of_expiry(identity, "gRPC ports")
     return identity

@@ -34,6 +34,8 @@ def serve(settings: Settings, pid_file: PidFile) -> int:
     # Until the server has handlers of its own: told to stop now, it ends with nothing left behind.
     told_by = {"SIGINT", "SIGTERM", settings.preemption_signal} & set(signal.Signals.__members__)
     before = {signal.Signals[name]: signal.signal(signal.Signals[name], leave_at_once) for name in told_by}
+    # A starter may have blocked signals for its own sake, and what it starts inherits that: none would ever come here.
+    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Before the file: whoever reads the id from it must find the word in the command line. The word alone, because
     # SageMaker's toolkit looks for an argument that is exactly TorchServe's, and a title counts as one argument.
     setproctitle.setproctitle(pid_file.word)
@@ -53,6 +55,7 @@ def serve(settings: Settings, pid_file: PidFile) -> int:
     finally:
         gc.enable()
         pid_file.release(pid)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -1,7 +1,9 @@
 """A server's own folder for what it extracts, and the folders of servers that were killed before they could clean up.
 
 Each folder holds a file that its server keeps locked for as long as it lives; the kernel lets go of the lock however
-the server ends. So a folder whose lock can be had belongs to nobody, and the next server to start removes it.
+the server ends. So a folder whose lock can be had belongs to no server, and the next one to start removes it.
+The folder itself has a shared lock: systemd's cleaner of temporary folders leaves what is locked, and all below it,
+however old.
 """
 
 from __future__ import annotations
@@ -27,12 +29,16 @@ class Scratch:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._mark = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # a file system without such locks has no cleaner that asks for them
+            fcntl.flock(self._mark, fcntl.LOCK_SH)
 
     def remove(self) -> None:
         """Delete the folder and what is in it. May be called twice."""
         if self._lock >= 0:
             os.close(self._lock)
-            self._lock = -1
+            os.close(self._mark)
+            self._lock = self._mark = -1
         shutil.rmtree(self.path, ignore_errors=True)
 
 
