@@ -517,11 +517,11 @@ def test_undo_brings_back_what_calls_had_made_after_a_restart(tmp_path: Path) ->
         assert server.register("m-1.0.mar", initial_workers=1, batch_size=3).status_code == 200
         (tmp_path / "models.yaml").write_text(text(m=["2.0"]))
         command = [sys.executable, "-m", "marserve.cli", "apply", "models.yaml", "--management", server.management]
-        asked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        asked = run(command, cwd=tmp_path, text=True, timeout=60)
         assert (asked.returncode, "would unload m 1.0" in asked.stderr) == (1, True), asked.stderr
         assert server.predict("m").content == b"1.0"
         command.append("--prune")
-        assert subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=False).returncode == 0
+        assert run(command, cwd=tmp_path, timeout=60).returncode == 0
         assert server.predict("m").content == b"2.0"
 
         server.stop()

@@ -45,6 +45,20 @@ def test_the_first_answer_comes_as_the_page_has_it(tmp_path: Path) -> None:
     assert "No server runs" in again.stdout + again.stderr
 
 
+def test_the_first_lines_make_an_environment_and_install_into_it(tmp_path: Path) -> None:
+    """A shell reads them; `make package-test` types them."""
+    typed = block(PAGE, "install")
+
+    read = subprocess.run(["bash", "-n"], input=typed, capture_output=True, text=True, check=False)
+
+    assert (read.returncode, read.stderr) == (0, "")
+    made, *between, installed = typed.splitlines()
+    assert made.endswith(" -m venv marserve-env")
+    assert any("marserve-env/bin" in line for line in between)
+    assert installed == "pip install marserve"
+
+
+@pytest.mark.long  # ten seconds of a processor, most of them pip's
 def test_the_first_lines_install_a_wheel_into_an_environment(tmp_path: Path) -> None:
     """The same lines with the wheel alone: what it asks for is left out here, and comes in `make package-test`."""
     wheel = build("wheel", tmp_path / "wheels")
