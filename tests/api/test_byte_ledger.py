@@ -251,6 +251,27 @@ def test_bodies_lose_their_place_only_when_another_is_stuck_and_they_had_their_s
         assert (slow.told, fresh.told, waiting.told) == told
 
 
+def test_an_older_body_that_grows_goes_before_younger_ones_that_wait() -> None:
+    """Else chunked ones would be overtaken at each step; and room that is given back is used at once."""
+    rooms: list[int] = []
+    ledger, old, young = ByteLedger(MIB, lambda: rooms.append(1)), Client(), Client()
+    grows = opened(ledger, None, old)
+    full = opened(ledger, 900_000)
+    large = opened(ledger, 300_000, young)
+    assert grows.take(SMALL_BYTES + 1, 0.0)
+    assert ledger.waiting == [grows, large]
+    assert rooms == []
+
+    full.close()
+
+    assert rooms == [1]
+    ledger.turn(0.1)
+    assert (old.told, young.told) == (["go_on"], ["go_on"])
+    rooms.clear()
+    large.close()
+    assert rooms == [], "nobody waits"
+
+
 def test_a_ledger_is_pressed_when_the_first_in_line_is_stuck_or_a_small_body_might_find_no_room() -> None:
     """Then whole requests that wait behind answers which nobody takes give way."""
     ledger = ByteLedger(MIB)

@@ -318,7 +318,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def close_if_idle(self) -> None:
         """Close unless a request is under way."""
-        if not self.is_busy and self.transport is not None:
+        if not self.is_busy:
             self.transport.close()
 
     def pause_writing(self) -> None:
