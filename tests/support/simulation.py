@@ -165,6 +165,7 @@ class World:
         self.was_empty_of_workers = False
         self.is_asleep = False
         self._largest_batch = self.options.batch_size
+        self._starts = random.Random(f"starts {seed}")
         self._lengths = random.Random(f"lengths {seed}")
         self._says_lengths = self._lengths.random() < 0.7
         self._dies_of_asking = self._lengths.choice([0.0, 0.05, 0.5])
@@ -239,7 +240,7 @@ class World:
             else:
                 assert wake is not None
                 self.now = max(self.now, wake)
-                self.dispatcher.pump(self.now)
+                self.dispatcher.wake(self.now)
         self.check()
 
     def at(self, when: float, event: Callable[[], None]) -> None:
@@ -422,6 +423,7 @@ class World:
         """All workers are told to go when they are done; later there is one again, or not."""
         self.was_empty_of_workers = True
         self.dispatcher.living_slots = 0
+        self.fail_a_start()
         for key, worker in self.workers.items():
             if not worker.is_dead:
                 self.closing.add(key)
@@ -431,9 +433,20 @@ class World:
         if self.dice.random() < 0.5:
             self.after(self.dice.random() * 0.2, self.scale_up_again)
 
+    def fail_a_start(self) -> None:
+        """A start has failed, once more or for the first time: the next one is known, or none is."""
+        if self.dispatcher.living_slots > 0:
+            return
+        pause_s = self._starts.choice([None, 0.0, 0.05, 0.5, 4.0, 60.0])
+        self.dispatcher.hold_for_start.note(None if pause_s is None else self.now + pause_s, self.now)
+        self.dispatcher.fail_stranded(self.now)
+        if self._starts.random() < 0.5:
+            self.after(self._starts.random() * 2, self.fail_a_start)
+
     def scale_up_again(self) -> None:
         """There is a worker again."""
         self.dispatcher.living_slots = self.slots
+        self.dispatcher.hold_for_start.end()
         self.start_worker()
 
     def fall_asleep(self) -> None:
@@ -451,7 +464,7 @@ class World:
         if self.dispatcher.living_slots > 0 and self.dice.random() < 0.2:
             self.was_empty_of_workers = True
             self.dispatcher.living_slots = 0
-            self.dispatcher.fail_stranded(self.now)
+            self.fail_a_start()
             self.after(0.1, self.scale_up_again)
         else:
             self.start_worker()

@@ -894,17 +894,18 @@ class Dispatcher:
         if self.is_draining or hold.next_start is None:
             return self.fail_waiting(Draining() if self.is_draining else self._no_worker(now), now)
         grouped = [job for group in self._batcher.groups for job in group if job.state is JobState.GROUPED]
-        failed: list[Job] = []
+        failed = 0
         hold.look_at = math.inf
         for job in (*grouped, *self.queue.jobs()):
-            if self._is_stranded(job.request, job.arrived, job.deadline, now) and self._take_out(job):
-                job.state = JobState.GROUPED  # in no queue any more; until it is told, it may still be cancelled
-                failed.append(job)
+            if job.state not in (JobState.WAITING, JobState.GROUPED):
+                continue  # a receiver that was told before has cancelled it, or brought a worker for it
+            if self._is_stranded(job.request, job.arrived, job.deadline, now):
+                self._take_out(job)
+                self._tell_error(job, self._no_worker(now), now)
+                failed += 1
             else:
                 hold.watch(job.arrived, job.deadline)
-        for job in failed:
-            self._fail(job, self._no_worker(now), now)
-        return len(failed)
+        return failed
 
     def fail_waiting(self, error: MarserveError, now: float) -> int:
         """End everything that waits with `error`; returns how many. What runs goes on."""
