@@ -528,7 +528,7 @@ async def test_a_change_of_traffic_is_a_change_to_be_kept(house: House) -> None:
 # ------------------------------------------------------------------------------------------- orders at random
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 20))])
 async def test_whatever_is_ordered_every_request_is_answered_by_a_version_that_may(house: House, seed: int) -> None:
     """Weights, labels, defaults, versions that come and go, workers that die: no request finds a hole."""
     chance = random.Random(seed)
