@@ -166,6 +166,6 @@ def _certify(folder: Path) -> tuple[dict[str, Any], ssl.SSLContext]:
     chain, key = folder / "chain.pem", folder / "key.pem"
     certificate.cert_chain_pems[0].write_to_path(chain)
     certificate.private_key_pem.write_to_path(key)
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # that trusts this authority alone, as by default checking names
     authority.configure_trust(context)
     return {"ssl_certfile": str(chain), "ssl_keyfile": str(key)}, context
