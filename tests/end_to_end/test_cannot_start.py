@@ -174,7 +174,7 @@ def test_a_damaged_snapshot_is_named_and_a_way_out_with_it(place: Workplace, dam
     snapshots = place.folder / "logs" / "config"
     snapshots.mkdir(parents=True)
     snapshot = snapshots / "20260101000000000-shutdown.cfg"
-    snapshot.write_text((place.folder / "config.properties").read_text() + f"model_snapshot={damage}\n")
+    snapshot.write_text((place.folder / "config.properties").read_text() + f"version=1.0\nmodel_snapshot={damage}\n")
 
     status, said = refused(place, "--set", "config_snapshots=true", "--set", "log_location=logs")
 

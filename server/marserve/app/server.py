@@ -52,7 +52,7 @@ LAST_SNAPSHOT_S = 10.0
 # How long workers may take to end and be reaped, with all that a process of a handler's may still do.
 LAST_WORKERS_S = 15.0
 # So long after all of that has had its time the process is ended whatever hangs in it.
-LAST_RESORT_AFTER_S = 2.0
+LAST_RESORT_AFTER_S = 5.0
 # Threads for what blocks. Python's own number, on two cores six, is less than downloads and archives being unpacked may
 # have at a time, and then whatever else needs one would wait for them: the end of a worker that died, for one.
 BLOCKING_THREADS = 32
