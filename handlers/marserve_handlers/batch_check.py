@@ -18,8 +18,8 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marserve_handlers.context import Context, RequestView
@@ -45,11 +45,15 @@ class Tolerance:
     Numbers are alike when `|a - b| <= absolute + relative * |b|`. Each entry of `ignore` is a path (`request_id`,
     `boxes[*].id`, `header:x-trace`, `status`); everything at it and below it is left out. `*` stands for any one key
     or index.
+
+    With `of_largest` a number may also be off by that share of the largest number beside it, in its list, object of
+    numbers or array; an object of numbers may lack one that is as small as its smallest (the last of the best five).
     """
 
     relative: float = DEFAULT_RELATIVE
     absolute: float = DEFAULT_ABSOLUTE
     ignore: tuple[str, ...] = ()
+    of_largest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +125,14 @@ def check_handler(
     tolerance: Tolerance | None = None,
     limit_s: float = math.inf,
     before_call: Callable[[], None] = lambda: None,
+    bound: Callable[[Tolerance], Tolerance] = lambda tolerance: tolerance,
 ) -> Verdict:
     """Run the samples through the handler in every way of `plan_runs` and compare with each sample alone.
 
     `rows` are as handlers get them, `items` what the context says of each (nothing but an id, where none are given);
     `batch_size` is the largest batch that will be made. A sample that fails alone is left out of the batches (it would
     fail them all) and noted. After `limit_s` seconds no further call is begun, which is noted too. `before_call` is
-    called before each call of the handler.
+    called before each call of the handler; `bound` is asked for the tolerance once each sample was run alone.
     """
     verdict = Verdict(samples=len(rows))
     if items is None:
@@ -138,6 +143,7 @@ def check_handler(
     alone: dict[int, Outcome] = {}
     for index in range(len(rows)):
         alone[index] = caller.call([index])[0]
+    tolerance = bound(tolerance)
     usable = [index for index, outcome in alone.items() if outcome.failure is None]
     for index, outcome in alone.items():
         if outcome.failure is not None:
@@ -372,6 +378,9 @@ def _compare(
             yield where, f"{kind} {show(seen)}", f"{other} {show(wanted)}"
     elif kind == "object":
         ours, theirs = ({str(key): value for key, value in each.items()} for each in (seen, wanted))
+        tolerance = _beside(tolerance, theirs.values())
+        if tolerance.of_largest:
+            ours, theirs = _with_the_smallest(ours, theirs, tolerance), _with_the_smallest(theirs, ours, tolerance)
         for key in [*theirs, *(key for key in ours if key not in theirs)]:
             below = (*path, key)
             if key in ours and key in theirs:
@@ -386,12 +395,36 @@ def _compare(
         if len(seen) != len(wanted):
             yield where, f"a list of {len(seen)}, {show(seen)}", f"one of {len(wanted)}, {show(wanted)}"
             return
+        tolerance = _beside(tolerance, wanted)
         for index, (ours, theirs) in enumerate(zip(seen, wanted, strict=True)):
             yield from _compare(ours, theirs, (*path, index), tolerance, rules)
     elif kind == "array":
         yield from _compare_arrays(seen, wanted, path, tolerance)
     elif not (_is_close(seen, wanted, tolerance) if kind == "number" else seen == wanted):
         yield where, show(seen), show(wanted)
+
+
+def _beside(tolerance: Tolerance, numbers: Iterable[Any]) -> Tolerance:
+    """The tolerance for numbers that stand beside these."""
+    if not tolerance.of_largest:
+        return tolerance
+    sizes = [abs(float(number)) for number in numbers if type(number) in (int, float) and math.isfinite(number)]
+    if not sizes:
+        return tolerance
+    return replace(tolerance, absolute=max(tolerance.absolute, tolerance.of_largest * max(sizes)))
+
+
+def _with_the_smallest(ours: dict[str, Any], theirs: dict[str, Any], tolerance: Tolerance) -> dict[str, Any]:
+    """Ours, with those of theirs that it lacks because they are as small as its smallest number."""
+    if not ours or len(ours) != len(theirs) or any(type(value) is not float for value in ours.values()):
+        return ours
+    smallest = min(ours.values())
+    lacking = {key: value for key, value in theirs.items() if key not in ours}
+    return {**ours, **{key: value for key, value in lacking.items() if _is_number_near(value, smallest, tolerance)}}
+
+
+def _is_number_near(value: Any, smallest: float, tolerance: Tolerance) -> bool:
+    return type(value) is float and _is_close(value, smallest, tolerance)
 
 
 def _is_close(seen: float, wanted: float, tolerance: Tolerance) -> bool:
@@ -491,7 +524,9 @@ def _compare_arrays(seen: _Array, wanted: _Array, path: Path, tolerance: Toleran
         yield where, _shape(seen), _shape(wanted)
         return
     if ours.dtype.kind in "fc":
-        alike = numpy.isclose(ours, theirs, rtol=tolerance.relative, atol=tolerance.absolute, equal_nan=True)
+        finite = numpy.abs(theirs[numpy.isfinite(theirs)]) if tolerance.of_largest else theirs[:0]
+        off = max(tolerance.absolute, tolerance.of_largest * float(finite.max())) if finite.size else tolerance.absolute
+        alike = numpy.isclose(ours, theirs, rtol=tolerance.relative, atol=off, equal_nan=True)
     else:
         alike = ours == theirs
     if not numpy.all(alike):

@@ -141,12 +141,14 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 class Tolerance(msgspec.Struct, frozen=True, array_like=True):
     """How far numbers of two answers may be apart and still count as alike; paths in `ignore` are not looked at.
 
-    As `marserve_handlers.batch_check.Tolerance`, which says what a path is.
+    As `marserve_handlers.batch_check.Tolerance`, which says what a path is. `is_given`: the numbers were chosen; else
+    checks of batches take them from the precision that the model computes in.
     """
 
     relative: float = 1e-3
     absolute: float = 1e-5
     ignore: tuple[str, ...] = ()
+    is_given: bool = False
 
 
 # ------------------------------------------------------------------------------------------- what fields may be
@@ -446,6 +448,7 @@ class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
     """The end of a `Check`: as `marserve_handlers.batch_check.Verdict`, bounded in size.
 
     `differences` are (run, item, path, seen, wanted) of the first ones of `found`; `compared` counts compared answers.
+    `relative` and `absolute` are the bound that was used, `basis` what it was taken from; empty where nothing was run.
     """
 
     number: int
@@ -457,6 +460,9 @@ class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
     found: int
     differences: list[tuple[str, int, str, str, str]]
     notes: list[str]
+    relative: float = 0.0
+    absolute: float = 0.0
+    basis: Sentence = ""
 
 
 class Lengths(msgspec.Struct, frozen=True, array_like=True, tag="lengths"):

@@ -373,7 +373,7 @@ batchTolerance: {relative: 1e-2, absolute: 0, ignore: [id, "boxes[*].id"]}
         Sample("text/plain", body=b"plain"),
     )
     assert (config.warm_up, config.batch_check, config.batch_check_sample) == (True, "warn", 0.25)
-    assert config.batch_tolerance == Tolerance(0.01, 0.0, ("id", "boxes[*].id"))
+    assert config.batch_tolerance == Tolerance(0.01, 0.0, ("id", "boxes[*].id"), is_given=True)
 
 
 @pytest.mark.parametrize(

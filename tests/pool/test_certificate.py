@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from marserve.messages import Checked
@@ -15,6 +16,17 @@ DIFFERENCE = ("together (4)", 1, "score", "2", "1")
 def checked(*, found: int = 0, compared: int = 12, sizes: tuple[int, ...] = (1, 4), seconds: float = 0.5) -> Checked:
     """What a worker says of a check."""
     return Checked(1, seconds, 3, list(sizes), 10, compared, found, [DIFFERENCE] if found else [], [])
+
+
+@pytest.mark.parametrize(("absolute", "is_told"), [(0.5, True), (float("nan"), False)])
+def test_the_bound_of_a_check_is_described(absolute: float, is_told: bool) -> None:
+    """Numbers that no JSON has are left out, whatever a worker says."""
+    bound = msgspec.structs.replace(checked(), relative=0.1, absolute=absolute, basis="bfloat16 on cuda")
+    certificate = Certificate("refuse", has_samples=True)
+    certificate.take(bound, 8, at=0.0)
+
+    told = {"relative": 0.1, "absolute": absolute, "basis": "bfloat16 on cuda"}
+    assert certificate.describe(8).get("tolerance") == (told if is_told else None)
 
 
 def test_batches_are_refused_until_the_samples_were_checked() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from marserve.messages import Check, Item, Load, Result, Sample, Tolerance, pack_head
 from marserve.worker.checks import outcome_of, rows_of, run_check, warm_up
@@ -57,6 +58,20 @@ def test_samples_are_checked_and_what_differs_comes_back_plain() -> None:
     assert checked.found > 0
     assert checked.calls == len(calls)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(checked), type=type(checked)) == checked
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "told"),
+    [(Tolerance(), (1e-3, 1e-5, "float32")), (Tolerance(0.5, 0.1, (), True), (0.5, 0.1, "batchTolerance"))],
+)
+def test_the_bound_that_was_used_is_told(tolerance: Tolerance, told: tuple[float, float, str]) -> None:
+    """The model's precision, or what its configuration says."""
+    model = LoadedModel(echo, make_context(), LOAD)
+    check = Check(1, [item("a", ("body", None))], 2, tolerance, 10.0)
+
+    checked = run_check(model, check, [bytearray(b"a")], lambda: None, lambda *_: None)  # type: ignore[arg-type, return-value]
+
+    assert (checked.relative, checked.absolute, checked.basis) == told
 
 
 def test_items_that_were_answered_in_a_batch_are_run_alone_and_compared() -> None:

@@ -147,6 +147,14 @@ class Recheck(Shape):
     lastDifferences: list[str]
 
 
+class UsedTolerance(Shape):
+    """How far answers were allowed to be apart, and what that was taken from."""
+
+    relative: float
+    absolute: float
+    basis: Annotated[str, Field(description="`batchTolerance`, or the precision that the model computes in")]
+
+
 class BatchingStatus(Shape):
     """Whether batches are answered as single requests, as far as that was checked."""
 
@@ -165,6 +173,7 @@ class BatchingStatus(Shape):
     differences: Annotated[list[BatchDifference] | None, Field(description="the first ones")] = None
     notes: list[str] | None = None
     seconds: float | None = None
+    tolerance: UsedTolerance | None = None
     inService: Recheck | None = None
 
 
@@ -182,6 +191,7 @@ class CheckReport(Shape):
     differences: Annotated[list[BatchDifference], Field(description="the first ones")]
     notes: Annotated[list[str], Field(description="what the check could not see")]
     seconds: float
+    tolerance: UsedTolerance | None = None
 
 
 class Requirements(Shape):

@@ -291,7 +291,8 @@ def _tolerance(value: object) -> Tolerance:
     ignore = value.get("ignore", [])
     if not isinstance(ignore, list) or not all(isinstance(path, str) and path for path in ignore):
         raise _Unusable("a map whose ignore is a list of paths")
-    return Tolerance(numbers["relative"], numbers["absolute"], tuple(ignore))
+    is_given = not value.keys().isdisjoint(numbers)
+    return Tolerance(numbers["relative"], numbers["absolute"], tuple(ignore), is_given)
 
 
 KEYS: tuple[Key, ...] = (

@@ -14,6 +14,7 @@ was thought, which is then paid off first.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -106,6 +107,7 @@ class Certificate:
 
 def report_of(checked: Checked) -> dict[str, Any]:
     """A check's outcome as describe and the management API tell it."""
+    told = {"relative": checked.relative, "absolute": checked.absolute, "basis": checked.basis}
     return {
         "passed": checked.compared > 0 and not checked.found,
         "samples": checked.samples,
@@ -118,6 +120,7 @@ def report_of(checked: Checked) -> dict[str, Any]:
         ],
         "notes": checked.notes,
         "seconds": round(checked.seconds, 6),
+        **({"tolerance": told} if checked.basis and math.isfinite(checked.relative + checked.absolute) else {}),
     }
 
 

@@ -29,6 +29,7 @@ from marserve_handlers.batch_check import (
 )
 from marserve_handlers.compared_answer import ComparedAnswer
 from marserve_handlers.context import Context
+from marserve_handlers.precision import Precision
 
 # What a told difference of two answers is, in the place of the run.
 ANSWERS, FAILED = "answers", "failed"
@@ -97,6 +98,25 @@ def run_check(
         return compare_answers(model, check, bodies, tolerance, before_call)
     inputs = sum(len(item.parts) for item in check.items)
     rows = rows_of(check.items, bodies[:inputs], model.load.decode_input)
+    with Precision(model.handle) as precision:
+        return _run(model, check, rows, bodies[inputs:], tolerance, precision, before_call, answer_alone)
+
+
+def _run(
+    model: LoadedModel,
+    check: Check,
+    rows: list[Row],
+    answered: Sequence[Any],
+    tolerance: Tolerance,
+    precision: Precision,
+    before_call: Callable[[], None],
+    answer_alone: AnswerAlone,
+) -> Checked:
+    is_given = check.tolerance.is_given
+
+    def bound(before: Tolerance) -> Tolerance:
+        return before if is_given else precision.bound(before)
+
     if check.wanted is None:
         verdict = check_handler(
             model.handle,
@@ -107,10 +127,12 @@ def run_check(
             tolerance=tolerance,
             limit_s=check.limit_s,
             before_call=before_call,
+            bound=bound,
         )
     else:
-        wanted = [outcome_of(*told) for told in zip(check.wanted, bodies[inputs:], strict=True)]
-        verdict = _run_again(check, rows, wanted, tolerance, before_call, answer_alone)
+        wanted = [outcome_of(*told) for told in zip(check.wanted, answered, strict=True)]
+        verdict = _run_again(check, rows, wanted, lambda: bound(tolerance), before_call, answer_alone)
+    used = bound(tolerance)
     return Checked(
         number=check.number,
         seconds=verdict.seconds,
@@ -121,6 +143,9 @@ def run_check(
         found=verdict.found,
         differences=[(each.run, each.item, each.path, each.seen, each.wanted) for each in verdict.differences],
         notes=verdict.notes,
+        relative=used.relative,
+        absolute=used.absolute,
+        basis="batchTolerance" if is_given else precision.basis,
     )
 
 
@@ -188,7 +213,7 @@ def _run_again(
     check: Check,
     rows: Sequence[Row],
     wanted: Sequence[Outcome],
-    tolerance: Tolerance,
+    bound: Callable[[], Tolerance],
     before_call: Callable[[], None],
     answer_alone: AnswerAlone,
 ) -> Verdict:
@@ -202,7 +227,7 @@ def _run_again(
         seen = outcome_of(*answer_alone(item, row))
         verdict.calls += 1
         # The batch is what is judged, the item alone what it should have been.
-        compare_batch(verdict, f"in a batch of {len(rows)}", [index], [wanted[index]], [seen], tolerance)
+        compare_batch(verdict, f"in a batch of {len(rows)}", [index], [wanted[index]], [seen], bound())
     verdict.seconds = time.perf_counter() - began
     return verdict
 
