@@ -143,6 +143,15 @@ def test_a_lost_device_leaves_the_others_to_the_library() -> None:
     assert (again.is_lost, again.used_bytes) == (False, 2 * MIB)
 
 
+def test_a_sensor_that_stumbles_loses_no_device() -> None:
+    """The library's `Unknown Error` is a loss only where it does not give the device itself."""
+    reader = DeviceReader("nvidia", never, lambda: FakeNvml([FakeGpu(used=1, celsius=-1)]))
+
+    (reading,) = reader.read().devices
+
+    assert (reading.is_lost, reading.celsius, reading.used_bytes) == (False, None, MIB)
+
+
 def test_what_the_tool_says_of_a_lost_device_is_told() -> None:
     """Its row has words in place of figures; prose is no row."""
     table = f"{TABLE.splitlines()[0]}\n1, [GPU is lost], [GPU is lost], [GPU is lost], x, y\nNo, 1\n"

@@ -265,6 +265,16 @@ async def test_a_start_does_not_wait_for_devices_that_hang(caplog: pytest.LogCap
     await watch.close()
 
 
+async def test_a_tool_that_finds_no_device_any_more_tells_so_of_each() -> None:
+    """It says so in words; one that fails says nothing of any device."""
+    answers = ["0, 0, 300, 400, 0, 40\n", "No devices were found\n"]
+    watch = DeviceWatch(DeviceReader("nvidia", lambda command: ToolOutput(answers.pop(0)), missing), VISIBLE[1:])
+    watch.look()
+    watch.look()
+
+    assert watch.trouble_of(0) == NOT_LISTED
+
+
 async def test_readings_that_fail_as_a_whole_blame_no_device() -> None:
     """The last figures stand."""
     answers = ["0, 0, 300, 400, 0, 40\n", ""]

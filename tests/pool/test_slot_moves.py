@@ -79,8 +79,10 @@ async def test_a_worker_moves_from_a_lost_device_and_back_when_it_answers_again(
         assert where(running) == ("READY", 0, "")
         for lost, device in (([0], 1), ([], 0)):
             places.set_lost(running, *lost)
-            while where(running)[:2] != ("READY", device):
-                assert await running.ask_body(b"echo x") is not None
+            async with asyncio.timeout(20):
+                while where(running)[:2] != ("READY", device):
+                    assert await running.ask_body(b"echo x") is not None
+                    await asyncio.sleep(0.01)
 
         assert running.metrics.worker_recycles == {"device": 2}
         assert running.metrics.worker_restarts == 0

@@ -33,6 +33,10 @@ class NVMLError_GpuIsLost(NVMLError):
     """The device has fallen off its bus."""
 
 
+class NVMLError_Unknown(NVMLError):
+    """A sensor that stumbles, or a device that is gone."""
+
+
 @dataclass
 class FakeGpu:
     """One GPU, or one of its MIG instances. None is what it does not tell; sizes in MiB. A `lost` one raises."""
@@ -63,6 +67,7 @@ class FakeNvml:
     NVMLError_NoPermission: type[NVMLError] = NVMLError_NoPermission
     NVMLError_InvalidArgument: type[NVMLError] = NVMLError_InvalidArgument
     NVMLError_GpuIsLost: type[NVMLError] = NVMLError_GpuIsLost
+    NVMLError_Unknown: type[NVMLError] = NVMLError_Unknown
 
     def __post_init__(self) -> None:
         """UUIDs by number."""
@@ -142,6 +147,8 @@ class FakeNvml:
         """As the library's."""
         if gpu.celsius is None:
             raise NVMLError_InvalidArgument
+        if gpu.celsius < 0:
+            raise NVMLError_Unknown("Unknown Error")
         return gpu.celsius
 
 

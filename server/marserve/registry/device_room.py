@@ -239,7 +239,6 @@ class DeviceRoom:
         taken: Counter[Devices] = Counter()
         if self._options.parallel_level and self.pool is not None:
             taken.update(slot.uses for slot in self.pool.slots)
-            taken[present] -= 1
         kept = {place[0] for place in self._places}
         return [
             Site(
