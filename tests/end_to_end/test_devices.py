@@ -165,9 +165,9 @@ def test_models_that_nobody_asks_for_make_room_on_a_device(tmp_path: Path, tool:
 def test_a_lost_device_takes_no_worker_until_it_answers_again(tmp_path: Path, tool: FakeNvidiaSmi) -> None:
     """Workers move to another; of a model that may have no other they wait, and say so. Then all goes on."""
     with serve(tmp_path, tool) as server:
-        make_archive(server.store / "any.mar", WHERE_AM_I)
+        make_archive(server.store / "any.mar", WHERE_AM_I, config=FRESH)
         for name in ("second", "third"):
-            make_archive(server.store / f"{name}.mar", WHERE_AM_I, config="deviceIds: [1]\nminWorkers: 1\n")
+            make_archive(server.store / f"{name}.mar", WHERE_AM_I, config=FRESH + "deviceIds: [1]\nminWorkers: 1\n")
         make_archive(server.store / "never.mar", WHERE_AM_I, config="deviceMemory: 1TiB\n")
         server.register("any.mar", initial_workers=2).raise_for_status()
         server.register("second.mar").raise_for_status()
@@ -188,7 +188,7 @@ def test_a_lost_device_takes_no_worker_until_it_answers_again(tmp_path: Path, to
         for _ in poll(60, "the worker on the lost device is replaced"):
             if devices("any") == [0, 0]:
                 break
-        make_archive(server.store / "seen.mar", WHAT_I_SEE)
+        make_archive(server.store / "seen.mar", WHAT_I_SEE, config=FRESH)
         server.register("seen.mar").raise_for_status()
         seen = server.predict("seen").json()
         assert (seen["CUDA_VISIBLE_DEVICES"], seen["gpu_id"]) == (EIGHT_H100.split(", ")[1], 0)
