@@ -22,7 +22,7 @@ class Handler:
         head = [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 10)]
         self.model = torch.nn.Sequential(*steps, *head).to(self.device, self.dtype).eval()
     def handle(self, rows, context):
-        seeds = [int(bytes(row["body"])) for row in rows]
+        seeds = [row["body"]["seed"] for row in rows]
         pictures = [torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
         with torch.inference_mode():
             return self.model(torch.stack(pictures).to(self.device, self.dtype)).float().tolist()
@@ -32,9 +32,8 @@ class Handler:
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 def test_a_sound_convolutional_model_is_served_in_batches(tmp_path: Path, precision: str) -> None:
     """Its certificate is passed, and says with which bound."""
-    config = f"precision: {precision}\ndeviceIds: [0]\nbatchSize: 8\nbatchCheck: refuse\n" + "".join(
-        ["samples:\n", *(f"  - body: '{seed}'\n    contentType: application/octet-stream\n" for seed in range(5))]
-    )
+    samples = "".join(f"  - json: {{seed: {seed}}}\n" for seed in range(5))
+    config = f"precision: {precision}\ndeviceIds: [0]\nbatchSize: 8\nbatchCheck: refuse\nsamples:\n{samples}"
     with Server(tmp_path, entry="marserve") as server:
         make_archive(server.store / "m.mar", CONVOLUTIONS, config=config)
         server.register("m.mar").raise_for_status()
