@@ -43,7 +43,8 @@ def why_unusable(gpu_id: int, device: Any = None) -> str:
             reason = _first_line(error)
     if not reason:
         return ""
-    return f"The worker was given device {gpu_id}, which torch {torch.__version__} cannot use: {reason}. {_what_fits()}"
+    whose = f"The worker was given device {gpu_id}, which torch {torch.__version__} cannot use"
+    return f"{whose}: {reason.rstrip('.')}. {_what_fits()}"
 
 
 def _words_of_init() -> str:

@@ -247,9 +247,8 @@ class _Wanted:
 
     def _complain(self, sentence: str) -> None:
         if not self.may_fall_back:
-            raise ModelNotLoadable(
-                f"{sentence}. With onnx: {{fallback: true}}, or deviceType: cpu, the model runs all the same."
-            )
+            way = "With onnx: {fallback: true}, or deviceType: cpu, the model runs all the same"
+            raise ModelNotLoadable(f"{sentence.rstrip('.')}. {way}.")
         note_warning(self.context, sentence)
 
 
