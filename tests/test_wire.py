@@ -541,6 +541,27 @@ def test_a_head_alone_costs_no_memory() -> None:
     assert not decoder.is_between_frames
 
 
+def test_a_body_for_a_worker_is_allocated_once() -> None:
+    """One that grew with what came was copied now and then, and held twice: a worker's allocator moves no blocks."""
+    body = b"x" * (3 * wire.ALLOCATED_AHEAD_BYTES)
+    data = b"".join(wire.encode(Batch(1, [Item("id", [("body", None)], pack_head([], []), None)]), [body]))
+    decoder = wire.worker_decoder()
+    heard: list[tuple[Any, list[wire.Body]]] = []
+
+    tracemalloc.start()
+    try:
+        heard += decoder.feed(data[:1000])
+        announced, _ = tracemalloc.get_traced_memory()
+        for at in range(1000, len(data), 100_000):
+            heard += decoder.feed(data[at : at + 100_000])
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert [bodies for _, bodies in heard] == [[body]]
+    assert len(body) < announced <= most < 1.1 * len(body)
+
+
 @pytest.mark.parametrize("more", [-1, 0, 1, 3_000_000])
 def test_a_body_that_outgrows_what_is_allocated_ahead_arrives_whole(more: int) -> None:
     """From there on it grows with what comes; the next body begins anew."""

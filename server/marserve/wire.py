@@ -42,8 +42,9 @@ MAX_METADATA_BYTES_OF_TEMPLATE = 4 * 1024 * 1024
 
 # Below this a frame is joined and written in one piece; above, its bodies are written where they lie.
 JOIN_BELOW_BYTES = 64 * 1024
-# Of an announced body so much is allocated before its bytes are there. Above it the body grows with what comes: a head
-# alone costs no memory, and glibc moves blocks of this size (`allocator.BY_SERVER`) without copying them.
+# Of a body that a worker announces so much is allocated before its bytes are there. Above it the body grows with what
+# comes: a head alone costs no memory, and glibc moves blocks of this size (`allocator.BY_SERVER`) without copying them.
+# A worker believes its server and allocates all at once: there a block that grows may be copied, and is held twice.
 ALLOCATED_AHEAD_BYTES = 4 * 1024 * 1024
 
 
@@ -105,12 +106,14 @@ class Decoder(Generic[M]):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_bodies: int = MAX_BODIES,
         max_metadata_bytes: int = MAX_METADATA_BYTES,
+        allocated_ahead_bytes: int = ALLOCATED_AHEAD_BYTES,
     ) -> None:
         self._decode = msgspec.msgpack.Decoder(types).decode
         self._make: Callable[[memoryview], Body] = make
         self.max_frame_bytes = max_frame_bytes
         self._max_bodies = max_bodies
         self._max_metadata_bytes = max_metadata_bytes
+        self._allocated_ahead_bytes = allocated_ahead_bytes
         self._kept = bytearray()
         self._needed = HEADER.size
         self._filling: _Filling[M] | None = None
@@ -184,7 +187,7 @@ class Decoder(Generic[M]):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadFrame(f"the metadata of a frame is no message: {error}") from error
         if end < body_at + total:
-            self._filling = _Filling(message, lengths)
+            self._filling = _Filling(message, lengths, self._allocated_ahead_bytes)
             self._filling.take(view[body_at:end])
             return None
         bodies: list[Body] = []
@@ -207,10 +210,11 @@ class Decoder(Generic[M]):
 class _Filling(Generic[M]):
     """A large frame whose bodies are on their way."""
 
-    def __init__(self, message: M, lengths: Sequence[int]) -> None:
+    def __init__(self, message: M, lengths: Sequence[int], allocated_ahead_bytes: int) -> None:
         self.message = message
         self.bodies: list[Body] = []
         self._lengths = lengths
+        self._allocated_ahead_bytes = allocated_ahead_bytes
         self._length = 0
         self._body = bytearray()
         self._filled = 0
@@ -242,7 +246,7 @@ class _Filling(Generic[M]):
             self.bodies.append(bytearray())
         if not self.is_full:
             self._length = self._lengths[len(self.bodies)]
-            self._body = bytearray(min(self._length, ALLOCATED_AHEAD_BYTES))
+            self._body = bytearray(min(self._length, self._allocated_ahead_bytes))
             self._filled = 0
 
 
@@ -258,7 +262,7 @@ def template_decoder() -> Decoder[ToServer]:
 
 def worker_decoder() -> Decoder[ToWorker]:
     """A decoder for the worker's end: messages from the server, bodies as `bytearray` (what handlers are given)."""
-    return Decoder(ToWorker, bytearray)
+    return Decoder(ToWorker, bytearray, allocated_ahead_bytes=MAX_BODY_BYTES)
 
 
 def rank_decoder() -> Decoder[ToRank]:
