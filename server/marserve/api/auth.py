@@ -35,6 +35,7 @@ from marserve.api.late_routes import new_router
 from marserve.api.preflights import is_preflight
 from marserve.api.request_head import Head
 from marserve.errors import InvalidToken, Unavailable
+from marserve.telemetry.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 
@@ -290,7 +291,8 @@ def token_router(tokens: Tokens) -> APIRouter:
             try:
                 ends = await to_thread(tokens.renew, type, value)
             except CannotKeepTokens as error:
-                log.error("The %s key was not replaced: %s", type, error)
+                peer = "{}:{}".format(*request.client) if request.client else ""
+                log.error("The %s key was not replaced: %s", type, error, extra=caused_by(peer))
                 raise KeyNotReplaced(error.why) from error
         return PrettyJson({"status": f"The {type} key was replaced; the new one is in the key file", "expires": ends})
 
