@@ -94,8 +94,14 @@ def test_an_address_is_registered_unregistered_and_registered_again(tmp_path: Pa
             assert server.register(url).status_code == 200
         assert [path.name for path in server.store.iterdir()] == ["echo.mar"]
         [record] = (tmp_path / "server").rglob("fetched-archives.json")
+        stored = server.store / "echo.mar"
         assert json.loads(record.read_text()) == {
-            str(server.store / "echo.mar"): hashlib.sha256(data).hexdigest(),
+            str(stored): {
+                "sha256": hashlib.sha256(data).hexdigest(),
+                "address": url,
+                "inode": stored.stat().st_ino,
+                "modified_ns": stored.stat().st_mtime_ns,
+            },
         }
 
 

@@ -89,7 +89,9 @@ def test_the_report_names_a_snapshot_and_a_desired_state(tmp_path: Path) -> None
     (tmp_path / "model_store").mkdir()
     snapshot = tmp_path / "logs" / "config" / "20250131120000001-startup.cfg"
     snapshot.parent.mkdir(parents=True)
-    snapshot.write_text('job_queue_size=5\nmodel_snapshot={"name": "x", "modelCount": 0, "models": {}}\n')
+    snapshot.write_text(
+        'job_queue_size=5\nversion=0.1.0\nmodel_snapshot={"name": "x", "modelCount": 0, "models": {}}\n'
+    )
     (tmp_path / "m.yaml").write_text("models: {}\n")
     switches = {"MARSERVE_CONFIG_SNAPSHOTS": "true"}
 
