@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +19,29 @@ from marserve.store.fetch_guard import parse_target
 from marserve.store.hub import Hub, Repository, read_repository
 from marserve.store.source import Broken, Failed, Gathered, Missing, SourceError
 from support.hub_server import HubServer, hub_server
+from support.prepared import Kind, Prepared
 from support.server import poll
 
 pytest.importorskip("huggingface_hub")
 
 SECRET = "hf_plantedsecret"
+
+
+class HubProgram(Prepared):
+    """The program that asks the hub, forked from a process that has imported what the library needs.
+
+    Not the library itself, which reads its settings when it is imported.
+    """
+
+    kind = Kind(
+        "marserve.store.hub_program",
+        (
+            *("marserve.optional", "httpx2", "httpcore2", "h11", "anyio.to_thread", "encodings.ascii", "tqdm.auto"),
+            *("filelock", "fsspec", "packaging.version", "typing_extensions", "yaml"),
+        ),
+    )
+
+
 FOLDER = {"MAR-INF/MANIFEST.json": b"{}", "handler.py": b"pass", "weights/w.safetensors": b"w" * 10_000}
 
 
@@ -34,8 +53,9 @@ def hub() -> Iterator[HubServer]:
 
 
 @pytest.fixture(autouse=True)
-def plain(hub: HubServer) -> None:
+def plain(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it begins: open to everybody, and asked nothing."""
+    monkeypatch.setattr(subprocess, "Popen", HubProgram)
     hub.token = hub.status = hub.stuck = None
     hub.asked.clear()
     hub.tokens.clear()
