@@ -76,7 +76,7 @@ def documents(text: str) -> list[Document]:
     return [document for document in yaml.load_all(text, _StrictLoader) if document]
 
 
-class _StrictLoader(yaml.SafeLoader):
+class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML as Kubernetes takes it: of a key that stands twice nobody knows which counts."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -85,7 +85,8 @@ class _StrictLoader(yaml.SafeLoader):
         twice = sorted({str(key) for key in keys if keys.count(key) > 1})
         if twice:
             raise Refused(f"line {node.start_mark.line + 1}: {', '.join(twice)} stands twice")
-        return super().construct_mapping(node, deep)
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
 
 
 def kustomizations(top: Path) -> list[Path]:
@@ -98,8 +99,19 @@ def kustomizations(top: Path) -> list[Path]:
 # --------------------------------------------------------------------------------------------------------- judging
 
 
+# Documents that were judged and are right, with the version: the overlays have most of theirs in common.
+_taken: set[tuple[str, str]] = set()
+
+
 def validate(document: Document, version: str) -> None:
     """Judge one document by this version of Kubernetes. Raises Refused with the place and what is wrong there."""
+    told = (repr(document), version)
+    if told not in _taken:
+        _validate(document, version)
+        _taken.add(told)
+
+
+def _validate(document: Document, version: str) -> None:
     kind, api = document.get("kind"), document.get("apiVersion")
     own = OWN_SCHEMAS.get((str(api), str(kind)))
     if own is not None:
