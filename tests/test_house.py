@@ -36,6 +36,13 @@ def tree_of(file: Path) -> ast.Module:
     return ast.parse(file.read_text("utf-8"))
 
 
+@functools.cache
+def nodes_of(file: Path) -> tuple[ast.AST, ...]:
+    """What the rules look at in a file, at whatever depth; the way through all of a tree is gone once."""
+    looked_at = (ast.Import, ast.ImportFrom, ast.Attribute, ast.Call)
+    return tuple(node for node in ast.walk(tree_of(file)) if isinstance(node, looked_at))
+
+
 def tracked_files() -> list[Path]:
     """Every file of the repository: what git tracks or would; without git, what lies in the house's folders."""
     listed = subprocess.run(
@@ -188,9 +195,9 @@ UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "
 HARMLESS_NAMES = {"UnpicklingError", "PickleError"}
 
 
-def unsafe_names(tree: ast.AST) -> Iterator[str]:
+def unsafe_names(file: Path) -> Iterator[str]:
     """What a module takes from those that run code out of data, at whatever depth, exception classes aside."""
-    for node in ast.walk(tree):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name in UNSAFE_MODULES and (alias.asname or alias.name != "pickle"):
@@ -211,9 +218,9 @@ def dotted(node: ast.expr) -> str:
     return ""
 
 
-def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
+def calls(file: Path) -> Iterator[tuple[ast.Call, str]]:
     """Every call and the dotted name that it calls."""
-    for node in ast.walk(tree):
+    for node in nodes_of(file):
         if isinstance(node, ast.Call):
             yield node, dotted(node.func)
 
@@ -228,7 +235,7 @@ def has_keyword(call: ast.Call, name: str, value: object) -> bool:
 
 def test_no_module_can_unpickle() -> None:
     """Neither server nor built-in handlers take what runs code out of data; `pickletools` only reads."""
-    found = [f"{relative(file)}: {name}" for file in source_files() for name in unsafe_names(tree_of(file))]
+    found = [f"{relative(file)}: {name}" for file in source_files() for name in unsafe_names(file)]
 
     assert not found
 
@@ -237,7 +244,7 @@ def test_every_load_is_restricted_to_weights() -> None:
     """`torch.load` says `weights_only=True`, `numpy.load` never `allow_pickle=True`, YAML is loaded safely."""
     found = []
     for file in source_files():
-        for call, name in calls(tree_of(file)):
+        for call, name in calls(file):
             is_open = (
                 (name.endswith("torch.load") and not has_keyword(call, "weights_only", True))
                 or has_keyword(call, "allow_pickle", True)
@@ -253,7 +260,7 @@ def test_the_server_runs_no_shell() -> None:
     """Nothing is ever started by a line of text."""
     found = []
     for file in source_files():
-        for call, name in calls(tree_of(file)):
+        for call, name in calls(file):
             if has_keyword(call, "shell", True) or name in ("os.system", "os.popen"):
                 found.append(f"{relative(file)}, line {call.lineno}: {name}")
 
