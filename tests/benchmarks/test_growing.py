@@ -66,13 +66,21 @@ def test_workers_that_cannot_keep_up_are_waited_for_without_end(queueing: Any) -
 # ------------------------------------------------------------------------------------------------------ the simulation
 
 
-@pytest.mark.parametrize(("workers", "rate", "variation"), [(1, 70.0, 1.0), (4, 320.0, 1.0), (1, 70.0, 0.0)])
+@pytest.mark.parametrize(
+    ("workers", "rate", "variation", "seconds"),
+    [
+        (1, 70.0, 1.0, 300.0),
+        (1, 70.0, 0.0, 300.0),
+        (4, 320.0, 1.0, 60.0),
+        pytest.param(4, 320.0, 1.0, 300.0, marks=pytest.mark.long),
+    ],
+)
 def test_the_simulation_waits_as_the_formulas_say(
-    queueing: Any, world: Any, free: Any, workers: int, rate: float, variation: float
+    queueing: Any, world: Any, free: Any, workers: int, rate: float, variation: float, seconds: float
 ) -> None:
     """Mean time to answer within a tenth of M/M/c, and of M/D/1, where a front end costs nothing."""
     work = queueing.Work(0.01, variation=variation)
-    seen = [world.simulate(1, workers, rate, work, free, 300.0, seed).mean_s for seed in (1, 2, 3)]
+    seen = [world.simulate(1, workers, rate, work, free, seconds, seed).mean_s for seed in (1, 2, 3)]
 
     expected = queueing.mean_wait_s(workers, rate, work) + 0.01
     assert sum(seen) / 3 == pytest.approx(expected, rel=0.1)
@@ -226,7 +234,7 @@ def test_the_stand_ins_are_what_they_are_called(kind: Any) -> None:
     [
         (block(PAGE, "alone"), block(PAGE, "alone-answer")),
         (block(PAGE, "together"), block(PAGE, "together-answer")),
-        (block(PAGE, "split"), block(PAGE, "split-answer")),
+        pytest.param(block(PAGE, "split"), block(PAGE, "split-answer"), marks=pytest.mark.long),
     ],
     ids=["alone", "together", "split"],
 )
