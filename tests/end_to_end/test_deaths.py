@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import shutil
 import signal
 import sys
 import time
@@ -43,6 +44,21 @@ def counted(server: Server, name: str, label: str) -> float:
     page = server.client.get(f"{server.metrics}/metrics").text
     lines = [line for line in page.splitlines() if line.startswith(f"{name}{{") and label in line]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def test_a_models_unpacked_folder_that_was_deleted_is_there_again_for_the_next_worker(tmp_path: Path) -> None:
+    """The archive in the store has the same digest; the next request is answered."""
+    with Server(tmp_path) as server:
+        make_archive(server.store / "m.mar", HANDLER, config="workerStart: fresh\n")
+        assert server.register("m.mar").status_code == 200
+        folder = Path(server.predict("m", b"where").text)
+
+        shutil.rmtree(folder)
+        os.kill(server.worker_pids("m")[0], signal.SIGKILL)
+        answer = server.predict("m", b"where")
+
+        assert (answer.status_code, answer.text) == (200, str(folder))
+        assert (folder / "here").read_text() == str(folder)
 
 
 def test_two_of_four_workers_serve_and_say_so(tmp_path: Path) -> None:

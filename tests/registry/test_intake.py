@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from marserve.archive import unpacked as unpacked_module
 from marserve.archive.reader import Limits
 from marserve.errors import ArchiveNotFound, BadArchive, MarserveError, OutOfMemory, UnsafeArchive
-from marserve.registry import intake as intake_module
 from marserve.registry.intake import Intake
 from marserve.store.fetcher import Fetched
 from marserve.store.local import LocalStore
@@ -162,7 +162,7 @@ def test_a_disk_that_fails_is_told_without_a_path(
     def fail(*_: object) -> None:
         raise OSError(number, "on purpose", "/secret/place")
 
-    monkeypatch.setattr(intake_module, "unpack", fail)
+    monkeypatch.setattr(unpacked_module, "unpack", fail)
 
     with pytest.raises(error) as raised:
         intake.take_in("m.mar")

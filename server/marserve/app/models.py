@@ -20,6 +20,7 @@ from marserve.app.from_settings import (
 )
 from marserve.app.metrics import declare_families
 from marserve.app.tasks import keep
+from marserve.archive.unpacked import UnpackedArchives
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
 from marserve.machine.devices import Assigner
@@ -165,6 +166,7 @@ def build_registry(
     environments: Environments,
     fetcher: Fetcher,
     on_change: Callable[[], None],
+    archives: UnpackedArchives,
 ) -> Registry:
     """The registry of models; archives are unpacked below `scratch`. `on_change`: see `Registry`."""
     intake = Intake(
@@ -174,13 +176,20 @@ def build_registry(
         settings.trusted_models,
         fetcher,
         None if settings.keep_fetched_archives else FetchedArchives(state_folder(settings)),
+        archives,
     )
     options = registry_options(settings, machine, devices)
     return Registry(options, intake, make_pool, metrics, environments, on_change=on_change)
 
 
 def prepare_watches(
-    settings: Settings, registry: Registry, fetcher: Fetcher, scratch: Path, rollouts: Rollouts, metrics: Metrics
+    settings: Settings,
+    registry: Registry,
+    fetcher: Fetcher,
+    scratch: Path,
+    rollouts: Rollouts,
+    metrics: Metrics,
+    archives: UnpackedArchives,
 ) -> Watches:
     """What watches stores for new versions. Raises CannotStart for a place that cannot be watched."""
     try:
@@ -192,6 +201,7 @@ def prepare_watches(
             archive_limits(settings),
             rollouts,
             os.environ,
+            archives,
         )
     except BadSettings as error:
         raise CannotStart(str(error)) from error
@@ -199,7 +209,9 @@ def prepare_watches(
     return watches
 
 
-def build_workflows(settings: Settings, registry: Registry, fetcher: Fetcher, scratch: Path) -> Workflows:
+def build_workflows(
+    settings: Settings, registry: Registry, fetcher: Fetcher, scratch: Path, archives: UnpackedArchives
+) -> Workflows:
     """The workflows; archives are unpacked below `scratch`."""
     intake = WorkflowIntake(
         settings.workflow_store,
@@ -207,6 +219,7 @@ def build_workflows(settings: Settings, registry: Registry, fetcher: Fetcher, sc
         archive_limits(settings),
         settings.trusted_models,
         fetcher,
+        archives,
     )
     options = WorkflowOptions(
         queue_size=settings.job_queue_size,

@@ -34,6 +34,7 @@ from marserve.app.models import (
 )
 from marserve.app.snapshots import build_snapshots, read_snapshot
 from marserve.app.tasks import keep
+from marserve.archive.unpacked import UnpackedArchives
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
 from marserve.machine.device_watch import DeviceWatch
@@ -109,6 +110,8 @@ async def build_parts(
     snapshots = build_snapshots(settings, devices)
     launchers = build_launchers(settings, machine, devices, worker_log)
     stack.push_async_callback(launchers.close)
+    archives = UnpackedArchives()
+    launchers.restore_folder = archives.restore
     environments = build_environments(settings, scratch.path, launchers)
     downloads = DownloadList()
     fetcher = await prepare_fetcher(settings, downloads, metrics)
@@ -128,6 +131,7 @@ async def build_parts(
         environments,
         fetcher,
         snapshots.note_change if snapshots is not None else lambda: None,
+        archives,
     )
     if residency is not None:
         registry.hooks.memory = residency.foresee
@@ -139,8 +143,8 @@ async def build_parts(
     declare_families(metrics, DESIRED_STATE_FAMILIES, reconciler)
     rollouts = build_rollouts(settings, registry)
     stack.push_async_callback(rollouts.stop)
-    watches = prepare_watches(settings, registry, fetcher, scratch.path, rollouts, metrics)
-    workflows = build_workflows(settings, registry, fetcher, scratch.path)
+    watches = prepare_watches(settings, registry, fetcher, scratch.path, rollouts, metrics, archives)
+    workflows = build_workflows(settings, registry, fetcher, scratch.path, archives)
     stack.push_async_callback(workflows.stop)
     ledger = ByteLedger(most_bytes_in_flight(settings, machine))
     declare_families(metrics, LEDGER_FAMILIES, ledger)

@@ -18,7 +18,8 @@ from pathlib import Path
 from marserve.archive.manifest import Manifest, read_manifest
 from marserve.archive.model_config import ModelConfig, read_model_config
 from marserve.archive.pickle_check import check_folder
-from marserve.archive.reader import Limits, unpack
+from marserve.archive.reader import Limits
+from marserve.archive.unpacked import UnpackedArchives
 from marserve.errors import BadInput, DigestMismatch, MarserveError, OutOfMemory
 from marserve.link import ArchiveRef
 from marserve.regular_files import open_regular
@@ -36,6 +37,7 @@ class Unpacked:
     `warnings` tell what was found in pickles of an archive that the operator trusts. `archive` is the word by which a
     later start finds it again. `origin` is what other machines fetch, None for a folder; its digest is left
     out where the archive's own configuration sends no worker elsewhere. `placed` is the file that the store got of it.
+    `archives` has the private folder noted.
     """
 
     folder: Path
@@ -46,10 +48,13 @@ class Unpacked:
     archive: str = ""
     origin: ArchiveRef | None = None
     placed: Path | None = None
+    archives: UnpackedArchives | None = None
 
     def discard(self) -> None:
         """Delete the folder if it is private. Blocks; may be called twice."""
-        if self.is_private:
+        if self.is_private and self.archives is not None:
+            self.archives.discard(self.folder)
+        elif self.is_private:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def take_away(self) -> None:
@@ -73,8 +78,9 @@ class Intake:
         trusted: Collection[str] = (),
         fetcher: Fetcher | None = None,
         fetched_archives: FetchedArchives | None = None,
+        archives: UnpackedArchives | None = None,
     ) -> None:
-        """`fetcher` fetches addresses into the store; without one they are refused.
+        """`fetcher` fetches addresses into the store; without one they are refused. `archives` notes folders.
 
         `fetched_archives` remembers what it fetched, and deletes it again; None: what was fetched stays.
         """
@@ -84,6 +90,7 @@ class Intake:
         self._trusted = frozenset(trusted)
         self._fetcher = fetcher
         self._fetched_archives = fetched_archives
+        self._archives = archives or UnpackedArchives()
 
     def fetches(self, url: str) -> bool:
         """Whether `fetch` would fetch, or refuse: it is an address."""
@@ -171,17 +178,18 @@ class Intake:
         self.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = self.scratch / uuid.uuid4().hex
         try:
-            unpack(found.path, folder, self._limits)
+            sha256 = self._archives.unpack(found.path, folder, self._limits)
             unpacked = _read(folder, is_private=True, trusted=trusted, archive=archive)
-            return self._with_origin(unpacked, found, url, is_trusted=trusted)
+            unpacked = replace(unpacked, archives=self._archives)
+            return self._with_origin(unpacked, found, url, sha256, is_trusted=trusted)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            self._archives.discard(folder)
             raise
 
-    def _with_origin(self, unpacked: Unpacked, found: Found, url: str, *, is_trusted: bool) -> Unpacked:
+    def _with_origin(self, unpacked: Unpacked, found: Found, url: str, sha256: str, *, is_trusted: bool) -> Unpacked:
         plain = split_digest(url)[0]
         ref = ArchiveRef(
-            digest_of(found.path) if unpacked.config.launcher == "ray" else "",
+            (sha256 or digest_of(found.path)) if unpacked.config.launcher == "ray" else "",
             found.path.name,
             path=str(found.path.resolve()),
             address=plain if is_address(plain) else "",

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote
 
 from marserve.archive.completeness import why_incomplete
 from marserve.archive.reader import Limits
+from marserve.archive.unpacked import UnpackedArchives
 from marserve.errors import ArchiveNotFound, BadInput, BadSettings, ModelNotFound, RolloutNotFound, WatchNotFound
 from marserve.registry.calls import Registered, RegisterParameters
 from marserve.registry.coming import Coming
@@ -444,6 +445,7 @@ def build_watches(
     limits: Limits,
     rollouts: Rollouts | None,
     environment: Mapping[str, str],
+    archives: UnpackedArchives,
 ) -> Watches:
     """The watches of a server with these settings; archives are unpacked below `scratch`. Raises BadSettings."""
     store = settings.model_store
@@ -453,6 +455,7 @@ def build_watches(
         limits,
         settings.trusted_models,
         fetcher,
+        archives=archives,
     )
     watches = Watches(
         models=LiveModels(registry),

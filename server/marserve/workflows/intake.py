@@ -7,14 +7,14 @@ folder is gone when the error reaches the caller. None of the archive's code is 
 from __future__ import annotations
 
 import errno
-import shutil
 import uuid
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from marserve.archive.pickle_check import check_folder
-from marserve.archive.reader import Limits, unpack
+from marserve.archive.reader import Limits
+from marserve.archive.unpacked import UnpackedArchives
 from marserve.archive.workflow_manifest import WorkflowManifest, read_workflow_manifest
 from marserve.errors import (
     ArchiveNotFound,
@@ -47,10 +47,11 @@ class UnpackedWorkflow:
     manifest: WorkflowManifest
     spec: WorkflowSpec
     warnings: tuple[str, ...] = ()
+    archives: UnpackedArchives = field(default_factory=UnpackedArchives)
 
     def discard(self) -> None:
         """Delete the folder. Blocks; may be called twice."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.archives.discard(self.folder)
 
 
 class WorkflowIntake:
@@ -63,13 +64,15 @@ class WorkflowIntake:
         limits: Limits,
         trusted: Collection[str] = (),
         fetcher: Fetcher | None = None,
+        archives: UnpackedArchives | None = None,
     ) -> None:
-        """`fetcher` fetches addresses into the store; without one they are refused."""
+        """`fetcher` fetches addresses into the store; without one they are refused. `archives` notes folders."""
         self._store = LocalStore(store_folder, missing=MISSING)
         self._scratch = scratch
         self._limits = limits
         self._trusted = frozenset(trusted)
         self._fetcher = fetcher
+        self._archives = archives or UnpackedArchives()
 
     def take_in(self, url: str) -> UnpackedWorkflow:
         """Find, unpack, check and read one archive.
@@ -127,11 +130,11 @@ class WorkflowIntake:
         self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = self._scratch / uuid.uuid4().hex
         try:
-            unpack(found.path, folder, self._limits)
+            self._archives.unpack(found.path, folder, self._limits)
             findings = check_folder(folder, trusted=is_trusted(found, self._trusted))
-            return _read(folder, findings)
+            return replace(_read(folder, findings), archives=self._archives)
         except BaseException as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            self._archives.discard(folder)
             if isinstance(error, BadArchive) and not isinstance(error, BadWorkflow | UnsafeArchive):
                 raise BadWorkflow(error.message) from error
             raise

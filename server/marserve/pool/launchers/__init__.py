@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from marserve.errors import without_stop
+from marserve.errors import MarserveError, without_stop
 from marserve.lineage import VARIABLE
 from marserve.machine.accelerators import Accelerator, DeviceReading, Vendor
 from marserve.machine.describe import count_cores
@@ -104,6 +104,7 @@ class Launchers:
         self._accelerators = tuple(accelerators)
         self.read_device: Callable[[int], DeviceReading | None] = lambda device: None
         self.is_device_lost: Callable[[], bool] = lambda: False
+        self.restore_folder: Callable[[str], None] = lambda folder: None
         self._next_worker_id = first_worker_id
         self._next_group_id = first_group_id
         self._import_templates: dict[tuple[str, ...], asyncio.Task[Template | None]] = {}
@@ -285,6 +286,7 @@ class Launcher:
         """
         if self._start == "fork" and self._why_not_first:
             raise _fork_refused(self._why_not_first)
+        await self._restore_folder()
         if self._group is not None:
             return await self._launch_group(self._group, worker_id, ends, threads, output, devices)
         template = await self._model_template()
@@ -302,6 +304,18 @@ class Launcher:
         lineage = launchers.leftovers.child("fresh")
         process = launch_fresh(ends, launchers.environment, threads, lineage=lineage, python=self._python)
         return Launched(process, needs_load=True, how="fresh", view=view, cpus=cpus)
+
+    async def _restore_folder(self) -> None:
+        """Have what was deleted from the model's folder unpacked again. Raises StartFailed if the load needs it."""
+        try:
+            await asyncio.to_thread(self._launchers.restore_folder, self._load.model_dir)
+        except (MarserveError, OSError) as error:
+            why = (
+                error.message if isinstance(error, MarserveError) else f"{self._load.model_dir} is incomplete: {error}"
+            )
+            if self._template is None or not self._template.is_open:
+                raise StartFailed(Death(Cause.LOAD_FAILED, why)) from error
+            log.warning("%s %s: %s; its template has loaded it", self._load.model, self._load.version, why)
 
     async def _fork(
         self,
