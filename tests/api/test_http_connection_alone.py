@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -238,6 +239,21 @@ async def test_a_header_has_its_time_from_its_first_byte(clock: Clock) -> None:
     assert bare.log.lines[-1].split('"')[1].startswith("POST /pre")
 
 
+async def test_a_header_behind_one_that_is_read_again_without_its_offer_has_limits_of_its_own(clock: Clock) -> None:
+    """Its time from its first byte on, and its bytes without those of the body before it."""
+    bare = Bare(HttpLimits(header_bytes=1000, request_line_bytes=500, header_timeout_s=10.0))
+    body = b"x" * 5000
+    bare.say(post(body, ECHO, *OFFER) + b"POST /predictions/echo HTTP/1.1\r\n")
+    bare.say(b"A: b\r\n")
+    bare.connection.check(1009.9)
+    assert [job.body for job in bare.plane.submitted] == [body]
+    assert bare.statuses == [200]
+
+    bare.connection.check(1010.0)
+
+    assert bare.statuses == [200, 408]
+
+
 async def test_what_surrounds_chunks_is_bounded_by_what_a_header_may_have() -> None:
     """Beside the frame that every chunk has; the bound is told."""
     limits = HttpLimits(header_bytes=1000)
@@ -401,6 +417,26 @@ async def test_a_stalled_client_is_cut_off_though_its_connection_closes_already(
     assert bare.wire.end == ["closed", "aborted"]
 
 
+async def test_a_large_answer_leaves_memory_when_its_client_is_seen_to_be_slow(tmp_path: Path) -> None:
+    """Judged by what it took between two looks."""
+    answers = LargeAnswers(tmp_path)
+    bare = Bare(large_answers=answers)
+    bare.say(post())
+    bare.connection.pause_writing()
+    bare.plane.submitted[0].answer(b"x" * (2 * MIB))
+
+    bare.connection.check(1000.0)
+    assert answers.on_disk_bytes == 0
+    bare.connection.check(1001.0)
+
+    assert answers.on_disk_bytes == 2 * MIB
+    bare.connection.connection_lost(None)
+    async with asyncio.timeout(5):
+        while answers.on_disk_bytes or answers.in_memory_bytes:
+            await asyncio.sleep(0.001)
+    answers.close()
+
+
 # ------------------------------------------------------------------------------------------------- 100-continue
 
 
@@ -480,13 +516,16 @@ async def test_so_many_requests_are_read_ahead_and_then_reading_rests_until_they
     assert bare.statuses == [200] * (READ_AHEAD + 1)
 
 
-async def test_the_limit_of_requests_sent_ahead_is_reached_and_not_passed() -> None:
-    """As many as it says wait; the next is refused in its turn."""
+@pytest.mark.parametrize("last", [ECHO, "/other"])
+@pytest.mark.parametrize("waiting", [ECHO, "/other"])
+async def test_the_limit_of_requests_sent_ahead_is_reached_and_not_passed(waiting: str, last: str) -> None:
+    """As many as it says wait; the next is refused in its turn, and those before it are answered."""
     for count, refused in ((3, {}), (4, {"malformed": 1})):
         bare = Bare(HttpLimits(pipelined_requests=3))
-        bare.say(post() + post(b"", ECHO) * count)
+        bare.say(post() + post(b"", waiting) * (count - 1) + post(b"", last))
         assert bare.counts.refused == refused
         bare.plane.submitted[0].answer()
+        await turn_loop(30)
         assert bare.statuses == [200] * 4 + [400] * (count - 3)
 
 
@@ -564,6 +603,8 @@ async def test_an_application_that_has_begun_to_answer_is_not_followed_by_a_seco
         if scope["path"] != "/silent":
             more = scope["path"] == "/begun"
             headers = [] if more else [(b"content-length", b"2")]
+            if scope["path"] == "/last":
+                headers.append((b"connection", b"close"))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": b"ok", "more_body": more})
         while (await receive())["type"] != "http.disconnect":
@@ -573,6 +614,7 @@ async def test_an_application_that_has_begun_to_answer_is_not_followed_by_a_seco
     for path, statuses, end in (
         ("/begun", [200], ["aborted"]),
         ("/whole", [200], ["half-closed"]),
+        ("/last", [200], ["closed"]),
         ("/silent", [413], ["half-closed"]),
     ):
         go.clear()
@@ -687,6 +729,29 @@ async def test_who_keeps_a_body_back_is_told_apart_from_who_is_not_let_send_it()
     assert behind.connection.flow.read_paused
     assert behind.connection.is_reading, "others would wait for its turn"
     await turn_loop()
+
+
+@pytest.mark.parametrize(
+    ("answered", "read"),
+    [(post(), head("/other", f"Content-Length: {MIB}")), (head("/other"), head(ECHO, f"Content-Length: {MIB}"))],
+    ids=["an application's body behind ours", "ours behind an application"],
+)
+async def test_a_body_that_is_not_read_for_another_request_s_answer_is_kept_back_by_its_client(
+    answered: bytes, read: bytes
+) -> None:
+    """Only an application that is being sent the very body can be what keeps the client from sending."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    ledger = ByteLedger(4 * MIB)
+    bare = Bare(ledger=ledger, app=app)
+    bare.say(answered + post() * READ_AHEAD + read + b"x")
+    await turn_loop()
+
+    assert bare.connection.flow.read_paused
+    assert bare.connection.is_reading
+    bare.connection.connection_lost(None)
 
 
 async def test_what_waits_for_a_slow_client_counts_and_no_longer_when_it_has_taken_it() -> None:

@@ -36,8 +36,6 @@ PATIENCE_S: Final = 5.0
 STUCK_S: Final = 1.0
 # A body that comes more slowly than this loses its place while others are stuck.
 PRESSED_BYTES_PER_S: Final = 64 * 1024
-# Requests behind an answer of which their client has taken nothing for so long lose theirs, too.
-PRESSED_STALL_S: Final = 2.0
 
 Refusal = Literal["no_room", "too_slow", "untaken"]
 

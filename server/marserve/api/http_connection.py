@@ -33,7 +33,7 @@ from uvicorn.server import ServerState
 from marserve.api.asgi_run import AsgiRun
 from marserve.api.auth import Tokens, authorization_of
 from marserve.api.browsers import BrowserRules
-from marserve.api.byte_ledger import PRESSED_STALL_S, SMALL_BYTES, HeldBytes, Hold, Refusal
+from marserve.api.byte_ledger import SMALL_BYTES, HeldBytes, Hold, Refusal
 from marserve.api.connections import ConnectionTable
 from marserve.api.decoding import Decoding
 from marserve.api.errors import (
@@ -71,6 +71,8 @@ SLICES_S: Final = 0.001
 # Requests that may wait on a connection, and bytes that one of them may hold, before it is read from no more.
 READ_AHEAD: Final = 8
 READ_AHEAD_BYTES: Final = 64 * 1024
+# Requests behind an answer of which their client has taken nothing for so long lose their room to others that need it.
+PRESSED_STALL_S: Final = 2.0
 # What the frame of one chunk may take on the wire: sixteen digits and two line ends, and a little more.
 CHUNK_FRAME_BYTES: Final = 24
 
@@ -360,8 +362,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._is_stalled(now):
             self.listener.metrics.count_refused("slow_reader")
             transport.abort()
-            return
-        if isinstance(self.active, Exchange):
+        elif isinstance(self.active, Exchange):
             self.active.look(now, self.unsent)
         if transport.is_closing():
             return
@@ -669,16 +670,12 @@ class HttpConnection(HttpToolsProtocol):
 
     def _on_parser_error(self, error: httptools.HttpParserError) -> None:
         """The parser, or one of our callbacks inside it, gave the request up."""
-        cause = error.__context__
-        if isinstance(error, httptools.HttpParserCallbackError) and cause is not None:
-            if isinstance(cause, MarserveError):
-                self._refuse(cause)
-                return
-            if not isinstance(cause, httptools.HttpParserError):
-                log.error("A request could not be read", exc_info=cause, extra=caused_by(self.peer))
-                self._refuse(cause)
-                return
-        self._refuse(MalformedRequest())
+        cause = error.__context__  # what the callback raised
+        if cause is None or isinstance(cause, httptools.HttpParserError):
+            cause = MalformedRequest()
+        elif not isinstance(cause, MarserveError):
+            log.error("A request could not be read", exc_info=cause, extra=caused_by(self.peer))
+        self._refuse(cause)
 
     def _on_upgrade(self, data: bytes, offset: int) -> None:
         """The client offered another protocol, and the parser stopped there; but we go on in its version of HTTP.
@@ -699,11 +696,8 @@ class HttpConnection(HttpToolsProtocol):
         version = b"1.0" if self.head.is_http10 else b"1.1"
         (method, target, lines), self.replay = self.replay, None
         self.parser = httptools.HttpRequestParser(self)
-        self.phase = IDLE
         kept = b"".join([b"%b: %b\r\n" % line for line in strip_upgrade(lines)])
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version, kept)
-        self.begun = 0
-        self.read_bytes = len(head) + len(rest)
         try:
             self.parser.feed_data(head)
             if rest:
@@ -717,9 +711,9 @@ class HttpConnection(HttpToolsProtocol):
                 self._on_parser_error(error)
             return None
         if self.phase == HEAD:
-            self._on_partial_head(IDLE)
+            self._on_partial_head(BODY)
         elif self.phase == BODY:
-            self._on_partial_body(IDLE)
+            self._on_partial_body(HEAD)
         return None
 
     def _refuse(self, error: BaseException) -> None:
@@ -781,7 +775,7 @@ class HttpConnection(HttpToolsProtocol):
                 self._drop_waiting()
                 self.phase = DEAF
                 self.transport.close()
-        elif self.waiting or self.flow.read_paused or self.owes_continue:
+        elif self.waiting or self.owes_continue:
             self._advance()
 
     def on_response_complete(self) -> None:
