@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from dataclasses import dataclass, field
 
 import pytest
 
 from marserve.api.byte_ledger import (
+    FAMILIES,
     LEAST_RESERVE_BYTES,
     PATIENCE_S,
     READ_BYTES,
     SMALL_BYTES,
     STUCK_S,
+    UNBOUNDED,
     ByteLedger,
     HeldBytes,
     Hold,
@@ -127,8 +131,8 @@ def test_bodies_that_wait_for_each_other_do_not_wait_for_ever() -> None:
 def test_a_body_that_dribbles_loses_its_place_when_others_are_stuck_and_not_before() -> None:
     """One that comes quickly, or whose client is not let, keeps it."""
     ledger = ByteLedger(3 * MIB)
-    slow, quick, held_up, waiting = Client(), Client(), Client(is_reading=False), Client()
-    holds = [opened(ledger, MIB, client) for client in (slow, quick, held_up)]
+    held_up, slow, quick, waiting = Client(is_reading=False), Client(), Client(), Client()
+    _, *holds = [opened(ledger, MIB, client) for client in (held_up, slow, quick)]
     ledger.turn(50.0)
     assert slow.told == []
 
@@ -144,11 +148,15 @@ def test_a_body_that_dribbles_loses_its_place_when_others_are_stuck_and_not_befo
 
 def test_answers_count_and_are_never_refused() -> None:
     """They take room from bodies, and may take more than there is."""
-    ledger, client = ByteLedger(MIB), Client()
+    rooms: list[int] = []
+    ledger, client = ByteLedger(MIB, lambda: rooms.append(1)), Client()
 
     ledger.count_answers(3 * MIB)
     assert opened(ledger, SMALL_BYTES + 1, client).is_waiting
-    ledger.count_answers(-3 * MIB)
+    ledger.count_answers(1)
+    assert rooms == []
+    ledger.count_answers(-3 * MIB - 1)
+    assert rooms == [1]
     ledger.turn(0.1)
 
     assert client.told == ["go_on"]
@@ -227,7 +235,8 @@ def test_a_body_that_is_whole_before_it_had_room_is_kept_if_it_has_now_and_refus
         ledger = ByteLedger(MIB)
         full = ledger.take(MIB)
         hold = opened(ledger, 100_000)
-        assert hold.take(100_000, 0.0)
+        assert hold.take(60_000, 0.0)
+        assert hold.take(40_000, 0.0)
         assert ledger.ahead == 100_000
         if has_room:
             full = None
@@ -240,15 +249,148 @@ def test_a_body_that_is_whole_before_it_had_room_is_kept_if_it_has_now_and_refus
 def test_bodies_lose_their_place_only_when_another_is_stuck_and_they_had_their_second() -> None:
     """Neither one that began a moment ago, nor before the first in line has waited for a second."""
     for waited_s, is_stuck in ((STUCK_S - 0.05, False), (STUCK_S, True)):
-        ledger, slow, fresh, waiting = ByteLedger(3 * MIB), Client(), Client(), Client()
+        ledger, slow, fresh, waiting, later = ByteLedger(3 * MIB), Client(), Client(), Client(), Client()
         opened(ledger, MIB, slow, now=40.0)
         opened(ledger, MIB, fresh, now=50.9)
         opened(ledger, 2 * MIB, waiting, now=50.0)
+        opened(ledger, MIB, later, now=50.9)
 
         ledger.turn(50.0 + waited_s)
 
-        told = (["too_slow"], [], ["go_on"]) if is_stuck else ([], [], [])
-        assert (slow.told, fresh.told, waiting.told) == told
+        assert (slow.told, fresh.told, waiting.told) == ((["too_slow"], [], ["go_on"]) if is_stuck else ([], [], []))
+        assert later.told == [], "it holds nothing that the first in line could have"
+
+
+@pytest.mark.parametrize(("missing", "told"), [(0, []), (1, ["too_slow"])])
+def test_a_body_is_slow_that_comes_with_less_than_64_kib_a_second(missing: int, told: list[str]) -> None:
+    """Over all of the time since it was last looked at."""
+    ledger, client = ByteLedger(MIB), Client()
+    assert opened(ledger, MIB, client, now=48.0).take(2 * 64 * 1024 - missing, 49.0)
+    opened(ledger, MIB, now=49.0)
+
+    ledger.turn(50.0)
+
+    assert client.told == told
+
+
+def test_who_waits_without_holding_anything_is_not_refused_to_make_room() -> None:
+    """The first in line would have nothing of it."""
+    ledger, first, second = ByteLedger(MIB), Client(), Client()
+    full = ledger.take(MIB)
+    opened(ledger, MIB, first)
+    opened(ledger, MIB, second)
+
+    ledger.turn(PATIENCE_S - 0.1)
+
+    assert (first.told, second.told) == ([], [])
+    assert full is not None
+
+
+def test_room_that_was_given_back_in_time_is_given_to_who_has_waited_longest() -> None:
+    """Though its patience ends with the very turn that finds the room."""
+    ledger, client = ByteLedger(MIB), Client()
+    full = ledger.take(MIB)
+    opened(ledger, MIB, client)
+    assert full is not None
+    full.close()
+
+    ledger.turn(PATIENCE_S)
+
+    assert client.told == ["go_on"]
+
+
+def test_the_last_byte_of_room_is_given_and_none_beyond_it() -> None:
+    """To a chunked body that is no longer small, to small ones that are whole, and to those that are not."""
+    wanted = SMALL_BYTES + 1 + READ_BYTES
+    for missing in (0, 1):
+        ledger, client = ByteLedger(MIB), Client()
+        full = ledger.take(MIB - wanted + missing)
+        grows = opened(ledger, None, client)
+        assert grows.take(SMALL_BYTES + 1, 0.0)
+        ledger.turn(0.1)
+        assert client.told == []
+        assert (grows.is_waiting, ledger.room) == ((True, wanted - 1) if missing else (False, 0))
+        del full
+
+    ledger = ByteLedger(MIB)
+    full = ledger.take(MIB - 2000)
+    assert ledger.take_small(ledger.half)
+    assert not ledger.take_small(2001)
+    assert ledger.take_small(1000)
+    assert ledger.take_small(1000)
+    assert not ledger.take_small(1)
+    ledger.release_small(1000)
+    parts = [opened(ledger, SMALL_BYTES) for _ in range(ledger.half // SMALL_BYTES + 1)]
+    assert all(part.take(SMALL_BYTES, 0.0) for part in parts[:-1])
+    assert not parts[-1].take(1001, 0.0)
+    assert parts[-1].take(1000, 0.0)
+    assert ledger.room == 0
+    assert not ledger.take_small(1)
+    assert full is not None
+
+
+def test_a_small_body_that_goes_to_the_application_counts_in_the_reserve_until_nothing_refers_to_it() -> None:
+    """And is refused where the reserve has no room, nor anything else."""
+    ledger = ByteLedger(MIB)
+    full = ledger.take(MIB)
+    hold = ledger.take(SMALL_BYTES)
+    assert hold is not None
+    assert ledger.figures() == {"bodies": MIB, "small_bodies": SMALL_BYTES, "waiting": 0, "answers": 0}
+
+    assert ledger.take_small(ledger.half - SMALL_BYTES)
+    assert ledger.take(1) is None
+    del hold
+    assert ledger.figures()["small_bodies"] == ledger.half - SMALL_BYTES
+    hold = ledger.take(SMALL_BYTES)
+    del hold
+    assert ledger.take(1) is not None, "what was given back is there at once"
+
+    parts = [opened(ledger, SMALL_BYTES) for _ in range(ledger.half // SMALL_BYTES)]
+    assert all(part.take(SMALL_BYTES, 0.0) and part.complete() for part in parts)
+    another = opened(ledger, 1)
+    assert not another.take(1, 0.0)
+    del parts
+    assert another.take(1, 0.0)
+    assert full is not None
+
+
+def test_a_body_that_has_come_or_gone_keeps_neither_its_connection_nor_a_place_in_the_books() -> None:
+    """However it ended: a server that runs for months forgets what is over."""
+    ledger = ByteLedger(MIB)
+    clients = [Client() for _ in range(4)]
+    references = [weakref.ref(client) for client in clients]
+    whole, closed, emptied, waits = (opened(ledger, MIB // 3, client) for client in clients)
+    assert whole.take(MIB // 3, 0.0)
+    assert whole.complete()
+    for hold in (closed, emptied, waits):
+        hold.close()
+    del clients
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 4
+
+    del hold, closed, emptied, waits
+    assert [thing for thing in gc.get_objects() if type(thing) is Hold and thing._ledger is ledger] == [whole]
+
+
+def test_a_ledger_without_a_bound_has_room_for_whatever_a_machine_could_hold() -> None:
+    """`max_bytes_in_flight=0`."""
+    assert ByteLedger(UNBOUNDED).take(1 << 60) is not None
+
+
+def test_what_is_held_is_told_as_metrics_by_kind() -> None:
+    """Under the names that dashboards have."""
+    ledger = ByteLedger(MIB)
+    hold = ledger.take(100_000)
+
+    assert {name: (kind, label, dict(read(ledger))) for name, kind, _, label, read in FAMILIES} == {
+        "marserve_bytes_in_flight": (
+            "gauge",
+            "of",
+            {"bodies": 100_000, "small_bodies": 0, "waiting": 0, "answers": 0},
+        ),
+        "marserve_bytes_in_flight_limit": ("gauge", "", {"": MIB}),
+    }
+    assert hold is not None
 
 
 def test_an_older_body_that_grows_goes_before_younger_ones_that_wait() -> None:

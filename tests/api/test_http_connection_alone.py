@@ -581,7 +581,7 @@ async def test_a_refusal_is_logged_with_what_is_known_of_its_request_and_counted
 ) -> None:
     """The operator sees whose request it was, and not the one before it."""
     bare = Bare(HttpLimits(body_bytes=10))
-    bare.say(post(b"", ECHO, "A: before"))
+    bare.say(post(b"x" * 10, ECHO, "A: before"))
     bare.say(sent)
 
     assert len(bare.statuses) == 2
@@ -975,3 +975,10 @@ async def test_what_a_listener_was_not_told_is_as_documented() -> None:
     assert bare.statuses == [503]
     assert other.connection.listener.large_answers is answers
     answers.close()
+
+    bare.say(post())
+    bare.connection.pause_writing()
+    bare.plane.submitted[-1].answer(b"x" * (2 * MIB))
+    assert bare.table.ledger.answers == 2 * MIB
+    bare.connection.connection_lost(None)
+    assert bare.table.ledger.answers == 0

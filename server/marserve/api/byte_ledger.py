@@ -177,6 +177,7 @@ class ByteLedger:
         return True
 
     def _has_room_for_small(self, size: int) -> bool:
+        self._settle()
         return self.small + size <= self.half or self.small + size - max(self.half, self.small) <= self.room
 
     def release_small(self, size: int) -> None:
@@ -207,6 +208,7 @@ class ByteLedger:
 
     def take_part(self, hold: Hold, size: int) -> bool:
         """Count a piece of a small body; those that are not whole leave half of the reserve to those that are."""
+        self._settle()
         half = self.half
         if self.parts + size > half and self.parts + size - max(half, self.parts) > self.room:
             return False
@@ -286,11 +288,12 @@ class ByteLedger:
         """Refuse other bodies until the first in line can go on."""
         slow = [hold for hold in self._reading if not hold.is_waiting and self._is_slow(hold, now)]
         stuck = [hold for hold in self.waiting if hold is not first and hold.granted]
-        for hold, why in [*((hold, "too_slow") for hold in slow), *((hold, "no_room") for hold in reversed(stuck))]:
+        refused: list[tuple[Hold, Refusal]] = [(hold, "too_slow") for hold in slow]
+        refused += [(hold, "no_room") for hold in reversed(stuck)]
+        for hold, why in refused:
             if self._fits(first):
                 return
-            self._refuse(hold, "too_slow" if why == "too_slow" else "no_room")
-            self._settle()
+            self._refuse(hold, why)
 
     @staticmethod
     def _is_slow(hold: Hold, now: float) -> bool:
