@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from marserve.api.auth import Tokens
 from marserve.api.browsers import BrowserRules
 from marserve.api.byte_ledger import PATIENCE_S, SMALL_BYTES, ByteLedger
 from marserve.api.http_connection import READ_AHEAD, READ_AHEAD_BYTES
@@ -183,6 +185,19 @@ async def test_a_page_of_another_site_reaches_no_inference_route_that_needs_no_k
         await turn_loop()
         assert wire.written.startswith(b"HTTP/1.1 403 ") is (target == ECHO and bool(lines))
     assert len(bare.plane.submitted) == 1
+
+
+async def test_an_inference_route_needs_the_inference_key_before_its_body_is_read(tmp_path: Path) -> None:
+    """Another kind's key is none."""
+    tokens = Tokens(tmp_path / "key_file.json", 60.0)
+    tokens.write()
+    keys = {kind: entry["key"] for kind, entry in json.loads((tmp_path / "key_file.json").read_text()).items()}
+    for kind, passes in (("inference", True), ("management", False)):
+        bare = Bare(tokens=tokens)
+        bare.say(head(ECHO, f"Authorization: Bearer {keys[kind]}", "Content-Length: 2"))
+        assert bool(bare.statuses) is not passes
+        bare.say(b"hi")
+        assert [job.body for job in bare.plane.submitted] == [b"hi"] * passes
 
 
 # ------------------------------------------------------------------------------------------------- limits of a header
@@ -637,6 +652,25 @@ async def test_an_application_s_request_that_is_refused_behind_another_is_never_
 
     assert bare.statuses == [200, 413]
     assert b"/other" not in bare.wire.written
+
+
+async def test_a_request_that_is_refused_behind_an_application_s_leaves_that_one_alone() -> None:
+    """It is answered to its end, and then the refusal."""
+    go = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    bare = Bare(HttpLimits(body_bytes=10), app=app)
+    bare.say(head("/other", method="GET") + head(ECHO, "Transfer-Encoding: chunked") + b"14\r\n" + b"x" * 20)
+    await turn_loop()
+    assert bare.statuses == []
+    go.set()
+    await turn_loop()
+
+    assert bare.statuses == [200, 413]
 
 
 async def test_a_refusal_behind_an_answer_waits_for_it_and_the_client_is_heard_out() -> None:
