@@ -67,3 +67,46 @@ async def test_a_thousand_random_cancels_leave_no_job_task_or_memory_behind(tmp_
         assert sum(client() is not None for client in clients) < 300
         assert len(dispatcher._deadlines) < 300
         assert not dispatcher._holders
+
+
+BLOCKING = """
+import time
+
+def handle(rows, context):
+    if rows is None:
+        return None
+    [row] = rows
+    body = bytes(row["body"])
+    open("calls", "a").write(body.decode() + "\\n")
+    if body == b"polite":
+        end = time.monotonic() + 20
+        while not context.is_cancelled(0) and time.monotonic() < end:
+            time.sleep(0.002)
+    while body == b"deaf" and not os.path.exists("go"):
+        time.sleep(0.002)
+    return [b"done"]
+"""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("first", ["polite", "deaf"])
+async def test_what_was_cancelled_before_it_began_never_runs(tmp_path: Path, first: str) -> None:
+    """Neither from the queue nor sent ahead; the one that runs frees its worker once it asks, or else at its end."""
+    async with RunningPool(tmp_path, "import os\n" + BLOCKING) as running:
+        await running.start()
+        runs = running.send(first.encode())
+        await until(lambda: running.calls() == [first], "the first has begun")
+        behind = [running.send(f"behind {number}".encode()) for number in range(4)]
+
+        for each in behind:
+            each.job.cancel()
+        assert not runs.job.keeps_the_only_worker
+        runs.job.cancel()
+        if first == "deaf":
+            assert runs.job.keeps_the_only_worker
+            assert not any(each.job.keeps_the_only_worker for each in behind)
+            running.file("go").touch()
+
+        assert await running.ask_body(b"last") == b"done"
+        assert running.calls() == [first, "last"]
+        assert not runs.job.keeps_the_only_worker

@@ -23,6 +23,7 @@ class Submitted:
     receiver: Receiver
     is_cancelled: bool = False
     is_held: bool = False
+    keeps_the_only_worker: bool = False
 
     def cancel(self) -> None:
         """As a job of the pool."""

@@ -55,6 +55,7 @@ class FakeJob:
     request: Request
     receiver: Receiver
     is_cancelled: bool = False
+    keeps_the_only_worker: bool = False
 
     def cancel(self) -> None:
         """The client has gone."""

@@ -232,6 +232,26 @@ async def test_a_node_that_does_not_answer_in_time_is_cancelled_and_tried_again(
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(("keeps", "cause"), [(True, "worker_busy"), (False, "node_timeout")])
+async def test_a_retry_that_only_waited_behind_the_attempt_before_says_so(
+    keeps: bool, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator can tell a model that is too slow from a second attempt that never began."""
+    plane, receiver = FakeDataPlane(), Waiting()
+    engine_of(plane, {"a": []}, retries=2, timeout_s=0.02).submit(request(), receiver)
+    first = await plane.wait_for(1)
+    first.keeps_the_only_worker = keeps
+
+    end = await told(receiver)
+
+    assert isinstance(end, NodeFailed)
+    assert (end.message, end.cause) == ("Error executing a", cause)
+    told_of = [number for number in (2, 3) if f"attempt {number} at node a never began" in caplog.text]
+    assert told_of == ([2, 3] if keeps else [])
+    assert [job.receiver.timed_out for job in plane.submitted] == [None] * 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.anyio
 async def test_an_answer_that_comes_after_its_time_out_is_thrown_away() -> None:
     """The other attempt's answer counts, once."""
     plane, receiver = FakeDataPlane(), Waiting()

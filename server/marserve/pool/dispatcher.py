@@ -853,6 +853,14 @@ class Dispatcher:
             if self.is_empty:
                 self._actions.all_ended()
 
+    def keeps_the_only_worker(self, job: Job) -> bool:
+        """Whether the only worker still runs the batch in which `job` was cancelled; one sent ahead has not begun."""
+        if job.left_in is None or self.living_slots > 1:
+            return False
+        key, number = job.left_in
+        lane = self._lanes.get(key)
+        return lane is not None and bool(lane.flights) and lane.flights[0].number == number
+
     def hold(self, job: Job) -> None:
         """Have nothing more read from the worker that runs `job`, until it is resumed or ends."""
         key = self._runs_on(job)
@@ -965,6 +973,7 @@ class Dispatcher:
             key = self._runs_on(job)
             if key is not None:
                 self._actions.mark_cancelled(key, job.flight.number, job.flight.jobs.index(job))
+                job.left_in = (key, job.flight.number)
         job.flight = None
         return True
 

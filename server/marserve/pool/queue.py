@@ -47,6 +47,9 @@ class JobOwner(Protocol):
     def resume(self, job: Job) -> None:
         """The client of `job` has caught up."""
 
+    def keeps_the_only_worker(self, job: Job) -> bool:
+        """Whether the only worker still runs `job`, which was cancelled there."""
+
 
 # So often the loss of a machine speaks against no request that ran on it.
 MAX_LOSSES = 4
@@ -68,6 +71,7 @@ class Job:
         "flight",
         "has_sent_pieces",
         "held_by",
+        "left_in",
         "length",
         "length_digest",
         "losses",
@@ -102,6 +106,8 @@ class Job:
         self.state = JobState.WAITING
         self.flight: Flight | None = None
         self.held_by: str | None = None
+        self.left_in: tuple[str, int] | None = None
+        """The worker and the batch in which it was cancelled."""
         self.runs_alone = False
         """Whether a worker that runs many requests at once is to run it by itself: it may have ended another."""
 
@@ -126,6 +132,11 @@ class Job:
         """The client has gone: the receiver is never called again. May be called at any time, any number of times."""
         if self.state is not JobState.DONE:
             self.owner.cancel(self)
+
+    @property
+    def keeps_the_only_worker(self) -> bool:
+        """Whether it was cancelled, and the version's only worker still runs it: what comes after it waits."""
+        return self.left_in is not None and self.owner.keeps_the_only_worker(self)
 
 
 class GivenUp(NamedTuple):

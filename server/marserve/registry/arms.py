@@ -177,6 +177,11 @@ class ArmReceiver:
         if self.job is not None:
             self.job.resume()
 
+    @property
+    def keeps_the_only_worker(self) -> bool:
+        """Whether it was cancelled, and the version's only worker still runs it."""
+        return self.job is not None and self.job.keeps_the_only_worker
+
 
 def _status_of(error: MarserveError) -> int:
     """Whose fault it was: 400 the client's, 500 the version's. A surface may well say another number."""

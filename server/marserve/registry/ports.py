@@ -29,6 +29,10 @@ class JobLike(Protocol):
     def resume(self) -> None:
         """The client has caught up. May be called at any time."""
 
+    @property
+    def keeps_the_only_worker(self) -> bool:
+        """Whether it was cancelled, and the version's only worker still runs it."""
+
 
 class DeathLike(Protocol):
     """Why and when a worker ended; `at` in seconds since the epoch, UTC."""

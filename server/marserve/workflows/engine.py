@@ -54,6 +54,10 @@ class Job(Protocol):
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""
 
+    @property
+    def keeps_the_only_worker(self) -> bool:
+        """Whether it was cancelled, and the model's only worker still runs it."""
+
 
 class Models(Protocol):
     """What takes the requests of nodes; the registry does."""
@@ -174,18 +178,18 @@ class Execution:
             self._end()
             self._receiver.on_error(error)
 
-    def _try(self, node: str, parts: list[Part], number: int) -> None:
-        attempt = self._attempts[node] = _Attempt(self, node, parts, number)
+    def _try(self, node: str, parts: list[Part], number: int, before: tuple[_Attempt, ...] = ()) -> None:
+        attempt = self._attempts[node] = _Attempt(self, node, parts, number, before)
         attempt.begin()
 
     def try_again(self, attempt: _Attempt) -> None:
         """Give a node the same input once more."""
         if not self._is_over:
-            self._try(attempt.node, attempt.parts, attempt.number + 1)
+            self._try(attempt.node, attempt.parts, attempt.number + 1, (*attempt.before, attempt))
 
     def answered(self, node: str, body: bytes | bytearray) -> None:
         """A node has answered: begin those that waited for it alone, or end."""
-        del self._attempts[node]
+        self._attempts.pop(node).forget()
         self._answers[node] = body
         for ready in self._walk.complete(node):
             parts = self._take_input(ready)
@@ -308,13 +312,19 @@ class Execution:
         attempts, self._attempts = self._attempts, {}
         for attempt in attempts.values():
             attempt.abandon()
+            attempt.forget()
         self.engine.forget(self)
 
 
 class _Attempt:
     """One attempt at one node: the receiver of its model's answer, and the clock that ends it."""
 
-    def __init__(self, execution: Execution, node: str, parts: list[Part], number: int) -> None:
+    def __init__(
+        self, execution: Execution, node: str, parts: list[Part], number: int, before: tuple[_Attempt, ...] = ()
+    ) -> None:
+        """`before` are the attempts that failed."""
+        self.before = before
+        self.timed_out: Job | None = None
         self.node = node
         self.parts = parts
         self.number = number
@@ -353,6 +363,11 @@ class _Attempt:
         if job is not None:
             job.cancel()
 
+    def forget(self) -> None:
+        """No further attempt follows: drop the jobs of those that timed out, which refer to their attempts."""
+        for each in (*self.before, self):
+            each.timed_out = None
+
     def on_answer(self, answer: Answer) -> None:
         """The node's answer; the status and headers that its handler set do not count (contract 4.4)."""
         if self._is_open:
@@ -378,8 +393,31 @@ class _Attempt:
             self._execution.failed(self, error)
 
     def _time_out(self) -> None:
+        self.timed_out = self._job
         self.abandon()
-        self._execution.failed(self, NodeFailed(self._execution.engine.workflow, self.node, "node_timeout"))
+        cause = "worker_busy" if self._waited_for_one_before() else "node_timeout"
+        self._execution.failed(self, NodeFailed(self._execution.engine.workflow, self.node, cause))
+
+    def _waited_for_one_before(self) -> bool:
+        """Whether the model's only worker still runs an earlier attempt, and the log has been told.
+
+        A handler that blocks and does not ask whether it is cancelled runs to its end.
+        """
+        for each in self.before:
+            if each.timed_out is not None and each.timed_out.keeps_the_only_worker:
+                log.warning(
+                    "Workflow %s, request %s: attempt %d at node %s never began: the only worker of %s is still at "
+                    "attempt %d, which was cancelled there and runs on",
+                    self._execution.engine.workflow,
+                    self._execution.request.id,
+                    self.number,
+                    self.node,
+                    self._execution.engine.nodes[self.node].model,
+                    each.number,
+                    extra=caused_by(""),
+                )
+                return True
+        return False
 
     def _close(self) -> None:
         self._is_open = False
