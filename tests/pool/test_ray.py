@@ -7,6 +7,7 @@ import base64
 import os
 import re
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,14 +20,24 @@ import pytest
 
 from marserve.errors import LoadFailed, MarserveError
 from marserve.messages import Answer
-from support.processes import living, until
+from support.commands import addresses, type_in
+from support.pages import block
+from support.processes import living, until, until_blocking
 from support.ray_cluster import LocalCluster, needs_ray
 from support.remote_pools import Gate, RemotePool
 from support.running_pool import Sent
+from support.server import free_ports, make_archive
 
 pytestmark = [pytest.mark.anyio, needs_ray]
 
 LONG_S = 30.0
+PAGE = "docs/deploy/ray.md"
+PAGES_HANDLER = """
+import os
+
+def handle(data, context):
+    return [f"{os.getpid()} {bytes(row['body']).decode()}" for row in data] if data else None
+"""
 
 
 @pytest.fixture
@@ -97,6 +108,36 @@ async def test_workers_are_spread_over_the_nodes_and_answer(cluster: LocalCluste
         assert isinstance(await running.ask(b"raise a question"), MarserveError)
         await until(lambda: any("told to raise a question" in line for line in running.log.texts), "the traceback")
         assert "initialising m" in running.log.texts
+
+
+def test_whoever_follows_the_page_has_workers_on_two_nodes(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Its configuration and its commands, as they stand there."""
+    store = tmp_path / "model_store"
+    store.mkdir()
+    make_archive(store / "digits.mar", PAGES_HANDLER, config=block(PAGE, "config"))
+    variables = {
+        **addresses(*free_ports(5)),
+        "RAY_ADDRESS": cluster.address,  # what ray_address=auto finds
+        "MARSERVE_RAY_CACHE": str(tmp_path / "nodes"),
+        "TMPDIR": str(tmp_path),
+    }
+    programs = Path(sys.executable).parent
+    try:
+        started = type_in(block(PAGE, "start"), tmp_path, programs, variables)
+        assert started.returncode == 0, started.stdout + started.stderr
+        until_blocking(
+            lambda: type_in(block(PAGE, "look"), tmp_path, programs, variables).stdout.count("READY") == 2,
+            "two workers",
+            timeout_s=60,
+        )
+        looked = type_in(block(PAGE, "look"), tmp_path, programs, {**variables, "COLUMNS": "200"})
+    finally:
+        stopped = type_in("marserve stop", tmp_path, programs, variables)
+
+    nodes = {line.partition("(")[2].partition(")")[0] for line in looked.stdout.splitlines() if "READY" in line}
+    assert "node" in looked.stdout
+    assert len(nodes - {""}) == 2, looked.stdout
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
 
 
 @pytest.mark.long
