@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from support.command_line import marserve
+from support.prepared import Prepared
 from support.server import poll
 from support.workplace import BROKEN, Workplace
 
@@ -156,7 +157,7 @@ def test_a_server_in_front_ends_with_its_signal_and_status_0(place: Workplace) -
     place.add_echo()
     environment = os.environ | {"TMPDIR": str(place.temporary), "TEMP": str(place.temporary)}
     command = [sys.executable, "-m", "marserve.cli", "start", "--foreground", "--models", "echo.mar"]
-    with subprocess.Popen(command, cwd=place.folder, env=environment, stdout=subprocess.DEVNULL) as process:
+    with Prepared(command, cwd=place.folder, env=environment, stdout=subprocess.DEVNULL) as process:
         for _ in poll(30, "the server is ready"):
             if marserve("status", "--inference", place.inference, "--management", place.management).status == 0:
                 break
