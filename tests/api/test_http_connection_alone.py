@@ -259,7 +259,6 @@ async def test_a_header_behind_one_that_is_read_again_without_its_offer_has_limi
     bare = Bare(HttpLimits(header_bytes=1000, request_line_bytes=500, header_timeout_s=10.0))
     body = b"x" * 5000
     bare.say(post(body, ECHO, *OFFER) + b"POST /predictions/echo HTTP/1.1\r\n")
-    bare.say(b"A: b\r\n")
     bare.connection.check(1009.9)
     assert [job.body for job in bare.plane.submitted] == [body]
     assert bare.statuses == [200]
