@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +20,9 @@ import psutil
 from support.prepared import Prepared
 from support.prompt_end import run_to_end
 from support.server import free_ports, make_archive, poll
+
+# How long what a server forked may have its command line at the most.
+FORKED_S = 5.0
 
 ECHO = """
 def handle(data, context):
@@ -105,8 +109,13 @@ class Workplace:
         return sorted(path.name for path in self.temporary.glob(".*.pid"))
 
     def leave(self, check: bool) -> None:
-        """Kill what still runs; with `check`, raise when something did, or when files were left behind."""
-        running = self.server_pids()
+        """Kill what still runs; with `check`, raise when something did, or when files were left behind.
+
+        What a server had just forked when it ended has its command line for a moment, until it runs its own program.
+        """
+        until = time.monotonic() + (FORKED_S if check else 0.0)
+        while (running := self.server_pids()) and time.monotonic() < until:
+            time.sleep(0.02)
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
