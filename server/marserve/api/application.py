@@ -125,11 +125,16 @@ class Border:
         except Exception as error:
             # A border: a defect of ours in one call must neither end the connection without an answer nor be silent.
             request_id = scope.get("state", {}).get("request_id", "-")
-            peer = "{}:{}".format(*scope["client"]) if scope.get("client") else ""
-            log.exception("Request %s failed: %s %s", request_id, scope["method"], scope["path"], extra=caused_by(peer))
+            extra = caused_by(peer_of(scope))
+            log.exception("Request %s failed: %s %s", request_id, scope["method"], scope["path"], extra=extra)
             if has_begun:
                 raise
             await error_response(error)(scope, receive, send)
+
+
+def peer_of(scope: Scope) -> str:
+    """The client's address and port, `127.0.0.1:64003`; empty on a Unix socket."""
+    return "{}:{}".format(*scope["client"]) if scope.get("client") else ""
 
 
 def split_path(raw: bytes) -> str:

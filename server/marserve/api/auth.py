@@ -28,7 +28,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from marserve.api.application import PrettyJson, error_response
+from marserve.api.application import PrettyJson, error_response, peer_of
 from marserve.api.browsers import BrowserRules
 from marserve.api.errors import ForeignHost, ForeignOrigin
 from marserve.api.late_routes import new_router
@@ -291,8 +291,7 @@ def token_router(tokens: Tokens) -> APIRouter:
             try:
                 ends = await to_thread(tokens.renew, type, value)
             except CannotKeepTokens as error:
-                peer = "{}:{}".format(*request.client) if request.client else ""
-                log.error("The %s key was not replaced: %s", type, error, extra=caused_by(peer))
+                log.error("The %s key was not replaced: %s", type, error, extra=caused_by(peer_of(request.scope)))
                 raise KeyNotReplaced(error.why) from error
         return PrettyJson({"status": f"The {type} key was replaced; the new one is in the key file", "expires": ends})
 
