@@ -25,6 +25,8 @@ LOCK_TORCH = $(LOCK) --python-platform x86_64-manylinux_2_28 \
 # Whole files side by side, each collected by the runner that runs it (tests/support/by_file.py).
 PARALLEL  := --numprocesses $(JOBS) --maxprocesses 4 --dist load --maxschedchunk 1 --by-file \
              -o console_output_style=classic
+# What `make test` runs.
+QUICK     := not long and not system
 
 .DEFAULT_GOAL := help
 
@@ -42,7 +44,11 @@ serve: $(STAMPS)/serve  ## start a server with the digits model on http://127.0.
 
 .PHONY: test
 test: $(STAMPS)/test  ## run the tests that every change must pass (minutes)
-	$(PYTEST) $(PARALLEL) -m "not long"
+	$(PYTEST) $(PARALLEL) -m "$(QUICK)"
+
+.PHONY: test-system
+test-system: $(STAMPS)/test  ## run what `make test` has a shorter case of: roll-outs, stores, clusters, platforms (minutes)
+	$(PYTEST) $(PARALLEL) -m "system and not long" $$(grep -rl --include='test_*.py' 'mark\.system' tests)
 
 .PHONY: test-contract
 test-contract: $(STAMPS)/test  ## play all that a real TorchServe answered against this server (minutes)
@@ -57,13 +63,13 @@ test-long: $(STAMPS)/test  ## run the long suites: exact time bounds, soak, big 
 test-cost: $(STAMPS)/test  ## run the tests and say which files take the most seconds of a processor
 	rm -f .pytest_cache/cost.jsonl
 	mkdir -p .pytest_cache
-	$(PYTEST) $(PARALLEL) -m "not long" -q --cost .pytest_cache/cost.jsonl
+	$(PYTEST) $(PARALLEL) -m "$(QUICK)" -q --cost .pytest_cache/cost.jsonl
 	$(BIN)/python tests/support/cost.py .pytest_cache/cost.jsonl
 
 .PHONY: test-again
 test-again: $(STAMPS)/test  ## run the tests RUNS times (10) in random order and say what failed how often (SEED=7 RUNS=1)
 	$(BIN)/python tests/support/again.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) --history .test-again/runs.jsonl -- \
-	    $(PYTEST) $(PARALLEL) -m "not long" -q
+	    $(PYTEST) $(PARALLEL) -m "$(QUICK)" -q
 
 .PHONY: package-test
 package-test: $(STAMPS)/test  ## install the wheel alone into empty environments and follow the README (minutes)

@@ -144,6 +144,7 @@ def test_runs_of_several_days_are_one_table(
     assert (history.parent / "6.log").read_text() == f"seed 6 children {own + 3}\n"
 
 
+@pytest.mark.system
 def test_what_failed_is_what_pytest_reports(tmp_path: Path) -> None:
     """A failed test, a failed end and a file that cannot be imported, by their names, each once."""
     conftest = """

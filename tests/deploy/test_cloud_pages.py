@@ -26,6 +26,7 @@ SAGEMAKER = "docs/deploy/sagemaker.md"
 VERTEX = "docs/deploy/vertex.md"
 
 pytestmark = [
+    pytest.mark.system,
     pytest.mark.torch,
     pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed, and the pages ask with it"),
 ]

@@ -121,6 +121,7 @@ def test_a_folder_that_cannot_hold_the_keys_keeps_the_server_from_starting(tmp_p
     assert "name another place with token_file" in done.stderr
 
 
+@pytest.mark.system
 def test_the_commands_find_the_keys_of_their_folder(tmp_path: Path) -> None:
     """From the start in the background to the stop, without a word about tokens."""
     with Workplace(tmp_path) as place:
@@ -140,6 +141,7 @@ def test_the_commands_find_the_keys_of_their_folder(tmp_path: Path) -> None:
     assert stopped.returncode == 0
 
 
+@pytest.mark.system
 def test_https_with_a_certificate_of_ones_own_is_trusted_by_who_trusts_it(tmp_path: Path) -> None:
     """On all three addresses."""
     authority = trustme.CA()
@@ -160,6 +162,7 @@ def test_https_with_a_certificate_of_ones_own_is_trusted_by_who_trusts_it(tmp_pa
             httpx.get(f"{plain}/ping")
 
 
+@pytest.mark.system
 def test_the_commands_trust_the_certificate_of_their_folders_settings(tmp_path: Path) -> None:
     """Nobody certified it, and it is for another host: it is the server's own all the same."""
     identity = make_up_identity(["models.example.org"])

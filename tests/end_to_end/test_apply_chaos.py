@@ -22,6 +22,8 @@ import yaml
 from marserve.rollout.desired_state import DesiredState, read
 from support.server import Server, make_archive, poll
 
+pytestmark = pytest.mark.system
+
 HANDLER = """
 import time
 

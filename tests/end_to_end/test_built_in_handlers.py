@@ -14,7 +14,7 @@ from support.server import Server
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.system]
 
 MODELS = {
     "segments": """

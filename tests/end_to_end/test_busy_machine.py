@@ -22,6 +22,8 @@ import pytest
 from support.open_loop import OpenLoop, Outcome, Shot, at_random, count_by_status, post
 from support.server import Server, make_archive
 
+pytestmark = pytest.mark.system
+
 WORKING = """
 import hashlib
 def handle(data, context):

@@ -186,6 +186,7 @@ def test_calls_that_would_change_models_are_refused_with_what_to_do(server: Decl
     assert server.describe("m")["declared"] == {"url": "m-1.0.mar", "minWorkers": 1, "maxWorkers": 1}
 
 
+@pytest.mark.system
 def test_a_document_is_planned_applied_and_undone_from_the_command_line(server: Declared) -> None:
     """Each command has `--json`; what changes something, a dry run."""
     wanted = server.folder / "next.yaml"
@@ -277,6 +278,7 @@ def write(server: Declared, **models: list[str]) -> str:
     return "next.yaml"
 
 
+@pytest.mark.system
 def test_undo_is_a_switch_and_nobody_notices(tmp_path: Path) -> None:
     """Every request is answered; the model that served takes seconds to load."""
     undo_under_load(tmp_path, bound_s=0.3)
@@ -288,6 +290,7 @@ def test_undo_takes_a_tenth_of_a_second_at_most(tmp_path: Path) -> None:
     undo_under_load(tmp_path, bound_s=0.1)
 
 
+@pytest.mark.system
 def test_what_undo_would_need_is_gone_after_its_window_and_with_the_server(tmp_path: Path) -> None:
     """Its processes: after the window, and when the server is killed or stops within it."""
     server = Declared(tmp_path, text(m=["1.0"]), undo_window="1")
@@ -393,6 +396,7 @@ def test_a_server_that_is_killed_in_the_middle_comes_back_with_one_of_the_two(se
     assert server.models() == {"m": ["1.0", "2.0"], "n": ["1.0"]}
 
 
+@pytest.mark.system
 def test_calls_that_are_adopted_are_written_into_the_document(tmp_path: Path) -> None:
     """And are in force when they are answered, also after a restart."""
     with Declared(tmp_path, text(m=["1.0"]), desired_state_changes="adopt") as made:
@@ -452,6 +456,7 @@ def test_calls_that_are_adopted_are_written_into_the_document(tmp_path: Path) ->
         assert server.models() == {"m": ["2.0", "1.0"], "n": ["1.0"]}
 
 
+@pytest.mark.system
 def test_two_words_on_which_models_there_are_do_not_start_a_server(tmp_path: Path) -> None:
     """Both are named, with where they stand; snapshots are written and not read."""
     server = Declared(tmp_path, text(m=["1.0"]), load_models="n-1.0.mar")
@@ -509,6 +514,7 @@ def test_a_server_without_a_document_takes_one_by_a_call(tmp_path: Path) -> None
         assert server.client.post(f"{server.management}/desired-state/undo").status_code == 409
 
 
+@pytest.mark.system
 def test_undo_brings_back_what_calls_had_made_after_a_restart(tmp_path: Path) -> None:
     """Between the document and the undo; a script is not asked, and has to say what goes."""
     with Server(tmp_path, entry="marserve", settings={"log_location": str(tmp_path / "logs")}) as server:
@@ -555,6 +561,7 @@ def test_a_document_is_checked_without_a_server(tmp_path: Path) -> None:
     assert json.loads(marserve("--schema").stdout)["title"] == "marserve: desired state"
 
 
+@pytest.mark.system
 def test_a_document_and_its_archives_may_lie_elsewhere(tmp_path: Path) -> None:
     """Both behind addresses: what lies there now counts, whatever the store has kept under the same name."""
     archives = []

@@ -79,6 +79,7 @@ def serve(folder: Path, tool: FakeNvidiaSmi, entry: str = "marserve", **environm
     return Server(folder, entry=entry, environment={**tool.environment, **environment})
 
 
+@pytest.mark.system
 def test_a_model_that_no_device_has_memory_for_is_refused(tmp_path: Path, tool: FakeNvidiaSmi) -> None:
     """507 with the numbers before anything is started; once there is room it is taken, on the device that has it."""
     tool.use(80_000, 80_000)
@@ -136,6 +137,7 @@ class Holds:
 """
 
 
+@pytest.mark.system
 def test_models_that_nobody_asks_for_make_room_on_a_device(tmp_path: Path, tool: FakeNvidiaSmi) -> None:
     """Three that fill a device each, on two of them: all are answered, and nothing ever holds more than there is."""
     held = tool.count_processes()

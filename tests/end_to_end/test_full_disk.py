@@ -13,6 +13,8 @@ from support.file_server import file_server, whole
 from support.server import Server, make_archive, poll
 from support.small_disk import SmallDisk, small_disk
 
+pytestmark = pytest.mark.system
+
 ECHO = """
 def handle(rows, context):
     if rows is None:

@@ -16,7 +16,10 @@ import pytest
 from support.open_loop import OpenLoop, Shot, count_by_status, evenly, post
 from support.server import Server, make_archive, poll
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes by way of /proc")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at processes by way of /proc"),
+]
 
 # Every rank turns the letters on by its share; only all of them together make upper case of it.
 TOGETHER = """

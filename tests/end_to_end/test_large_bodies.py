@@ -168,6 +168,7 @@ def slow_readers(tmp_path: Path, count: int, size: int, *, read: int, memory_byt
         assert wrong == [], server.output()
 
 
+@pytest.mark.system
 def test_slow_readers_of_long_answers_cost_no_more_than_a_piece_each(tmp_path: Path) -> None:
     """20 readers of 20 MB (RELIABILITY B5): the worker is free at once, memory is bounded, every byte arrives."""
     slow_readers(tmp_path, 20, 20_000_000, read=20, memory_bytes=32 * MIB)

@@ -141,6 +141,7 @@ def play(folder: Path, *, models: int, places: int, requests: int, every: int) -
     assert re.search(r"marserve_evictions_total\{.*\} [1-9]", page)
 
 
+@pytest.mark.system
 def test_models_take_turns_in_too_little_memory(tmp_path: Path) -> None:
     """8 models in room for 3, Zipf traffic that shifts: all are answered, none is killed, few are loaded again."""
     play(tmp_path, models=8, places=3, requests=80, every=40)
@@ -217,6 +218,7 @@ def test_a_load_that_cannot_fit_is_refused_before_it_starts(tmp_path: Path) -> N
     assert "marserve_loads_refused_total 3" in page
 
 
+@pytest.mark.system
 def test_a_pinned_model_and_one_in_use_make_no_room(tmp_path: Path) -> None:
     """Who comes then is held until a request has ended, or its deadline has passed."""
     with start_with(tmp_path, 4, 2, startupTimeout=20) as server:
@@ -247,6 +249,7 @@ def test_a_pinned_model_and_one_in_use_make_no_room(tmp_path: Path) -> None:
     assert [each["mayMakeRoom"] for each in described] == [False, True, True, True]
 
 
+@pytest.mark.system
 def test_who_finds_no_room_in_time_is_told_to_come_back(tmp_path: Path) -> None:
     """503 with Retry-After and the cause, to all who wait; and the next one is served when there is room."""
     with start_with(tmp_path, 2, 1, startupTimeout=1) as server:
@@ -303,6 +306,7 @@ def test_a_load_that_takes_more_than_there_is_is_ended_and_said_so(tmp_path: Pat
     assert same == pid
 
 
+@pytest.mark.system
 def test_what_was_learned_outlives_a_restart(tmp_path: Path) -> None:
     """At first it is estimated from the archive's files; then it is known, and so it is by the next server."""
     store = tmp_path / "store"
@@ -325,6 +329,7 @@ def test_what_was_learned_outlives_a_restart(tmp_path: Path) -> None:
     assert "(learned)" in refused.json()["message"]
 
 
+@pytest.mark.system
 def test_a_worker_is_replaced_in_its_place_where_there_is_no_room_for_two(tmp_path: Path) -> None:
     """Requests wait for the replacement, and none fails."""
     store = tmp_path / "store"

@@ -20,6 +20,8 @@ from support.object_stores import S3Server
 from support.odd_store import OddStore, odd_store
 from support.server import Server, make_archive
 
+pytestmark = pytest.mark.system
+
 pytest.importorskip("obstore")
 pytest.importorskip("huggingface_hub")
 

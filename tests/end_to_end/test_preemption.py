@@ -19,6 +19,8 @@ from support.pages import block
 from support.plugin_packages import Installation
 from support.server import Server, make_archive, poll
 
+pytestmark = pytest.mark.system
+
 PAGE = "docs/deploy/life-in-a-cluster.md"
 SLOW = """
 import time

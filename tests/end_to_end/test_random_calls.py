@@ -15,6 +15,8 @@ import pytest
 
 from support.server import Server, make_archive, poll
 
+pytestmark = pytest.mark.system
+
 HANDLER = """
 def handle(data, context):
     return [b"here"] * len(data or [])

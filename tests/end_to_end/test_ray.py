@@ -23,6 +23,8 @@ from support.processes import living, until_blocking
 from support.ray_cluster import LocalCluster, needs_ray
 from support.server import Server, make_archive
 
+pytestmark = pytest.mark.system
+
 PAGE = "docs/deploy/ray.md"
 HANDLER = """
 import os

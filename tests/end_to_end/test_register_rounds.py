@@ -10,7 +10,10 @@ import pytest
 
 from support.server import Server, make_archive, poll
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes by way of /proc")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at processes by way of /proc"),
+]
 
 ECHO = "def handle(rows, context):\n    return [row['body'] for row in rows] if rows else None\n"
 MB = 10**6

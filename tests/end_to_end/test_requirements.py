@@ -21,7 +21,7 @@ from support.processes import until_blocking
 from support.server import Server
 from support.wheels import waiting_index, write_wheel
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are told by /proc")
+pytestmark = [pytest.mark.system, pytest.mark.skipif(sys.platform != "linux", reason="processes are told by /proc")]
 
 HANDLER = """
 import json, os, subprocess, sys

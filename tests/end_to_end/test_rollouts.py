@@ -118,6 +118,7 @@ def back_to_first(server: Server, version: str) -> None:
     server.client.delete(f"{server.management}/models/linear/{version}").raise_for_status()
 
 
+@pytest.mark.system
 def test_an_equal_version_is_promoted_and_nobody_notices(server: Server) -> None:
     """With its answers compared; every request is answered, and afterwards all by the new version."""
     with Load(server.inference, "linear") as load:
@@ -180,6 +181,7 @@ def test_a_slow_version_is_found_by_its_p99(server: Server) -> None:
     wait_until_gone(server, "2.2")
 
 
+@pytest.mark.system
 def test_from_the_verdict_on_no_request_is_sent_to_the_version_taken_back(server: Server) -> None:
     """Three times the promised 100 ms; the time of the verdict is that of the record."""
     clock = time.time() - time.monotonic()
@@ -249,6 +251,7 @@ def test_pause_resume_abort_and_what_is_refused_meanwhile(server: Server) -> Non
     assert server.predict("linear", b"[1, 2]").status_code == 200
 
 
+@pytest.mark.system
 def test_requests_that_wait_for_a_version_taken_back_are_answered_by_the_other(server: Server) -> None:
     """They are handed over, and their answers name the version that gave them."""
     url = f"{server.management}/models/linear"
@@ -273,6 +276,7 @@ def test_requests_that_wait_for_a_version_taken_back_are_answered_by_the_other(s
     wait_until_gone(server, "2.8")
 
 
+@pytest.mark.system
 def test_a_version_without_workers_is_taken_back(server: Server) -> None:
     """Even without a single request to notice it by."""
     begin(server, "2.0", hold=600)
@@ -285,6 +289,7 @@ def test_a_version_without_workers_is_taken_back(server: Server) -> None:
     wait_until_gone(server, "2.0")
 
 
+@pytest.mark.system
 def test_somebody_may_promote_it_at_once_and_all_roll_outs_are_listed(server: Server) -> None:
     """Within a second everything goes there."""
     url = f"{server.management}/models/linear/rollout"
@@ -307,6 +312,7 @@ def test_somebody_may_promote_it_at_once_and_all_roll_outs_are_listed(server: Se
     back_to_first(server, "2.0")
 
 
+@pytest.mark.system
 def test_too_little_traffic_holds_and_says_so_until_its_bound(server: Server) -> None:
     """Then the version that served serves again."""
     begin(server, "2.0", hold=0.2, max_hold=1.0)
@@ -366,6 +372,7 @@ def test_marserve_rollout_plans_begins_follows_and_shows(server: Server) -> None
     back_to_first(server, "2.0")
 
 
+@pytest.mark.system
 def test_a_roll_out_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
     """At its step, with a window of its own; paused ones stay paused."""
     archives(tmp_path / "store")
@@ -415,6 +422,7 @@ def mirror(server: Server, version: str, compare: Any, share: float = 1.0) -> st
     return url
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("version", "compare", "differs"),
     [
@@ -499,6 +507,7 @@ def test_marserve_shadow_mirrors_shows_and_ends(server: Server) -> None:
     server.client.delete(f"{server.management}/models/linear/2.1").raise_for_status()
 
 
+@pytest.mark.system
 def test_a_server_that_stops_does_not_wait_for_copies_and_takes_a_roll_out_up_again(tmp_path: Path) -> None:
     """The shadow hangs; SIGTERM ends the server well all the same, and the roll-out is no worse off for it."""
     archives(tmp_path / "store")

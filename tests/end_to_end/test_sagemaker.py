@@ -102,6 +102,7 @@ def test_a_container_serves_the_model_that_sagemaker_put_into_opt_ml(image: Imag
     assert listens == {("0.0.0.0", image.port), *(("127.0.0.1", port) for port in image.further)}
 
 
+@pytest.mark.system
 @pytest.mark.torch
 def test_a_container_serves_an_inference_script_with_its_weights(image: ImageHome) -> None:
     """As SageMaker's PyTorch toolkit does, whose variables count; what the script requires is installed before it.

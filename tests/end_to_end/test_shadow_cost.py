@@ -13,6 +13,8 @@ import pytest
 from support.open_loop import OpenLoop, Outcome, Shot, evenly, percentile, post
 from support.server import Server, make_archive
 
+pytestmark = pytest.mark.system
+
 # The handler waits, as one that computes on a device does: what is seen is the server's own part.
 HANDLER = """
 import time

@@ -178,6 +178,7 @@ def test_a_damaged_snapshot_is_one_sentence_and_status_1(server: Restarted, text
     assert said in done.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.system
 def test_what_was_fetched_at_the_start_comes_back_from_the_store(tmp_path: Path) -> None:
     """The address is asked once; its key is in no snapshot, and neither start needs it again."""
     with file_server() as files:
@@ -201,6 +202,7 @@ def test_what_was_fetched_at_the_start_comes_back_from_the_store(tmp_path: Path)
     assert not [path for path in server.snapshots() if PLANTED in path.read_text()]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("entry", ["torchserve --ncs", "marserve"])
 def test_no_snapshot_is_written_where_none_was_asked_for(tmp_path: Path, entry: str) -> None:
     """`--ncs`, and `marserve` by itself."""
@@ -210,6 +212,7 @@ def test_no_snapshot_is_written_where_none_was_asked_for(tmp_path: Path, entry: 
     assert not list(tmp_path.rglob("*.cfg"))
 
 
+@pytest.mark.system
 def test_marserve_keeps_as_many_as_a_key_says(tmp_path: Path) -> None:
     """Once a key asks for them; the newest stays."""
     settings = {"config_snapshots": "true", "config_snapshots_kept": "2", "log_location": str(tmp_path / "logs")}
@@ -273,6 +276,7 @@ def run_until_ended(server: Server, words: Sequence[str] = ()) -> subprocess.Com
     )
 
 
+@pytest.mark.system
 def test_an_installed_endpoint_answers_who_has_its_key(tmp_path: Path) -> None:
     """On its listener alone, and the log says who answers there."""
     installation = Installation(tmp_path)
@@ -303,6 +307,7 @@ def test_an_installed_endpoint_answers_who_has_its_key(tmp_path: Path) -> None:
     assert "/reports is answered by the plug-in reports of acme-reports" in output
 
 
+@pytest.mark.system
 def test_two_endpoints_for_one_pattern_stop_the_server(tmp_path: Path) -> None:
     """Also where one of the two is the server's own."""
     installation = Installation(tmp_path)
@@ -321,6 +326,7 @@ def test_two_endpoints_for_one_pattern_stop_the_server(tmp_path: Path) -> None:
     assert "/models, which the server answers itself" in own.stderr
 
 
+@pytest.mark.system
 def test_an_installed_place_takes_and_gives_snapshots(tmp_path: Path) -> None:
     """The log folder has none then."""
     installation = Installation(tmp_path)
@@ -340,6 +346,7 @@ def test_an_installed_place_takes_and_gives_snapshots(tmp_path: Path) -> None:
     assert server.snapshots() == []
 
 
+@pytest.mark.system
 def test_a_restart_has_the_commit_that_served(tmp_path: Path) -> None:
     """Of a hub's branch the commit is kept: whatever the branch is by then, the same model comes back."""
     pytest.importorskip("huggingface_hub")

@@ -168,6 +168,7 @@ def kill_while_it_fetches(server: Killed, urls: list[str], archive: bytes, seed:
         assert {name for name in set(os.listdir(SHARED_MEMORY)) - segments if "marserve" in name} == set()
 
 
+@pytest.mark.system
 def test_a_kill_at_any_moment_keeps_no_start_from_working(tmp_path: Path) -> None:
     """PID file, sockets, unpacked archives, snapshots, shared memory: the next start finds its way with all of them."""
     kill_at_random(tmp_path, times=3, seed=random.SystemRandom().randrange(1_000_000))
@@ -321,6 +322,7 @@ def loading(folder: Path, models: int) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.system
 def test_liveness_answers_while_eight_models_load_side_by_side(tmp_path: Path) -> None:
     """A kubelet's probe waits one second: each is answered in that, and readiness is not said too early."""
     spans: list[float] = []

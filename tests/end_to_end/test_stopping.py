@@ -202,6 +202,7 @@ def test_readiness_falls_before_requests_are_refused(tmp_path: Path) -> None:
         assert "Model server stopped." in server.output()
 
 
+@pytest.mark.system
 def test_what_outlasts_the_deadline_is_refused_by_name(tmp_path: Path) -> None:
     """RELIABILITY F2: what ends in time is answered; the rest hears that the server goes, a stream in its own words."""
     store = make_store(tmp_path, slow=SLOW_TO_ANSWER, events=STREAM % "text/event-stream", bytes=STREAM % "text/plain")
@@ -358,6 +359,7 @@ def test_sigterm_during_a_registration_answers_it_and_leaves_nothing(tmp_path: P
         assert "Traceback" not in server.output()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stopped", ["templates", "all of them"])
 def test_sigterm_ends_a_server_whose_processes_are_stopped_within_its_time(tmp_path: Path, stopped: str) -> None:
     """By SIGSTOP, as a debugger or a full cgroup does it: they hear no order, end by no SIGTERM, and reap no child."""

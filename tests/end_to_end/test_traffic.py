@@ -90,6 +90,7 @@ def change_versions(server: Server, changes: int, rate: float, seconds: float, o
     assert len(server.worker_pids("m")) == 1
 
 
+@pytest.mark.system
 def test_six_versions_change_under_load_and_nobody_notices(server: Server) -> None:
     """0 failed, and no request that begins after a swap has returned gets a version before it."""
     change_versions(server, changes=6, rate=200, seconds=3)
@@ -138,6 +139,7 @@ BAD_ONES = {
 CONFIG = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nsamples:\n  - text: one\n  - text: two\n"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("order", ["load_first", "unload_first"])
 def test_a_bad_version_never_takes_the_place_of_a_good_one(server: Server, order: str) -> None:
     """Each in its way; the good one answers after it as before, the error names the cause, nothing is left on disk."""
@@ -174,6 +176,7 @@ def test_a_failed_swap_costs_no_request(server: Server) -> None:
     assert {outcome.body for outcome in load.outcomes} == {b"7"}
 
 
+@pytest.mark.system
 def test_unloading_first_holds_or_refuses_and_then_goes_on(server: Server) -> None:
     """With no room for two the gap is honest: 200 or 503 with the reason, and the new version afterwards."""
     server.register(telling(server.store, 1, "1.0")).raise_for_status()
@@ -233,6 +236,7 @@ def shares_and_keys_hold(server: Server, requests: int) -> None:
         assert f'marserve_traffic_requests_total{{model="m",version="{version}",reason="{reason}"}}' in page
 
 
+@pytest.mark.system
 def test_a_version_is_taken_back_at_once(server: Server) -> None:
     """No request that begins after the call has returned is sent to it; what it had is answered."""
     for number in (1, 2):
@@ -250,6 +254,7 @@ def test_a_version_is_taken_back_at_once(server: Server) -> None:
     assert {outcome.body for outcome in load.outcomes} == {b"1", b"2"}
 
 
+@pytest.mark.system
 def test_every_request_is_answered_while_weights_change_and_workers_die(server: Server) -> None:
     """Weights, labels and the default change without a pause, and one version's workers are killed again and again."""
     for number in (1, 2):
@@ -378,6 +383,7 @@ def test_a_restarted_server_has_weights_keys_and_labels_back(tmp_path: Path) -> 
         assert users() == before
 
 
+@pytest.mark.system
 def test_an_address_that_is_written_over_is_swapped_in_and_comes_back(tmp_path: Path) -> None:
     """Twice under its version's name and twice under another, nobody notices; a restart has the build that served."""
     with range_origin() as origin:

@@ -80,6 +80,7 @@ def test_an_archive_that_is_put_into_the_store_is_served(tmp_path: Path) -> None
     assert described["minWorkers"] == 1
 
 
+@pytest.mark.system
 def test_a_version_that_makes_itself_the_default_fails_no_request(tmp_path: Path) -> None:
     """Requests go on while three versions come; each answer is of one of them, at last of the last."""
     with watching(tmp_path, "load-and-default") as server:
@@ -223,6 +224,7 @@ def test_a_replaced_archive_of_the_same_version_is_swapped(tmp_path: Path) -> No
     assert "version 1.0 goes on answering: its workers could not load it: RuntimeError: no" in reason
 
 
+@pytest.mark.system
 def test_versions_lie_in_folders_as_other_servers_have_them(tmp_path: Path) -> None:
     """`model/version/archive` and `model/version/` in place; the path names them, whatever the manifest says."""
     with watching(tmp_path, "load-and-default") as server:
@@ -262,6 +264,7 @@ def test_a_removed_archive_unloads_its_version_where_asked_for(tmp_path: Path) -
         assert server.predict("m").status_code == 404
 
 
+@pytest.mark.system
 def test_what_the_start_loads_and_what_calls_register_is_not_loaded_twice(tmp_path: Path) -> None:
     """Models of load_models, and archives of calls, are known."""
     store = tmp_path / "store"
@@ -392,6 +395,7 @@ def content(folder: Path, value: str, version: str) -> bytes:
     return archive(folder / "made.mar", value, version=version).read_bytes()
 
 
+@pytest.mark.system
 def test_archives_of_a_bucket_are_loaded_as_they_come(s3: S3Server, bucket: Bucket, tmp_path: Path) -> None:
     """Those that were there, new ones, replaced ones; what is broken is refused once; nothing lands in the store."""
     bucket.put("models/m/1/m.mar", content(tmp_path, "one", "1"))
@@ -432,6 +436,7 @@ def test_archives_of_a_bucket_are_loaded_as_they_come(s3: S3Server, bucket: Buck
     assert errors == 1
 
 
+@pytest.mark.system
 def test_an_event_of_a_bucket_is_carried_out_long_before_the_next_look(
     s3: S3Server, bucket: Bucket, tmp_path: Path
 ) -> None:
@@ -497,6 +502,7 @@ def test_an_event_of_a_bucket_is_carried_out_long_before_the_next_look(
     assert after["looks"]["done"] - before["looks"]["done"] < 30
 
 
+@pytest.mark.system
 def test_a_store_that_is_away_leaves_everything_as_it_is(s3: S3Server, bucket: Bucket, tmp_path: Path) -> None:
     """The server starts, says that the place is unreachable, and loads what is there once it answers."""
     bucket.put("models/m.mar", content(tmp_path, "one", "1.0"))
@@ -517,6 +523,7 @@ def test_a_store_that_is_away_leaves_everything_as_it_is(s3: S3Server, bucket: B
             assert watch(server, "s3")["reachable"] is True
 
 
+@pytest.mark.system
 def test_a_desired_state_says_what_becomes_of_new_versions(tmp_path: Path) -> None:
     """Its prefixes are watched, what came by them is no drift, and they go with the document."""
     store = tmp_path / "store"
@@ -571,6 +578,7 @@ class Restarted(Server):
         return command
 
 
+@pytest.mark.system
 def test_a_restart_has_what_watches_loaded_under_the_same_names(s3: S3Server, bucket: Bucket, tmp_path: Path) -> None:
     """Versions that their paths named, in the store and in a bucket; the default that was set by hand stays."""
     watches = [

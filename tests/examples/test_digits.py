@@ -16,6 +16,8 @@ import yaml
 
 from support.model_context import FakeItem, make_context
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "digits"
 STORE_ARCHIVE = ROOT / "model_store" / "digits.mar"

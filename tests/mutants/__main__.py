@@ -184,7 +184,7 @@ def run_room(room: str, numbers: list[int], copy: Path, scratch: Path, *, cpu_s:
         "MARSERVE_MUTANTS_PARENT": str(os.getpid()),
     }
     flags = ["-q", *PLAIN]
-    marks = ["-m", "not long and not torch and not contract", f"--basetemp={scratch}/t"]
+    marks = ["-m", "not long and not system and not torch and not contract", f"--basetemp={scratch}/t"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *flags, *marks, *tests_of(room, copy)],
         cwd=copy,

@@ -96,6 +96,7 @@ def copy(tmp_path: Path) -> Path:
     return here
 
 
+@pytest.mark.system
 def test_a_mutant_ends_as_its_tests_say_and_leaves_nothing(
     copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

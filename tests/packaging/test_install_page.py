@@ -103,6 +103,7 @@ def shell(name: str, script: str, folder: Path) -> str:
     return ran.stdout
 
 
+@pytest.mark.system
 def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     """What Tab calls, after the page's line: the function that was registered for the command."""
     ask = """

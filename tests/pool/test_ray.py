@@ -28,7 +28,7 @@ from support.remote_pools import Gate, RemotePool
 from support.running_pool import Sent
 from support.server import free_ports, make_archive
 
-pytestmark = [pytest.mark.anyio, needs_ray]
+pytestmark = [pytest.mark.anyio, pytest.mark.system, needs_ray]
 
 LONG_S = 30.0
 PAGE = "docs/deploy/ray.md"
