@@ -23,6 +23,7 @@ from marserve.app.tasks import keep
 from marserve.archive.unpacked import UnpackedArchives
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
+from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.devices import Assigner
 from marserve.machine.visible import order_of_devices
 from marserve.messages import Load
@@ -34,6 +35,7 @@ from marserve.pool.options import PoolOptions
 from marserve.pool.room import Room
 from marserve.pool.supervisor import Pool
 from marserve.registry.device_room import DeviceRooms
+from marserve.registry.hooks import Hooks
 from marserve.registry.intake import Intake
 from marserve.registry.models import Registry
 from marserve.registry.residency import Residency, house, residency_of
@@ -66,8 +68,15 @@ async def read_desired_state(settings: Settings) -> DesiredStates:
     return desired
 
 
-def build_launchers(settings: Settings, machine: Machine, devices: int, worker_log: PrintedMetrics) -> Launchers:
-    """What starts workers, on `devices` accelerators."""
+def build_launchers(
+    settings: Settings,
+    machine: Machine,
+    devices: int,
+    worker_log: PrintedMetrics,
+    watch: DeviceWatch | None,
+    archives: UnpackedArchives,
+) -> Launchers:
+    """What starts workers, on `devices` accelerators that `watch` reads, from folders that `archives` unpacked."""
     return Launchers(
         worker_environment(settings) | order_of_devices(machine.vendor, os.environ),
         worker_log,
@@ -80,6 +89,9 @@ def build_launchers(settings: Settings, machine: Machine, devices: int, worker_l
         cgroups=WorkerCgroups(settings.worker_cgroup) if settings.worker_cgroup is not None else None,
         cluster=Cluster(cluster_options(settings), os.environ),
         most_loading=settings.max_parallel_loads,
+        read_device=watch.of if watch is not None else lambda device: None,
+        is_device_lost=watch.has_lost if watch is not None else lambda: False,
+        restore_folder=archives.restore,
     )
 
 
@@ -167,6 +179,7 @@ def build_registry(
     fetcher: Fetcher,
     on_change: Callable[[], None],
     archives: UnpackedArchives,
+    hooks: Hooks,
 ) -> Registry:
     """The registry of models; archives are unpacked below `scratch`. `on_change`: see `Registry`."""
     intake = Intake(
@@ -179,7 +192,17 @@ def build_registry(
         archives,
     )
     options = registry_options(settings, machine, devices)
-    return Registry(options, intake, make_pool, metrics, environments, on_change=on_change)
+    return Registry(options, intake, make_pool, metrics, environments, on_change=on_change, hooks=hooks)
+
+
+def hooks_of(residency: Residency | None, device_rooms: DeviceRooms | None) -> Hooks:
+    """What dry runs ask for memory; parts that are built later add what they want to be asked or told."""
+    hooks = Hooks()
+    if residency is not None:
+        hooks.memory = residency.foresee
+    if device_rooms is not None:
+        hooks.device_memory = device_rooms.foresee
+    return hooks
 
 
 def prepare_watches(

@@ -27,6 +27,7 @@ from marserve.app.models import (
     build_registry,
     build_residency,
     build_workflows,
+    hooks_of,
     pool_maker,
     prepare_fetcher,
     prepare_watches,
@@ -108,19 +109,15 @@ async def build_parts(
     desired = await read_desired_state(settings)
     endpoints = _find_endpoints()
     snapshots = build_snapshots(settings, devices)
-    launchers = build_launchers(settings, machine, devices, worker_log)
-    stack.push_async_callback(launchers.close)
     archives = UnpackedArchives()
-    launchers.restore_folder = archives.restore
+    device_watch = await watch_devices(machine, devices, metrics, stack)
+    launchers = build_launchers(settings, machine, devices, worker_log, device_watch, archives)
+    stack.push_async_callback(launchers.close)
     environments = build_environments(settings, scratch.path, launchers)
     downloads = DownloadList()
     fetcher = await prepare_fetcher(settings, downloads, metrics)
     residency = build_residency(settings, machine, launchers, metrics, stack)
-    device_watch = await watch_devices(machine, devices, metrics, stack)
     device_rooms = await build_device_rooms(settings, device_watch, launchers.devices, metrics, stack)
-    if device_watch is not None:
-        launchers.read_device = device_watch.of
-        launchers.is_device_lost = device_watch.has_lost
     registry = build_registry(
         settings,
         machine,
@@ -132,11 +129,8 @@ async def build_parts(
         fetcher,
         snapshots.note_change if snapshots is not None else lambda: None,
         archives,
+        hooks_of(residency, device_rooms),
     )
-    if residency is not None:
-        registry.hooks.memory = residency.foresee
-    if device_rooms is not None:
-        registry.hooks.device_memory = device_rooms.foresee
     reconciler = desired.build(registry)
     stack.push_async_callback(reconciler.stop)
     stack.push_async_callback(registry.stop)

@@ -84,10 +84,12 @@ class Registry:
         metrics: MetricsBook,
         environments: EnvironmentsLike | None = None,
         on_change: Callable[[], None] = lambda: None,
+        hooks: Hooks | None = None,
     ) -> None:
         """`environments` is where requirements are installed; they are where `options` say so.
 
-        `on_change` is called after a change of what `snapshot` tells that somebody asked for.
+        `on_change` is called after a change of what `snapshot` tells that somebody asked for. `hooks` may be added to
+        until the server starts.
         """
         self._options = options
         self._intake = intake
@@ -95,7 +97,7 @@ class Registry:
         self._versions = Versions(options.sequence_headers.id)
         self._models = self._versions.models  # for every request: one step less
         self._changes = Changes()
-        self.hooks = Hooks()
+        self.hooks = hooks or Hooks()
         self._registering = Registering(
             options,
             intake,

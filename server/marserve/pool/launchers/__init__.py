@@ -88,8 +88,14 @@ class Launchers:
         cgroups: WorkerCgroups | None = None,
         cluster: Cluster | None = None,
         most_loading: int = 0,
+        read_device: Callable[[int], DeviceReading | None] = lambda device: None,
+        is_device_lost: Callable[[], bool] = lambda: False,
+        restore_folder: Callable[[str], None] = lambda folder: None,
     ) -> None:
-        """`most_loading`: how many versions load for the first time at once; 0: twice the cores, at least eight."""
+        """`most_loading`: how many versions load for the first time at once; 0: twice the cores, at least eight.
+
+        `restore_folder` unpacks again what was deleted from a model's folder, and raises where that cannot be.
+        """
         self.cluster = cluster
         self.leftovers = Leftovers()
         self.environment = {**environment, VARIABLE: self.leftovers.lineage}
@@ -102,9 +108,9 @@ class Launchers:
         self._kills_look: asyncio.TimerHandle | None = None
         self._vendor = vendor
         self._accelerators = tuple(accelerators)
-        self.read_device: Callable[[int], DeviceReading | None] = lambda device: None
-        self.is_device_lost: Callable[[], bool] = lambda: False
-        self.restore_folder: Callable[[str], None] = lambda folder: None
+        self.read_device = read_device
+        self.is_device_lost = is_device_lost
+        self.restore_folder = restore_folder
         self._next_worker_id = first_worker_id
         self._next_group_id = first_group_id
         self._import_templates: dict[tuple[str, ...], asyncio.Task[Template | None]] = {}
