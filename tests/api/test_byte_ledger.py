@@ -273,6 +273,37 @@ def test_a_body_is_slow_that_comes_with_less_than_64_kib_a_second(missing: int, 
     assert client.told == told
 
 
+def test_a_body_that_came_quickly_once_and_then_stops_is_slow() -> None:
+    """Each second is judged by itself, so that a good start buys no minutes."""
+    ledger, client = ByteLedger(MIB), Client()
+    hold = opened(ledger, MIB, client, now=48.0)
+    assert hold.take(MIB // 2, 48.5)
+    ledger.turn(49.0)
+    opened(ledger, MIB, now=49.0)
+
+    ledger.turn(50.0)
+
+    assert client.told == ["too_slow"]
+
+
+def test_the_time_that_a_body_waited_for_room_is_not_held_against_its_client() -> None:
+    """Its second begins when it may send."""
+    ledger, client = ByteLedger(2 * MIB), Client()
+    holds = [ledger.take(MIB), ledger.take(MIB)]
+    opened(ledger, MIB, client, now=50.0)
+    opened(ledger, 2 * MIB, now=50.0)
+    ledger.turn(50.9)
+    holds.pop()
+    ledger.turn(50.95)
+    assert client.told == ["go_on"]
+
+    ledger.turn(51.8)
+    assert client.told == ["go_on"]
+    ledger.turn(52.0)
+
+    assert client.told == ["go_on", "too_slow"]
+
+
 def test_who_waits_without_holding_anything_is_not_refused_to_make_room() -> None:
     """The first in line would have nothing of it."""
     ledger, first, second = ByteLedger(MIB), Client(), Client()
@@ -412,6 +443,53 @@ def test_an_older_body_that_grows_goes_before_younger_ones_that_wait() -> None:
     rooms.clear()
     large.close()
     assert rooms == [], "nobody waits"
+
+
+def test_an_older_body_that_grows_is_given_what_is_free_though_younger_ones_wait_for_more() -> None:
+    """Those behind the first in line are given nothing before it, however little they want."""
+    ledger = ByteLedger(MIB)
+    grows = opened(ledger, None)
+    assert opened(ledger, MIB // 2).granted
+    first = opened(ledger, MIB)
+
+    assert grows.take(SMALL_BYTES + 1, 0.0)
+    behind = opened(ledger, SMALL_BYTES + 1)
+
+    assert not grows.is_waiting
+    assert ledger.waiting == [first, behind]
+
+
+def test_a_chunked_body_asks_for_more_when_its_next_read_might_not_fit() -> None:
+    """Not before; then for as much again as it has."""
+    ledger = ByteLedger(8 * MIB)
+    hold = opened(ledger, None)
+    assert hold.take(SMALL_BYTES + 1, 0.0)
+    assert hold.take(1, 0.0)
+    granted = hold.granted
+    assert granted == 2 * (SMALL_BYTES + 1 + READ_BYTES)
+
+    assert hold.take(granted - READ_BYTES - hold.received, 0.0)
+    assert hold.granted == granted
+    assert hold.take(1, 0.0)
+
+    assert hold.granted == ledger.bodies == 2 * granted
+
+
+def test_a_turn_is_asked_for_when_room_was_given_back_and_only_then() -> None:
+    """A body that waited and holds nothing leaves no more room than before."""
+    rooms: list[int] = []
+    ledger = ByteLedger(MIB, lambda: rooms.append(1))
+    full = opened(ledger, MIB)
+    leaves, stays = opened(ledger, MIB), opened(ledger, MIB)
+
+    leaves.close()
+    assert full.take(MIB, 0.0)
+    assert full.complete()
+    assert rooms == []
+    full.close()
+
+    assert rooms == [1]
+    assert stays.is_waiting
 
 
 def test_a_ledger_is_pressed_when_the_first_in_line_is_stuck_or_a_small_body_might_find_no_room() -> None:

@@ -573,6 +573,24 @@ async def test_an_answer_that_closes_drops_what_waits_behind_it_and_gives_its_ro
         assert bare.say(post(b"", ECHO)) == b""
 
 
+async def test_a_stream_that_ends_with_its_connection_drops_what_is_still_being_read(clock: Clock) -> None:
+    """HTTP/1.0 knows the end of a stream by the connection's end: a request behind it would run for no answer."""
+    bare = Bare()
+    bare.say(b"POST /predictions/held HTTP/1.0\r\nHost: x\r\nConnection: keep-alive\r\n\r\n")
+    [streams] = bare.plane.submitted
+    clock.step = 0.0006
+    bare.say(head(ECHO, "Transfer-Encoding: chunked") + b"1\r\na\r\n" * 5000 + b"0\r\n\r\n")
+
+    streams.piece(b"first")
+    streams.piece(b"last", last=True)
+    await turn_loop(30)
+    bare.say(post(b"", ECHO))
+
+    assert bare.wire.end == ["closed"]
+    assert bare.plane.submitted == [streams]
+    assert bare.statuses == [200]
+
+
 # ------------------------------------------------------------------------------------------------- refusals
 
 

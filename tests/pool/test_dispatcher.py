@@ -679,6 +679,33 @@ def test_cancelling_a_job_sent_ahead_tells_the_right_batch() -> None:
     assert stage.cancelled == [("w", 3, 0)]
 
 
+def test_a_cancelled_job_keeps_the_only_worker_until_the_batch_that_runs_it_ends() -> None:
+    """Jobs that wait or were sent ahead keep none; nor does any while another worker lives."""
+    stage = Stage()
+    stage.open("w")
+    stage.submit(b"teach")
+    stage.answer("w")
+    runs, ahead, waits = (client.job for client in stage.submit_all([b"runs", b"ahead", b"waits"]))
+    assert not runs.keeps_the_only_worker
+
+    for job in (runs, ahead, waits):
+        job.cancel()
+
+    assert [job.keeps_the_only_worker for job in (runs, ahead, waits)] == [True, False, False]
+    stage.dispatcher.living_slots = 2
+    assert not runs.keeps_the_only_worker
+    stage.dispatcher.living_slots = 1
+    stage.answer("w")
+    assert not runs.keeps_the_only_worker
+    stage.answer("w")
+    assert not any(job.keeps_the_only_worker for job in (runs, ahead, waits))
+    again = stage.submit(b"again").job
+    again.cancel()
+    assert again.keeps_the_only_worker
+    stage.die("w")
+    assert not again.keeps_the_only_worker
+
+
 def test_cancelling_a_job_that_waits_to_be_run_again_forgets_it() -> None:
     """Nothing is left of its group."""
     stage = Stage()
