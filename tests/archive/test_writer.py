@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.archive.manifest import read_manifest
@@ -355,7 +355,6 @@ PART = st.text(st.characters(codec="utf-8", categories=("L", "N")), min_size=1, 
 TREES = st.dictionaries(st.lists(PART, min_size=1, max_size=4).map("/".join), st.binary(max_size=2000), max_size=8)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(tree=TREES, archive_format=st.sampled_from(["default", "zip-store", "tgz"]))
 def test_what_was_written_is_what_is_read(tree: dict[str, bytes], archive_format: str) -> None:
     """Any tree of files that a system can hold comes out as it went in, or is refused by the writer."""

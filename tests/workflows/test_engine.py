@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.errors import (
@@ -433,7 +433,6 @@ async def test_an_error_that_is_the_requests_own_is_a_failed_node_too() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_request_ends_once_and_leaves_nothing_behind(data: st.DataObject) -> None:
     """Whatever the graph is, whatever the nodes do and in which order, and whenever the client goes."""
     asyncio.run(_play(data))
