@@ -10,16 +10,23 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 OBJECT_STORE_BYTES = 80_000_000
+# How long the parts of a node may take to find each other: Ray's 30 s are too few on a busy machine.
+START_S = 90
 
 
 def main() -> None:
     """Serve until standard input ends."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START_S))
+    os.environ.setdefault("RAY_worker_register_timeout_seconds", str(START_S))
+    os.environ.setdefault("RAY_agent_register_timeout_ms", str(START_S * 1000))
     from ray.cluster_utils import Cluster
 
+    wait_longer_for_nodes()
     cluster = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False},
@@ -49,6 +56,29 @@ def main() -> None:
                 cluster.remove_node(node, allow_graceful=False)
     finally:
         cluster.shutdown()
+
+
+def wait_longer_for_nodes() -> None:
+    """Give a node `START_S` to appear: Ray has no setting for its two waits of 30 s."""
+    from ray._private import services
+
+    get_node, wait_for_node = services.get_node, services.wait_for_node
+
+    def get_node_patiently(*words: Any, **named: Any) -> Any:
+        end = time.monotonic() + START_S
+        while True:
+            try:
+                return get_node(*words, **named)
+            except RuntimeError:  # not there yet
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+
+    def wait_for_node_patiently(gcs_address: str, socket: str, _timeout: float = 0) -> None:
+        wait_for_node(gcs_address, socket, START_S)
+
+    services.get_node = get_node_patiently
+    services.wait_for_node = wait_for_node_patiently
 
 
 def say(document: object) -> None:

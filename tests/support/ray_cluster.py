@@ -37,14 +37,16 @@ class LocalCluster:
             "XDG_CACHE_HOME": str(folder / "cache"),
         }
         environment.pop("RAY_ADDRESS", None)
-        self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-        )
+        self._errors = folder / "errors"
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, str(PROGRAM)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+            )
         self.address: str = self._read()["address"]
 
     def __enter__(self) -> LocalCluster:
@@ -85,4 +87,6 @@ class LocalCluster:
             if line.startswith("{"):
                 document: dict[str, Any] = json.loads(line)
                 return document
-        raise AssertionError(f"the cluster has ended: {self._process.poll()}")
+        self.close()
+        printed = self._errors.read_text(errors="replace")
+        raise AssertionError(f"the cluster has ended: {self._process.returncode}\n{printed[-5000:]}")
