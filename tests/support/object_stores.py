@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 import pytest
 
+from support.prepared import Kind, Prepared
 from support.server import free_ports
 
 START_LIMIT_S = 60.0
@@ -48,6 +49,12 @@ print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 os._exit(0)
 """
+
+
+class StoreProgram(Prepared):
+    """The program that asks a store, forked from a process that has imported the library."""
+
+    kind = Kind("marserve.store.object_program", ("marserve.store.object_errors", "obstore.store", "resource"))
 
 
 @dataclass(frozen=True)

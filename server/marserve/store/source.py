@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from marserve.store.fetch_guard import Target
+if TYPE_CHECKING:  # the process that asks an object store imports this, and little else
+    from marserve.store.fetch_guard import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,5 +142,5 @@ class Gathered:
     address: str
 
 
-Opener = Callable[[Target], Source]
+Opener = Callable[["Target"], Source]
 """Makes the source of an address that is allowed; one for each scheme. Asks the origin nothing; raises SourceError."""
