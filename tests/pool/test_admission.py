@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marserve.errors import DeadlinePassed, QueueFull, WaitTooLong
+from marserve.errors import DeadlinePassed, MarserveError, QueueFull, WaitTooLong
 from marserve.messages import Part, Request, Result
 from marserve.pool.batcher import Flight
 from marserve.pool.dispatcher import Dispatcher
@@ -61,12 +61,12 @@ class Door:
         request = Request(name or f"r{next(self._ids)}", [Part("body", b"")], deadline=deadline, priority=priority)
         return self.dispatcher.submit(request, told, self.now), told
 
-    def end_of(self, key: str) -> None:
-        """A worker's oldest batch has run its second."""
+    def end_of(self, key: str, run_s: float = RUN_S) -> None:
+        """A worker's oldest batch has run its second, or another time."""
         flight = self.flights[key].pop(0)
-        self.now = max(self.now, flight.sent_at + RUN_S)
+        self.now = max(self.now, flight.sent_at + run_s)
         count = len(flight.jobs)
-        self.dispatcher.finished(key, flight.number, RUN_S, [Result(200, "", [])] * count, [b""] * count, self.now)
+        self.dispatcher.finished(key, flight.number, run_s, [Result(200, "", [])] * count, [b""] * count, self.now)
 
 
 # ------------------------------------------------------------------------------------------- deadlines
@@ -238,6 +238,70 @@ def test_in_a_full_queue_the_newest_of_the_least_urgent_makes_room() -> None:
     assert (old.end, mid.end) == (None, None)
     assert len(door.dispatcher.queue) == 3
     assert door.metrics.errors == {"queue_full": 1}
+
+
+def test_what_made_room_is_not_run_with_what_leaves_at_that_moment() -> None:
+    """A delay is over as the urgent one comes, and all that waits is sent ahead: the refused one is not among it."""
+    door = Door(queue_size=3, batch_size=4, max_batch_delay_s=0.01)
+    door.submit("quick")
+    door.end_of("w0", 0.0005)
+    door.submit("first")
+    told = [door.submit(name)[1] for name in ("old", "mid", "new")]
+    door.now = 0.02
+
+    _, urgent = door.submit("urgent", priority=0)
+    left = len(door.dispatcher.queue), door.dispatcher.waiting, door.dispatcher.running
+    door.end_of("w0")
+    door.end_of("w0")
+
+    assert left == (0, 0, 4)
+    assert door.order == ["quick", "first", "urgent", "old", "mid"]
+    assert [len(one.ends) for one in (*told, urgent)] == [1, 1, 1, 1]
+    assert isinstance(told[2].end, QueueFull)
+    assert door.dispatcher.is_empty
+
+
+class Canceller(Told):
+    """A client that takes another request back when it is told of its own."""
+
+    other: Job
+
+    def on_error(self, error: MarserveError) -> None:
+        """An error."""
+        super().on_error(error)
+        self.other.cancel()
+
+
+def test_what_made_room_may_be_cancelled_before_it_is_told() -> None:
+    """The end of another request's time is told at that moment, and its client cancels the displaced one."""
+    door = Door(queue_size=3)
+    door.submit()
+    late = Canceller()
+    door.dispatcher.submit(Request("late", [Part("body", b"")], deadline=1.0), late, door.now)
+    _, mid = door.submit()
+    late.other, gone = door.submit()
+    door.now = 1.0
+
+    door.submit("urgent", priority=0)
+
+    assert isinstance(late.end, DeadlinePassed)
+    assert (mid.end, gone.ends) == (None, [])
+    assert door.dispatcher.waiting == 2
+    assert door.metrics.cancelled == 1
+
+
+def test_what_made_room_as_its_time_ended_is_told_once() -> None:
+    """Of the time, which is looked at first."""
+    door = Door(queue_size=2)
+    door.submit()
+    door.submit()
+    _, late = door.submit(within_s=1.0)
+    door.now = 1.0
+
+    door.submit("urgent", priority=0)
+
+    assert isinstance(late.end, DeadlinePassed)
+    assert door.dispatcher.waiting == 2
 
 
 def test_equals_do_not_make_room_for_one_another() -> None:

@@ -206,7 +206,7 @@ class Dispatcher:
             self._refuse_late(deadline, priority, now)
             self._watch_deadline(deadline, job)
         if displaced is not None:
-            self._take_out(displaced)
+            self.queue.displace(displaced)
             displaced.state = JobState.GROUPED  # in no queue any more; until it is told, it may still be cancelled
         self.queue.enqueue(job)
         if self.living_slots <= 0:

@@ -224,6 +224,15 @@ class JobQueue:
                 return line[-1]
         return None
 
+    def displace(self, job: Job) -> None:
+        """Take out the job that `displaceable` has just named: it is the last of its line, and not the only one."""
+        if job.priority == self._plain:
+            self._line.pop()
+        else:
+            self._others[job.priority].jobs.pop()
+            self._shorten(job.priority)
+        self._length -= 1
+
     def take(self, most: int) -> list[Job]:
         """Take up to `most` jobs in the order of their turns.
 
