@@ -157,52 +157,73 @@ def test_a_body_is_refused_only_if_it_was_alone_when_it_killed() -> None:
     assert isinstance(together.end, WorkerDied)
 
 
-def test_a_body_that_its_worker_named_runs_alone_and_costs_two_workers() -> None:
-    """Its mates run beside each other again, and are answered; the body is refused from then on."""
+def test_a_body_that_its_worker_named_runs_alone_first_and_costs_two_workers() -> None:
+    """Then its mates run beside each other again, and are answered; the body is refused from then on."""
     stage = stage_of()
     stage.open("w")
     mate, guilty, other = stage.submit("a"), stage.submit("deadly"), stage.submit("c")
     stage.die("w", accused=2)
     stage.open("x")
-    mates = len(stage.flights["x"])
     later = stage.submit("later")
-    for _ in range(mates):
-        stage.answer("x")
     alone = stage.at("x") == ["deadly"] and len(stage.flights["x"]) == 1
-    stage.die("x", accused=3)
+    stage.die("x", accused=1)
     stage.open("y")
-    stage.answer("y")
+    together = len(stage.flights["y"])
+    while stage.flights["y"]:
+        stage.answer("y")
 
-    assert (mates, alone) == (2, True)
+    assert (alone, together) == (True, 3)
     assert [client.body for client in (mate, other, later)] == [b"a", b"c", b"later"]
     assert isinstance(guilty.end, WorkerDied)
     with pytest.raises(FingerprintRefused):
         stage.submit("deadly")
 
 
-def test_what_was_with_two_dead_workers_runs_alone_whichever_was_named() -> None:
-    """An error of a device may show in another's batch: the third worker is the last, and all mates are answered."""
+@pytest.mark.parametrize("named", [1, 2, 3])
+@pytest.mark.parametrize("how", [{"accused": 1}, {"accused": 0}])
+def test_a_body_costs_two_workers_whichever_was_named(named: int, how: dict[str, int]) -> None:
+    """An error of a device may show in another's batch, and the second end may look otherwise; mates are answered."""
     stage = stage_of()
     stage.open("w")
-    wronged, guilty, mate = stage.submit("a"), stage.submit("deadly"), stage.submit("c")
-    stage.die("w", accused=1)
+    first, guilty, last = stage.submit("a"), stage.submit("deadly"), stage.submit("c")
+    deaths = 1
+    stage.die("w", accused=named)
     stage.open("x")
-    stage.die("x", accused=2)
-    for key in ("y", "z"):
-        stage.open(key)
-    while any(stage.flights[key] and stage.at(key) != ["deadly"] for key in ("y", "z")):
-        for key in ("y", "z"):
-            if stage.flights[key] and stage.at(key) != ["deadly"]:
-                stage.answer(key)
-    (last,) = (key for key in ("y", "z") if stage.flights[key])
-    alone = len(stage.flights[last])
-    stage.die(last, accused=1)
+    at_once = []
+    key = "x"
+    while stage.flights.get(key):
+        at_once.append(len(stage.flights[key]))
+        if stage.at(key) == ["deadly"]:
+            deaths += 1
+            stage.die(key, **how)
+            key = f"after {key}"
+            stage.open(key)
+        else:
+            stage.answer(key)
 
-    assert alone == 1
-    assert (wronged.body, mate.body) == (b"a", b"c")
+    assert deaths == 2
+    assert (first.body, last.body) == (b"a", b"c")
     assert isinstance(guilty.end, WorkerDied)
+    assert at_once[0] == 1
     with pytest.raises(FingerprintRefused):
         stage.submit("deadly")
+
+
+def test_a_request_that_ran_alone_is_not_blamed_for_the_end_of_its_machine() -> None:
+    """It is run alone once more."""
+    stage = stage_of()
+    stage.open("w")
+    client = stage.submit("a")
+    stage.die("w", accused=1)
+    stage.open("x")
+    stage.die("x", is_suspect=False)
+    stage.open("y")
+    alone = len(stage.flights["y"])
+    stage.answer("y")
+
+    assert alone == 1
+    assert client.body == b"a"
+    assert (client.job.deaths, client.job.losses) == (0, 2)
 
 
 def test_of_a_batch_that_is_not_there_nothing_is_concluded() -> None:

@@ -133,9 +133,11 @@ class ModeStage:
         begun: int | None = None,
         may_retry: bool = True,
         accused: int = 0,
+        is_suspect: bool = True,
     ) -> None:
         """A worker is gone; it had begun all that it was sent, unless said otherwise."""
         flights = self.flights.pop(key, [])
         if begun is None:
             begun = flights[-1].number if flights else 0
-        self.dispatcher.died(key, begun, WorkerDied("killed"), may_retry=may_retry, accused=accused, now=now)
+        error = WorkerDied("killed")
+        self.dispatcher.died(key, begun, error, may_retry=may_retry, is_suspect=is_suspect, accused=accused, now=now)

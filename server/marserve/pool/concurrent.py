@@ -6,9 +6,10 @@ the one that has the fewest requests.
 
 When a worker dies, everything that it had begun was with it: each of these requests is run once more, unless a piece
 of its answer has gone out. Whether one was the cause is known only where it was alone: only then its body is refused.
-Where the worker could tell which batch brought its end on (a lost device), that batch's requests are run alone, each by
-an empty worker that is sent nothing else; the others together as before. Should the worker have named the wrong batch,
-what was with both dead workers runs alone then.
+Where the worker named the batch that brought its end on (a lost device), that decides the order alone, since an error
+of a device may show in another's batch: all requests that were with the worker are run alone, each by an empty worker
+that is sent nothing else, those of the named batch first. The one that ends its worker again was the cause; the others
+run side by side from then on. So one body costs two workers, whichever batch was named.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class ConcurrentDispatcher(DirectDispatcher):
             if not lane.flights:
                 self._idle.remove(lane)
             self._send(lane, chosen[0], 0, chosen[1], now)
-            if chosen[0][0].runs_alone:
+            if chosen[0][0].suspicion is not None:
                 self._fewest.forget(lane)
         batcher.rest()
 
@@ -81,7 +82,7 @@ class ConcurrentDispatcher(DirectDispatcher):
     def _runs_alone_next(self) -> bool:
         """Whether what leaves next is to be run by a worker that has nothing else."""
         group = next((group for group in self._batcher.groups if _live(group)), None)
-        return group is not None and _live(group)[0].runs_alone
+        return group is not None and _live(group)[0].suspicion is not None
 
     def _freest(self) -> WorkerLane | None:
         """The open worker with the fewest requests, if one has room for a batch."""
@@ -165,8 +166,9 @@ class ConcurrentDispatcher(DirectDispatcher):
         oldest = self._oldest_overdue(lane, now) if not may_retry else -math.inf
         failed: list[Job] = []
         again: list[Job] = []
+        accused_jobs: list[Job] = []
         running = sum(len(flight.jobs) for flight in lane.flights if flight.number <= begun)
-        is_told = any(flight.number == accused for flight in lane.flights)
+        suspicion = object() if any(flight.number == accused for flight in lane.flights) else None
         for flight in reversed(lane.flights):
             is_overdue = self._heard.pop(flight, flight.sent_at) <= oldest
             live = [job for job in flight.jobs if job.state is not JobState.DONE]
@@ -174,28 +176,38 @@ class ConcurrentDispatcher(DirectDispatcher):
                 self._put_back(live, flight.is_group)
                 continue
             for job in live:
-                if is_told:
-                    job.runs_alone = flight.number == accused or job.losses > 0
-                    is_suspect = job.runs_alone
-                job.lost_worker(is_suspect=is_suspect)
+                is_guilty = job.suspicion is not None and running == 1 and is_suspect
+                job.lost_worker(is_suspect=is_suspect and suspicion is None)
+                if is_guilty:
+                    job.deaths = MAX_DEATHS
+                    self._clear(job.suspicion)
+                elif suspicion is not None:
+                    job.suspicion = suspicion
                 if (
                     not is_overdue
                     and self.options.retry_on_worker_death
                     and job.deaths < MAX_DEATHS
                     and not job.has_sent_pieces
                 ):
-                    again.append(job)
+                    (accused_jobs if flight.number == accused else again).append(job)
                 else:
                     failed.append(job)
                     if job.deaths >= MAX_DEATHS and running <= 1:
                         self._refuse(job.request, now)
-        for job in sorted(again, key=lambda job: not job.runs_alone):  # behind its mates, who may be answered
+        for job in (*again, *accused_jobs):  # each goes before the last one
             self.metrics.retried += 1
             self._group([job])
         self.pump(now)
         self.fail_stranded(now)
         for job in failed:
             self._fail(job, error, now)
+
+    def _clear(self, suspicion: object) -> None:
+        """What waits under this suspicion is innocent: the guilty one is found."""
+        for group in self._batcher.groups:
+            for job in group:
+                if job.suspicion is suspicion:
+                    job.suspicion = None
 
     def _oldest_overdue(self, lane: WorkerLane, now: float) -> float:
         """Batches that have been quiet since then, or longer, are past the response limit: at least one is."""

@@ -79,8 +79,8 @@ class Job:
         "priority",
         "receiver",
         "request",
-        "runs_alone",
         "state",
+        "suspicion",
     )
 
     def __init__(
@@ -108,8 +108,8 @@ class Job:
         self.held_by: str | None = None
         self.left_in: tuple[str, int] | None = None
         """The worker and the batch in which it was cancelled."""
-        self.runs_alone = False
-        """Whether a worker that runs many requests at once is to run it by itself: it may have ended another."""
+        self.suspicion: object | None = None
+        """What it has in common with others of which one ended a worker that ran many at once: each runs alone."""
 
     def lost_worker(self, *, is_suspect: bool) -> None:
         """Its worker died with it; without `is_suspect` because the machine was lost, which is no request's doing."""
