@@ -571,4 +571,21 @@ class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag="call_ended"):
     has_raised: bool
 
 
-ToRank = Share | Call | CallEnded
+class AskDevice(msgspec.Struct, frozen=True, array_like=True, tag="ask_device"):
+    """From rank 0 to a rank that makes no calls of its own (`pp`): is your device lost? A batch has failed.
+
+    `wait`: for its work, so that an error of a kernel that still runs is seen. `number` counts up from 1.
+    """
+
+    number: int
+    wait: bool
+
+
+class DeviceTold(msgspec.Struct, frozen=True, array_like=True, tag="device_told"):
+    """The answer to rank 0. A rank whose device is lost has told the server before."""
+
+    number: int
+    is_lost: bool
+
+
+ToRank = Share | Call | CallEnded | AskDevice | DeviceTold

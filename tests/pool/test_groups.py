@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from marserve import wire
-from marserve.errors import LoadFailed, WaitTooLong, WorkerDied
+from marserve.errors import HandlerFailed, LoadFailed, WaitTooLong, WorkerDied
 from marserve.messages import Answer, DeviceLost, Hello, Load, Loaded, NotLoaded, Part, Results, Sample
 from marserve.pool.cause_of_death import Cause, Death
 from marserve.pool.launchers import group as group_module
@@ -393,6 +393,53 @@ async def test_in_a_pipeline_rank_0_alone_sees_requests(tmp_path: Path) -> None:
         assert await running.ask_body(b"8") == b"80"
         assert running.pool.last_death is not None
         assert running.pool.last_death.detail.startswith("rank 1: killed by SIGKILL")
+
+
+# A made-up torch in each rank; `lose` costs rank 1 its device, of which rank 0 sees no more than that its stage failed.
+LOSING_PIPELINE = f"""
+import os, pathlib, runpy
+module = runpy.run_path({str(Path(__file__).parents[1] / "support" / "lost_device.py")!r})
+rank = os.environ["RANK"]
+
+def is_lost(device):
+    lost = pathlib.Path("lost")
+    return lost.exists() and lost.read_text() == str(os.getpid())
+
+module["Device"].is_lost = property(is_lost)
+
+class Handler:
+    def initialize(self, context):
+        pathlib.Path("rank-" + rank).write_text(str(os.getpid()))
+
+    def handle(self, data, context):
+        words = [bytes(row["body"]).decode() for row in data]
+        if "lose" in words:
+            pathlib.Path("lost").write_text(pathlib.Path("rank-1").read_text())
+        if "lose" in words or "raise" in words:
+            raise RuntimeError("stage 1 has failed")
+        return words
+"""
+
+
+async def test_a_device_that_another_rank_of_a_pipeline_lost_ends_the_group(tmp_path: Path) -> None:
+    """Rank 0's own is well: it asks. A failure that leaves all devices well costs nothing."""
+    async with group(tmp_path, LOSING_PIPELINE, kind="pp") as running:
+        await running.start()
+        before = ranks(running)
+        raised = await running.send(b"raise").told(10)
+        after_raise = ranks(running)
+
+        lost = await running.send(b"lose").told(20)
+        answered = await running.ask_body(b"7")
+        death = running.pool.last_death
+
+        assert isinstance(raised, HandlerFailed)
+        assert after_raise == before
+        assert isinstance(lost, WorkerDied)
+        assert answered == b"7"
+        assert death is not None
+        assert (death.cause, death.detail.partition(" is lost")[0]) == ("device_lost", "rank 1: device 0")
+        assert running.metrics.worker_deaths["device_lost"] == 2
 
 
 # ------------------------------------------------------------------------------------------- deaths

@@ -322,7 +322,7 @@ def test_a_load_is_told_with_its_time_or_its_fault(page: Page, monkeypatch: pyte
 def test_a_rank_takes_the_descriptors_of_its_place_and_what_it_starts_inherits_none(
     page: Page, monkeypatch: pytest.MonkeyPatch, rank: int, is_mirrored: bool
 ) -> None:
-    """Rank 0 has the store's and one to each other rank, in order; another rank follows where calls are mirrored."""
+    """Rank 0 has the store's and one to each other rank, in order; another rank has one to rank 0."""
     seen: list[Any] = []
     ours, others = zip(*(socket.socketpair() for _ in range(3)), strict=True)
     given = [one.detach() for one in ours]
@@ -339,7 +339,7 @@ def test_a_rank_takes_the_descriptors_of_its_place_and_what_it_starts_inherits_n
 
     assert seen == ([(place, given[0])] if rank == 0 else [])
     assert loop._leader == ((place, [(1, given[1]), (2, given[2])]) if rank == 0 else None)
-    assert loop._follower == ((place, (0, given[0])) if rank == 1 and is_mirrored else None)
+    assert loop._follower == ((place, (0, given[0])) if rank == 1 else None)
     assert not any(map(os.get_inheritable, given))
     for descriptor in given:
         os.close(descriptor)

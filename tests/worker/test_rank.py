@@ -58,9 +58,8 @@ class Group:
         self.model = self.leader.lead(LoadedModel(handle, make_context(), LOAD))
         self._follower = Follower(Rank(1, 2, is_mirrored, 1), Peer(0, theirs), self.other_server, self._pages[1])
         self._other = LoadedModel(other or handle, make_context(), LOAD)
-        self._thread = threading.Thread(target=self._follow) if is_mirrored else None
-        if self._thread is not None:
-            self._thread.start()
+        self._thread = threading.Thread(target=self._follow)
+        self._thread.start()
 
     def _follow(self) -> None:
         try:
@@ -113,9 +112,8 @@ class Group:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 continue
-        if self._thread is not None:
-            self._thread.join(10)
-            assert not self._thread.is_alive()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
         for sock in self._sockets:
             sock.close()
         for page in self._pages:
@@ -386,6 +384,84 @@ def test_in_a_pipeline_nothing_is_mirrored(start: Callable[..., Group]) -> None:
         group.call(b"")
     assert group.leader.may_break_off
     assert not start(handle).leader.may_break_off
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_in_a_pipeline_a_rank_that_lost_its_device_says_so_when_rank_0_asks(
+    start: Callable[..., Group], monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    """Its own calls are the handler's affair, so no one sees them fail; rank 0 does not answer then."""
+    asked: list[tuple[list[str], bool]] = []
+    losses = iter(["", "device 1 is lost"])
+
+    def find_loss(words: Sequence[str], gpu_id: int | None, *, wait: bool) -> str:
+        asked.append((list(words), wait))
+        return next(losses)
+
+    monkeypatch.setattr(rank_module, "find_loss", find_loss)
+    group = start(reporting([]), is_mirrored=False)
+
+    group.leader.ask_devices(wait=wait)
+    before = list(group.other_server.told)
+    with pytest.raises(Ended):
+        group.leader.ask_devices(wait=wait)
+    group.close()
+
+    assert before == []
+    assert group.other_server.told == [DeviceLost(0, "device 1 is lost", "")]
+    assert asked == [([], wait)] * 2
+
+
+def test_in_a_pipeline_a_rank_that_says_nothing_of_its_device_holds_up_no_answer(
+    start: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be at work. What it says later is not taken for its end, nor for the answer to the next question."""
+    goes_on = threading.Event()
+    monkeypatch.setattr(rank_module, "ASK_DEVICES_S", 0.05)
+
+    def find_loss(words: Sequence[str], gpu_id: int | None, *, wait: bool) -> str:
+        goes_on.wait(10)
+        return ""
+
+    monkeypatch.setattr(rank_module, "find_loss", find_loss)
+
+    def fail(rows: list[dict[str, Any]], context: Any) -> Any:
+        raise ValueError("bad input")
+
+    group = start(fail, is_mirrored=False)
+
+    group.leader.ask_devices(wait=True)
+    goes_on.set()
+    with pytest.raises(ValueError, match="bad input"):
+        group.call(b"a")
+    monkeypatch.setattr(rank_module, "ASK_DEVICES_S", 10.0)
+    group.leader.ask_devices(wait=True)
+
+    assert group.other_server.told == []
+
+
+def test_in_a_pipeline_a_rank_that_is_gone_has_no_device_to_ask(start: Callable[..., Group]) -> None:
+    """The server is about to end the group."""
+    group = start(reporting([]), is_mirrored=False)
+    group.end_other()
+
+    with pytest.raises(Ended):
+        group.leader.ask_devices(wait=True)
+
+
+def test_where_calls_are_mirrored_no_rank_is_asked_for_its_device(
+    start: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has looked before rank 0 could go on."""
+    asked: list[object] = []
+    monkeypatch.setattr(rank_module, "find_loss", lambda *_, **__: asked.append(1))
+    group = start(reporting([]))
+
+    group.leader.ask_devices(wait=True)
+    group.call(b"a")
+    group.leader.settle()
+
+    assert asked == []
 
 
 def test_messages_between_ranks_come_whole() -> None:

@@ -216,7 +216,7 @@ class WorkerLoop:
             self._store = open_store(place, descriptors.pop(0))
             peers = [Peer(rank, socket(fileno=descriptor)) for rank, descriptor in enumerate(descriptors, 1)]
             self._leader = Leader(place, peers, self._connection, self._page)
-        elif place.is_mirrored:
+        else:
             leader = Peer(0, socket(fileno=descriptors[0]))
             self._follower = Follower(place, leader, self._connection, self._page)
 
@@ -389,7 +389,10 @@ class WorkerLoop:
             return ""
         assert self._model is not None
         words, self.failed = self.failed, []
-        return find_loss(words, self._model.load.gpu_id, wait=wait)
+        loss = find_loss(words, self._model.load.gpu_id, wait=wait)
+        if not loss and self._leader is not None:
+            self._leader.ask_devices(wait=wait)
+        return loss
 
     def end_if_lost(self, number: int, failure: Raised | None = None, *, wait: bool = True) -> None:
         """Where an error of batch `number` came of a lost device: tell the server, and end.

@@ -8,6 +8,9 @@ cancelled?) is answered by rank 0, too, on the shared page.
 All ranks must end a call alike. One that raised where another did not may have left collectives half done, which would
 mix the next call's tensors with this one's; the group then says that it is out of step, and is formed anew.
 
+Where rank 0 alone makes calls (`pp`) the others work for it in ways that are the handler's own. Rank 0 asks them for
+their devices when a batch has failed.
+
 Knows the wire and the page. What comes from the author's code and is not rank 0's is thrown away.
 """
 
@@ -26,7 +29,19 @@ from typing import Any, NoReturn, Protocol
 
 from marserve import wire
 from marserve.errors import BadFrame
-from marserve.messages import Call, CallEnded, DeviceLost, Item, OutOfStep, Rank, Share, ToRank, ToServer
+from marserve.messages import (
+    AskDevice,
+    Call,
+    CallEnded,
+    DeviceLost,
+    DeviceTold,
+    Item,
+    OutOfStep,
+    Rank,
+    Share,
+    ToRank,
+    ToServer,
+)
 from marserve.page import Page
 from marserve.worker.device_loss import find_loss
 from marserve.worker.device_memory import give_back
@@ -39,6 +54,8 @@ LOOPBACK = "127.0.0.1"
 OUT_OF_STEP_S = 5.0
 # How soon after rank 0 raised another rank's end shows, if that is why.
 LOOK_FOR_ENDS_S = 0.05
+# How long the ranks of a pipeline have to say of their devices whether they are lost, all together.
+ASK_DEVICES_S = 5.0
 # How often a rank looks whether rank 0 has asked what it is about to ask.
 ASK_EVERY_S = 0.0005
 # How long a rank that has nothing more to do waits for the server to end the group.
@@ -99,6 +116,25 @@ class Peer:
             if type(message) is CallEnded and message.number == number:
                 return message
         return None
+
+    def hear_of_device(self, number: int, limit_s: float) -> bool:
+        """Whether the rank says in this time that its device is lost. Raises EOFError when it is gone."""
+        end = time.monotonic() + limit_s
+        while (told := self.hear(end - time.monotonic())) is not None:
+            message, _ = told
+            if type(message) is DeviceTold and message.number == number:
+                return message.is_lost
+        return False
+
+    def is_gone_within(self, seconds: float) -> bool:
+        """Whether the rank is gone within that time. What it says meanwhile is late, and is dropped."""
+        end = time.monotonic() + seconds
+        try:
+            while self.hear(end - time.monotonic()) is not None:
+                pass
+        except EOFError:
+            return True
+        return False
 
     def has_ended_within(self, seconds: float) -> bool:
         """Whether the rank is gone, or goes, or has something to say, within that time."""
@@ -188,8 +224,26 @@ class Leader:
         if self._is_mirrored and self._peers:
             self._tell(CallEnded(self._number, True))
             self._compare(error)
-        elif any(peer.has_ended_within(LOOK_FOR_ENDS_S) for peer in self._peers):
+        elif any(peer.is_gone_within(LOOK_FOR_ENDS_S) for peer in self._peers):
             await_the_end(self._server)
+
+    def ask_devices(self, *, wait: bool) -> None:
+        """Something has failed, and this rank's device is well: does not return if another rank has lost its own.
+
+        With mirrored calls each rank has looked by itself, before this one could go on.
+        """
+        if self._is_mirrored or not self._peers:
+            return
+        self._number += 1
+        self._tell(AskDevice(self._number, wait))
+        end = time.monotonic() + ASK_DEVICES_S
+        for peer in self._peers:
+            try:
+                is_lost = peer.hear_of_device(self._number, end - time.monotonic())
+            except EOFError:
+                is_lost = True
+            if is_lost:
+                await_the_end(self._server)
 
     def _compare(self, error: BaseException | None) -> None:
         """Every rank must end the call as this one did."""
@@ -217,7 +271,7 @@ class Leader:
 
 
 class Follower:
-    """Any other rank of a group in which all make every call: does what rank 0 tells it."""
+    """Any other rank: makes the calls that rank 0 tells it, or says of its device whether it is lost."""
 
     def __init__(self, place: Rank, leader: Peer, server: ServerEnd, page: Page) -> None:
         from marserve.worker import checks  # here: checks knows the loop, which knows ranks
@@ -232,7 +286,7 @@ class Follower:
         self._is_once = True
 
     def follow(self, model: LoadedModel) -> NoReturn:
-        """Make the calls that rank 0 makes, until it is gone."""
+        """Do what rank 0 asks for, until it is gone."""
         while True:
             try:
                 told = self._leader.hear()
@@ -242,6 +296,11 @@ class Follower:
                     self._items, self._bodies, self._is_once = message.items, bodies, message.is_once
                 elif type(message) is Call:
                     self._call(model, message)
+                elif type(message) is AskDevice:
+                    loss = find_loss((), model.load.gpu_id, wait=message.wait)
+                    if loss:
+                        self._server.send(DeviceLost(0, loss, ""))
+                    self._leader.tell(DeviceTold(message.number, bool(loss)))
             except EOFError:  # ending here might be seen before rank 0's end, and be taken for the cause
                 await_the_end(self._server)
 
