@@ -77,7 +77,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         if options is not None:
             from marserve_handlers.runtimes.tensors import compile_model
 
-            self.model = compile_model(self.model, options)
+            self.model = compile_model(self.model, options, self.device.type, context)
         labels = os.path.join(model_dir, "index_to_name.json")
         if self.names_classes or os.path.isfile(labels):  # a missing one is a warning
             self.mapping = load_label_mapping(labels)

@@ -1,9 +1,15 @@
-"""Reads the `pt2` part of a model's configuration: whether, and how, the model is compiled. Pure; knows no torch."""
+"""Reads the `pt2` part of a model's configuration: whether, and how, the model is compiled. Knows no torch.
+
+Also looks for the compiler that torch's own backend needs, as torch and Triton do.
+"""
 
 from __future__ import annotations
 
 import enum
 import logging
+import os
+import shlex
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,6 +71,32 @@ def read_compile_options(model_config: Mapping[str, Any] | None) -> dict[str, An
     if "backend" in options and not check_valid_pt2_backend(options["backend"]):
         return None
     return options
+
+
+def find_missing_compiler(options: Mapping[str, Any], device_type: str) -> str:
+    """What is missing for compiling on a device of that type, in a sentence without its stop; empty if nothing is.
+
+    Backend `inductor`, which is torch's default, writes C++ for the processor. For CUDA and ROCm it writes Triton's
+    language, and Triton builds the launchers of its kernels with a C compiler.
+    """
+    if options.get("backend", PT2Backend.INDUCTOR.value) != PT2Backend.INDUCTOR.value:
+        return ""
+    if device_type == "cpu":
+        if os.environ.get("TORCH_INDUCTOR_INSTALL_GXX") == "1" or _is_there("CXX", "g++"):
+            return ""
+        return "there is no C++ compiler: neither g++ nor what CXX names"
+    if device_type == "cuda" and not _is_there("CC", "gcc", "clang"):
+        return "there is no C compiler for Triton: neither gcc, clang nor what CC names"
+    return ""
+
+
+def _is_there(variable: str, *names: str) -> bool:
+    """Whether the program exists that an environment variable names, or else one of these."""
+    try:
+        named = shlex.split(os.environ.get(variable, ""))[:1]
+    except ValueError:
+        return True  # torch will say what is wrong with it
+    return any(shutil.which(name) is not None for name in named or names)
 
 
 def wants_aot_compile(model_config: Mapping[str, Any] | None) -> bool:

@@ -157,6 +157,8 @@ class Tolerance(msgspec.Struct, frozen=True, array_like=True):
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Status = Annotated[int, msgspec.Meta(ge=100, le=999)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+# How many sentences for describe a worker's handler may note.
+MAX_WARNINGS = 20
 Sentence = Annotated[str, msgspec.Meta(max_length=4096)]
 Message = Annotated[str, msgspec.Meta(max_length=1 << 21)]
 Traceback = Annotated[str, msgspec.Meta(max_length=1 << 17)]
@@ -498,6 +500,12 @@ class DeviceLost(msgspec.Struct, frozen=True, array_like=True, tag="device_lost"
     traceback: Traceback
 
 
+class Warned(msgspec.Struct, frozen=True, array_like=True, tag="warned"):
+    """Sentences for describe that a handler noted after its load, as when the first batch could not be compiled."""
+
+    warnings: Annotated[list[Sentence], msgspec.Meta(max_length=MAX_WARNINGS)]
+
+
 class DevicePeak(msgspec.Struct, frozen=True, array_like=True, tag="device_peak"):
     """After a batch that was larger than any before: what the runtime has taken of a device at most, in bytes."""
 
@@ -541,6 +549,7 @@ ToServer = (
     | OutOfStep
     | DeviceLost
     | DevicePeak
+    | Warned
     | Metrics
 )
 

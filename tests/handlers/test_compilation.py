@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from marserve_handlers.compilation import PT2Backend, check_valid_pt2_backend, read_compile_options, wants_aot_compile
+from marserve_handlers.compilation import (
+    PT2Backend,
+    check_valid_pt2_backend,
+    find_missing_compiler,
+    read_compile_options,
+    wants_aot_compile,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +73,45 @@ def test_backends_are_those_of_the_contract() -> None:
 def test_compiling_ahead_of_time_is_asked_for(config: Any, wanted: bool) -> None:
     """`pt2: {export: {aot_compile: true}}`."""
     assert wants_aot_compile(config) is wanted
+
+
+@pytest.mark.parametrize(
+    ("there", "environment", "device", "options", "missing"),
+    [
+        ((), {}, "cpu", {}, "there is no C++ compiler: neither g++ nor what CXX names"),
+        ((), {}, "cpu", {"backend": "inductor"}, "there is no C++ compiler: neither g++ nor what CXX names"),
+        (("gcc", "clang++"), {}, "cpu", {}, "there is no C++ compiler: neither g++ nor what CXX names"),
+        (("g++",), {}, "cpu", {}, ""),
+        (("clang++",), {"CXX": "clang++ -O2"}, "cpu", {}, ""),
+        (("g++",), {"CXX": "clang++"}, "cpu", {}, "there is no C++ compiler: neither g++ nor what CXX names"),
+        (("g++",), {"CXX": " "}, "cpu", {}, ""),
+        ((), {"CXX": "no 'end"}, "cpu", {}, ""),
+        ((), {"TORCH_INDUCTOR_INSTALL_GXX": "1"}, "cpu", {}, ""),
+        ((), {}, "cuda", {}, "there is no C compiler for Triton: neither gcc, clang nor what CC names"),
+        (("g++",), {}, "cuda", {}, "there is no C compiler for Triton: neither gcc, clang nor what CC names"),
+        (("clang",), {}, "cuda", {}, ""),
+        (("tcc",), {"CC": "tcc"}, "cuda", {}, ""),
+        ((), {}, "cpu", {"backend": "openvino"}, ""),
+        ((), {}, "xpu", {}, ""),
+    ],
+)
+def test_what_a_backend_lacks_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    there: tuple[str, ...],
+    environment: dict[str, str],
+    device: str,
+    options: dict[str, Any],
+    missing: str,
+) -> None:
+    """As torch and Triton look for it: a variable goes before the usual names."""
+    for name in there:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CC", "CXX", "TORCH_INDUCTOR_INSTALL_GXX"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert find_missing_compiler(options, device) == missing

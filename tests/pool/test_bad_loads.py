@@ -151,3 +151,20 @@ async def test_a_handler_that_behaves_badly_has_its_stated_outcome(tmp_path: Pat
             assert bad.said in end.message
         assert await running.ask_body(b"good") == b"good"
         assert bool(running.metrics.worker_deaths) is not bad.lives
+
+
+async def test_what_a_handler_notes_for_describe_after_its_load_is_kept_and_bounded(tmp_path: Path) -> None:
+    """Once each, though it says the same again and again, and as many as after a load."""
+    source = """
+def handle(data, context):
+    for row in data or ():
+        context.load_warnings += [bytes(row["body"]).decode()] * 2
+    return data and [b"x"] * len(data)
+"""
+    async with RunningPool(tmp_path, source) as running:
+        await running.start()
+        for number in range(15):
+            await running.ask_body(b"%d" % (number // 2))
+
+        assert running.pool.warnings == ["0", "1", "2", "3", "4"]  # of twenty
+        assert running.metrics.worker_deaths == {}

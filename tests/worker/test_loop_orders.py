@@ -38,6 +38,7 @@ from marserve.messages import (
     Sample,
     Stop,
     Tolerance,
+    Warned,
     pack_head,
 )
 from marserve.page import Page, create_page
@@ -477,6 +478,39 @@ def test_a_device_that_is_lost_over_a_length_ends_the_worker(page: Page, monkeyp
     assert [told.number for told in server.of(DeviceLost)] == [0]
     assert not server.of(Lengths)
     assert page.running[0] == 0
+
+
+def test_what_a_handler_notes_for_describe_after_its_load_is_told_once(page: Page) -> None:
+    """With the batch in which it was noted; what was noted at the load goes with that."""
+
+    def note(rows: list[dict[str, Any]], context: Any) -> Any:
+        context.load_warnings += [bytes(row["body"]).decode() for row in rows if row["body"] != b"-"]
+        return ["x"] * len(rows)
+
+    model = model_of(note)
+    model.context.load_warnings.append("at its load")
+    said = [b"first", b"-", b"second", b"-"]
+    server = Server(*([(Batch(number, [item()]), [bytearray(body)])] for number, body in enumerate(said, 1)))
+
+    assert run(server, page, model) == 0
+    (loaded,) = server.of(Loaded)
+    assert loaded.warnings == ["at its load"]
+    assert [told.warnings for told in server.of(Warned)] == [["first"], ["second"]]
+
+
+def test_a_handler_that_hides_what_it_notes_is_not_told_of(page: Page) -> None:
+    """The list is the author's to replace; at most so many sentences count, of so many characters."""
+
+    def note(rows: list[dict[str, Any]], context: Any) -> Any:
+        context.load_warnings = None if rows[0]["body"] == b"1" else ["x" * 5000] * 50
+        return ["x"] * len(rows)
+
+    model = model_of(note)
+    server = Server(*([(Batch(number, [item()]), [bytearray(b"%d" % number)])] for number in (1, 2, 3)))
+
+    assert run(server, page, model) == 0
+    (told,) = server.of(Warned)
+    assert [len(warning) for warning in told.warnings] == [2000] * 20
 
 
 @pytest.mark.parametrize("gpu_id", [None, 0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -14,7 +15,9 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.dlpack
 
+from marserve_handlers.compilation import find_missing_compiler
 from marserve_handlers.context import note_warning
+from marserve_handlers.device_errors import is_out_of_memory, words_of_loss
 from marserve_handlers.devices import choose_device
 from marserve_handlers.errors import ModelNotLoadable
 
@@ -104,21 +107,59 @@ def read_tensor(value: bytes | bytearray) -> Any:
         raise ValueError("these bytes are no tensor that torch.save wrote") from error
 
 
-def compile_model(model: T, options: Mapping[str, Any]) -> T:
-    """The model, compiled with `options`, or as it was where compiling fails, with a warning in the log.
+def compile_model(model: T, options: Mapping[str, Any], device_type: str, context: Any) -> T:
+    """The model, compiled with `options` for devices of that type, or as it was where that cannot be.
 
-    Compiling happens at the first call; what fails there is logged by torch and run without compilation, too.
+    Compiling happens at a call, the first one or the first with inputs of a new shape. A call that fails is made once
+    more with the model as it was. If that succeeds, compiling was at fault, and the model runs eagerly from then on.
+    Either way describe's `warnings` say why, by way of `context`.
     """
+    missing = find_missing_compiler(options, device_type)
+    if missing:
+        _runs_eagerly(context, missing)
+        return model
     try:
-        import torch._dynamo
-
-        torch._dynamo.config.suppress_errors = True
         compiled: T = torch.compile(model, **options)  # type: ignore[call-overload]
-    except Exception:
-        logger.warning("Compiling the model with %s failed; it runs without compilation", dict(options), exc_info=True)
+    except Exception as error:
+        _runs_eagerly(context, _first_line(error))
         return model
     logger.info("The model is compiled with %s", dict(options))
-    return compiled
+    if isinstance(compiled, torch.nn.Module):
+        compiled.forward = _or_eagerly(compiled.forward, model, context)
+        return compiled
+    call: T = _or_eagerly(compiled, model, context)
+    return call
+
+
+def _or_eagerly(compiled: Any, model: Any, context: Any) -> Any:
+    """A call of `compiled`, or of `model` once that alone has succeeded."""
+    is_eager = False
+
+    @functools.wraps(compiled)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_eager
+        if is_eager:
+            return model(*args, **kwargs)
+        try:
+            return compiled(*args, **kwargs)
+        except Exception as error:
+            if is_out_of_memory(error) or words_of_loss(error):
+                raise
+            answer = model(*args, **kwargs)  # raises what the model has against these inputs
+            is_eager = True
+            _runs_eagerly(context, _first_line(error))
+            return answer
+
+    return call
+
+
+def _runs_eagerly(context: Any, reason: str) -> None:
+    note_warning(context, f"pt2 is not used, the model runs eagerly: {reason}")
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"[:500]
 
 
 def profile(work: Callable[[], T], folder_name: str, options: Mapping[str, Any]) -> tuple[T, Any]:

@@ -37,6 +37,7 @@ from marserve.messages import (
     Results,
     Stop,
     ToWorker,
+    Warned,
     pack_head,
 )
 from marserve.pool.asked_lengths import Question
@@ -87,6 +88,9 @@ class Peer(Protocol):
 
     def on_device_peak(self, message: DevicePeak) -> None:
         """What the worker has taken of its device since a batch that was larger than any before."""
+
+    def on_warned(self, message: Warned) -> None:
+        """Sentences for describe that the handler noted after its load."""
 
     def on_broken(self, error: BadFrame) -> None:
         """The worker said what no honest worker says."""
@@ -282,6 +286,8 @@ class WorkerClient(asyncio.Protocol):
                     peer.on_out_of_step(cast("OutOfStep", message))
                 elif kind is DevicePeak:
                     peer.on_device_peak(cast("DevicePeak", message))
+                elif kind is Warned:
+                    peer.on_warned(cast("Warned", message))
                 elif kind is DeviceLost:
                     peer.on_device_lost(cast("DeviceLost", message))
                 elif kind is Checked:

@@ -24,6 +24,7 @@ import msgspec
 from marserve.errors import BadFrame, NoMemoryNow, NotEnoughMemory, without_stop
 from marserve.machine.limits import explain
 from marserve.messages import (
+    MAX_WARNINGS,
     Check,
     Checked,
     DeviceLost,
@@ -37,6 +38,7 @@ from marserve.messages import (
     Piece,
     Raised,
     Results,
+    Warned,
 )
 from marserve.page import Page, create_page
 from marserve.pool.asked_lengths import Question
@@ -735,6 +737,13 @@ class Life:
     def on_device_peak(self, message: DevicePeak) -> None:
         """It needs more of its device than it had taken when it was loaded."""
         self._owner.room.peaked_on_device(message.device_bytes)
+
+    def on_warned(self, message: Warned) -> None:
+        """Its handler noted something for describe after its load."""
+        for warning in message.warnings:
+            if len(self.warnings) < MAX_WARNINGS and warning not in self.warnings:
+                self.warnings = [*self.warnings, warning]
+                log.warning("%s %s", self._slot.name, warning)
 
     def on_device_lost(self, message: DeviceLost) -> None:
         """Its device answers the worker no more: as a death of its own, which the batch of that number brought on."""

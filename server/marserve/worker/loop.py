@@ -26,6 +26,7 @@ import msgspec
 from marserve import wire
 from marserve.allocator import BY_WORKER, keep_large_blocks
 from marserve.messages import (
+    MAX_WARNINGS,
     AskLengths,
     Batch,
     Batches,
@@ -45,6 +46,7 @@ from marserve.messages import (
     Results,
     Stop,
     ToServer,
+    Warned,
 )
 from marserve.page import Page
 from marserve.worker.device_loss import find_loss
@@ -63,6 +65,7 @@ from marserve.worker.outgoing import (
     say,
     shown,
     traceback_of,
+    warnings_since,
 )
 from marserve.worker.rank import LOOK_FOR_ENDS_S, Follower, Leader, Peer, open_store
 from marserve.worker.steps import begin_step, say_what_follows
@@ -150,6 +153,7 @@ class WorkerLoop:
         """What runtimes said in the errors of the running batch's failed items; empty for other errors."""
         self._most_rows = 0
         self._taken_bytes = 0
+        self._told_warnings = MAX_WARNINGS  # before the model is loaded none
 
     def run(self) -> NoReturn:
         """Serve until the server says stop or is gone, then end the process."""
@@ -243,6 +247,7 @@ class WorkerLoop:
         has_length_of = self._model.length_of is not None
         warnings, computes_on = said_of_load(self._model.context)
         problems += warnings
+        self._told_warnings = len(warnings)
         self._taken_bytes = taken_bytes()
         self._connection.send(Loaded(seconds, problems, warm_up_s, has_length_of, self._taken_bytes, computes_on))
         if self._follower is not None:
@@ -556,7 +561,12 @@ class WorkerLoop:
         return self._page.is_cancelled(self._number, positions[index])
 
     def send_metrics(self) -> None:
-        """Send what the handler measured since the last time."""
+        """Send what the handler measured, and noted for describe, since the last time."""
+        assert self._model is not None
+        warnings = warnings_since(self._model.context, self._told_warnings)
+        if warnings:
+            self._told_warnings += len(warnings)
+            self._connection.send(Warned(warnings))
         metrics = self._take_metrics()
         if metrics.values or metrics.dropped:
             self._connection.send(metrics)

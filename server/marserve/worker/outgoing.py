@@ -12,14 +12,14 @@ import traceback
 from collections.abc import Iterable
 from typing import Any
 
-from marserve.messages import MAX_METRIC_VALUES, Metric
+from marserve.messages import MAX_METRIC_VALUES, MAX_WARNINGS, Metric
 from marserve_handlers.device_errors import is_out_of_memory, words_of_loss
 
 # In characters. What is longer is cut, and says so.
 MAX_MESSAGE = 1 << 20
 MAX_TRACEBACK = 64 << 10
 MAX_NAME = 200
-MAX_SENTENCE, MAX_WARNINGS = 2000, 20
+MAX_SENTENCE = 2000
 _KINDS = ("counter", "gauge", "histogram")
 
 log = logging.getLogger("marserve.worker")
@@ -101,6 +101,15 @@ def said_of_load(context: Any) -> tuple[list[str], str]:
         warnings = [words_of(each)[:MAX_SENTENCE] for each in list(context.load_warnings)[:MAX_WARNINGS]]
         return warnings, words_of(context.computes_on)[:MAX_NAME]
     return [], ""
+
+
+def warnings_since(context: Any, told: int) -> list[str]:
+    """What the handler has noted for describe since `told` of its sentences were told."""
+    with contextlib.suppress(BaseException):
+        warnings = context.load_warnings
+        if len(warnings) > told:
+            return [words_of(each)[:MAX_SENTENCE] for each in list(warnings)[told:MAX_WARNINGS]]
+    return []
 
 
 def metrics_of(values: Iterable[Any]) -> tuple[list[Metric], int]:

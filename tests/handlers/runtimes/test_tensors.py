@@ -66,18 +66,88 @@ def test_models_run_in_inference_mode() -> None:
     assert seen == [(True, (2,), {"a": 3})]
 
 
-def test_compiling_that_fails_leaves_the_model(caplog: pytest.LogCaptureFixture) -> None:
-    """Logged, and the model runs as it was."""
-    model = torch.nn.Linear(1, 1)
+class Noted:
+    """A worker's context, of which what is noted for describe counts."""
 
-    assert tensors.compile_model(model, {"backend": "no such backend"}) is model
-    assert "runs without compilation" in caplog.text
+    def __init__(self) -> None:
+        self.load_warnings: list[str] = []
+
+
+def test_what_torch_does_not_compile_at_all_stays_as_it_was() -> None:
+    """Describe says why."""
+    model = torch.nn.Linear(1, 1)
+    noted = Noted()
+
+    assert tensors.compile_model(model, {"backend": "no such backend"}, "cpu", noted) is model
+    (sentence,) = noted.load_warnings
+    assert sentence.startswith("pt2 is not used, the model runs eagerly: InvalidBackend: ")
+
+
+def test_without_a_compiler_a_model_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of torch's is tried: describe has a sentence of what is missing."""
+    monkeypatch.setattr(tensors, "find_missing_compiler", lambda options, device_type: f"no compiler for {device_type}")
+    model = torch.nn.Linear(1, 1)
+    noted = Noted()
+
+    assert tensors.compile_model(model, {"backend": "inductor"}, "cpu", noted) is model
+    assert noted.load_warnings == ["pt2 is not used, the model runs eagerly: no compiler for cpu"]
+
+
+@pytest.mark.parametrize("is_module", [True, False])
+def test_a_model_whose_compiling_fails_at_a_call_answers_and_runs_eagerly_from_then_on(is_module: bool) -> None:
+    """No request fails, and torch does not try again."""
+    tried: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        tried.append(1)
+        raise RuntimeError("Python.h: No such file\nand more")
+
+    linear = torch.nn.Linear(2, 2).eval()
+    model: Any = linear if is_module else (lambda data: linear(data))
+    noted = Noted()
+    compiled = tensors.compile_model(model, {"backend": backend}, "cpu", noted)
+
+    with torch.inference_mode():
+        answers = [compiled(torch.ones(rows, 2)) for rows in (1, 2, 3)]
+
+    assert all(torch.equal(answer, linear(torch.ones(rows, 2))) for rows, answer in enumerate(answers, 1))
+    assert len(tried) == 1
+    (sentence,) = noted.load_warnings
+    assert "BackendCompilerFailed: " in sentence
+    assert "\n" not in sentence
+
+
+def test_what_a_compiled_model_has_against_its_inputs_is_not_taken_for_a_failed_compiling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client could have the model run slowly for good. Memory that ran out, or a lost device, costs no second run."""
+    noted = Noted()
+    linear = torch.nn.Linear(2, 2).eval()
+    compiled = tensors.compile_model(linear, {"backend": "eager"}, "cpu", noted)
+    errors = [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.AcceleratorError("CUDA error: device-side assert triggered"),
+    ]
+
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="shapes"):
+        compiled(torch.ones(1, 3))
+    for error in errors:
+
+        def fail(data: Any, error: Exception = error) -> Any:
+            raise error
+
+        monkeypatch.setattr(tensors.torch, "compile", lambda model, fail=fail, **options: fail)
+        with pytest.raises(type(error)):
+            tensors.compile_model(lambda data: data, {}, "meta", noted)(1)
+
+    assert noted.load_warnings == []
 
 
 def test_a_compiled_model_answers_alike() -> None:
     """With the backend that needs no compiler."""
     model = torch.nn.Linear(2, 2).eval()
-    compiled = tensors.compile_model(model, {"backend": "eager"})
+    compiled = tensors.compile_model(model, {"backend": "eager"}, "cpu", Noted())
 
     assert compiled is not model
     with torch.inference_mode():
