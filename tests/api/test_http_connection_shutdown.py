@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import time
 from typing import Any
 
 import pytest
@@ -88,6 +91,40 @@ async def test_an_idle_connection_that_stays_silent_is_closed() -> None:
 
         assert await client.read_all() == []
         await stopping
+
+
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"])
+@pytest.mark.parametrize("end", ["the server goes", "it was idle for too long"])
+async def test_a_request_that_came_while_the_loop_stalled_is_read_before_its_connection_is_closed(end: str) -> None:
+    """uvloop runs its timers after what it has read, so the one that closes idle connections comes before the request
+    that arrived while others were read.
+    """
+    is_going = end == "the server goes"
+    limits = HttpLimits(drain_idle_s=0.01, linger_s=0.1, keep_alive_s=60.0 if is_going else 0.0)
+    loop = asyncio.get_running_loop()
+    ear, mouth = socket.socketpair()
+    async with listening(limits) as listener, listener.connect() as client:
+        await client.ask(ECHO)
+        (connection,) = listener.server.server_state.connections
+        wire = client.writer.get_extra_info("socket").fileno()
+
+        def stall() -> None:
+            loop.remove_reader(ear)
+            if is_going:
+                connection.shutdown()
+            else:
+                loop.call_later(0.01, connection.check, time.monotonic() + 1.0)
+            assert os.write(wire, ECHO) == len(ECHO)
+            time.sleep(0.03)
+
+        loop.add_reader(ear, stall)
+        mouth.send(b"x")
+        answer = await client.read()
+        loop.remove_reader(ear)
+    ear.close()
+    mouth.close()
+
+    assert (answer.body, answer.header("connection") == "close") == (b"hi", is_going)
 
 
 async def test_half_a_request_may_be_finished() -> None:

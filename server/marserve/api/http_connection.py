@@ -50,6 +50,7 @@ from marserve.api.large_answers import LargeAnswers
 from marserve.api.listener import AccessLog, HttpMetrics, Listener
 from marserve.api.request_head import UNKNOWN_LENGTH, Head, Headers, HttpLimits, header_bytes, read_head, strip_upgrade
 from marserve.api.response_headers import ResponseHeaders
+from marserve.api.unread import has_unread
 from marserve.errors import BodyTooLarge, MarserveError
 from marserve.telemetry.log_limit import caused_by
 
@@ -319,8 +320,12 @@ class HttpConnection(HttpToolsProtocol):
         return self.active is not None or self.unsent > 0
 
     def close_if_idle(self) -> None:
-        """Close unless a request is under way."""
-        if not self.is_busy:
+        """Close unless a request is under way, or has come and was not read yet."""
+        if self.is_busy:
+            return
+        if has_unread(self.transport):  # the loop stalled; what waits is read next
+            self.loop.call_later(self.listener.limits.drain_idle_s, self.close_if_idle)
+        else:
             self.transport.close()
 
     def pause_writing(self) -> None:
@@ -373,7 +378,7 @@ class HttpConnection(HttpToolsProtocol):
         if phase == IDLE:
             if self.active is None:
                 limit = limits.keep_alive_s if self.has_spoken else limits.header_timeout_s
-                if now - self.idle_since >= limit:
+                if now - self.idle_since >= limit and not has_unread(transport):
                     transport.close()
         elif phase == HEAD:
             if now - self.head_since >= limits.header_timeout_s:
