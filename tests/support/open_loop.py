@@ -11,6 +11,7 @@ import asyncio
 import math
 import random
 import re
+import select
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ class Shot:
 class Outcome:
     """What came of a shot. Times in seconds from the start; `ended_s` is inf and `status` 0 without an answer.
 
-    `is_refused`: the connection was, so nothing was sent. `closes`: the answer said `Connection: close`.
+    `is_refused`: nothing was sent, as the connection was refused, or closed before this client came to send.
+    `closes`: the answer said `Connection: close`.
     """
 
     shot: Shot
@@ -77,12 +79,11 @@ class OpenLoop:
         start = self.started_at = loop.time() + 0.05
         try:
             for outcome in outcomes:
-                ahead_s = start + outcome.shot.due_s - loop.time()
-                if ahead_s > 0:
-                    await asyncio.sleep(ahead_s)
+                # Answers are read between two shots that are late as well: their connections are free again.
+                await asyncio.sleep(max(0.0, start + outcome.shot.due_s - loop.time()))
                 self._open += 1
-                if self._free:
-                    self._free.pop().send(outcome, start)
+                if (connection := self._take_free()) is not None:
+                    connection.send(outcome, start)
                 else:
                     task = asyncio.create_task(self._connect_and_send(outcome, start))
                     connecting.add(task)
@@ -102,12 +103,24 @@ class OpenLoop:
             await asyncio.sleep(0)
         return outcomes
 
+    def _take_free(self) -> _Connection | None:
+        """A connection on which nothing is under way, and which the server has not closed."""
+        while self._free:
+            connection = self._free.pop()
+            if not connection.is_closed_by_server:
+                return connection
+        return None
+
     async def _connect_and_send(self, outcome: Outcome, start: float) -> None:
         loop = asyncio.get_running_loop()
         try:
             _, made = await loop.create_connection(lambda: _Connection(self), "127.0.0.1", self._port)
         except OSError as error:
             outcome.is_refused = isinstance(error, ConnectionRefusedError)
+            self.done()
+            return
+        if made.is_closed_by_server:
+            outcome.is_refused = True
             self.done()
             return
         made.send(outcome, start)
@@ -154,6 +167,19 @@ class _Connection(asyncio.Protocol):
         self._outcome, self._start, self._data = outcome, start, b""
         outcome.sent_s = asyncio.get_running_loop().time() - start
         self._transport.write(outcome.shot.request)
+
+    @property
+    def is_closed_by_server(self) -> bool:
+        """Whether the system knows of the other side's end, of which the event loop has not told yet.
+
+        A server says nothing on a connection without a request, so all there is to read is the end.
+        """
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket"), select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Close at once."""
