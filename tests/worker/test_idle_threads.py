@@ -143,7 +143,7 @@ def test_an_executor_at_work_is_left_alone_and_named() -> None:
     with ThreadPoolExecutor(1) as idle, ThreadPoolExecutor(1, thread_name_prefix="loader") as busy:
         idle.submit(abs, 1).result()
         bar().close()
-        working = busy.submit(leave.wait, WITHIN_S)
+        working = busy.submit(leave.wait)  # without a limit: work that ends by itself is found idle
 
         end_idle_threads()
         told = describe_threads()

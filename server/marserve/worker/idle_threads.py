@@ -13,7 +13,6 @@ Everything else is named, with what its author can do.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import queue
 import sys
@@ -145,14 +144,24 @@ def _give_bars_a_lock_of_this_process() -> None:
 
 def _idle_executors() -> dict[ThreadPoolExecutor, list[threading.Thread]]:
     """The executors whose threads all wait for work, with these threads."""
-    if not list(_executors._threads_queues):
-        return {}
     found: dict[ThreadPoolExecutor, list[threading.Thread]] = {}
-    for thing in gc.get_objects():
-        # By its type: `isinstance` asks an object for its class, which runs code of proxies and lazy modules.
-        if issubclass(type(thing), ThreadPoolExecutor) and _is_idle(thing):
-            found[thing] = list(thing._threads)
+    for thread in list(_executors._threads_queues):
+        executor = _executor_of(thread)
+        if executor is not None and executor not in found and _is_idle(executor):
+            found[executor] = list(executor._threads)
     return found
+
+
+def _executor_of(thread: threading.Thread) -> ThreadPoolExecutor | None:
+    """The executor that started a thread; None where nothing refers to it any more."""
+    reference = _reference_of(thread)
+    return None if reference is None else reference()
+
+
+def _reference_of(thread: threading.Thread) -> weakref.ref[ThreadPoolExecutor] | None:
+    """What a thread of an executor knows it by: the first of its arguments, until it has ended."""
+    arguments: Any = getattr(thread, "_args", ())
+    return arguments[0] if arguments and isinstance(arguments[0], weakref.ref) else None
 
 
 def _is_idle(executor: ThreadPoolExecutor) -> bool:
@@ -167,8 +176,8 @@ def _has_lost_its_executor(thread: threading.Thread) -> bool:
     """Whether nothing refers to its executor any more, so that it ends now."""
     if thread not in _executors._threads_queues:
         return False
-    arguments: Any = getattr(thread, "_args", ())
-    return bool(arguments) and isinstance(arguments[0], weakref.ref) and arguments[0]() is None
+    reference = _reference_of(thread)
+    return reference is not None and reference() is None
 
 
 def _empty(executor: Any) -> None:
