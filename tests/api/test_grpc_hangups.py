@@ -16,6 +16,7 @@ from marserve.api.grpc_health import SERVICE as HEALTH
 from marserve.api.grpc_inference import SERVICE
 from marserve.api.grpc_reflection import SERVICE as REFLECTION
 from support.grpc_house import SCHEMA, inference_port
+from support.processes import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
 
@@ -67,15 +68,17 @@ async def test_clients_that_take_nothing_and_hang_up_leave_no_traceback(
     """Their windows are shut, so that each answer waits to be written when the connection is reset."""
     data = b"\0" + struct.pack(">I", len(message)) + message
     async with inference_port() as port:
+        before = len(asyncio.all_tasks())
         _, writer = await asyncio.open_connection(port.address.host, port.address.port)
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, struct.pack(">HI", 4, 0)))
         for number in range(1, 2 * STREAMS, 2):
             writer.write(frame(1, 4, number, headers(path)) + frame(0, int(ends), number, data))
         await writer.drain()
-        await asyncio.sleep(0.1)  # calls may be at any point of their way
+        # grpcio has one task a call; a port that stops while there are some says that it aborts them.
+        await until(lambda: len(asyncio.all_tasks()) >= before + STREAMS, "all calls have come")
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.close()
-        await asyncio.sleep(0.1)
+        await until(lambda: len(asyncio.all_tasks()) <= before, "all calls have ended")
     gc.collect()
 
     assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == []
