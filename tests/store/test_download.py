@@ -229,18 +229,40 @@ def test_an_object_that_is_replaced_midway_is_begun_anew(origin: RangeOrigin, pr
 
 
 def test_one_that_is_replaced_again_and_again_is_an_error(origin: RangeOrigin, file: int) -> None:
-    """It says so."""
+    """It says so. Here there is another after each range behind its beginning."""
     versions = itertools.count()
-    origin.put("/m.mar", DATA[: FIRST_PART_BYTES + 2 * MIB])
+    two_parts = DATA[: FIRST_PART_BYTES + 2 * MIB]
+    origin.put("/m.mar", two_parts)
 
-    def replace(have: int, size: int | None) -> None:
-        if have >= MIB:
-            origin.put("/m.mar", DATA[: FIRST_PART_BYTES + 2 * MIB - 8] + next(versions).to_bytes(8))
+    def replace(begin: int) -> None:
+        if begin:
+            origin.put("/m.mar", two_parts[:-8] + next(versions).to_bytes(8))
+
+    origin.on_range = replace
 
     with pytest.raises(Failed, match="it was replaced while it was fetched, twice"):
-        download(source_of(origin), file, QUICK, on_progress=replace)
+        download(source_of(origin), file, QUICK)
 
     assert not threads()
+
+
+def test_one_that_is_replaced_when_all_of_it_was_asked_for_comes_whole_as_it_was(
+    origin: RangeOrigin, file: int
+) -> None:
+    """Every answer is of the object that there was when it was asked for, so the replacement is not noticed."""
+    asked, two_parts = [], DATA[: FIRST_PART_BYTES + 2 * MIB]
+    origin.put("/m.mar", two_parts)
+
+    def replace(begin: int) -> None:
+        asked.append(begin)
+        if len(asked) == 3:
+            origin.put("/m.mar", DATA[::-1])
+
+    origin.on_range = replace
+
+    check_whole(download(source_of(origin), file, QUICK), file, two_parts)
+
+    assert len(asked) == 3
 
 
 def test_another_etag_midway_is_a_replaced_object(proxy: FaultProxy, file: int) -> None:

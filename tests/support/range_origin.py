@@ -6,7 +6,7 @@ import hashlib
 import re
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +23,8 @@ class RangeOrigin:
     has_etags: bool = True
     has_ranges: bool = True
     redirects: dict[str, str] = field(default_factory=dict)
+    on_range: Callable[[int], None] = lambda begin: None
+    """Called with the first byte of each range that is asked for, once its answer is settled; one at a time."""
 
     @property
     def pattern(self) -> str:
@@ -36,7 +38,12 @@ class RangeOrigin:
 
     def etag(self, path: str) -> str:
         """The ETag of an object."""
-        return f'"{hashlib.md5(self.objects[path], usedforsecurity=False).hexdigest()}"'
+        return etag_of(self.objects[path])
+
+
+def etag_of(data: bytes) -> str:
+    """A strong ETag of these bytes."""
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
 
 
 @contextmanager
@@ -56,17 +63,19 @@ def range_origin(tls: ssl.SSLContext | None = None) -> Iterator[RangeOrigin]:
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
+            found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range", ""))
             with lock:
                 origin.asked.append((self.command, self.path, self.headers.get("range", "")))
                 data = origin.objects.get(path)
+                if found is not None:
+                    origin.on_range(int(found[1]))
             if path in origin.redirects:
                 self._head(302, 0, location=origin.redirects[path])
                 return
             if data is None:
                 self._head(404, 0)
                 return
-            etag = origin.etag(path) if origin.has_etags else ""
-            found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range", ""))
+            etag = etag_of(data) if origin.has_etags else ""  # of these bytes, whatever has been put there since
             condition = self.headers.get("if-range")
             if found is None or not origin.has_ranges or (condition is not None and condition != etag):
                 self._head(200, len(data), etag)
