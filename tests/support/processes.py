@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import psutil
 
+from support.patience import PATIENCE_S
 from support.prepared import source_pids
 
 
@@ -53,7 +54,7 @@ def open_descriptors() -> dict[int, str]:
     return found
 
 
-async def until(holds: Callable[[], object], what: str, *, timeout_s: float = 10.0) -> None:
+async def until(holds: Callable[[], object], what: str, *, timeout_s: float = PATIENCE_S) -> None:
     """Wait until the system's tables say so; they tell nobody of themselves. Fails with `what` after the limit."""
     end = time.monotonic() + timeout_s
     while not holds():
@@ -61,7 +62,7 @@ async def until(holds: Callable[[], object], what: str, *, timeout_s: float = 10
         await asyncio.sleep(0.002)
 
 
-def until_blocking(holds: Callable[[], object], what: str, *, timeout_s: float = 10.0) -> None:
+def until_blocking(holds: Callable[[], object], what: str, *, timeout_s: float = PATIENCE_S) -> None:
     """As `until`, for tests without an event loop."""
     end = time.monotonic() + timeout_s
     while not holds():

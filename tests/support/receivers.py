@@ -6,6 +6,7 @@ import asyncio
 
 from marserve.errors import MarserveError
 from marserve.messages import Answer
+from support.patience import PATIENCE_S
 
 
 class Told:
@@ -61,12 +62,12 @@ class Waiting(Told):
         super()._end(end)
         self._ended.set()
 
-    async def piece(self, timeout_s: float = 10.0) -> None:
+    async def piece(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait for a first piece."""
         async with asyncio.timeout(timeout_s):
             await self._pieces_came.wait()
 
-    async def told(self, timeout_s: float = 10.0) -> Answer | MarserveError:
+    async def told(self, timeout_s: float = PATIENCE_S) -> Answer | MarserveError:
         """Wait for its one end."""
         async with asyncio.timeout(timeout_s):
             await self._ended.wait()

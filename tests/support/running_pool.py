@@ -28,6 +28,7 @@ from marserve.pool.room import Room
 from marserve.pool.supervisor import Pool
 from marserve.telemetry.metrics import VersionMetrics
 from support.model_folders import OBEDIENT, write_model
+from support.patience import PATIENCE_S
 from support.prepared import Kind, Prepared, prepare
 from support.processes import descendants, living, open_descriptors, until
 from support.receivers import Waiting
@@ -160,7 +161,7 @@ class RunningPool:
         sent.job = self.pool.submit(request, sent)
         return sent
 
-    async def ask(self, body: bytes, *, timeout_s: float = 10.0) -> Answer | MarserveError:
+    async def ask(self, body: bytes, *, timeout_s: float = PATIENCE_S) -> Answer | MarserveError:
         """Send a request and wait for its end."""
         return await self.send(body).told(timeout_s)
 
