@@ -83,7 +83,8 @@ async def test_a_crash_in_c_code_leaves_the_place_in_python_among_the_last_lines
 )
 async def test_a_failed_load_names_its_class_to_whoever_waits(tmp_path: Path, source: str, cause: str) -> None:
     """The same word in the error, in describe and in the counter."""
-    async with RunningPool(tmp_path, source, startup_timeout_s=1.0) as running:
+    limit_s = 1.0 if cause == "startup_timeout" else 30.0
+    async with RunningPool(tmp_path, source, startup_timeout_s=limit_s) as running:
         with pytest.raises(LoadFailed) as caught:
             await running.start()
 
@@ -125,7 +126,7 @@ async def test_a_long_batch_is_told_from_a_wedged_worker(tmp_path: Path, body: s
 
 async def test_a_stopped_worker_is_told_as_such_and_goes_whole(tmp_path: Path) -> None:
     """C9: SIGTERM cannot reach it, SIGKILL does; what it would have answered later is nobody's."""
-    async with RunningPool(tmp_path, ECHO, response_timeout_s=0.4) as running:
+    async with RunningPool(tmp_path, ECHO, response_timeout_s=1.0) as running:
         await running.start()
         [pid] = running.pids
         os.kill(pid, signal.SIGSTOP)
