@@ -381,7 +381,7 @@ async def storm(running: RunningPool, *, seconds: float, rate: float, kill_every
                 view.id == slot and view.status == "READY" and view.pid != victim for view in running.pool.workers()
             )
 
-        await until(is_back, "the killed worker's replacement", timeout_s=15.0)
+        await until(is_back, "the killed worker's replacement")
         told.absences_s.append(time.monotonic() - killed_at)
 
     async def kill() -> None:
@@ -409,11 +409,8 @@ def crossed(bodies: list[tuple[int, bytes]]) -> list[int]:
     return [number for number, body in bodies if body != b"nonce %d" % number]
 
 
-async def check_storm(running: RunningPool, *, seconds: float, rate: float, kill_every_s: float, factor: float) -> None:
-    """C1: nothing lost, crossed, told twice or failed; every kill counted; all workers back, and nobody waited long.
-
-    `factor` is what figures of time are multiplied with.
-    """
+async def check_storm(running: RunningPool, *, seconds: float, rate: float, kill_every_s: float) -> Storm:
+    """C1: nothing lost, crossed, told twice or failed; every kill counted, and all workers back."""
     await running.start()
 
     told = await storm(running, seconds=seconds, rate=rate, kill_every_s=kill_every_s)
@@ -425,26 +422,28 @@ async def check_storm(running: RunningPool, *, seconds: float, rate: float, kill
     assert crossed([(number, end.body) for number, end in enumerate(ends) if isinstance(end, Answer)]) == []
     assert running.pool.ready_workers == running.options.max_workers
     assert running.metrics.worker_deaths["killed"] == len(told.absences_s) > 0
-    assert percentile(told.latencies_s, 0.999) < 2.0 * factor
-    assert max(told.absences_s) < (5.0 if running.options.worker_start == "fresh" else 1.0) * factor
     # 0 in so many is a rate below this, with 95 % confidence.
     print(f"{len(ends)} requests, {len(told.absences_s)} kills, 0 failed: below {3 / len(ends):.1e}")  # noqa: T201
+    return told
 
 
 @pytest.mark.parametrize("start", ["fork", "fresh"])
 async def test_seconds_of_kills_lose_nothing(tmp_path: Path, start: str) -> None:
-    """C1, short: 4 workers, 500 requests a second, a kill a second."""
+    """C1, short: 4 workers, 500 requests a second, a kill a second; how long each took is the long test's claim."""
     async with RunningPool(tmp_path, ECHO, start=start, workers=4, batch_size=8, queue_size=5000) as running:
-        await check_storm(running, seconds=4.0, rate=500, kill_every_s=1.0, factor=3)
+        await check_storm(running, seconds=4.0, rate=500, kill_every_s=1.0)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("start", ["fork", "fresh"])
 async def test_two_minutes_of_kills_lose_nothing(tmp_path: Path, start: str) -> None:
-    """C1 in full: 60 kills, 60,000 requests."""
+    """C1 in full: 60 kills, 60,000 requests, and neither a request nor a replacement takes long."""
     async with RunningPool(tmp_path, ECHO, start=start, workers=4, batch_size=8, queue_size=20_000) as running:
-        await check_storm(running, seconds=120.0, rate=500, kill_every_s=2.0, factor=1)
+        told = await check_storm(running, seconds=120.0, rate=500, kill_every_s=2.0)
+
+        assert percentile(told.latencies_s, 0.999) < 2.0
+        assert max(told.absences_s) < (5.0 if start == "fresh" else 1.0)
 
 
 SLOW_ECHO = """
