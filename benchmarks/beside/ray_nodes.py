@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from typing import Any
@@ -29,7 +30,12 @@ def main() -> None:
     wait_longer_for_nodes()
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False},
+        head_node_args={
+            "num_cpus": 0,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+            **free_ports(),
+        },
     )
     nodes: list[Any] = []
     say({"address": cluster.address})
@@ -43,6 +49,7 @@ def main() -> None:
                     object_store_memory=OBJECT_STORE_BYTES,
                     resources={name: float(much) for name, much in named.items() if name[0] != "$"},
                     env_vars={name[1:]: value for name, value in named.items() if name[0] == "$"},
+                    **free_ports(),
                 )
                 nodes.append(node)
                 say({"node": node.node_id})
@@ -56,6 +63,22 @@ def main() -> None:
                 cluster.remove_node(node, allow_graceful=False)
     finally:
         cluster.shutdown()
+
+
+def free_ports() -> dict[str, int]:
+    """Free ports for a node's agents.
+
+    Without them a raylet waits 15 s for a file that names each port, and aborts: on a busy machine an agent imports for
+    longer (https://github.com/ray-project/ray/issues/65983).
+    """
+    names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+    sockets = [socket.socket() for _ in names]
+    for each in sockets:
+        each.bind(("", 0))
+    ports = {name: int(each.getsockname()[1]) for name, each in zip(names, sockets, strict=True)}
+    for each in sockets:
+        each.close()
+    return ports
 
 
 def wait_longer_for_nodes() -> None:
