@@ -239,8 +239,11 @@ async def test_a_request_in_doubt_is_answered_as_the_table_says(case: Case) -> N
 
 @pytest.mark.parametrize("step", [1, 7, 1000])
 async def test_the_table_holds_however_the_bytes_arrive(step: int) -> None:
-    """Byte by byte, in sevens, at once; all on one listener, twice: what it remembers must not change an answer."""
-    async with listening(HttpLimits(linger_s=0.1)) as listener:
+    """Byte by byte, in sevens, at once; all on one listener, twice: what it remembers must not change an answer.
+
+    A refused client is heard out until it closes, however long its bytes take.
+    """
+    async with listening(HttpLimits(linger_s=60.0)) as listener:
         for case in CASES * 2:
             if case.statuses != (200,) or case.stays:  # who sends on after `Connection: close` may be cut off
                 await play(case, listener, step)

@@ -39,6 +39,7 @@ class RawClient:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+        self.patience_s: float | None = PATIENCE_S
 
     async def send(self, data: bytes) -> None:
         """Send these bytes."""
@@ -47,7 +48,7 @@ class RawClient:
 
     async def read(self, *, to_head: bool = False) -> Response:
         """Read one answer; `to_head`: the request was a HEAD. Raises Cut where it is not whole."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(self.patience_s):
             try:
                 head = await self.reader.readuntil(b"\r\n\r\n")
                 status, reason, headers = _parse_head(head)
