@@ -110,7 +110,6 @@ async def test_a_model_that_must_not_be_forked_still_saves_the_import(tmp_path: 
         answer = await running.ask_body(b"x")
 
         assert view.how_started == "forked before loading"
-        assert view.load_s < 1.0
         assert answer == f"True {view.pid}".encode()
         [warning] = running.pool.warnings
         assert "a socket was opened" in warning
