@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -82,6 +83,40 @@ def test_a_whole_folder_costs_no_look_at_the_archive(house: House) -> None:
     house.restore()
 
     assert (house.folder / "handler.py").read_text() == (house.folder / "cache").read_text() == "its own"
+
+
+def test_a_file_that_was_changed_in_place_is_told_once(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    """By its size or its time; new files, what Python compiles and what was unpacked again are no change."""
+    house.write({**MEMBERS, "m.pyc": b"", "z.bin": b"z"})
+    folder = house.folder.with_name("g")
+    house.archives.unpack(house.archive, folder, Limits())
+    os.truncate(folder / "weights/a.bin", 7)
+    os.utime(folder / "handler.py", ns=(1, 1))
+    (folder / "m.pyc").write_bytes(b"compiled")
+    (folder / "new").write_bytes(b"new")
+    (folder / "z.bin").unlink()
+
+    for _ in range(2):
+        house.archives.restore(str(folder))
+
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.partition(": ")[0] for text in told] == [
+        f"2 of 8 files and folders that were unpacked from m.mar were changed in {folder}",
+        f"1 of 8 files and folders that were unpacked from m.mar have been deleted from {folder}, and were unpacked "
+        "again; a cleaner of temporary folders should leave this one out",
+    ]
+    assert "weights/a.bin (100 bytes then, 7 now)" in told[0]
+    assert "handler.py, " in told[0] or "handler.py. " in told[0]
+
+
+def test_a_known_digest_is_not_computed_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive that an address names by its digest is hashed once, before it is unpacked."""
+    os.utime(house.archive, ns=(1, 1))
+    house.archives.digests._now = lambda: time.time() + 3600
+    sha256 = house.archives.digests.of(house.archive)
+    monkeypatch.setattr(hashlib, "sha256", None)
+
+    assert house.archives.unpack(house.archive, house.folder.with_name("g"), Limits()) == sha256
 
 
 def test_the_same_archive_copied_again_is_used(house: House) -> None:

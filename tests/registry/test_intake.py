@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from marserve.archive import file_digests
 from marserve.archive import unpacked as unpacked_module
 from marserve.archive.reader import Limits
-from marserve.errors import ArchiveNotFound, BadArchive, MarserveError, OutOfMemory, UnsafeArchive
+from marserve.archive.unpacked import UnpackedArchives
+from marserve.errors import ArchiveNotFound, BadArchive, DigestMismatch, MarserveError, OutOfMemory, UnsafeArchive
+from marserve.registry import intake as intake_module
 from marserve.registry.intake import Intake
 from marserve.store.fetcher import Fetched
 from marserve.store.local import LocalStore
@@ -126,6 +131,47 @@ def test_what_the_operator_trusts_is_taken_in_and_told(store: Path, tmp_path: Pa
     unpacked = Intake(LocalStore(store), tmp_path / "scratch", Limits(), [word]).take_in("m.mar")
 
     assert "weights.pt" in unpacked.warnings[0]
+
+
+def test_an_archive_is_hashed_once(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though an address names its digest, the operator trusts it by that, and its folder is noted with it."""
+    path = write_mar(store / "m.mar", manifest(), weights__pt=b"cos\nsystem\n(S'true'\ntR.")
+    word = hashlib.sha256(path.read_bytes()).hexdigest()
+    hashed: list[Any] = []
+    archives, real = UnpackedArchives(), hashlib.sha256
+
+    def count(*given: Any) -> Any:
+        hashed.append(given)
+        return real(*given)
+
+    archives.digests._now = lambda: time.time() + 60.0
+    monkeypatch.setattr(file_digests.hashlib, "sha256", count)
+    intake = Intake(LocalStore(store), tmp_path / "scratch", Limits(), trusted=(word,), archives=archives)
+
+    unpacked = intake.take_in(f"m.mar#sha256={word}")
+
+    assert "weights.pt" in unpacked.warnings[0]
+    assert len(hashed) == 1
+
+
+def test_an_archive_that_is_replaced_after_its_digest_was_compared_is_refused(
+    intake: Intake, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was unpacked is what its digest says, or nothing is left of it."""
+    path = write_mar(store / "m.mar", manifest())
+    word = hashlib.sha256(path.read_bytes()).hexdigest()
+    real = intake_module.compare_digest
+
+    def replace_after(*given: Any) -> None:
+        real(*given)
+        write_mar(store / "m.mar", manifest(), other__txt=b"other")
+
+    monkeypatch.setattr(intake_module, "compare_digest", replace_after)
+
+    with pytest.raises(DigestMismatch):
+        intake.take_in(f"m.mar#sha256={word}")
+
+    assert list(intake.scratch.iterdir()) == []
 
 
 def test_trust_in_one_archive_is_no_trust_in_another(store: Path, tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 Cleaners of temporary folders delete what is old, file by file, while a server may use it for months. Each folder is
 noted with its archive, the archive's SHA-256 digest and the names in it. `restore` looks whether all names are there,
-and takes those that are missing from the archive, if its digest is the same. A file that is there is left alone:
-a handler may have written it.
+and takes those that are missing from the archive, if its digest is the same. A file that is there is left alone, as a
+handler may have written it; one with another size or time than it was unpacked with is told in the log, once.
 
 Everything here blocks; threads may call it at the same time.
 """
@@ -11,33 +11,39 @@ Everything here blocks; threads may call it at the same time.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import secrets
 import shutil
 import stat
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marserve.archive.reader import MIB, Limits, unpack
+from marserve.archive.file_digests import FileDigests, state_of
+from marserve.archive.reader import Limits, unpack
 from marserve.errors import BadArchive
-from marserve.regular_files import open_regular
 
 log = logging.getLogger("marserve.archive")
+
+# How many changed files a warning names.
+MOST_NAMED = 5
 
 
 @dataclass(slots=True)
 class _Noted:
-    """What a folder was unpacked from. `names` are relative, a folder's before those in it."""
+    """What a folder was unpacked from. `names` are relative, a folder's before those in it.
+
+    Each file's name has the size and the time of the last change that it had, in nanoseconds; None for folders.
+    """
 
     archive: Path
     sha256: str
     limits: Limits
-    names: tuple[str, ...]
+    names: dict[str, tuple[int, int] | None]
     lock: threading.Lock = field(default_factory=threading.Lock)
+    told: set[str] = field(default_factory=set)
     is_discarded: bool = False
 
 
@@ -45,6 +51,7 @@ class UnpackedArchives:
     """The folders that a server unpacked and has not deleted yet."""
 
     def __init__(self) -> None:
+        self.digests = FileDigests()
         self._noted: dict[str, _Noted] = {}
 
     def unpack(self, archive: Path, folder: Path, limits: Limits) -> str:
@@ -52,17 +59,19 @@ class UnpackedArchives:
 
         The digest is computed meanwhile. It is empty if the archive was replaced or changed meanwhile.
         """
-        before = _identity(archive)
-        digesting = _Digesting(archive)
+        before = state_of(archive.stat())
+        known = self.digests.known(archive)
+        digesting = _Digesting(self.digests, archive) if known is None else None
         try:
             unpack(archive, folder, limits)
         except BaseException:
-            digesting.is_vain.set()
+            if digesting is not None:
+                digesting.is_vain.set()
             raise
-        sha256 = digesting.wait()
-        if _identity(archive) != before:
+        sha256 = known if known is not None else digesting.wait() if digesting is not None else ""
+        if state_of(archive.stat()) != before:
             sha256 = ""
-        self._noted[str(folder)] = _Noted(archive.resolve(), sha256, limits, tuple(_names(folder)))
+        self._noted[str(folder)] = _Noted(archive.resolve(), sha256, limits, _look(folder, _names(folder)))
         return sha256
 
     def discard(self, folder: Path) -> None:
@@ -88,16 +97,19 @@ class UnpackedArchives:
                 return
             target = Path(folder)
             _refuse_strangers(target)
-            missing = [name for name in noted.names if not os.path.lexists(os.path.join(folder, name))]
+            found = _look(target, noted.names)
+            _tell_changed(noted, target, found)
+            missing = [name for name in noted.names if name not in found]
             if missing:
-                _unpack_again(noted, target, missing)
+                _unpack_again(self.digests, noted, target, missing)
 
 
 class _Digesting:
     """Computes a file's digest beside the caller; after it where the system gives no thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, digests: FileDigests, path: Path) -> None:
         self.is_vain = threading.Event()
+        self._digests = digests
         self._path = path
         self._found: str | None = None
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="digest", daemon=True)
@@ -110,34 +122,74 @@ class _Digesting:
         """The digest. Raises OSError when reading fails."""
         if self._thread is not None:
             self._thread.join()
-        return self._found if self._found is not None else _digest(self._path)
+        return self._found if self._found is not None else self._digests.of(self._path)
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # `wait` tries again, and raises
-            self._found = _digest(self._path, self.is_vain)
+            self._found = self._digests.of(self._path, self.is_vain)
 
 
-def _unpack_again(noted: _Noted, folder: Path, missing: Collection[str]) -> None:
+def _look(folder: Path, names: Collection[str]) -> dict[str, tuple[int, int] | None]:
+    """Which of the names are there; a file with its size and the time of its last change, None for all else."""
+    found: dict[str, tuple[int, int] | None] = {}
+    for name in names:
+        with contextlib.suppress(OSError):
+            seen = os.lstat(os.path.join(folder, name))
+            found[name] = (seen.st_size, seen.st_mtime_ns) if stat.S_ISREG(seen.st_mode) else None
+    return found
+
+
+def _tell_changed(noted: _Noted, folder: Path, found: Mapping[str, tuple[int, int] | None]) -> None:
+    """Warn of files that are not as they were unpacked, of each once. Python writes its `.pyc` files itself."""
+    changed = [
+        name
+        for name, now in found.items()
+        if now != noted.names[name] and name not in noted.told and not name.endswith(".pyc")
+    ]
+    if not changed:
+        return
+    noted.told.update(changed)
+    texts = []
+    for name in changed[:MOST_NAMED]:
+        before, now = noted.names[name], found[name]
+        sizes = f" ({before[0]} bytes then, {now[0]} now)" if before and now and before[0] != now[0] else ""
+        texts.append(f"{name}{sizes}")
+    if len(changed) > MOST_NAMED:
+        texts.append(f"{len(changed) - MOST_NAMED} more")
+    log.warning(
+        "%d of %d files and folders that were unpacked from %s were changed in %s: %s. Workers that start now read "
+        "what is there; swap the model, or register it again, unless its handler writes them",
+        len(changed),
+        len(noted.names),
+        noted.archive.name,
+        folder,
+        ", ".join(texts),
+    )
+
+
+def _unpack_again(digests: FileDigests, noted: _Noted, folder: Path, missing: Collection[str]) -> None:
     archive, count = noted.archive, f"{len(missing)} of {len(noted.names)}"
     what = f"{count} files and folders that were unpacked from {archive.name} have been deleted from {folder}"
-    _compare(noted, what)
+    _compare(digests, noted, what)
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
     again = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.again"
     try:
         unpack(archive, again, noted.limits)
-        _compare(noted, what)  # it may have been replaced since it was looked at
+        _compare(digests, noted, what)  # it may have been replaced since it was looked at
         for name in missing:
             source, target = again / name, folder / name
             if source.is_dir():
                 target.mkdir(exist_ok=True)
             else:
                 source.rename(target)
+        noted.names.update(_look(folder, missing))
+        noted.told.difference_update(missing)
     finally:
         shutil.rmtree(again, ignore_errors=True)
     log.warning("%s, and were unpacked again; a cleaner of temporary folders should leave this one out", what)
 
 
-def _compare(noted: _Noted, what: str) -> None:
+def _compare(digests: FileDigests, noted: _Noted, what: str) -> None:
     """Raise BadArchive where the archive is gone, or is not the one that was unpacked."""
     if not noted.sha256:
         raise BadArchive(
@@ -145,7 +197,7 @@ def _compare(noted: _Noted, what: str) -> None:
             "Swap the model for what is there now"
         )
     try:
-        found = _digest(noted.archive)
+        found = digests.of(noted.archive)
     except OSError as error:
         raise BadArchive(
             f"{what}, and cannot be unpacked again: {noted.archive} cannot be read ({error.strerror or error}). "
@@ -173,22 +225,6 @@ def _refuse_strangers(folder: Path) -> None:
                 f"The folder of the unpacked archive was deleted, and {each} is no folder of this server's user now. "
                 "Delete it, or restart the server"
             )
-
-
-def _identity(path: Path) -> tuple[int, ...]:
-    found = path.stat()
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def _digest(path: Path, is_vain: threading.Event | None = None) -> str:
-    """The SHA-256 digest of a file; empty once nothing needs it."""
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        while chunk := file.read(MIB):
-            if is_vain is not None and is_vain.is_set():
-                return ""
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _names(folder: Path) -> list[str]:

@@ -15,6 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from marserve.archive.file_digests import FileDigests
 from marserve.archive.manifest import Manifest, read_manifest
 from marserve.archive.model_config import ModelConfig, read_model_config
 from marserve.archive.pickle_check import check_folder
@@ -171,14 +172,17 @@ class Intake:
     def _take_in(self, url: str, fetched: Fetched | None) -> Unpacked:
         found, digest, archive = self._find(url, fetched)
         if digest is not None:
-            compare_digest(found, digest, url)
-        trusted = is_trusted(found, self._trusted)
+            compare_digest(found, digest, url, self._archives.digests)
         if found.kind == "folder":
+            trusted = is_trusted(found, self._trusted)
             return _read(found.path.resolve(), is_private=False, trusted=trusted, archive=archive)
         self.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = self.scratch / uuid.uuid4().hex
         try:
             sha256 = self._archives.unpack(found.path, folder, self._limits)
+            if digest is not None and sha256 != digest:  # it was replaced since it was compared
+                raise _mismatch(found, digest, sha256 or self._archives.digests.of(found.path), url)
+            trusted = is_trusted(found, self._trusted, sha256)
             unpacked = _read(folder, is_private=True, trusted=trusted, archive=archive)
             unpacked = replace(unpacked, archives=self._archives)
             return self._with_origin(unpacked, found, url, sha256, is_trusted=trusted)
@@ -189,7 +193,7 @@ class Intake:
     def _with_origin(self, unpacked: Unpacked, found: Found, url: str, sha256: str, *, is_trusted: bool) -> Unpacked:
         plain = split_digest(url)[0]
         ref = ArchiveRef(
-            (sha256 or digest_of(found.path)) if unpacked.config.launcher == "ray" else "",
+            (sha256 or self._archives.digests.of(found.path)) if unpacked.config.launcher == "ray" else "",
             found.path.name,
             path=str(found.path.resolve()),
             address=plain if is_address(plain) else "",
@@ -234,24 +238,22 @@ def pinned(fetched: Fetched, url: str) -> Fetched:
     return fetched
 
 
-def is_trusted(found: Found, trusted: Collection[str]) -> bool:
-    """Whether the operator's word, names or SHA-256 digests, covers this archive. Blocks."""
-    if not trusted or found.name in trusted:
-        return bool(trusted)
-    if found.kind == "folder":
-        return False
-    with open_regular(found.path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() in trusted
+def is_trusted(found: Found, trusted: Collection[str], sha256: str = "") -> bool:
+    """Whether the operator's word covers an archive: by its name, or by the digest of what was unpacked."""
+    return found.name in trusted or (bool(sha256) and sha256 in trusted)
 
 
-def compare_digest(found: Found, digest: str, url: str) -> None:
+def compare_digest(found: Found, digest: str, url: str, digests: FileDigests) -> None:
     """Raise DigestMismatch where an archive is not what its digest says; BadInput for a folder, which has none."""
     if found.kind == "folder":
         raise BadInput(f"{hide_query(url)} names a folder, which has no SHA-256 digest; leave out what follows its #.")
-    with open_regular(found.path) as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    actual = digests.of(found.path)
     if actual != digest:
-        raise DigestMismatch(hide_query(split_digest(url)[0]), digest, actual, f"{found.path.name} in the model store")
+        raise _mismatch(found, digest, actual, url)
+
+
+def _mismatch(found: Found, digest: str, actual: str, url: str) -> DigestMismatch:
+    return DigestMismatch(hide_query(split_digest(url)[0]), digest, actual, f"{found.path.name} in the model store")
 
 
 def _read(folder: Path, *, is_private: bool, trusted: bool, archive: str) -> Unpacked:

@@ -124,14 +124,14 @@ class WorkflowIntake:
             plain, digest = split_digest(url)
             found = self._store.find(plain)
             if digest is not None:
-                compare_digest(found, digest, url)
+                compare_digest(found, digest, url, self._archives.digests)
         if found.kind == "folder":
             raise WorkflowArchiveNotFound(f"Workflow not found at: {hide_query(url)}")
         self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = self._scratch / uuid.uuid4().hex
         try:
-            self._archives.unpack(found.path, folder, self._limits)
-            findings = check_folder(folder, trusted=is_trusted(found, self._trusted))
+            sha256 = self._archives.unpack(found.path, folder, self._limits)
+            findings = check_folder(folder, trusted=is_trusted(found, self._trusted, sha256))
             return replace(_read(folder, findings), archives=self._archives)
         except BaseException as error:
             self._archives.discard(folder)
