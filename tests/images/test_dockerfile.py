@@ -116,7 +116,7 @@ def test_every_image_is_built_from_layers_without_what_built_them() -> None:
     """The stages with pip and compilers stay behind; what changes most comes last."""
     for image in ("cpu", "gpu", "rocm"):
         base, own = stages()[image]
-        assert base == "common"
+        assert base == ("common" if image == "cpu" else "devices")
         copied = [re.search(r"--from=(\S+)", each.rest)[1] for each in own if each.word == "COPY"]  # type: ignore[index]
         onnx = "onnx-gpu-layer" if image == "gpu" else "onnx-layer"
         assert copied == [f"{image}-layer", onnx, "server-layer", "marserve-layer"]
@@ -125,14 +125,21 @@ def test_every_image_is_built_from_layers_without_what_built_them() -> None:
 @pytest.mark.parametrize("image", ["gpu", "rocm"])
 def test_images_for_devices_have_what_triton_compiles_with(image: str) -> None:
     """A C compiler and the C library's headers, before the layers that change more often; caches in a volume."""
-    own = stages()[image][1]
-    installs = [place for place, each in enumerate(own) if each.word == "RUN" and " gcc libc6-dev " in each.rest]
-    caches = " ".join(each.rest for each in own if each.word == "ENV")
+    added = whole(image)[len(whole("common")) :]
+    installs = [place for place, each in enumerate(added) if each.word == "RUN" and " gcc libc6-dev " in each.rest]
+    caches = " ".join(each.rest for each in added if each.word == "ENV")
 
-    assert installs
-    assert installs[0] < min(place for place, each in enumerate(own) if each.word == "COPY")
+    assert len(installs) == 1
+    assert installs[0] < min(place for place, each in enumerate(added) if each.word == "COPY")
     assert "TRITON_CACHE_DIR=${TEMP}/cache/triton" in caches
     assert "TORCHINDUCTOR_CACHE_DIR=${TEMP}/cache/inductor" in caches
+
+
+def test_the_compiler_is_one_layer_that_both_images_share() -> None:
+    """Written once, and so built and stored once where both images are."""
+    assert sum(" gcc libc6-dev " in each.rest for each in instructions()) == 1
+    assert {stages()[image][0] for image in ("gpu", "rocm")} == {"devices"}
+    assert stages()["devices"][0] == "common"
 
 
 def test_the_base_and_the_index_are_the_users_to_choose() -> None:
