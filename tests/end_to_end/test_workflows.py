@@ -54,6 +54,22 @@ def handle(data, context):
     return out
 """
 )
+SLOW = (
+    NOTE
+    + """
+tried = []
+
+def handle(data, context):
+    if data is None:
+        return None
+    seen = note(data[0], context, 0)
+    end = time.monotonic() + 30
+    while not tried and not context.is_cancelled(0) and time.monotonic() < end:
+        time.sleep(0.005)
+    tried.append(context.is_cancelled(0))
+    return [json.dumps({**seen, "cancelled": tried})]
+"""
+)
 FUNCTIONS = (
     NOTE
     + """
@@ -77,6 +93,18 @@ dag:
   first: [middle]
   middle: [last]
 """
+LONELY = """
+models:
+  timeout-ms: 1500
+  retry-attempts: 1
+  slow:
+    url: slow.mar
+    min-workers: 1
+    max-workers: 1
+    batch-size: 1
+dag:
+  first: [slow]
+"""
 QUEUE = 60
 RATE = 100
 
@@ -96,6 +124,8 @@ def make_server(folder: Path, **settings: str) -> Server:
     store.mkdir()
     workflows.mkdir()
     make_archive(store / "middle.mar", MIDDLE)
+    make_archive(store / "slow.mar", SLOW)
+    write_war(workflows / "lonely.war", LONELY, FUNCTIONS)
     write_war(workflows / "patient.war", SPEC.format(timeout_ms=30_000), FUNCTIONS)
     write_war(workflows / "hasty.war", SPEC.format(timeout_ms=400), FUNCTIONS)
     return Server(folder, store=store, settings=settings, arguments=["--workflow-store", str(workflows)])
@@ -220,6 +250,19 @@ def test_a_slow_node_costs_its_attempts_and_no_more(server: Server) -> None:
     for _ in poll(30, "the slow workers are done"):
         if ask(server, "hasty", n=1).status_code == 200:
             break
+
+
+def test_an_attempt_that_timed_out_is_cancelled_in_its_worker_and_frees_it_for_the_retry(server: Server) -> None:
+    """With one worker, whose handler blocks until it hears that its request is cancelled, the retry is answered."""
+    register(server, "lonely.war")
+    try:
+        answer = ask(server, "lonely", n=1)
+    finally:
+        server.client.delete(f"{server.management}/workflows/lonely")
+
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["cancelled"] == [True, False]
+    assert len(set(answer.json()["ids"])) == 1
 
 
 def test_the_clients_deadline_is_one_for_all_nodes(server: Server) -> None:
