@@ -483,6 +483,16 @@ class Draining(Unavailable):
         super().__init__("The server is shutting down and takes no more requests.")
 
 
+class RolloutsUnread(Unavailable):
+    """The server starts, and has not read yet which roll-outs it goes on with."""
+
+    cause = "rollouts_unread"
+    retry_after_s = 1.0
+
+    def __init__(self) -> None:
+        super().__init__("The server is starting and has not taken up its roll-outs again yet.")
+
+
 class DrainedAway(Draining):
     """The server is stopping, and had accepted this request, and has no more time for it."""
 

@@ -102,8 +102,11 @@ def begin(server: Server, version: str, **more: Any) -> Any:
 
 
 def rollout(server: Server) -> dict[str, Any]:
-    """What is said of it."""
-    answer = server.client.get(f"{server.management}/models/linear/rollout")
+    """What is said of it, once a start has taken roll-outs up again."""
+    for _ in poll(30, "the roll-outs are read"):
+        answer = server.client.get(f"{server.management}/models/linear/rollout")
+        if answer.status_code != 503:
+            break
     assert answer.status_code == 200, answer.text
     document: dict[str, Any] = answer.json()
     return document

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from marserve.api.errors import error_status
+from marserve.errors import RolloutNotFound, RolloutsUnread
 from marserve.registry.calls import RegisterParameters
 from marserve.registry.traffic import Traffic
 from marserve.rollout import rollouts as rollouts_module
@@ -48,6 +52,7 @@ async def test_a_version_that_loads_too_late_for_its_roll_out_does_not_stay(
     rollouts.begin("m", read_rollout({"version": "2.0", "url": "m-2.0.mar"}))
     await until(lambda: rollouts.describe("m")["state"] == "rolled back")
     assert "not ready within" in rollouts.describe("m")["reason"]
+    await until(lambda: any(pool.options.version == "2.0" for pool in house.pools.made))
 
     house.pools.of("m", "2.0").finish_load()
     await until(lambda: house.pools.of("m", "2.0").is_stopped)
@@ -65,6 +70,7 @@ async def test_a_version_that_never_loads_for_its_roll_out_leaves_nothing(
     rollouts = Rollouts(house.registry, None)
     rollouts.begin("m", read_rollout({"version": "2.0", "url": "m-2.0.mar"}))
     await until(lambda: rollouts.describe("m")["state"] == "rolled back")
+    await until(lambda: any(pool.options.version == "2.0" for pool in house.pools.made))
 
     house.pools.of("m", "2.0").finish_load("fail")
     await until(lambda: house.pools.of("m", "2.0").is_stopped)
@@ -81,6 +87,7 @@ async def test_a_version_that_was_being_registered_when_the_server_stopped_is_th
     house.pools.behaviours["m"] = Behaviour(load="wait")
     records = Records(tmp_path / "rollouts")
     first = Rollouts(house.registry, records)
+    await first.start()
     first.begin("m", read_rollout({"version": "2.0", "url": "m-2.0.mar"}))
     await until(lambda: any(pool.options.version == "2.0" for pool in house.pools.made))
     await first.stop()
@@ -97,6 +104,42 @@ async def test_a_version_that_was_being_registered_when_the_server_stopped_is_th
 
     assert [each["modelVersion"] for each in house.registry.describe_all("m")] == ["1.0"]
     await second.stop()
+
+
+async def test_before_a_start_has_read_its_records_a_roll_out_is_not_said_to_be_missing(
+    house: House, tmp_path: Path
+) -> None:
+    """503 with `Retry-After` and not 404; one that was begun meanwhile would be forgotten."""
+    records = Records(tmp_path / "rollouts")
+    read, may_read = records.read, threading.Event()
+
+    def read_slowly() -> Any:
+        may_read.wait(30)
+        return read()
+
+    records.read = read_slowly  # type: ignore[method-assign]
+    rollouts = Rollouts(house.registry, records)
+    starting = asyncio.create_task(rollouts.start())
+    await asyncio.sleep(0)
+
+    for ask in (
+        lambda: rollouts.describe("m"),
+        lambda: rollouts.describe("unknown"),
+        lambda: rollouts.order("m", "abort"),
+        lambda: rollouts.rehearse("m", "abort"),
+        lambda: rollouts.begin("m", read_rollout({"version": "2.0"})),
+        rollouts.list,
+    ):
+        with pytest.raises(RolloutsUnread) as refused:
+            ask()
+        assert (error_status(refused.value), refused.value.retry_after_s) == (503, 1.0)
+    may_read.set()
+    await starting
+
+    assert rollouts.list() == []
+    with pytest.raises(RolloutNotFound):
+        rollouts.describe("m")
+    await rollouts.stop()
 
 
 async def test_a_promotion_after_a_change_by_hand_is_told_as_what_it_ends_as(house: House) -> None:

@@ -21,6 +21,7 @@ from marserve.errors import (
     MarserveError,
     ModelNotFound,
     RolloutNotFound,
+    RolloutsUnread,
     RolloutUnderWay,
     VersionNotFound,
 )
@@ -67,16 +68,18 @@ class Rollouts:
         self._writing: dict[str, asyncio.Task[None]] = {}
         self._unwritten: set[str] = set()
         self._is_stopped = False
+        self._is_read = records is None
 
     # ------------------------------------------------------------------------------------------- calls
 
     def begin(self, model: str, spec: RolloutSpec, *, dry_run: bool = False) -> dict[str, Any]:
         """Begin a roll-out, or with `dry_run` say what it would do. Returns its description.
 
-        Raises ModelNotFound, VersionNotFound, RolloutUnderWay, and BadInput for what cannot be rolled out.
+        Raises ModelNotFound, VersionNotFound, RolloutUnderWay, RolloutsUnread; BadInput for what cannot be rolled out.
         """
         if self._is_stopped:
             raise Draining
+        self._check_read()
         if model in self._running:
             raise RolloutUnderWay(
                 f"Model {model} has a roll-out already, of version {self._running[model].spec.version}: wait until it "
@@ -100,8 +103,10 @@ class Rollouts:
     def describe(self, model: str) -> dict[str, Any]:
         """The model's present roll-out, or its last one, with those before as `earlier`.
 
-        Raises RolloutNotFound, and ModelNotFound for a model that is not there and of which nothing is kept.
+        Raises RolloutNotFound, RolloutsUnread, and ModelNotFound for a model that is not there and of which nothing is
+        kept.
         """
+        self._check_read()
         kept = self._kept.get(model, [])
         running = self._running.get(model)
         if running is not None:
@@ -113,6 +118,7 @@ class Rollouts:
 
     def list(self) -> list[dict[str, Any]]:
         """Each model's present or last roll-out, in short."""
+        self._check_read()
         models = sorted(self._kept.keys() | self._running.keys())
         return [_in_short(self.describe(model)) for model in models]
 
@@ -133,7 +139,13 @@ class Rollouts:
         """What an order would do. Raises as `order`."""
         return self._find(model).rehearse(order)
 
+    def _check_read(self) -> None:
+        """Raise RolloutsUnread before `start` has read which there were: without them, "there is none" may be wrong."""
+        if not self._is_read:
+            raise RolloutsUnread
+
     def _find(self, model: str) -> _Rollout:
+        self._check_read()
         rollout = self._running.get(model)
         if rollout is None:
             if model not in self._kept:
@@ -199,6 +211,7 @@ class Rollouts:
                     continue
                 rollout.note("the server was started again")
                 self._run(rollout)
+        self._is_read = True
 
     def _run(self, rollout: _Rollout) -> None:
         self._running[rollout.model] = rollout
