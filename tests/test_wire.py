@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve import wire
+from marserve.allocator import BY_SERVER
 from marserve.errors import BadFrame
 from marserve.messages import (
     Batch,
@@ -28,6 +29,7 @@ from marserve.messages import (
     Stop,
     pack_head,
 )
+from marserve.registry.calls import LARGEST_BATCH
 
 # What a frame is made of, as docs and the head of `wire.py` say it; changing the format must change these lines.
 HELLO_METADATA = b"\x93\xa5hello\x07\xa43.11"  # ["hello", 7, "3.11"]
@@ -198,7 +200,7 @@ def test_a_version_that_we_do_not_know_is_refused(version: int) -> None:
     [
         {"metadata": 64 * 1024 * 1024 + 1},
         {"metadata": 2**32 - 1},
-        {"count": 1_000_001},
+        {"count": 65_537},
         {"count": 2**32 - 1},
         {"total": 1001},
         {"total": 2**64 - 1},
@@ -206,7 +208,7 @@ def test_a_version_that_we_do_not_know_is_refused(version: int) -> None:
     ids=str,
 )
 def test_lengths_over_their_bounds_are_refused_by_the_header_alone(announced: dict[str, int]) -> None:
-    """Before anything is waited for, or kept."""
+    """Before anything is waited for, or kept. A worker's answers are at most those of the largest batch."""
     decoder = wire.server_decoder(max_frame_bytes=1000)
 
     with pytest.raises(BadFrame, match="the bounds are"):
@@ -214,10 +216,17 @@ def test_lengths_over_their_bounds_are_refused_by_the_header_alone(announced: di
 
 
 def test_lengths_at_their_bounds_are_waited_for() -> None:
-    """The bound itself is allowed."""
+    """The bound itself is allowed, and is the same on both ends: machines of a cluster need not have one build."""
     decoder = wire.server_decoder(max_frame_bytes=1000)
 
-    assert decoder.feed(header(metadata=wire.MAX_METADATA_BYTES, count=wire.MAX_BODIES_OF_WORKER, total=1000)) == []
+    assert decoder.feed(header(metadata=64 * 1024 * 1024, count=LARGEST_BATCH, total=1000)) == []
+    assert wire.worker_decoder().feed(header(metadata=64 * 1024 * 1024, count=1_000_000, total=2**40)) == []
+    assert wire.template_decoder().feed(header(metadata=4 * 1024 * 1024)) == []
+    for announced in ({"count": 1_000_001}, {"total": 2**40 + 1}):
+        with pytest.raises(BadFrame, match="the bounds are"):
+            wire.worker_decoder().feed(header(**announced))
+    with pytest.raises(BadFrame, match="the bounds are"):
+        wire.template_decoder().feed(header(metadata=4 * 1024 * 1024 + 1))
 
 
 @pytest.mark.parametrize("lengths", [(2, 2), (2, 4), (2**32 - 1, 2**32 - 1)])
@@ -560,6 +569,11 @@ def test_a_body_for_a_worker_is_allocated_once() -> None:
 
     assert [bodies for _, bodies in heard] == [[body]]
     assert len(body) < announced <= most < 1.1 * len(body)
+
+
+def test_a_body_that_grows_begins_as_a_block_that_glibc_moves_without_copying_it() -> None:
+    """Else a large answer would be held twice whenever it grows."""
+    assert BY_SERVER.block_bytes <= wire.ALLOCATED_AHEAD_BYTES
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1, 3_000_000])

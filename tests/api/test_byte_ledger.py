@@ -475,6 +475,35 @@ def test_a_chunked_body_asks_for_more_when_its_next_read_might_not_fit() -> None
     assert hold.granted == ledger.bodies == 2 * granted
 
 
+def test_a_body_with_a_length_never_has_more_room_than_its_length() -> None:
+    """However near its end is: only of a chunked one it is not known how much comes."""
+    ledger = ByteLedger(MIB)
+    hold = opened(ledger, MIB // 2)
+
+    assert all(hold.take(MIB // 8, 0.0) for _ in range(4))
+
+    assert hold.granted == ledger.bodies == MIB // 2
+    assert hold.waited_s(100.0) == 0.0
+
+
+def test_a_chunked_body_that_waits_stands_in_line_once_and_asks_for_no_more_meanwhile() -> None:
+    """What comes of it counts ahead as far as it has no room yet."""
+    ledger = ByteLedger(MIB)
+    full = ledger.take(MIB // 2)
+    hold = opened(ledger, None)
+    assert hold.take(SMALL_BYTES + 1, 0.0)
+    assert hold.take(hold.granted - hold.received, 0.0)
+    assert (hold.is_waiting, ledger.ahead, hold.waited_s(2.0)) == (True, 0, 2.0)
+    wanted = hold.wanted
+
+    assert hold.take(1000, 1.0)
+    assert hold.take(1000, 2.0)
+
+    assert (ledger.waiting, ledger.ahead, hold.wanted) == ([hold], 2000, wanted)
+    assert hold.waited_s(2.0) == 2.0
+    assert full is not None
+
+
 def test_a_turn_is_asked_for_when_room_was_given_back_and_only_then() -> None:
     """A body that waited and holds nothing leaves no more room than before."""
     rooms: list[int] = []
