@@ -16,8 +16,18 @@ import pytest
 from fastapi import APIRouter
 
 from marserve.api.application import build_app
-from marserve.api.auth import Access, CannotKeepTokens, Guard, Kind, Tokens, authorization_of, token_router
+from marserve.api.auth import (
+    Access,
+    CannotKeepTokens,
+    Guard,
+    Kind,
+    KnownHeads,
+    Tokens,
+    authorization_of,
+    token_router,
+)
 from marserve.api.browsers import BrowserRules, OwnHosts
+from marserve.api.request_head import Head
 from marserve.errors import InvalidToken
 from support.http_client import Cut
 from support.http_listener import listening
@@ -206,6 +216,15 @@ def test_the_file_has_torchserves_form(tmp_path: Path, tokens: Tokens) -> None:
     assert len({entry["key"] for entry in document.values()}) == 3
 
 
+def test_the_file_is_begun_in_its_own_folder(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder for temporary files may be on another disk, from which no file can be moved in one step."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "another disk"))
+
+    Tokens(tmp_path / "key_file.json", 60, clock).write()
+
+    assert set(read_keys(tmp_path)) == {"API", "inference", "management"}
+
+
 def test_only_its_owner_may_read_the_file(tmp_path: Path, clock: Clock) -> None:
     """Whatever the umask, and whatever stood there before; a link is replaced, not followed."""
     elsewhere = tmp_path / "elsewhere"
@@ -318,6 +337,37 @@ def test_a_file_that_stays_unfinished_is_removed_and_the_old_one_stays(
     assert read_keys(tmp_path) == keys
     tokens.remove()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_can_neither_be_kept_nor_removed_is_told_by_the_first_cause(
+    tokens: Tokens, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both failed for one reason, such as a disk that became read-only."""
+
+    def fail(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(f"marserve.api.auth.os.{name}", fail)
+
+    with pytest.raises(CannotKeepTokens, match="Read-only file system"):
+        tokens.renew("inference", f"Bearer {keys['API']}")
+
+
+def test_a_header_is_remembered_as_long_as_its_key_lets_in(tokens: Tokens, keys: dict[str, str], clock: Clock) -> None:
+    """All of them are forgotten with the key: at its end, and when it is renewed."""
+    known, head = KnownHeads(tokens), Head(b"POST", b"/predictions/m", "1.1", True, [])
+    known[b"POST"] = head
+    clock.now += 3599
+    assert known.get(b"POST") is head
+
+    clock.now += 1
+    assert known.get(b"POST", head) is head
+    assert not known
+    tokens.renew("inference", f"Bearer {keys['API']}")
+    assert known.get(b"POST") is None
+    known[b"GET"] = head
+    assert known.get(b"GET") is head
 
 
 # ----------------------------------------------------------------------------------- a listener's application
