@@ -363,7 +363,15 @@ def test_what_a_snapshot_has_of_a_version_s_traffic_comes_back(role: Role) -> No
 
 
 @pytest.mark.parametrize(
-    "document", [[], {"weight": -1}, {"labels": "canary"}, {"labels": ["1.0"]}, {"weight": 1, "sticky": 7}]
+    "document",
+    [
+        [],
+        {"weight": -1},
+        {"labels": "canary"},
+        {"labels": ["1.0"]},
+        {"labels": ["stable", 7]},
+        {"weight": 1, "sticky": 7},
+    ],
 )
 def test_a_snapshot_that_cannot_be_meant_is_refused(document: Any) -> None:
     """As a client's call would be."""
