@@ -33,14 +33,17 @@ from marserve.store.download import (
 )
 from marserve.store.fetch_guard import AllowedUrls, parse_target
 from marserve.store.http import HttpOrigins, HttpSource, _tls
-from marserve.store.parts import FIRST_PART_BYTES, MIB
+from marserve.store.parts import MIB
 from marserve.store.source import Broken, Entry, Failed, Missing
 from support.fault_proxy import Fault, FaultProxy, fault_proxy
 from support.file_server import file_server
 from support.range_origin import RangeOrigin, range_origin
 
-DATA = random.Random(7).randbytes(FIRST_PART_BYTES + 9 * MIB + 12_345)
-QUICK = DownloadOptions(first_pause_s=0.01)
+FIRST = MIB
+DATA = random.Random(7).randbytes(FIRST + 5 * MIB + 12_345)
+QUICK = DownloadOptions(first_part_bytes=FIRST, first_pause_s=0.01)
+# The last part is asked for after another has come.
+BY_TWO = DownloadOptions(connections=2, first_part_bytes=FIRST, first_pause_s=0.01)
 
 
 @pytest.fixture
@@ -117,14 +120,14 @@ def test_an_object_comes_in_parts_over_several_connections(origin: RangeOrigin, 
     assert not threads()
 
 
-@pytest.mark.parametrize("size", [0, 1, FIRST_PART_BYTES - 1, FIRST_PART_BYTES, FIRST_PART_BYTES + 1])
+@pytest.mark.parametrize("size", [0, 1, FIRST - 1, FIRST, FIRST + 1])
 def test_objects_at_the_border_come_whole(origin: RangeOrigin, file: int, size: int) -> None:
     """An empty one has no first byte; one of the first part's size needs no second request."""
     origin.put("/m.mar", DATA[:size])
 
     check_whole(download(source_of(origin), file, QUICK), file, DATA[:size])
 
-    assert len(origin.asked) == (1 if 0 < size <= FIRST_PART_BYTES else 2)
+    assert len(origin.asked) == (1 if 0 < size <= FIRST else 2)
 
 
 def test_small_parts_by_many_connections_come_whole(origin: RangeOrigin, file: int) -> None:
@@ -137,16 +140,16 @@ def test_small_parts_by_many_connections_come_whole(origin: RangeOrigin, file: i
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_part_that_is_cut_goes_on_where_it_ended(proxy: FaultProxy, file: int, reset: bool) -> None:
     """Nothing is fetched twice but the rest of that part."""
-    proxy.on(Fault(cut_at=700_001, reset=reset), begin=FIRST_PART_BYTES)
+    proxy.on(Fault(cut_at=700_001, reset=reset), begin=FIRST)
 
     check_whole(download(source_of(proxy), file, QUICK), file)
 
     assert proxy.faults == 1
     begins = [int(match[1]) for _, _, each in proxy.asked if (match := re.match(r"bytes=(\d+)", each))]
-    resumed = [begin for begin in begins if FIRST_PART_BYTES < begin <= FIRST_PART_BYTES + 700_001]
+    resumed = [begin for begin in begins if FIRST < begin <= FIRST + 700_001]
     assert len(resumed) == 1
     if not reset:  # RST throws away what was not read
-        assert resumed == [FIRST_PART_BYTES + 700_001]
+        assert resumed == [FIRST + 700_001]
 
 
 def test_a_first_part_that_is_cut_goes_on(proxy: FaultProxy, file: int) -> None:
@@ -161,15 +164,16 @@ def test_a_first_part_that_is_cut_goes_on(proxy: FaultProxy, file: int) -> None:
 def test_every_part_may_break(proxy: FaultProxy, file: int) -> None:
     """Each connection has attempts of its own, and those that bring something do not count."""
     proxy.on(Fault(cut_at=PROGRESS_BYTES), times=100)
+    options = DownloadOptions(connections=2, first_part_bytes=FIRST, attempts=2, first_pause_s=0.01)
 
-    check_whole(download(source_of(proxy), file, QUICK), file)
+    check_whole(download(source_of(proxy), file, options), file)
 
-    assert proxy.faults > 5
+    assert proxy.faults == 7  # the first part, and two parts of two and a half such pieces
 
 
 def test_three_times_503_is_survived_midway_and_at_the_beginning(proxy: FaultProxy, file: int) -> None:
     """Busy origins are asked again, with a pause."""
-    for begin in (0, FIRST_PART_BYTES):
+    for begin in (0, FIRST):
         proxy.on(Fault(status=503), begin=begin, times=3)
 
     check_whole(download(source_of(proxy), file, QUICK), file)
@@ -214,7 +218,7 @@ def test_an_origin_that_breaks_for_good_is_given_up(proxy: FaultProxy, file: int
 
 def test_an_object_that_is_replaced_midway_is_begun_anew(origin: RangeOrigin, proxy: FaultProxy, file: int) -> None:
     """Never a mixed file: the new one as a whole."""
-    other = random.Random(8).randbytes(len(DATA))
+    other = DATA[::-1]
     replaced = threading.Event()
 
     def replace(have: int, size: int | None) -> None:
@@ -222,16 +226,15 @@ def test_an_object_that_is_replaced_midway_is_begun_anew(origin: RangeOrigin, pr
             origin.put("/m.mar", other)
             replaced.set()
 
-    proxy.on(Fault(bytes_per_s=20e6), begin=FIRST_PART_BYTES, times=1)
-    options = DownloadOptions(connections=2, first_part_bytes=2 * MIB, first_pause_s=0.01)
+    proxy.on(Fault(bytes_per_s=20e6), begin=FIRST, times=1)
 
-    check_whole(download(source_of(proxy), file, options, on_progress=replace), file, other)
+    check_whole(download(source_of(proxy), file, BY_TWO, on_progress=replace), file, other)
 
 
 def test_one_that_is_replaced_again_and_again_is_an_error(origin: RangeOrigin, file: int) -> None:
     """It says so. Here there is another after each range behind its beginning."""
     versions = itertools.count()
-    two_parts = DATA[: FIRST_PART_BYTES + 2 * MIB]
+    two_parts = DATA[: FIRST + 2 * MIB]
     origin.put("/m.mar", two_parts)
 
     def replace(begin: int) -> None:
@@ -250,7 +253,7 @@ def test_one_that_is_replaced_when_all_of_it_was_asked_for_comes_whole_as_it_was
     origin: RangeOrigin, file: int
 ) -> None:
     """Every answer is of the object that there was when it was asked for, so the replacement is not noticed."""
-    asked, two_parts = [], DATA[: FIRST_PART_BYTES + 2 * MIB]
+    asked, two_parts = [], DATA[: FIRST + 2 * MIB]
     origin.put("/m.mar", two_parts)
 
     def replace(begin: int) -> None:
@@ -267,7 +270,7 @@ def test_one_that_is_replaced_when_all_of_it_was_asked_for_comes_whole_as_it_was
 
 def test_another_etag_midway_is_a_replaced_object(proxy: FaultProxy, file: int) -> None:
     """Though its length is the same."""
-    proxy.on(Fault(etag='"another"'), begin=FIRST_PART_BYTES, times=1)
+    proxy.on(Fault(etag='"another"'), begin=FIRST, times=1)
 
     check_whole(download(source_of(proxy), file, QUICK), file)
 
@@ -281,7 +284,7 @@ def test_another_length_is_a_replaced_object(origin: RangeOrigin, file: int) -> 
         if size is not None and have >= MIB and len(origin.objects["/m.mar"]) == len(DATA):
             origin.put("/m.mar", b"short")
 
-    check_whole(download(source_of(origin), file, QUICK, on_progress=replace), file, b"short")
+    check_whole(download(source_of(origin), file, BY_TWO, on_progress=replace), file, b"short")
 
 
 def test_without_etags_there_is_one_stream(origin: RangeOrigin, file: int) -> None:
@@ -314,7 +317,7 @@ def test_without_ranges_there_is_one_stream(origin: RangeOrigin, file: int) -> N
 def test_a_stream_without_ranges_that_is_cut_begins_anew(origin: RangeOrigin, proxy: FaultProxy, file: int) -> None:
     """What is behind the cut cannot be had alone."""
     origin.has_ranges = False
-    proxy.on(Fault(cut_at=5_000_000), times=2)
+    proxy.on(Fault(cut_at=3_000_000), times=2)
 
     check_whole(download(source_of(proxy), file, QUICK), file)
 
@@ -324,7 +327,7 @@ def test_a_stream_without_ranges_that_is_cut_begins_anew(origin: RangeOrigin, pr
 def test_a_connection_that_its_origin_closed_meanwhile_is_no_failure(proxy: FaultProxy, file: int) -> None:
     """It was kept without a word against it; the next request goes out anew, and counts as no attempt."""
     proxy.on(Fault(cut_at=len(DATA)), times=float("inf"))
-    options = DownloadOptions(connections=2, first_part_bytes=2 * MIB, attempts=1)
+    options = DownloadOptions(connections=2, first_part_bytes=FIRST, attempts=1)
 
     check_whole(download(source_of(proxy), file, options), file)
 
@@ -337,9 +340,9 @@ def test_a_redirect_is_asked_once_and_again_when_its_link_has_ended(
     """Links that are signed for a while end in the middle of long downloads."""
     origin.put("/signed/m.mar", DATA)
     origin.redirects["/link.mar"] = "/signed/m.mar"
-    proxy.on(Fault(status=403), path="/signed/", begin=FIRST_PART_BYTES)
+    proxy.on(Fault(status=403), path="/signed/", begin=FIRST)
 
-    options = DownloadOptions(connections=2, first_pause_s=0.01, attempts=1)
+    options = DownloadOptions(connections=2, first_part_bytes=FIRST, first_pause_s=0.01, attempts=1)
 
     check_whole(download(source_of(proxy, "/link.mar"), file, options), file)
 
@@ -528,7 +531,7 @@ def test_answers_that_bring_nothing_are_given_up(file: int, first: int) -> None:
 
 def test_a_silent_part_is_fetched_anew(proxy: FaultProxy, file: int) -> None:
     """After the time that an origin may be silent."""
-    proxy.on(Fault(stall_at=0), begin=FIRST_PART_BYTES)
+    proxy.on(Fault(stall_at=0), begin=FIRST)
 
     check_whole(download(source_of(proxy, silence_s=2.0), file, QUICK), file)
 
@@ -543,7 +546,7 @@ def test_an_object_over_the_bound_is_not_begun(origin: RangeOrigin, file: int) -
 
 def test_a_corrupt_byte_is_in_the_digest(proxy: FaultProxy, file: int) -> None:
     """Whoever has the right one notices; the digest is of what is in the file."""
-    proxy.on(Fault(corrupt_at=99), begin=FIRST_PART_BYTES)
+    proxy.on(Fault(corrupt_at=99), begin=FIRST)
 
     downloaded = download(source_of(proxy), file, QUICK)
 
@@ -572,7 +575,7 @@ def test_a_disk_that_becomes_full_ends_all_threads(
     real = os.pwrite
 
     def full(descriptor: int, data: bytes, at: int) -> int:
-        if at > FIRST_PART_BYTES + 2 * MIB:
+        if at > FIRST + 2 * MIB:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(descriptor, data, at)
 
