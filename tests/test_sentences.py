@@ -34,9 +34,16 @@ def test_a_sentence_gives_up_its_full_stop(text: object) -> None:
     assert without_stop("up to…") == "up to…"
 
 
+# A value and a full stop behind it, in one literal or from one to the next: other files need not be parsed.
+STOPS = re.compile(r"""(?:\}|%[^%]*?[a-z])(?:["']+\s*[rRfF]*["']+)?\.(?:\s|\\|["')]|$)""", re.MULTILINE)
+
+
 def stops(path: Path) -> Iterator[tuple[int, str]]:
     """Places where a value that may be a sentence is followed by a full stop; in formats of logging, too."""
-    tree = ast.parse(path.read_text("utf-8"))
+    text = path.read_text("utf-8")
+    if not STOPS.search(text):
+        return
+    tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             for value, after in zip(node.values, node.values[1:], strict=False):

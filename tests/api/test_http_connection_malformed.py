@@ -237,7 +237,7 @@ async def test_a_request_in_doubt_is_answered_as_the_table_says(case: Case) -> N
         await play(case, listener, step=len(case.sent))
 
 
-@pytest.mark.parametrize("step", [1, 7, 1000])
+@pytest.mark.parametrize("step", [1, pytest.param(7, marks=pytest.mark.long), 1000])
 async def test_the_table_holds_however_the_bytes_arrive(step: int) -> None:
     """Byte by byte, in sevens, at once; all on one listener, twice: what it remembers must not change an answer.
 

@@ -69,9 +69,11 @@ def test_workers_that_cannot_keep_up_are_waited_for_without_end(queueing: Any) -
 @pytest.mark.parametrize(
     ("workers", "rate", "variation", "seconds"),
     [
-        (1, 70.0, 1.0, 300.0),
-        (1, 70.0, 0.0, 300.0),
+        (1, 70.0, 1.0, 120.0),
+        (1, 70.0, 0.0, 60.0),
         (4, 320.0, 1.0, 60.0),
+        pytest.param(1, 70.0, 1.0, 300.0, marks=pytest.mark.long),
+        pytest.param(1, 70.0, 0.0, 300.0, marks=pytest.mark.long),
         pytest.param(4, 320.0, 1.0, 300.0, marks=pytest.mark.long),
     ],
 )
@@ -89,9 +91,9 @@ def test_the_simulation_waits_as_the_formulas_say(
 def test_one_front_end_answers_no_more_than_its_loop_has_time_for(queueing: Any, world: Any) -> None:
     """Requests of 100 µs and batches of 300 µs, one by one: 2,500 a second, however many workers there are."""
     costs = world.Costs(100e-6, 300e-6, 0.0, 0.0, 0.0, 0.0)
-    seen = world.simulate(1, 1000, 2400.0, queueing.Work(0.005), costs, 5.0)
-    over = world.simulate(1, 1000, 3000.0, queueing.Work(0.005), costs, 5.0)
-    two = world.simulate(2, 1000, 3000.0, queueing.Work(0.005), costs, 5.0)
+    seen = world.simulate(1, 1000, 2400.0, queueing.Work(0.005), costs, 2.0)
+    over = world.simulate(1, 1000, 3000.0, queueing.Work(0.005), costs, 2.0)
+    two = world.simulate(2, 1000, 3000.0, queueing.Work(0.005), costs, 2.0)
 
     assert seen.loop == pytest.approx(2400 / 2500, abs=0.03)
     assert over.loop == pytest.approx(1.0, abs=0.01)
@@ -154,9 +156,12 @@ def test_a_scrape_is_waited_for(queueing: Any, world: Any) -> None:
 
 @pytest.mark.parametrize(
     ("rate", "words", "wait_s"),
-    [(50.0, {"fixed_s": 0.02}, 0.05), (400.0, {"fixed_s": 0.02, "variation": 1.0}, 0.02),
-     (4000.0, {"fixed_s": 0.02, "item_s": 0.002, "batch": 16}, 0.1)],
-)  # fmt: skip
+    [
+        pytest.param(50.0, {"fixed_s": 0.02}, 0.05, marks=pytest.mark.long),
+        (400.0, {"fixed_s": 0.02, "variation": 1.0}, 0.02),
+        (4000.0, {"fixed_s": 0.02, "item_s": 0.002, "batch": 16}, 0.1),
+    ],
+)
 def test_a_sizing_keeps_its_word_and_needs_what_it_asks_for(
     queueing: Any, growing: Any, world: Any, rate: float, words: dict[str, Any], wait_s: float
 ) -> None:
@@ -164,9 +169,9 @@ def test_a_sizing_keeps_its_word_and_needs_what_it_asks_for(
     work = queueing.Work(**words)
     sized = growing.size(rate, work, wait_s)
 
-    seen = world.simulate(sized.front_ends, sized.workers, rate, work, growing.MEASURED, 40_000 / rate, seed=9)
+    seen = world.simulate(sized.front_ends, sized.workers, rate, work, growing.MEASURED, 20_000 / rate, seed=9)
     fewer = max(1, math.floor(0.8 * sized.workers))
-    less = world.simulate(sized.front_ends, fewer, rate, work, growing.MEASURED, 40_000 / rate, seed=9)
+    less = world.simulate(sized.front_ends, fewer, rate, work, growing.MEASURED, 20_000 / rate, seed=9)
 
     assert seen.wait_p99_s <= 1.1 * wait_s + 0.1 * work.service_s()
     assert less.wait_p99_s > wait_s or rate / fewer / work.per_worker > growing.MOST_USED

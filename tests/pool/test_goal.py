@@ -254,7 +254,6 @@ def most_kept(settings: PoolOptions, cost: Cost, arrive: Arrive, goal_s: float, 
 @pytest.mark.parametrize(
     ("cost", "arrive", "goal_s", "workers", "sizes", "measured"),
     [
-        (linear, poisson, 0.1, 1, (32, 64), QUICKLY_MEASURED),
         (steps, bursty, 0.15, 1, (8, 16), QUICKLY_MEASURED),
         pytest.param(linear, poisson, 0.1, 1, SIZES, MEASURED, marks=pytest.mark.long),
         pytest.param(linear, bursty, 0.1, 1, SIZES, MEASURED, marks=pytest.mark.long),
@@ -283,7 +282,7 @@ def test_throughput_within_the_goal_comes_near_the_best_static_setting(
     assert is_kept(goal, cost, arrive, 0.9 * best, goal_s, workers, measured), static
 
 
-@pytest.mark.parametrize("arrive", [poisson, bursty])
+@pytest.mark.parametrize("arrive", [pytest.param(poisson, marks=pytest.mark.long), bursty])
 def test_the_goal_is_kept_again_within_30_s_after_the_cost_doubled(
     arrive: Arrive,
 ) -> None:

@@ -55,8 +55,8 @@ def alarms(runs: int, share: float) -> int:
 
 
 def test_an_equal_version_is_not_rolled_back() -> None:
-    """In none of thirty roll-outs."""
-    assert alarms(30, 0.25) == 0
+    """In none of a dozen roll-outs."""
+    assert alarms(12, 0.25) == 0
 
 
 @pytest.mark.long
@@ -81,7 +81,7 @@ def test_a_version_wrong_on_two_percent_is_found_within_2000_mirrored_requests()
     assert late <= RUNS / 100
 
 
-@pytest.mark.parametrize("runs", [40, pytest.param(RUNS, marks=pytest.mark.long)])
+@pytest.mark.parametrize("runs", [20, pytest.param(RUNS, marks=pytest.mark.long)])
 def test_a_doubled_p99_is_found(runs: int) -> None:
     """Within 2,000 requests to the candidate in 95 of 100 runs; the sentence says where the line was."""
     late = 0
@@ -97,16 +97,17 @@ def test_a_doubled_p99_is_found(runs: int) -> None:
 
 
 @pytest.mark.parametrize(("errors", "most"), [(1.0, 60), (0.3, 250), (0.05, 3000)])
-def test_more_errors_are_found_the_sooner_the_more_there_are(errors: float, most: int) -> None:
+@pytest.mark.parametrize("runs", [30, pytest.param(RUNS, marks=pytest.mark.long)])
+def test_more_errors_are_found_the_sooner_the_more_there_are(errors: float, most: int, runs: int) -> None:
     """Requests to the candidate until it is found; the baseline fails once in a thousand."""
     late = 0
 
-    for seed in range(100):
+    for seed in range(runs):
         judge, draw = Judge(Limits(), 4), numpy.random.default_rng(3000 + seed)
         verdict, seen, _ = play_step(judge, draw, Behaviour(errors=errors), hold_s=90)
         late += verdict.decision != "roll back" or seen.requests > most
 
-    assert late <= 2
+    assert late <= 0.02 * runs
 
 
 def test_a_version_that_rejects_what_the_other_takes_is_found() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +101,13 @@ def settings_read() -> set[str]:
     for path in SERVER.rglob("*.py"):
         if path.parent.name == "settings":
             continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        text = path.read_text("utf-8")
+        if not re.search(r"\b_*(?:settings|loaded)\s*\.", text):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                owner = ast.unparse(node.value)
-                if owner.split(".")[-1].lstrip("_") in ("settings", "loaded"):
+                owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
+                if owner.lstrip("_") in ("settings", "loaded"):
                     found.add(node.attr)
     return found
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import functools
 import json
+import pickle
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
+import kubernetes_validate.utils
 import pytest
 import yaml
 
@@ -72,8 +75,15 @@ def render(folder: Path) -> list[Document]:
 
 
 def documents(text: str) -> list[Document]:
-    """The documents of a YAML text; each key may stand once."""
-    return [document for document in yaml.load_all(text, _StrictLoader) if document]
+    """The documents of a YAML text, for the caller to change; each key may stand once."""
+    found: list[Document] = pickle.loads(_documents(text))
+    return found
+
+
+@functools.cache
+def _documents(text: str) -> bytes:
+    """Reading takes ten times as long as a copy."""
+    return pickle.dumps([document for document in yaml.load_all(text, _StrictLoader) if document])
 
 
 class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -120,7 +130,8 @@ def _validate(document: Document, version: str) -> None:
             validate(part, version)
         return
     try:
-        judged_by = kubernetes_validate.validate(document, version, strict=True)
+        with _schemas_read_once():
+            judged_by = kubernetes_validate.validate(document, version, strict=True)
     except kubernetes_validate.SchemaNotFoundError as error:
         raise Refused(f"there is no schema of the kind {kind} of {api}") from error
     except kubernetes_validate.ValidationError as error:
@@ -128,11 +139,26 @@ def _validate(document: Document, version: str) -> None:
     assert judged_by == version, f"kubernetes-validate has no schemas of {version}, and took those of {judged_by}"
 
 
+_schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
+
+
+@contextmanager
+def _schemas_read_once() -> Iterator[None]:
+    """The library reads a version's definitions, a file of a megabyte, for each document anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kubernetes_validate.utils, "schema_contents", _schema_contents)
+        yield
+
+
 def judge(document: Any, name: str) -> None:
     """Judge a document by one of our own schemas. Raises Refused."""
-    schema = json.loads((SCHEMAS / f"{name}.json").read_text())
-    for error in sorted(jsonschema.Draft202012Validator(schema).iter_errors(document), key=str):
+    for error in sorted(_own_validator(name).iter_errors(document), key=str):
         raise Refused(f"{name} {'.'.join(map(str, error.path))}: {error.message}")
+
+
+@functools.cache
+def _own_validator(name: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads((SCHEMAS / f"{name}.json").read_text()))
 
 
 def _parts_of_kubernetes(document: Document) -> Iterator[Document]:
