@@ -6,12 +6,14 @@ beginning of its id is enough. At the end of the input everything that was start
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 OBJECT_STORE_BYTES = 80_000_000
@@ -28,13 +30,14 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     wait_longer_for_nodes()
+    say_ports_before_agents_do()
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
             "num_cpus": 0,
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
-            **free_ports(),
+            "runtime_env_agent_port": free_port(),
         },
     )
     nodes: list[Any] = []
@@ -49,7 +52,7 @@ def main() -> None:
                     object_store_memory=OBJECT_STORE_BYTES,
                     resources={name: float(much) for name, much in named.items() if name[0] != "$"},
                     env_vars={name[1:]: value for name, value in named.items() if name[0] == "$"},
-                    **free_ports(),
+                    runtime_env_agent_port=free_port(),
                 )
                 nodes.append(node)
                 say({"node": node.node_id})
@@ -65,20 +68,30 @@ def main() -> None:
         cluster.shutdown()
 
 
-def free_ports() -> dict[str, int]:
-    """Free ports for a node's agents.
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
-    Without them a raylet waits 15 s for a file that names each port, and aborts: on a busy machine an agent imports for
-    longer (https://github.com/ray-project/ray/issues/65983).
+
+def say_ports_before_agents_do() -> None:
+    """Have a raylet find at once the files in which its agents name their ports.
+
+    It waits 15 s for each and then aborts, and on a busy machine an agent imports for longer
+    (https://github.com/ray-project/ray/issues/65983). -1 is what the agents of a Ray without its dashboard write.
     """
-    names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-    sockets = [socket.socket() for _ in names]
-    for each in sockets:
-        each.bind(("", 0))
-    ports = {name: int(each.getsockname()[1]) for name, each in zip(names, sockets, strict=True)}
-    for each in sockets:
-        each.close()
-    return ports
+    from ray._private import services
+
+    start_raylet, takes = services.start_raylet, inspect.signature(services.start_raylet)
+
+    def start_raylet_at_once(*words: Any, **named: Any) -> Any:
+        told = takes.bind(*words, **named).arguments
+        for name in ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port"):
+            Path(told["session_dir"], f"{name}_{told['node_id']}").write_text("-1")
+        return start_raylet(*words, **named)
+
+    services.start_raylet = start_raylet_at_once
 
 
 def wait_longer_for_nodes() -> None:
