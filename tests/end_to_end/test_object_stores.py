@@ -13,7 +13,7 @@ from marserve.api.grpc_schema import MANAGEMENT, Schema
 from support.command_line import marserve
 from support.hub_server import hub_server
 from support.object_stores import Bucket, S3Server
-from support.server import Server, make_archive
+from support.server import Server, make_archive, poll
 from support.workflow_archives import write_war
 
 pytest.importorskip("obstore")
@@ -75,14 +75,23 @@ def test_an_archive_of_a_bucket_is_served(s3: S3Server, bucket: Bucket, made: Pa
         assert {path.name for path in server.store.iterdir()} == {"echo.mar", "two.mar", "three.mar"}
 
 
+def wait_for_model(server: Server) -> None:
+    """A start waits for its models for a second only, and loads on after it."""
+    for _ in poll(60, "the model is loaded"):
+        if server.predict("mine", b"x").status_code == 200:
+            return
+
+
 def test_a_server_starts_with_models_of_a_bucket(s3: S3Server, bucket: Bucket, tmp_path: Path) -> None:
     """`load_models` names their addresses; a second start has what the first one fetched."""
     url = f"s3://{bucket.name}/models/echo.mar"
     with server_of(s3, tmp_path / "server", load_models=f"mine={url}") as server:
+        wait_for_model(server)
         assert server.predict("mine", b"x").content == b"x"
         assert server.describe("mine")["modelUrl"] == url
     bucket.delete("models/echo.mar")
     with server_of(s3, tmp_path / "server", load_models=f"mine={url}") as server:
+        wait_for_model(server)
         assert server.predict("mine", b"y").content == b"y"
 
 
