@@ -21,6 +21,7 @@ VARIABLE = "_MARSERVE_LINEAGE"
 _MARK = f"{VARIABLE}=".encode()
 # A process may fork while the others are looked at; what is new is found by looking again.
 _ROUNDS = 10
+_READ_BYTES = 65536
 _END_TIMEOUT_S = 1.0
 
 
@@ -50,10 +51,7 @@ def find_families(lineages: Mapping[str, int]) -> list[int]:
 
 
 def _is_of(pid: int, lineages: Collection[str], inodes: Collection[str]) -> bool:
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # it has ended, or is another user's
-        return False
+    environment = _environment(pid)
     at = environment.find(_MARK)
     if at < 0 or (at and environment[at - 1]):
         return False
@@ -61,6 +59,24 @@ def _is_of(pid: int, lineages: Collection[str], inodes: Collection[str]) -> bool
     if any("/".join(words[:count]) in lineages for count in range(1, len(words) + 1)):
         return True
     return bool(inodes) and _maps(pid, inodes)
+
+
+def _environment(pid: int) -> bytes:
+    """A process's environment; empty if it has ended, or is another user's.
+
+    Read for every process of the machine, so by system calls alone: a path and a file object took twice as long again.
+    """
+    pieces = []
+    try:
+        descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while piece := os.read(descriptor, _READ_BYTES):
+                pieces.append(piece)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return b""
+    return b"".join(pieces)
 
 
 def _maps(pid: int, inodes: Collection[str]) -> bool:
