@@ -9,6 +9,7 @@ from importlib.metadata import version
 
 import pytest
 
+from marserve import cli
 from support.command_line import marserve
 
 COMMANDS = ("start", "stop", "status", "archive", "fetch", "register", "models", "set-default")
@@ -68,3 +69,24 @@ def test_a_server_in_front_is_started_without_what_other_commands_need() -> None
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert ran.stdout == "False False\n", ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "line", "words"),
+    [
+        ("", "", []),
+        ("source_bash", "", ["version"]),
+        ("complete_bash", "marserve", []),
+        ("complete_bash", "marserve start", []),
+        ("complete_bash", "marserve start ", ["start"]),
+        ("complete_zsh", "marserve start --fore", ["start"]),
+    ],
+)
+def test_tab_imports_the_command_alone_whose_options_it_completes(
+    monkeypatch: pytest.MonkeyPatch, asked: str, line: str, words: list[str]
+) -> None:
+    """All of them where the command itself is typed; for a shell's script any one does."""
+    monkeypatch.setenv("_MARSERVE_COMPLETE", asked)
+    monkeypatch.setenv("COMP_WORDS" if asked.endswith("bash") else "_TYPER_COMPLETE_ARGS", line)
+
+    assert cli._words_to_complete() == words

@@ -50,10 +50,26 @@ def main() -> None:
     from marserve.cli.commands import COMMANDS, build_commands
 
     # One that is not the first word (help, a wrong one) needs all of them.
-    asked = [word for word in sys.argv[1:2] if word in COMMANDS]
+    asked = [word for word in sys.argv[1:2] or _words_to_complete() if word in COMMANDS]
     command = build_commands(asked or COMMANDS)
     with Interruptible():
         command()
+
+
+def _words_to_complete() -> list[str]:
+    """The command that a shell asks completions for: Tab is to answer before all commands are imported.
+
+    Any one where the shell asks for its script alone; empty where the command itself is not typed to its end.
+    """
+    asked = os.environ.get("_MARSERVE_COMPLETE", "")
+    if asked.startswith("source_"):
+        return ["version"]
+    if not asked.startswith("complete_"):
+        return []
+    line = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", ""))
+    words = line.split(maxsplit=2)
+    at_end = len(words) > 2 or (len(words) == 2 and line[-1:].isspace())
+    return words[1:2] if at_end else []
 
 
 class Interruptible:
