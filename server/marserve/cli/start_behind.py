@@ -5,6 +5,7 @@ Knows the server's APIs, its console log and how progress is shown. What was typ
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Sequence
@@ -59,12 +60,19 @@ def start_behind(
             output.note(line)
         began = time.time()
         process = _spawn(arguments, logs)
+        # Written here too, so that `marserve stop` finds a server that is not waited for any longer. Where that cannot
+        # be, the server says why itself, and ends.
+        with contextlib.suppress(AlreadyRunning, BadSettings):
+            pid_file.claim(process.pid)
         try:
             versions = _wait_until_settled(process, front, back, time.monotonic() + timeout_s, output, logs, began)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"The server goes on as process {process.pid}; `marserve stop` ends it.", pid=process.pid
             ) from None
+        finally:
+            if process.poll() is not None:
+                pid_file.release(process.pid)
         failures = [
             f"{label(version)} did not load ({last_death(version) or 'no worker is left'})"
             for version in versions
