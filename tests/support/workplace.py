@@ -116,11 +116,12 @@ class Workplace:
         until = time.monotonic() + (FORKED_S if check else 0.0)
         while (running := self.server_pids()) and time.monotonic() < until:
             time.sleep(0.02)
+        said = [_say(pid) for pid in running]
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if check:
-            assert not running, f"servers were left running: {running}"
+            assert not running, f"servers were left running: {said}"
             left = [path.name for path in self.temporary.iterdir() if not path.name.startswith(("torch", "pymp"))]
             assert not left, f"left behind: {left}"
 
@@ -144,3 +145,14 @@ class Workplace:
             out.seek(0)
             err.seek(0)
             return subprocess.CompletedProcess([module, *map(str, words)], status, out.read(), err.read())
+
+
+def _say(pid: int) -> str:
+    """What tells a server from what it has just forked: its parent, its age, what it waits in."""
+    try:
+        process = psutil.Process(pid)
+        told = process.as_dict(["pid", "ppid", "status", "cmdline", "num_threads"])
+        age_s = time.time() - process.create_time()
+        return f"{told}, {age_s:.1f} s old, in {Path(f'/proc/{pid}/wchan').read_text()}"
+    except (psutil.Error, OSError) as error:
+        return f"{pid}: {error}"
