@@ -72,10 +72,13 @@ async def test_before_the_end_answers_say_that_the_next_one_is_somebody_elses() 
 
 async def test_an_idle_connection_may_ask_once_more_and_is_told_to_go() -> None:
     """The request that a client is just sending is not lost."""
-    async with listening(HttpLimits(linger_s=0.1)) as listener, listener.connect() as client:
+    async with listening(HttpLimits(drain_idle_s=60.0, linger_s=0.1)) as listener, listener.connect() as client:
         await client.ask(ECHO)
+        (connection,) = listener.server.server_state.connections
         stopping = stop(listener)
-        await asyncio.sleep(0.02)
+        async with asyncio.timeout(10):
+            while connection.keep_open:  # until it was told that the server goes
+                await asyncio.sleep(0.001)
         await client.send(ECHO)
         (answer,) = await client.read_all()
         await stopping

@@ -39,13 +39,18 @@ _KNOWN = {
 }
 
 _MOTO = """
-import contextlib, logging, os, sys
+import contextlib, http.client, logging, os, sys
 logging.disable()
 from moto.server import ThreadedMotoServer
 with contextlib.redirect_stdout(sys.stderr):
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
-print(server.get_host_and_port()[1], flush=True)
+    port = server.get_host_and_port()[1]
+    # Its first answer takes seconds on a busy machine: what S3 needs is imported for it.
+    first = http.client.HTTPConnection("127.0.0.1", port)
+    first.request("GET", "/", headers=%r)
+    first.getresponse().read()
+print(port, flush=True)
 sys.stdin.read()
 os._exit(0)
 """
@@ -103,7 +108,7 @@ class S3Server:
 @contextlib.contextmanager
 def s3_server() -> Iterator[S3Server]:
     """moto in a process of its own, while the block runs. It ends with its standard input, however the tests end."""
-    program = [sys.executable, "-W", "ignore", "-c", _MOTO]
+    program = [sys.executable, "-W", "ignore", "-c", _MOTO % _KNOWN]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     with subprocess.Popen(
         program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
