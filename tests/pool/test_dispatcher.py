@@ -270,6 +270,23 @@ def test_a_model_with_job_tickets_takes_only_what_a_worker_is_idle_for() -> None
     assert stage.submit(b"4").end is None
 
 
+def test_a_request_that_waits_to_be_run_again_has_the_next_job_ticket() -> None:
+    """Its worker died; the worker that comes in its place is not promised to another."""
+    stage = Stage(use_job_ticket=True)
+    stage.open("w")
+    again = stage.submit(b"again")
+    stage.die("w")
+    assert again.ends == []
+
+    with pytest.raises(NoTicket):
+        stage.submit(b"another")
+
+    stage.open("x")
+    stage.answer("x")
+    assert again.body == b"again"
+    assert stage.submit(b"another").ends == []
+
+
 @pytest.mark.parametrize(
     ("run_s", "workers", "queued", "expected"),
     [(0.001, 1, 1, 1.0), (3.0, 1, 3, 12.0), (3.0, 2, 3, 6.0), (100.0, 1, 9, 60.0)],
