@@ -20,6 +20,7 @@ import pytest
 
 from marserve.errors import LoadFailed, MarserveError
 from marserve.messages import Answer
+from marserve.pool import launchers
 from support.commands import addresses, type_in
 from support.pages import block
 from support.processes import living, until, until_blocking
@@ -57,6 +58,12 @@ def cluster() -> Iterator[LocalCluster]:
         made.add(2)
         made.add(2)
         yield made
+
+
+@pytest.fixture(autouse=True)
+def _agents_may_start_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent is a new interpreter that imports ray: beside many others it took longer than a server waits."""
+    monkeypatch.setattr(launchers.cluster, "AGENT_START_S", 3 * launchers.cluster.AGENT_START_S)
 
 
 @dataclass
