@@ -232,6 +232,22 @@ def test_credentials_are_looked_up_again_before_they_expire(store: OddStore) -> 
     assert keys == ["KEY0", "KEY1"]
 
 
+def test_a_listing_without_objects_is_empty(store: OddStore) -> None:
+    """As of a bucket that is watched before its first archive is there."""
+
+    def empty(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("content-length", "37")
+        handler.end_headers()
+        handler.wfile.write(b"<ListBucketResult></ListBucketResult>")
+
+    store.answer = empty
+    listing = stores_at(store).list_at(TARGET)
+
+    assert list(listing.list("m/")) == []
+    listing.close()
+
+
 def test_a_page_of_long_keys_is_told_whole_and_one_that_is_too_long_is_refused(store: OddStore) -> None:
     """In messages of what a socket takes at once."""
     keys = [f"m/{'k' * 1000}{number:04d}" for number in range(200)]

@@ -232,6 +232,7 @@ class Answer:
         self.told: Any = None
         self._asking = asking
         self._process = process
+        self._is_over = False
         self._buffer = memoryview(bytearray(MESSAGE_BYTES + 1))
 
     def begin(self, data: bytes) -> None:
@@ -257,6 +258,8 @@ class Answer:
 
     def _next(self, *, is_begun: bool = True) -> tuple[bytes, memoryview] | None:
         """A message's kind and its data, None for the end."""
+        if self._is_over:
+            return None
         try:
             size = self.socket.recv_into(self._buffer)
         except TimeoutError:
@@ -271,4 +274,5 @@ class Answer:
             name, sentence = json.loads(bytes(data))
             raise _KINDS.get(name, Failed)(sentence)
         assert kind in (TOLD, PIECE, END)
-        return None if kind == END else (kind, data)
+        self._is_over = kind == END
+        return None if self._is_over else (kind, data)
