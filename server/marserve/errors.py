@@ -367,9 +367,13 @@ class DefaultVersionInUse(ClientError):
 
 
 class Unavailable(MarserveError):
-    """Not now. `retry_after_s` is when trying again may pay, in seconds, or None."""
+    """Not now. `retry_after_s` is when trying again may pay, in seconds, or None.
+
+    `retry_spread_s` is how much later clients may be told at most, where each has a moment of its own already.
+    """
 
     retry_after_s: float | None = None
+    retry_spread_s: int | None = None
 
 
 class NoWorker(Unavailable):

@@ -34,6 +34,15 @@ def test_the_same_seed_tells_the_same_seconds() -> None:
     assert [come_back_in(20.0, one) for _ in range(9)] == [come_back_in(20.0, other) for _ in range(9)]
 
 
+def test_who_has_a_moment_of_its_own_is_told_that_or_the_next_second() -> None:
+    """By HTTP and by gRPC: the seconds around it are others'."""
+    error = QueueFull("m", retry_after_s=20.0)
+    error.retry_spread_s = 1
+
+    assert {dict(error_headers(error))["retry-after"] for _ in range(60)} == {"20", "21"}
+    assert {dict(grpc_status(error).trailers)["retry-after"] for _ in range(60)} == {"20", "21"}
+
+
 def test_refusals_of_one_moment_are_told_different_seconds_by_http_and_grpc() -> None:
     """One client hears one time, whichever word it reads."""
     error = QueueFull("m", retry_after_s=7.0)

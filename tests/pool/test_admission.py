@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -302,6 +304,75 @@ def test_what_made_room_as_its_time_ended_is_told_once() -> None:
 
     assert isinstance(late.end, DeadlinePassed)
     assert door.dispatcher.waiting == 2
+
+
+def refused(door: Door) -> float:
+    """A client that is refused, and in how many seconds it is told to come back, without what is drawn."""
+    with pytest.raises(QueueFull) as refusal:
+        door.submit()
+    assert refusal.value.retry_after_s is not None
+    return refusal.value.retry_after_s
+
+
+def test_refused_clients_are_told_to_come_one_after_another_as_the_queue_drains() -> None:
+    """Each in the second in which there is room for it; when that time has passed it starts anew."""
+    door = Door(queue_size=2)
+    door.learn()
+    for _ in range(3):
+        door.submit()
+
+    told = [refused(door) for _ in range(5)]
+    door.now += 30.0
+    later = refused(door)
+
+    assert told == [3.0, 4.0, 5.0, 6.0, 7.0]
+    assert later == 3.0
+
+
+def test_clients_that_come_again_at_their_moment_find_room() -> None:
+    """Twenty-four of a model that takes a second, and a queue for two: no client is refused twice."""
+    door = Door(queue_size=2)
+    door.learn()
+    began = door.now
+    coming = [(began, 1, number) for number in range(24)]
+    tries = dict.fromkeys(range(24), 0)
+    while coming or door.flights["w0"]:
+        ends = door.flights["w0"][0].sent_at + RUN_S if door.flights["w0"] else math.inf
+        if not coming or ends <= coming[0][0]:
+            door.end_of("w0")
+            continue
+        moment, _, number = heapq.heappop(coming)
+        door.now = max(door.now, moment)
+        tries[number] += 1
+        try:
+            door.submit()
+        except QueueFull as refusal:
+            heapq.heappush(coming, (door.now + (refusal.retry_after_s or 0.0), tries[number] + 1, number))
+
+    assert max(tries.values()) == 2
+    assert door.now - began == pytest.approx(24.0, abs=2.0)
+
+
+def test_nobody_is_told_to_come_in_more_than_a_minute_however_many_are_refused() -> None:
+    """Clients that do not wait are refused again and again: the minute is dealt out anew."""
+    door = Door(queue_size=2)
+    door.learn()
+    for _ in range(3):
+        door.submit()
+
+    told = [refused(door) for _ in range(200)]
+
+    assert (min(told), max(told)) == (3.0, 60.0)
+    assert told.count(3.0) == 4
+
+
+def test_before_a_batch_has_run_nothing_is_dealt_out() -> None:
+    """Nobody knows how long one takes: the seconds are drawn."""
+    door = Door(queue_size=1)
+    door.submit()
+    door.submit()
+
+    assert [refused(door) for _ in range(3)] == [1.0, 1.0, 1.0]
 
 
 def test_equals_do_not_make_room_for_one_another() -> None:

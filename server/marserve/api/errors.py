@@ -314,7 +314,7 @@ def error_headers(error: BaseException) -> list[tuple[str, str]]:
     `www-authenticate`."""
     headers = []
     if isinstance(error, Unavailable) and error.retry_after_s is not None:
-        headers.append(("retry-after", str(come_back_in(error.retry_after_s))))
+        headers.append(("retry-after", str(come_back_in(error.retry_after_s, spread_s=error.retry_spread_s))))
     if isinstance(error, MarserveError) and error.cause is not None:
         headers.append(("x-marserve-cause", error.cause))
     if isinstance(error, MarserveError) and error.version_header is not None:

@@ -190,7 +190,7 @@ def _trailers(error: BaseException) -> list[tuple[str, str]]:
     if isinstance(error, MarserveError) and error.version_header is not None:
         trailers.append(error.version_header)
     if isinstance(error, Unavailable) and error.retry_after_s is not None:
-        seconds = come_back_in(error.retry_after_s)
+        seconds = come_back_in(error.retry_after_s, spread_s=error.retry_spread_s)
         trailers.append(("retry-after", str(seconds)))
         trailers.append((RETRY_PUSHBACK, str(seconds * 1000)))
     elif isinstance(error, HandlerFailed):

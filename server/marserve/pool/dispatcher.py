@@ -57,6 +57,9 @@ from marserve.telemetry.metrics import VersionMetrics
 REFUSE_FINGERPRINT_S = 60.0
 MAX_REFUSED_FINGERPRINTS = 1000
 MAX_DEATHS = 2
+# How long a refused client is told to wait at most, and how much later one may come that was told a moment of its own.
+MOST_RETRY_AFTER_S = 60
+APPOINTED_SPREAD_S = 1
 MIN_DEADLINES_BOUND = 256
 # For this long after a request with a priority of its own less is sent ahead (`AHEAD_OF_PRIORITIES_BELOW_S`).
 PRIORITIES_SEEN_S = 10.0
@@ -152,6 +155,7 @@ class Dispatcher:
         self._room_ahead = RoomAhead()
         self._free_order: FreeOrder | None = None
         self._mean_runs_s = 0.0  # the sum over all workers
+        self._appointed_until = 0.0  # the time of workers that refused clients were told to come for
         self._under_way = 0  # batches with workers
         self._run_times = RunTimes()
         self._ahead_below_s = AHEAD_BELOW_S
@@ -171,6 +175,8 @@ class Dispatcher:
             return self._admit(request, receiver, now)
         except (Unavailable, DeadlinePassed) as error:
             self.metrics.refused[error.cause or "unknown"] += 1
+            if isinstance(error, QueueFull | NoTicket | WaitTooLong) and self._mean_runs_s:
+                error.retry_spread_s = APPOINTED_SPREAD_S
             raise
 
     def _admit(self, request: Request, receiver: Receiver, now: float) -> Job:
@@ -187,7 +193,7 @@ class Dispatcher:
             self._refuse_deadly(request, now)
         waiting = len(self.queue)
         if options.use_job_ticket and self._tickets() <= waiting + len(self._batcher.groups):
-            raise NoTicket(options.model, retry_after_s=self.retry_after_s(now))
+            raise NoTicket(options.model, retry_after_s=self.appoint_s(now))
         bound = options.queue_size
         if not self._idle:
             bound -= self._ahead
@@ -200,7 +206,7 @@ class Dispatcher:
         if waiting >= bound:
             displaced = self.queue.displaceable(priority)
             if displaced is None:
-                raise QueueFull(options.model, retry_after_s=self.retry_after_s(now))
+                raise QueueFull(options.model, retry_after_s=self.appoint_s(now))
         job = Job(request, receiver, now, deadline, self, priority)
         if deadline is not None:
             self._refuse_late(deadline, priority, now)
@@ -224,7 +230,7 @@ class Dispatcher:
         ):
             self.pump(now)
         if displaced is not None:
-            self._fail(displaced, QueueFull(options.model, retry_after_s=self.retry_after_s(now)), now)
+            self._fail(displaced, QueueFull(options.model, retry_after_s=self.appoint_s(now)), now)
         return job
 
     def _is_stranded(self, request: Request, arrived: float, deadline: float | None, now: float) -> bool:
@@ -256,7 +262,7 @@ class Dispatcher:
             raise DeadlinePassed("queue")
         wait_s = self.expected_wait_s(priority, now)
         if wait_s is not None and now + wait_s >= deadline:
-            raise WaitTooLong(wait_s, deadline - now, retry_after_s=self.retry_after_s(now))
+            raise WaitTooLong(wait_s, deadline - now, retry_after_s=self.appoint_s(now))
 
     def retry_after_s(self, now: float) -> float:
         """How long the present queue may take, in whole seconds from 1 to 60: for `Retry-After`.
@@ -267,7 +273,23 @@ class Dispatcher:
         if not workers:
             return max(1.0, (self.hold_for_start.left_s(now) or 0.0) if self.living_slots <= 0 else 0.0)
         batches = math.ceil((len(self.queue) + 1) / self.options.batch_size)
-        return float(min(60, max(1, math.ceil(batches * self._mean_runs_s / workers / workers))))
+        return float(min(MOST_RETRY_AFTER_S, max(1, math.ceil(batches * self._mean_runs_s / workers / workers))))
+
+    def appoint_s(self, now: float) -> float:
+        """As `retry_after_s`, for one client that is refused: behind those that were refused before it.
+
+        Clients that are told one moment come together, and the queue has room for a few. The time in which what waits
+        and they all are run is dealt out, so that each finds room when it comes, as far as that is within a minute.
+        """
+        least_s = self.retry_after_s(now)
+        workers = len(self._lanes)
+        if not workers or not self._mean_runs_s:
+            return least_s
+        moment = max(now + least_s, self._appointed_until)
+        if moment - now > MOST_RETRY_AFTER_S:
+            moment = now + least_s
+        self._appointed_until = moment + self._mean_runs_s / workers / workers / self.options.batch_size
+        return float(math.ceil(moment - now))
 
     def _refuse_deadly(self, request: Request, now: float) -> None:
         for fingerprint in [key for key, until in self._refused.items() if until <= now]:

@@ -60,7 +60,7 @@ class StatefulDispatcher(DirectDispatcher):
         if self.options.use_job_ticket:
             key = sequences.lane_of(request)
             if key is not None and self.flights(key):
-                raise NoTicket(self.options.model, retry_after_s=self.retry_after_s(now))
+                raise NoTicket(self.options.model, retry_after_s=self.appoint_s(now))
         job = super()._admit(request, receiver, now)
         if self._kept:
             self.pump(now)
