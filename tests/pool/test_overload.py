@@ -164,7 +164,7 @@ def test_a_flood_is_refused_and_the_model_does_all_that_it_can() -> None:
     answered = [client for client in world.clients if client.error is None]
     refused = [client.error for client in world.clients if client.error is not None]
     assert len(answered) >= 0.99 * CAPACITY * 6.0
-    assert all(isinstance(error, QueueFull) and error.retry_after_s == 1.0 for error in refused)
+    assert all(isinstance(error, QueueFull) and 1.0 <= (error.retry_after_s or 0.0) <= 60.0 for error in refused)
     assert p99(answered) <= (40 / WORKERS + 2) * RUN_S + 1e-9
     assert len(answered) + len(refused) == len(world.clients)
     assert world.dispatcher.is_empty
