@@ -232,7 +232,7 @@ def test_urgent_requests_do_not_notice_twice_the_load() -> None:
     assert sum(client.error is None for client in loaded.of("low")) >= 0.75 * CAPACITY * 8.0
 
 
-@pytest.mark.parametrize("seconds", [15.0, pytest.param(60.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [20.0, pytest.param(60.0, marks=pytest.mark.long)])
 def test_the_least_urgent_are_served_while_the_urgent_alone_are_too_many(seconds: float) -> None:
     """Ageing and the place that the first of a line keeps: a trickle, but no end of it (D5)."""
     world = World(queue_size=40)
@@ -243,5 +243,6 @@ def test_the_least_urgent_are_served_while_the_urgent_alone_are_too_many(seconds
 
     ended = [client.ended_s for client in world.of("low") if client.error is None and client.ended_s < seconds]
     gaps = [later - earlier for earlier, later in itertools.pairwise(sorted(ended))]
+    assert len(gaps) >= 2
     assert max(gaps) <= 12.0
     assert max(client.took_s for client in world.of("low") if client.error is None) <= 10.0
