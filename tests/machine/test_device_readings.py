@@ -217,6 +217,20 @@ def test_a_complaint_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == ["Devices: status 14"]
 
 
+@pytest.mark.parametrize("cell", ["inf", "nan", "1e300", "5" * 200_000])
+def test_figures_that_cannot_be_read_are_one_warning(caplog: pytest.LogCaptureFixture, cell: str) -> None:
+    """No traceback, and no line for each reading; no device counts as gone."""
+    row = f"0, 5, 15000, {cell}, 3, 40, GPU-1\n"
+    reader = DeviceReader("nvidia", lambda command: ToolOutput(row), missing, tool="/usr/bin/nvidia-smi")
+
+    readings = [reader.read() for _ in range(5)]
+
+    assert readings == [Readings()] * 5
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line.startswith("Devices: what nvidia-smi printed cannot be read: ")
+    assert len(line) < 200
+
+
 def test_the_real_library_without_a_driver_gives_way_too() -> None:
     """The package alone brings no driver."""
     nvml = pytest.importorskip("pynvml", reason="needs the extra `gpu`")

@@ -129,6 +129,31 @@ def test_the_library_is_asked_where_the_tool_tells_nothing(tmp_path: Path) -> No
     assert any("does not tell device 1" in complaint for complaint in by_failing_tool.complaints)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        f"0, GPU-1, {'F' * 200_000}, 00000000:01:00.0, 16000, Disabled",
+        f"0, GPU-1, Fake, 00000000:01:00.0, {'9' * 5000}, Disabled",
+        f"{'9' * 5000}, GPU-1, Fake, 00000000:01:00.0, 16000, Disabled",
+    ],
+)
+def test_a_table_that_cannot_be_read_is_a_complaint(tmp_path: Path, row: str) -> None:
+    """It was an error of Python's that ended the start. The next source is asked."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidiactl").touch()
+
+    installed = find_installed(
+        put_tool(tmp_path / "bin", "nvidia-smi"),
+        lambda command: ToolOutput(row + "\n"),
+        tmp_path,
+        lambda: FakeNvml([FakeGpu()]),
+    )
+
+    assert [device.label for device in installed.devices] == ["0"]
+    assert installed.complaints[0].startswith("what nvidia-smi printed cannot be read: ")
+    assert len(installed.complaints[0]) < 200
+
+
 def test_without_tool_and_driver_the_library_is_not_asked(tmp_path: Path) -> None:
     """A machine without devices does not pay for it."""
 

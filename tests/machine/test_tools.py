@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.machine.tools import Tools, each_within
+from marserve.machine.tools import MOST_BYTES, Tools, each_within
 
 
 def test_a_tool_that_succeeds_has_no_complaint() -> None:
@@ -52,6 +52,26 @@ def test_a_tool_that_is_over_its_time_is_ended(tmp_path: Path) -> None:
 
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+@pytest.mark.parametrize("where", ["", ">&2"])
+def test_a_tool_that_prints_without_end_is_ended(where: str) -> None:
+    """What it printed is dropped, on either output; the next tool is started."""
+    run = Tools(60)
+
+    told = run(["sh", "-c", f"exec yes {where}"])
+
+    assert (told.text, told.status) == ("", None)
+    assert told.complaint == f"sh printed more than {MOST_BYTES} bytes"
+    assert not run.is_stuck
+    assert run(["echo", "next"]).text == "next\n"
+
+
+def test_long_output_within_the_bound_is_kept_whole() -> None:
+    """More than a pipe holds, on both outputs at once."""
+    told = Tools(60)(["sh", "-c", "yes | head -c 300000; yes | head -c 300000 >&2"])
+
+    assert (len(told.text), told.status) == (300_000, 0)
 
 
 def test_cancelling_ends_what_runs_and_starts_nothing_more(tmp_path: Path) -> None:

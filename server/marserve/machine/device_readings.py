@@ -6,7 +6,6 @@ where the driver is well; library and tools may hang where it is not, and belong
 
 from __future__ import annotations
 
-import csv
 import logging
 import math
 import re
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from marserve.machine.accelerators import MIB, DeviceReading, Vendor, sys_bus_id
 from marserve.machine.finding import card_rows
 from marserve.machine.nvml import Nvml, NvmlMissing, import_nvml
+from marserve.machine.tables import Unreadable, read_figure, read_integer, read_rows
 from marserve.machine.tools import Run
 
 log = logging.getLogger("marserve.machine")
@@ -147,8 +147,13 @@ class DeviceReader:
 
     def _read_tool(self, command: list[str], read: Callable[[str], Readings]) -> Readings:
         told = self._run(command)
+        try:
+            readings = read(f"{told.text}\n{told.complaint}")  # what it says beside its table may stand in either
+        except Unreadable as error:
+            self._tell(f"what {command[0].rpartition('/')[2]} printed cannot be read: {error}")
+            return Readings()
         self._tell(told.complaint)
-        return read(f"{told.text}\n{told.complaint}")  # what it says beside its table may stand in either
+        return readings
 
     def _tell(self, complaint: str) -> None:
         """Log a complaint when it begins or changes."""
@@ -161,19 +166,19 @@ class DeviceReader:
 def read_table(text: str) -> Readings:
     """The rows of nvidia-smi's table; cells it has no figure for say so in words, as `[GPU is lost]`.
 
-    A device that fell off its bus may have a sentence with its address in place of a row.
+    A device that fell off its bus may have a sentence with its address in place of a row. Raises Unreadable.
     """
     readings = []
-    for row in csv.reader(text.splitlines()):
-        if len(row) not in (6, 7) or not row[0].strip().isdecimal():
+    for row in read_rows(text):
+        if len(row) not in (6, 7) or read_integer(row[0]) is None:
             continue
-        busy, free, total, memory_busy, celsius = (_number(cell) for cell in row[1:6])
+        busy, free, total, memory_busy, celsius = (read_figure(cell) for cell in row[1:6])
         patterns = (_LOST,) if total is not None else (_LOST, _UNKNOWN)
         lost = next((found[0] for cell in row[1:] for each in patterns if (found := each.search(cell))), "")
         size = None if total is None else int(total * MIB)
         used = None if free is None or size is None else size - int(free * MIB)
-        uuid = row[6].strip() if len(row) == 7 else ""
-        reading = DeviceReading(row[0].strip(), used, size, busy, memory_busy, celsius, lost, is_lost=bool(lost))
+        uuid = row[6] if len(row) == 7 else ""
+        reading = DeviceReading(row[0], used, size, busy, memory_busy, celsius, lost, is_lost=bool(lost))
         readings.append(reading._replace(uuid=uuid if uuid.startswith("GPU-") else ""))
     gone = {sys_bus_id(found[1]): found[2] for found in _NO_HANDLE.finditer(text)}
     readings += [DeviceReading("", None, None, trouble=gone[at], is_lost=True, bus_id=at) for at in gone]
@@ -182,18 +187,13 @@ def read_table(text: str) -> Readings:
 
 
 def read_cards(text: str) -> Readings:
-    """The rows of rocm-smi's table, by the place of each card."""
+    """The rows of rocm-smi's table, by the place of each card. Raises Unreadable."""
     readings = []
     for place, row in enumerate(card_rows(text)):
-        memory = [_number(row.get(name) or "") for name in ("VRAM Total Used Memory (B)", "VRAM Total Memory (B)")]
+        memory = [read_figure(row.get(name) or "") for name in ("VRAM Total Used Memory (B)", "VRAM Total Memory (B)")]
         used, total = (None if size is None else int(size) for size in memory)
-        celsius = next((_number(cell or "") for name, cell in row.items() if name and "edge" in name), None)
-        readings.append(DeviceReading(str(place), used, total, _number(row.get("GPU use (%)") or ""), celsius=celsius))
+        celsius = next((read_figure(cell or "") for name, cell in row.items() if name and "edge" in name), None)
+        readings.append(
+            DeviceReading(str(place), used, total, read_figure(row.get("GPU use (%)") or ""), celsius=celsius)
+        )
     return Readings(readings, is_complete=bool(readings))
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -9,7 +9,6 @@ instances is not a device itself: its instances are.
 
 from __future__ import annotations
 
-import csv
 import platform
 import re
 import shutil
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 from marserve.machine.accelerators import MIB, Accelerator, Vendor, sys_bus_id
 from marserve.machine.nvml import Nvml, NvmlMissing, import_nvml
+from marserve.machine.tables import Unreadable, read_integer, read_lines, read_rows
 from marserve.machine.tools import Run
 
 # One line a GPU. `mig.mode.current` is not known to drivers before 450, which then answer nothing to all of it.
@@ -26,6 +26,8 @@ _NVIDIA_FIELDS = "index,uuid,name,pci.bus_id,memory.total,mig.mode.current"
 _GPU_LINE = re.compile(r"^GPU (\d+): (.+?)(?: \(UUID: (GPU-[^)\s]+)\))?\s*$")
 _INSTANCE_LINE = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (MIG-[^)\s]+)\)")
 _PROFILE_GIB = re.compile(r"\.(\d+)gb")
+
+_Find = Callable[[str, Run, list[str]], list[Accelerator]]
 
 
 class Installed(NamedTuple):
@@ -48,14 +50,14 @@ def find_installed(
     `root` stands for `/` in tests.
     """
     complaints: list[str] = []
-    finders: tuple[tuple[Vendor, str, Callable[[str, Run, list[str]], list[Accelerator]]], ...] = (
+    finders: tuple[tuple[Vendor, str, _Find], ...] = (
         ("amd", "rocm-smi", _find_amd),
         ("nvidia", "nvidia-smi", _find_nvidia),
         ("intel", "xpu-smi", _find_intel),
     )
     for vendor, tool, find in finders:
         path = find_tool(tool, environment, root)
-        found = find(path, run, complaints) if path else []
+        found = _ask(find, tool, path, run, complaints) if path else []
         if not found and vendor == "nvidia" and (path or has_nvidia_driver(root)):
             found = _ask_nvml(load_nvml, complaints)
         if not found and vendor == "amd":
@@ -65,6 +67,15 @@ def find_installed(
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return Installed("apple", (Accelerator("Apple GPU", "0", "0"),))
     return Installed(None, (), tuple(complaints))
+
+
+def _ask(find: _Find, tool: str, path: str, run: Run, complaints: list[str]) -> list[Accelerator]:
+    """The devices that a tool tells; none, and a complaint, where its output cannot be read."""
+    try:
+        return find(path, run, complaints)
+    except Unreadable as error:
+        complaints.append(f"what {tool} printed cannot be read: {error}")
+        return []
 
 
 def find_tool(name: str, environment: Mapping[str, str], root: Path = Path("/")) -> str | None:
@@ -93,8 +104,8 @@ def _find_nvidia(tool: str, run: Run, complaints: list[str]) -> list[Accelerator
 
 
 def read_listing(text: str) -> list[Accelerator]:
-    """The GPUs of `nvidia-smi -L`, which every driver knows: number, name and UUID."""
-    found = [_GPU_LINE.match(line) for line in text.splitlines()]
+    """The GPUs of `nvidia-smi -L`, which every driver knows: number, name and UUID. Raises Unreadable."""
+    found = [_GPU_LINE.match(line) for line in read_lines(text)]
     return [Accelerator(each[2], each[1], each[1], each[3] or "") for each in found if each]
 
 
@@ -111,14 +122,17 @@ def _ask_nvml(load_nvml: Callable[[], Any], complaints: list[str]) -> list[Accel
 
 
 def read_nvidia(text: str) -> tuple[list[Accelerator], list[Accelerator]]:
-    """The GPUs of the tool's table: those that are whole, and those that are cut into MIG instances."""
+    """The GPUs of the tool's table: those that are whole, and those that are cut into MIG instances.
+
+    Raises Unreadable.
+    """
     whole: list[Accelerator] = []
     cut: list[Accelerator] = []
-    for row in csv.reader(text.splitlines(), skipinitialspace=True):
-        if len(row) != 6 or not row[0].strip().isdecimal():
+    for row in read_rows(text):
+        if len(row) != 6 or read_integer(row[0]) is None:
             continue
-        index, uuid, name, bus_id, mib, mig = (cell.strip() for cell in row)
-        memory = int(mib) * MIB if mib.isdecimal() else 0
+        index, uuid, name, bus_id, mib, mig = row
+        memory = (read_integer(mib) or 0) * MIB
         known = uuid if uuid.startswith("GPU-") else ""  # a device that is lost has words in its cells
         gpu = Accelerator(name, index, index, known, memory, sys_bus_id(bus_id))
         (cut if mig == "Enabled" else whole).append(gpu)
@@ -126,11 +140,14 @@ def read_nvidia(text: str) -> tuple[list[Accelerator], list[Accelerator]]:
 
 
 def with_instances(whole: Sequence[Accelerator], cut: Sequence[Accelerator], listing: str) -> list[Accelerator]:
-    """All devices in the order of their GPUs; for those that are `cut` their instances in `nvidia-smi -L`."""
+    """All devices in the order of their GPUs; for those that are `cut` their instances in `nvidia-smi -L`.
+
+    Raises Unreadable.
+    """
     parents = {gpu.label: gpu for gpu in cut}
     found = {gpu.label: [gpu] for gpu in whole} | {label: [] for label in parents}
     parent: Accelerator | None = None
-    for line in listing.splitlines():
+    for line in read_lines(listing):
         if gpu_line := _GPU_LINE.match(line):
             parent = parents.get(gpu_line[1])
         elif parent is not None and (instance := _INSTANCE_LINE.match(line)):
@@ -166,7 +183,7 @@ def _find_amd(tool: str, run: Run, complaints: list[str]) -> list[Accelerator]:
                 row.get("Card Series") or row.get("Card series") or "AMD GPU",
                 str(number),
                 str(number),
-                memory_bytes=int(memory) if memory.isdecimal() else 0,
+                memory_bytes=read_integer(memory) or 0,
                 bus_id=sys_bus_id(also.get("PCI Bus") or ""),
             )
         )
@@ -203,15 +220,17 @@ def _properties(file: Path) -> dict[str, int]:
 
 
 def card_rows(text: str) -> list[dict[str, str]]:
-    """The rows of a table of `rocm-smi` that are about cards."""
-    return [row for row in csv.DictReader(text.strip().splitlines()) if (row.get("device") or "").startswith("card")]
+    """The rows of a table of `rocm-smi` that are about cards. Raises Unreadable."""
+    header, *rows = [row for row in read_rows(text) if row] or [[]]
+    named = [dict(zip(header, row, strict=False)) for row in rows]
+    return [row for row in named if row.get("device", "").startswith("card")]
 
 
 def _find_intel(tool: str, run: Run, complaints: list[str]) -> list[Accelerator]:
     told = run([tool, "discovery"])
     if told.complaint:
         complaints.append(told.complaint)
-    return _numbered(re.findall(r"Device Name:\s*(.+?)\s*\|?\s*$", told.text, re.MULTILINE))
+    return _numbered(re.findall(r"Device Name:\s*(.+?)\s*\|?\s*$", "\n".join(read_lines(told.text)), re.MULTILINE))
 
 
 def _numbered(names: Iterable[str]) -> list[Accelerator]:

@@ -1,4 +1,4 @@
-"""Runs the vendors' tools, each as a process with a deadline that nothing outlasts.
+"""Runs the vendors' tools, each as a process with a deadline that nothing outlasts, and a bound on what it prints.
 
 A tool whose driver hangs cannot be ended, not even by SIGKILL: it is left behind then, and reaped when it has ended.
 """
@@ -6,6 +6,8 @@ A tool whose driver hangs cannot be ended, not even by SIGKILL: it is left behin
 from __future__ import annotations
 
 import contextlib
+import os
+import selectors
 import subprocess
 import threading
 import time
@@ -14,6 +16,9 @@ from typing import NamedTuple
 
 # How long a tool that was killed may take to go, before it is left behind.
 _GONE_S = 0.5
+# A tool that prints more is ended: a table of 128 devices has 10 KiB.
+MOST_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
 # How much of a tool's complaint is kept.
 _WORDS = 300
 
@@ -45,6 +50,10 @@ def each_within(limit_s: float) -> Run:
     return run
 
 
+class _TooMuch(Exception):
+    """A tool prints more than is read."""
+
+
 class Tools:
     """Runs tools, which together may take `total_s`. Thread-safe; blocks, so do not call it on the event loop."""
 
@@ -53,7 +62,7 @@ class Tools:
         self._deadline: float | None = None
         self._lock = threading.Lock()
         self._is_cancelled = False
-        self._running: set[subprocess.Popen[str]] = set()
+        self._running: set[subprocess.Popen[bytes]] = set()
 
     def __call__(self, command: Sequence[str]) -> ToolOutput:
         """What `command` prints, whatever its exit status is. The time for all calls begins with the first."""
@@ -74,17 +83,18 @@ class Tools:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    text=True,
-                    errors="replace",
                 )
                 self._running.add(process)
         except (OSError, ValueError) as error:
             return ToolOutput("", None, f"{tool} could not be started ({error})")
         try:
-            text, words = process.communicate(timeout=left_s)
+            text, words = _read(process, self._deadline)
         except subprocess.TimeoutExpired:
             self._leave(process)
             return late
+        except _TooMuch:
+            self._leave(process)
+            return ToolOutput("", None, f"{tool} printed more than {MOST_BYTES} bytes")
         except (OSError, ValueError):  # its pipes were closed by `cancel`
             return late
         finally:
@@ -112,7 +122,7 @@ class Tools:
             with contextlib.suppress(OSError):
                 process.kill()
 
-    def _leave(self, process: subprocess.Popen[str]) -> None:
+    def _leave(self, process: subprocess.Popen[bytes]) -> None:
         """Kill a tool, and wait a moment only: one that waits for its driver does not go."""
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -127,3 +137,32 @@ class Tools:
         for process in [each for each in self._running if each.stdout is not None and each.stdout.closed]:
             if process.poll() is not None:
                 self._running.discard(process)
+
+
+def _read(process: subprocess.Popen[bytes], deadline: float) -> tuple[str, str]:
+    """What a process prints to its two outputs until it has ended. Raises TimeoutExpired, _TooMuch and OSError."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    pieces: dict[int, list[bytes]] = {process.stdout.fileno(): [], process.stderr.fileno(): []}
+    total = 0
+    with selectors.DefaultSelector() as outputs:
+        for output in pieces:
+            outputs.register(output, selectors.EVENT_READ)
+        while outputs.get_map():
+            left_s = deadline - time.monotonic()
+            ready = outputs.select(left_s) if left_s > 0 else []
+            if not ready:
+                raise subprocess.TimeoutExpired(process.args, left_s)
+            for key, _ in ready:
+                piece = os.read(key.fd, _READ_BYTES)
+                if not piece:
+                    outputs.unregister(key.fd)
+                pieces[key.fd].append(piece)
+                total += len(piece)
+            if total > MOST_BYTES:
+                raise _TooMuch
+    process.wait(max(0.0, deadline - time.monotonic()))
+    process.stdout.close()
+    process.stderr.close()
+    text, words = (b"".join(each).decode(errors="replace").replace("\r\n", "\n") for each in pieces.values())
+    return text, words
