@@ -17,6 +17,7 @@ _KINDS = {
     stat.S_IFCHR: "a character device",
     stat.S_IFBLK: "a block device",
     stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
 }
 
 
@@ -36,8 +37,7 @@ def open_regular(path: Path | str) -> BufferedReader:
         if kind == stat.S_IFDIR:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if kind != stat.S_IFREG:
-            what = _KINDS.get(kind, "of an unknown kind")
-            raise NotRegular(errno.EINVAL, f"it is {what}, not a regular file", str(path))
+            raise NotRegular(errno.EINVAL, _describe(kind), str(path))
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -51,3 +51,18 @@ def read_regular(path: Path | str, most_bytes: int) -> bytes:
     if len(data) > most_bytes:
         raise TooLarge(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
     return data
+
+
+def why_not_regular(path: Path | str) -> str:
+    """Why `open_regular` would refuse it, in a few words, without opening it; empty for a regular file."""
+    try:
+        kind = stat.S_IFMT(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return "there is no such file"
+    except (OSError, ValueError) as error:
+        return f"it cannot be looked at ({getattr(error, 'strerror', None) or error})"
+    return "" if kind == stat.S_IFREG else _describe(kind)
+
+
+def _describe(kind: int) -> str:
+    return f"it is {_KINDS.get(kind, 'of an unknown kind')}, not a regular file"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -285,6 +287,21 @@ def test_a_file_that_is_missing_is_told(tmp_path: Path) -> None:
     config = read_model_config(tmp_path, Manifest(config_file="there.yaml"))
 
     assert config.warnings == ["the archive has no there.yaml, which its manifest names as configFile"]
+
+
+@pytest.mark.parametrize(
+    ("put", "why"),
+    [
+        (os.mkfifo, "it is a named pipe, not a regular file"),
+        (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
+    ],
+)
+def test_what_stands_in_the_place_of_the_file_is_named(tmp_path: Path, put: Callable[[Path], None], why: str) -> None:
+    """A folder that is served in place may hold anything; that is no error of the server's."""
+    put(tmp_path / "c.yaml")
+
+    with pytest.raises(BadArchive, match=rf"c\.yaml cannot be read: {why}"):
+        read_model_config(tmp_path, Manifest(config_file="c.yaml"))
 
 
 def test_a_file_outside_of_the_archive_is_refused(tmp_path: Path) -> None:

@@ -75,6 +75,15 @@ def test_a_file_that_was_named_must_be_there(here: Path) -> None:
     assert str(error.value) == "--ts-config file not found: nope.properties"
 
 
+def test_a_file_without_end_is_refused_by_its_size(here: Path) -> None:
+    """A sparse file costs nothing to make. Reading it whole ended with a MemoryError."""
+    with (here / "config.properties").open("wb") as file:
+        file.truncate(1 << 40)
+
+    with pytest.raises(BadSettings, match=r"config\.properties cannot be read \(it has more than \d+ bytes\)"):
+        load(here)
+
+
 def test_without_a_file_the_defaults_of_the_entry_count(here: Path) -> None:
     """Two columns of one table."""
     (here / "model_store").mkdir()

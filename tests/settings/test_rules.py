@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,27 @@ def test_a_certificate_that_is_not_there_is_named(here: Path) -> None:
     """Before anything listens."""
     with pytest.raises(BadSettings, match=r"certificate_file is 'gone\.pem', and there is no such file"):
         load(here, certificate_file="gone.pem")
+
+
+@pytest.mark.parametrize("key", ["certificate_file", "private_key_file", "keystore", "desired_state"])
+@pytest.mark.parametrize(
+    ("put", "why"),
+    [
+        (os.mkfifo, "it is a named pipe, not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is a character device, not a regular file"),
+        (Path.mkdir, "it is a folder, not a regular file"),
+        (lambda path: path.symlink_to(path), "it cannot be looked at"),
+        (lambda path: None, "there is no such file"),
+    ],
+)
+def test_what_stands_in_the_place_of_a_file_is_named(
+    here: Path, key: str, put: Callable[[Path], None], why: str
+) -> None:
+    """A pipe was said not to be there."""
+    put(here / "odd")
+
+    with pytest.raises(BadSettings, match=f"{key} is 'odd', and {why}"):
+        load(here, **{key: "odd"})
 
 
 def test_tls_on_the_grpc_ports_needs_pem_files(here: Path) -> None:

@@ -8,8 +8,10 @@ it goes to `ModelConfig.warnings`. YAML that tries to build objects, or that exp
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import mimetypes
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,7 @@ from marserve.archive.bounded_yaml import load_yaml
 from marserve.archive.manifest import Manifest
 from marserve.errors import BadArchive
 from marserve.messages import Sample, Tolerance
-from marserve.regular_files import open_regular
+from marserve.regular_files import NotRegular, open_regular
 from marserve.settings.values import parse_size
 
 _MAX_BYTES = 1 << 18
@@ -426,13 +428,17 @@ def read_model_config(folder: Path, manifest: Manifest) -> ModelConfig:
     if name is None:
         return ModelConfig()
     path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         raise BadArchive(f"configFile is {name!r}; it must name a file inside of the archive.")
     try:
         with open_regular(path) as file:
             data = file.read(_MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return ModelConfig(warnings=[f"the archive has no {name}, which its manifest names as configFile"])
+    except OSError as error:
+        if isinstance(error, NotRegular) or error.errno == errno.ELOOP:
+            raise BadArchive(f"{name} cannot be read: {error.strerror}.") from error
+        raise
     return parse_model_config(data, name)
 
 

@@ -27,12 +27,14 @@ import javaproperties
 
 from marserve.errors import BadSettings
 from marserve.plugins import SnapshotStore
+from marserve.regular_files import read_regular
 from marserve.settings.open_management import keep_management_here
 from marserve.settings.rules import check
 from marserve.settings.snapshot_files import (
     CONFIG_FILE_BEFORE,
     FACT_NAMES,
     FACTS,
+    LARGEST_SNAPSHOT,
     VERSION,
     FolderSnapshots,
     snapshot_folder,
@@ -245,7 +247,7 @@ def _read_file(path: Path, sources: _Sources) -> None:
 
 def _read_bytes(path: Path, shown: str) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path, LARGEST_SNAPSHOT)
     except OSError as error:
         raise BadSettings(f"{shown} cannot be read ({error.strerror})", source=shown) from error
 

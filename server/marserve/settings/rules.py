@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from marserve.errors import BadSettings
+from marserve.regular_files import why_not_regular
 from marserve.settings.table import KEYS, Settings
 from marserve.settings.values import Address
 
@@ -109,9 +110,9 @@ def _check_tls(settings: Settings) -> Iterator[str]:
     needs = [name for name, address in _addresses(settings).items() if address.is_tls]
     pair = {"certificate_file": settings.certificate_file, "private_key_file": settings.private_key_file}
     for name, file in (*pair.items(), ("keystore", settings.keystore)):
-        if file is not None and not file.is_file():
+        if file is not None and (why := why_not_regular(file)):
             raise BadSettings(
-                f"{name} is {_given(settings, name)!r}, and there is no such file",
+                f"{name} is {_given(settings, name)!r}, and {why}",
                 key=name,
                 source=_where(settings, name),
             )
@@ -201,10 +202,10 @@ def _check_desired_state(settings: Settings) -> None:
                 source=_where(settings, name),
             )
     is_address = "://" in settings.desired_state
-    if not is_address and not (settings.working_directory / settings.desired_state).is_file():
+    if not is_address and (why := why_not_regular(settings.working_directory / settings.desired_state)):
         raise BadSettings(
-            f"desired_state is {settings.desired_state!r}, and there is no such file; one with `models: {{}}` is a "
-            "server without models",
+            f"desired_state is {settings.desired_state!r}, and {why}; a file with `models: {{}}` is a server without "
+            "models",
             key="desired_state",
             source=where,
         )
