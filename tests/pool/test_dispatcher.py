@@ -254,6 +254,19 @@ def test_fixed_policy_does_not_count_what_an_idle_worker_collects() -> None:
         stage.submit(b"3")
 
 
+def test_a_fixed_batch_that_is_larger_than_the_queue_is_collected_while_a_worker_is_idle() -> None:
+    """TorchServe's workers take requests out of the queue as they come; a busy worker takes none."""
+    stage = Stage(queue_size=1, batch_size=3, batch_policy="fixed", max_batch_delay_s=1.0)
+    stage.open("w")
+
+    stage.submit_all([b"1", b"2", b"3"])
+
+    assert stage.sent == [("w", [b"1", b"2", b"3"])]
+    stage.submit(b"waits")
+    with pytest.raises(QueueFull):
+        stage.submit(b"refused")
+
+
 def test_a_model_with_job_tickets_takes_only_what_a_worker_is_idle_for() -> None:
     """The rest is refused at once."""
     stage = Stage(use_job_ticket=True)
