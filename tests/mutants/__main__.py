@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "rollout/judge": ("timeline",),
     "registry/admission": (),
     "registry/residency": (),
-    "pool/dispatcher": ("admission", "back_pressure", "handing_over", "lanes"),
+    "pool/dispatcher": ("admission", "asked_lengths", "back_pressure", "handing_over", "hold", "lanes"),
     "wire": (),
     "store/fetch_guard": (),
     "archive/pickle_check": (),
