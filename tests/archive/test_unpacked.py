@@ -159,9 +159,9 @@ def test_an_archive_that_was_replaced_while_it_was_unpacked_again_is_refused(
     """Its digest is compared before and after; nothing of it reaches the folder."""
     real = unpacked_module.unpack
 
-    def replace_first(archive: Path, target: Path, limits: Limits) -> None:
+    def replace_first(archive: Path, target: Path, limits: Limits, label: str = "") -> None:
         house.write({**MEMBERS, "handler.py": b"other"})
-        real(archive, target, limits)
+        real(archive, target, limits, label)
 
     monkeypatch.setattr(unpacked_module, "unpack", replace_first)
     (house.folder / "handler.py").unlink()
@@ -179,8 +179,8 @@ def test_an_archive_that_was_replaced_while_it_was_unpacked_first_has_no_digest(
     """It is not known which of the two was unpacked, so neither is unpacked again."""
     real = unpacked_module.unpack
 
-    def replace_after(archive: Path, target: Path, limits: Limits) -> None:
-        real(archive, target, limits)
+    def replace_after(archive: Path, target: Path, limits: Limits, label: str = "") -> None:
+        real(archive, target, limits, label)
         house.write({**MEMBERS, "handler.py": b"other"})
 
     monkeypatch.setattr(unpacked_module, "unpack", replace_after)
@@ -207,10 +207,10 @@ def test_discarding_waits_for_a_restoration(house: House, monkeypatch: pytest.Mo
     """Else what is unpacked again would be left behind."""
     real, began, may_end = unpacked_module.unpack, threading.Event(), threading.Event()
 
-    def wait(archive: Path, target: Path, limits: Limits) -> None:
+    def wait(archive: Path, target: Path, limits: Limits, label: str = "") -> None:
         began.set()
         assert may_end.wait(10)
-        real(archive, target, limits)
+        real(archive, target, limits, label)
 
     monkeypatch.setattr(unpacked_module, "unpack", wait)
     shutil.rmtree(house.folder)

@@ -174,6 +174,59 @@ def test_an_archive_that_is_replaced_after_its_digest_was_compared_is_refused(
     assert list(intake.scratch.iterdir()) == []
 
 
+def test_what_was_fetched_and_is_replaced_before_it_is_unpacked_is_refused(
+    intake: Intake, store: Path, tmp_path: Path
+) -> None:
+    """Its digest is that of what was fetched, and was compared with the address's."""
+    path = write_mar(store / "m.mar", manifest())
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    write_mar(store / "m.mar", manifest(), other__txt=b"other")
+    fetched = Fetched(path, "m.mar", sha256, path, contextlib.ExitStack())
+
+    with pytest.raises(DigestMismatch):
+        intake.take_in(f"http://h/m.mar#sha256={sha256}", fetched)
+
+    assert list(intake.scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("touches", [1, 5])
+def test_an_archive_that_is_touched_while_it_is_unpacked_is_unpacked_again(
+    intake: Intake, store: Path, monkeypatch: pytest.MonkeyPatch, touches: int
+) -> None:
+    """Another server that links the file changes its time; one that never rests is refused."""
+    path = write_mar(store / "m.mar", manifest())
+    word = hashlib.sha256(path.read_bytes()).hexdigest()
+    real, calls = unpacked_module.unpack, []
+
+    def touch(*given: Any) -> None:
+        real(*given)
+        calls.append(given)
+        if len(calls) <= touches:
+            path.chmod(0o600 + len(calls) % 2 * 0o44)
+
+    monkeypatch.setattr(unpacked_module, "unpack", touch)
+
+    if touches < 5:
+        assert intake.take_in(f"m.mar#sha256={word}").folder.is_dir()
+        assert len(calls) == 2
+    else:
+        with pytest.raises(BadArchive, match=r"m\.mar was changed each time it was unpacked"):
+            intake.take_in(f"m.mar#sha256={word}")
+        assert list(intake.scratch.iterdir()) == []
+
+
+def test_what_was_fetched_and_is_damaged_is_named_as_it_was_asked_for(intake: Intake, tmp_path: Path) -> None:
+    """Not as the cache calls it, which is a digest."""
+    blob = tmp_path / f"{'0' * 64}.9.1"
+    blob.write_bytes(b"PK\x03\x04 cut")
+    fetched = Fetched(blob, "m.mar", None, None, contextlib.ExitStack())
+
+    with pytest.raises(BadArchive, match=r"m\.mar") as refused:
+        intake.take_in("http://h/m.mar", fetched)
+
+    assert "0000" not in refused.value.message
+
+
 def test_trust_in_one_archive_is_no_trust_in_another(store: Path, tmp_path: Path) -> None:
     """Nor in a file of another content."""
     write_mar(store / "m.mar", manifest(), weights__pt=b"cos\nsystem\n(S'true'\ntR.")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from marserve.archive.reader import Limits
-from marserve.errors import BadDag, BadWorkflow, UnsafeArchive, WorkflowArchiveNotFound
+from marserve.errors import BadDag, BadWorkflow, DigestMismatch, UnsafeArchive, WorkflowArchiveNotFound
 from marserve.store.fetcher import Fetched, Fetcher
+from marserve.workflows import intake as intake_module
 from marserve.workflows.intake import WorkflowIntake
 from support.workflow_archives import THREE_NODES, war_manifest, write_war
 
@@ -150,6 +152,26 @@ class FakeFetcher:
     def close(self) -> None:
         """No more."""
         self.is_closed = True
+
+
+def test_an_archive_that_is_replaced_after_its_digest_was_compared_is_refused(
+    intake: WorkflowIntake, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was unpacked is what its digest says, or nothing is left of it."""
+    path = write_war(store / "w.war")
+    word = hashlib.sha256(path.read_bytes()).hexdigest()
+    real = intake_module.compare_digest
+
+    def replace_after(*given: Any) -> None:
+        real(*given)
+        path.write_bytes(write_war(tmp_path / "other.war", document=war_manifest("other")).read_bytes())
+
+    monkeypatch.setattr(intake_module, "compare_digest", replace_after)
+
+    with pytest.raises(DigestMismatch):
+        intake.take_in(f"w.war#sha256={word}")
+
+    assert left(tmp_path) == []
 
 
 def test_an_address_is_fetched_into_the_store_and_what_cannot_be_used_goes_again(store: Path, tmp_path: Path) -> None:

@@ -44,15 +44,16 @@ class Limits:
     free_bytes: int = 256 * MIB
 
 
-def unpack(archive: Path, target: Path, limits: Limits | None = None) -> None:
+def unpack(archive: Path, target: Path, limits: Limits | None = None, label: str = "") -> None:
     """Unpack `archive` into `target`: a new folder whose parent exists, or an empty one, which is replaced.
 
-    Files get mode 0644 and folders 0755, whatever the archive says. Blocks; run it off the event loop.
+    Errors name it by its `label`, the file's own name if there is none. Files get mode 0644 and folders 0755,
+    whatever the archive says. Blocks; run it off the event loop.
 
     Raises UnsafeArchive (a member that must not be unpacked, by name), BadArchive (neither format, damaged, over a
     bound), FileExistsError when there is more than an empty folder at `target`, OSError when reading or writing fails.
     """
-    limits = limits or Limits()
+    limits, label = limits or Limits(), label or archive.name
     if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
         raise FileExistsError(f"{target} exists already; archives are unpacked into new folders")
     partial = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
@@ -65,15 +66,15 @@ def unpack(archive: Path, target: Path, limits: Limits | None = None) -> None:
             if start in (zip_records.START, zip_records.EMPTY):
                 _unpack_zip(
                     zip_records.ZipRecords(
-                        file, archive.name, max_entries=limits.max_entries, max_directory_bytes=limits.max_names_bytes
+                        file, label, max_entries=limits.max_entries, max_directory_bytes=limits.max_names_bytes
                     ),
                     writer,
                 )
             elif start[:2] == tar_stream.GZIP:
-                _unpack_tar(tar_stream.GzipSource(file, archive.name), archive.name, writer)
+                _unpack_tar(tar_stream.GzipSource(file, label), label, writer)
             else:
                 raise BadArchive(
-                    f"{archive.name} is no model archive: it is neither a zip file (.mar) nor a gzip-compressed tar "
+                    f"{label} is no model archive: it is neither a zip file (.mar) nor a gzip-compressed tar "
                     "file (.tar.gz). Make one with `marserve archive`."
                 )
         partial.chmod(0o755)

@@ -33,7 +33,7 @@ MOST_NAMED = 5
 
 @dataclass(slots=True)
 class _Noted:
-    """What a folder was unpacked from. `names` are relative, a folder's before those in it.
+    """What a folder was unpacked from; texts call it `label`. `names` are relative, a folder's before those in it.
 
     Each file's name has the size and the time of the last change that it had, in nanoseconds; None for folders.
     """
@@ -42,6 +42,7 @@ class _Noted:
     sha256: str
     limits: Limits
     names: dict[str, tuple[int, int] | None]
+    label: str
     lock: threading.Lock = field(default_factory=threading.Lock)
     told: set[str] = field(default_factory=set)
     is_discarded: bool = False
@@ -54,16 +55,17 @@ class UnpackedArchives:
         self.digests = FileDigests()
         self._noted: dict[str, _Noted] = {}
 
-    def unpack(self, archive: Path, folder: Path, limits: Limits) -> str:
+    def unpack(self, archive: Path, folder: Path, limits: Limits, label: str = "") -> str:
         """Unpack an archive into a new folder and note it; returns its SHA-256 digest. Raises as `reader.unpack`.
 
-        The digest is computed meanwhile. It is empty if the archive was replaced or changed meanwhile.
+        Texts call it `label`, the file's own name if there is none. The digest is computed meanwhile. It is empty if
+        the archive was replaced or changed meanwhile.
         """
         before = state_of(archive.stat())
         known = self.digests.known(archive)
         digesting = _Digesting(self.digests, archive) if known is None else None
         try:
-            unpack(archive, folder, limits)
+            unpack(archive, folder, limits, label)
         except BaseException:
             if digesting is not None:
                 digesting.is_vain.set()
@@ -71,7 +73,8 @@ class UnpackedArchives:
         sha256 = known if known is not None else digesting.wait() if digesting is not None else ""
         if state_of(archive.stat()) != before:
             sha256 = ""
-        self._noted[str(folder)] = _Noted(archive.resolve(), sha256, limits, _look(folder, _names(folder)))
+        names = _look(folder, _names(folder))
+        self._noted[str(folder)] = _Noted(archive.resolve(), sha256, limits, names, label or archive.name)
         return sha256
 
     def discard(self, folder: Path) -> None:
@@ -161,7 +164,7 @@ def _tell_changed(noted: _Noted, folder: Path, found: Mapping[str, tuple[int, in
         "what is there; swap the model, or register it again, unless its handler writes them",
         len(changed),
         len(noted.names),
-        noted.archive.name,
+        noted.label,
         folder,
         ", ".join(texts),
     )
@@ -169,12 +172,12 @@ def _tell_changed(noted: _Noted, folder: Path, found: Mapping[str, tuple[int, in
 
 def _unpack_again(digests: FileDigests, noted: _Noted, folder: Path, missing: Collection[str]) -> None:
     archive, count = noted.archive, f"{len(missing)} of {len(noted.names)}"
-    what = f"{count} files and folders that were unpacked from {archive.name} have been deleted from {folder}"
+    what = f"{count} files and folders that were unpacked from {noted.label} have been deleted from {folder}"
     _compare(digests, noted, what)
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
     again = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.again"
     try:
-        unpack(archive, again, noted.limits)
+        unpack(archive, again, noted.limits, noted.label)
         _compare(digests, noted, what)  # it may have been replaced since it was looked at
         for name in missing:
             source, target = again / name, folder / name

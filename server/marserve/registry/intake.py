@@ -21,7 +21,7 @@ from marserve.archive.model_config import ModelConfig, read_model_config
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits
 from marserve.archive.unpacked import UnpackedArchives
-from marserve.errors import BadInput, DigestMismatch, MarserveError, OutOfMemory
+from marserve.errors import BadArchive, BadInput, DigestMismatch, MarserveError, OutOfMemory
 from marserve.link import ArchiveRef
 from marserve.regular_files import open_regular
 from marserve.store.digests import split_digest
@@ -29,6 +29,9 @@ from marserve.store.fetch_guard import hide_query, is_address, parse_target
 from marserve.store.fetched_archives import FetchedArchives
 from marserve.store.fetcher import Fetched, Fetcher, OnBegin
 from marserve.store.local import Found, LocalStore, look_at
+
+# How often an archive is unpacked that is touched meanwhile.
+UNPACK_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,22 +182,24 @@ class Intake:
         self.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = self.scratch / uuid.uuid4().hex
         try:
-            sha256 = self._archives.unpack(found.path, folder, self._limits)
-            if digest is not None and sha256 != digest:  # it was replaced since it was compared
-                raise _mismatch(found, digest, sha256 or self._archives.digests.of(found.path), url)
+            wanted = digest if fetched is None else fetched.sha256
+            label = found.path.name if fetched is None else fetched.name
+            sha256 = unpack_as(self._archives, found, folder, self._limits, wanted, url, label)
             trusted = is_trusted(found, self._trusted, sha256)
             unpacked = _read(folder, is_private=True, trusted=trusted, archive=archive)
             unpacked = replace(unpacked, archives=self._archives)
-            return self._with_origin(unpacked, found, url, sha256, is_trusted=trusted)
+            return self._with_origin(unpacked, found, url, sha256, label, is_trusted=trusted)
         except BaseException:
             self._archives.discard(folder)
             raise
 
-    def _with_origin(self, unpacked: Unpacked, found: Found, url: str, sha256: str, *, is_trusted: bool) -> Unpacked:
+    def _with_origin(
+        self, unpacked: Unpacked, found: Found, url: str, sha256: str, label: str, *, is_trusted: bool
+    ) -> Unpacked:
         plain = split_digest(url)[0]
         ref = ArchiveRef(
             (sha256 or self._archives.digests.of(found.path)) if unpacked.config.launcher == "ray" else "",
-            found.path.name,
+            label,
             path=str(found.path.resolve()),
             address=plain if is_address(plain) else "",
             is_trusted=is_trusted,
@@ -249,11 +254,30 @@ def compare_digest(found: Found, digest: str, url: str, digests: FileDigests) ->
         raise BadInput(f"{hide_query(url)} names a folder, which has no SHA-256 digest; leave out what follows its #.")
     actual = digests.of(found.path)
     if actual != digest:
-        raise _mismatch(found, digest, actual, url)
+        raise _mismatch(found.path.name, digest, actual, url)
 
 
-def _mismatch(found: Found, digest: str, actual: str, url: str) -> DigestMismatch:
-    return DigestMismatch(hide_query(split_digest(url)[0]), digest, actual, f"{found.path.name} in the model store")
+def unpack_as(
+    archives: UnpackedArchives, found: Found, folder: Path, limits: Limits, wanted: str | None, url: str, label: str
+) -> str:
+    """Unpack an archive, of which only the content with the digest `wanted` is taken; returns its digest.
+
+    It may have been replaced since its digest was compared. Its digest cannot be told where only its time of change
+    moved, as when another server links the file: it is unpacked again then. Raises DigestMismatch, BadArchive, and
+    what `UnpackedArchives.unpack` raises; the folder is the caller's to delete.
+    """
+    for _ in range(UNPACK_ATTEMPTS):
+        sha256 = archives.unpack(found.path, folder, limits, label)
+        if wanted is None or sha256 == wanted:
+            return sha256
+        if sha256:
+            raise _mismatch(label, wanted, sha256, url)
+        archives.discard(folder)
+    raise BadArchive(f"{label} was changed each time it was unpacked; register it again when it is written whole.")
+
+
+def _mismatch(label: str, digest: str, actual: str, url: str) -> DigestMismatch:
+    return DigestMismatch(hide_query(split_digest(url)[0]), digest, actual, f"{label} in the model store")
 
 
 def _read(folder: Path, *, is_private: bool, trusted: bool, archive: str) -> Unpacked:

@@ -25,7 +25,7 @@ from marserve.errors import (
     UnsafeArchive,
     WorkflowArchiveNotFound,
 )
-from marserve.registry.intake import compare_digest, is_trusted
+from marserve.registry.intake import compare_digest, is_trusted, unpack_as
 from marserve.regular_files import open_regular
 from marserve.store.digests import split_digest
 from marserve.store.fetch_guard import hide_query
@@ -116,6 +116,7 @@ class WorkflowIntake:
     def _take_in(self, url: str, fetched: Fetched | None) -> UnpackedWorkflow:
         if not url:
             raise WorkflowArchiveNotFound("Workflow not found at: ")
+        digest: str | None = None
         if fetched is not None:
             # What got no name in the store can only be trusted by its digest.
             name = fetched.name if fetched.in_store is not None else str(fetched.path)
@@ -130,7 +131,9 @@ class WorkflowIntake:
         self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = self._scratch / uuid.uuid4().hex
         try:
-            sha256 = self._archives.unpack(found.path, folder, self._limits)
+            wanted = digest if fetched is None else fetched.sha256
+            label = found.path.name if fetched is None else fetched.name
+            sha256 = unpack_as(self._archives, found, folder, self._limits, wanted, url, label)
             findings = check_folder(folder, trusted=is_trusted(found, self._trusted, sha256))
             return replace(_read(folder, findings), archives=self._archives)
         except BaseException as error:
