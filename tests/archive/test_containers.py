@@ -7,6 +7,8 @@ import gzip
 import io
 import lzma
 import pickle
+import random
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -113,6 +115,76 @@ def test_what_is_harmless_in_any_form_passes(tmp_path: Path, form: str) -> None:
     """A vocabulary of texts, and a pickle of plain data."""
     assert refusal(tmp_path / "text", "vocabulary.bin", PACKED[form](TEXT)) is None
     assert refusal(tmp_path / "pickle", "vocabulary.bin", PACKED[form](HARMLESS)) is None
+
+
+def alone(data: bytes, dictionary: int | None = None) -> bytes:
+    """lzma's old form, its header with this size of the dictionary."""
+    packed = lzma.compress(data, lzma.FORMAT_ALONE, filters=[{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 16}])
+    return packed if dictionary is None else packed[:1] + struct.pack("<I", dictionary) + packed[5:]
+
+
+def lzip(data: bytes) -> bytes:
+    """lzip's form, whose data is lzma's."""
+    raw = alone(data)[13:]
+    return b"LZIP\x01\x10" + raw + struct.pack("<IQQ", zlib.crc32(data), len(data), 6 + len(raw) + 20)
+
+
+NOISE = random.Random(5).randbytes(60_000)
+ODD: dict[str, Callable[[bytes], bytes]] = {
+    "lzma behind an empty xz": lambda data: lzma.compress(b"") + alone(data),
+    "xz behind an empty lzma": lambda data: alone(b"") + lzma.compress(data),
+    "lzma behind zeros behind xz": lambda data: lzma.compress(b"") + bytes(8) + alone(data),
+    "lzma behind lzma of an odd size": lambda data: alone(b"", 0x123400) + alone(data, 0x123400),
+    "lzma with a dictionary of 1 GiB": lambda data: alone(data, 1 << 30),
+    "lzma with the largest dictionary": lambda data: alone(data, 0xFFFFFFFF),
+    "lzma with a dictionary of an odd size": lambda data: alone(data, 0x123400),
+    "lzma with a dictionary of an odd and large size": lambda data: alone(data, 0x71234567),
+    "lzma with an odd length": lambda data: alone(data)[:5] + struct.pack("<Q", 1 << 50) + alone(data)[13:],
+    "lzma with a damaged end": lambda data: _damage(lzma.compress(data + NOISE, lzma.FORMAT_ALONE), 40_000),
+    "lzma damaged early": lambda data: _damage(alone(data + NOISE), 300),
+    "zlib with a wrong checksum": lambda data: zlib.compress(data + NOISE)[:-4] + bytes(4),
+    "zlib with a damaged end": lambda data: zlib.compress(data + NOISE)[:-9] + b"\xff" * 9,
+    "zlib of a small window that is also lzma": lambda data: _zlib_like_lzma(data),
+    "lzip": lzip,
+    "lzip behind an empty xz": lambda data: lzma.compress(b"") + lzip(data),
+    "zstandard behind a skippable frame": lambda data: b"\x50\x2a\x4d\x18\4\0\0\0abcd\x28\xb5\x2f\xfd" + data,
+    "lz4 behind another skippable frame": lambda data: b"\x5f\x2a\x4d\x18\4\0\0\0abcd\x04\x22\x4d\x18" + data,
+}
+
+
+def _damage(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes(byte ^ 255 for byte in data[at:])
+
+
+def _zlib_like_lzma(data: bytes) -> bytes:
+    """Its data is stored behind an empty block, so that a zero stands where lzma's data begins."""
+    body = b"\0\0\0\xff\xff" * 3 + b"\1" + struct.pack("<HH", len(data), len(data) ^ 0xFFFF) + data
+    made = b"\x48\x0d" + body[:15] + body[15:] + struct.pack(">I", zlib.adler32(data))
+    assert made[12] == 0
+    return made[:2] + b"\0\0\0\xff\xff" + made[2:]
+
+
+@pytest.mark.parametrize("form", ODD)
+@pytest.mark.parametrize("name", ["weights.bin", "scaler.joblib"])
+def test_a_pickle_in_an_odd_form_is_refused(tmp_path: Path, form: str, name: str) -> None:
+    """Readers take streams of several forms, headers that no encoder writes, and give what comes before damage."""
+    for inner in (EVIL, zip_of({"a": EVIL}) if "damaged" not in form else EVIL):
+        assert refusal(tmp_path, name, ODD[form](inner)) is not None
+
+
+def test_the_oldest_form_of_torch_is_refused(tmp_path: Path) -> None:
+    """Between the pickles of `storages` lies raw data, which no check of pickles can step over."""
+    storages = pickle.dumps(1, 2) + pickle.dumps(("0", "cpu", "x"), 2) + struct.pack("<q", 0) + EVIL
+    forms = {
+        "plain": tar_of(storages, name="storages"),
+        "long": tar_of(storages, tarfile.GNU_FORMAT, "d" * 200 + "/storages"),
+        "pax": tar_of(storages, tarfile.PAX_FORMAT, "d" * 300 + "/storages"),
+    }
+
+    for what, data in forms.items():
+        error = refusal(tmp_path / what, "weights.pt", data)
+        assert error is not None
+        assert "torch's oldest form" in error.message
 
 
 @pytest.mark.parametrize("form", ["zlib", "gzip", "xz", "lzma as joblib writes it", "bzip2"])

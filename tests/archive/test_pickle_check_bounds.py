@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import lzma
 import pickle
+import random
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +23,9 @@ SCRIPT = b"\x80\x02c__torch__\nNet\n)\x81."  # what only torch's C++ reader may 
 EVIL = b"\x80\x02csubprocess\nPopen\n)R."
 
 
-def stored(name: str, data: bytes) -> ZipMember:
+def stored(name: str, data: bytes, **fields: Any) -> ZipMember:
     """A record as torch stores it."""
-    return ZipMember(name, data, FILE_MODE, 0)
+    return ZipMember(name, data, FILE_MODE, 0, **fields)
 
 
 def check(folder: Path, files: dict[str, bytes]) -> str | None:
@@ -283,16 +287,27 @@ def test_classes_of_torchscript_pass_only_where_torchs_own_reader_opens_them(
     assert check(tmp_path, {"a.pt": data}) == (None if member is None else f"a.pt!{member}")
 
 
-@pytest.mark.parametrize(
-    ("mark", "is_torchs"), [("data.pkl", True), ("archive_format", True), ("models/model.json", True), ("other", False)]
-)
-def test_a_record_that_cannot_be_looked_into_is_refused_in_torchs_files_alone(
-    tmp_path: Path, mark: str, is_torchs: bool
-) -> None:
-    """What is not torch's, and is not called a pickle, nobody opens as one."""
-    records = [stored(f"a/{mark}", HARMLESS), ZipMember("a/data/0", b"x", FILE_MODE, 12)]
+@pytest.mark.parametrize("mark", ["data.pkl", "archive_format", "other"])
+@pytest.mark.parametrize("method", [9, 12, 14, 93, 95])
+def test_a_record_by_another_method_is_refused_whatever_it_is_called(tmp_path: Path, mark: str, method: int) -> None:
+    """`zipfile` unpacks bzip2 and lzma too, and numpy's `load` any record by its content."""
+    records = [stored(f"a/{mark}", HARMLESS), ZipMember("a/data/0", b"x", FILE_MODE, method)]
 
-    assert check(tmp_path, {"a.zip": raw_zip(records)}) == ("a.zip!data/0" if is_torchs else None)
+    assert check(tmp_path, {"a.zip": raw_zip(records)}) == "a.zip!data/0"
+
+
+def test_records_that_say_otherwise_than_the_directory_or_fail_their_checksum_are_refused(tmp_path: Path) -> None:
+    """Another reader has given what lies before the damage, or goes by the other record."""
+    damaged = {
+        "method": stored("a/other.npy", HARMLESS, local_method=8),
+        "checksum": ZipMember("a/other.bin", HARMLESS + bytes(range(256)) * 8000, crc=1),
+        "encrypted": stored("a/other.txt", b"x", flags=1),
+        "folder": ZipMember("a/folder/", EVIL),
+    }
+
+    for what, record in damaged.items():
+        data = raw_zip([stored("a/first", b""), record])
+        assert check(tmp_path / what, {"a.zip": data}) == "a.zip!" + str(record.name).removeprefix("a/"), what
 
 
 def test_a_disk_that_fails_is_not_taken_for_a_record_without_a_pickle(
@@ -331,3 +346,90 @@ def test_files_may_be_named_by_whoever_gives_them_and_all_findings_are_told(tmp_
     with pytest.raises(UnsafeArchive) as refused:
         check_files(reversed(files))
     assert refused.value.member == "named 3"
+
+
+def test_arrays_and_pickles_that_follow_an_array_in_its_file_are_looked_into(tmp_path: Path) -> None:
+    """`numpy.load` and `pickle.load` of one open file read them one after the other."""
+    plain = npy("'<f4'", b"1234")
+    text = npy("'<U2'", b"12345678")
+    fields = npy("[('a', '<f4', (2, 3)), ('b', '|b1')]", b"x" * 25)
+
+    for number, first in enumerate((plain, text, fields, plain + text + HARMLESS, npy("'|O'", HARMLESS))):
+        assert check(tmp_path / f"{number} good", {"a.npy": first + npy("'|O'", HARMLESS)}) is None
+        assert check(tmp_path / f"{number} evil", {"a.npy": first + npy("'|O'", EVIL)}) == "a.npy!array.pkl"
+        assert check(tmp_path / f"{number} pickle", {"a.npy": first + EVIL}) in ("a.npy", "a.npy!array.pkl")
+
+
+def test_an_array_whose_shape_cannot_be_read_takes_no_room(tmp_path: Path) -> None:
+    """numpy cannot read it either."""
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"9" * 5000 + b",), }"
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+
+    assert check(tmp_path, {"a.npy": data + b"1234"}) is None
+
+
+HONEST = {
+    "one line of text": b"very long text " * 20_000,
+    "one line of digits": b"1234567890" * 20_000,
+    "one line of bases": b"catgcatt" * 30_000,
+    "long lines of bases": (b"catgcatt" * 10_000 + b"\n") * 40,
+    "short lines of bases": (b"catgcattaacg" * 6 + b"\n") * 1000,
+    "one line of JSON": b'{"vocabulary": [' + b", ".join(b'"word %d"' % n for n in range(20_000)) + b"]}",
+    "a table": b"column,count\n" + b"".join(b"item%d,%d\n" % (n, n * n) for n in range(20_000)),
+    "a table of long lines": (b",".join(b"%d" % n for n in range(20_000)) + b"\n") * 3,
+    "base64": b"c2VjcmV0" * 20_000,
+    "zeros": bytes(3 << 20),
+    "zeros behind a number": struct.pack("<d", 0.1) + bytes(3 << 20),
+    "floats": b"".join(struct.pack("<f", n / 7) for n in range(100_000)),
+    "integers of 64 bits": b"".join(struct.pack("<q", n) for n in range(50_000)),
+    "safetensors": struct.pack("<Q", 64)
+    + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'.ljust(64)
+    + bytes(36),
+    "ONNX": b"\x08\x08\x12\x07pytorch\x1a\x052.0.0:\xa2\x01\n\x0b\n\x01x\x12\x01y" + bytes(range(256)) * 100,
+    "a picture": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\x01\0\0\0\x01\0\x08\x02" + bytes(range(256)) * 100,
+    "a sentencepiece model": b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02\n\x0c" * 2000,
+}
+
+
+@pytest.mark.parametrize("what", HONEST)
+@pytest.mark.parametrize("name", ["a.zip", "data.bin"])
+def test_honest_data_passes_plain_and_in_a_zip_file(tmp_path: Path, what: str, name: str) -> None:
+    """However long its lines are, and whatever it begins like."""
+    data = HONEST[what]
+
+    assert check(tmp_path, {name: zip_of({"a/data": data}) if name == "a.zip" else data}) is None
+
+
+def test_random_bytes_pass(tmp_path: Path) -> None:
+    """Weights that are compressed or encrypted look so: whatever they begin with, little of it can be followed."""
+    source = random.Random(7)
+    files = {str(number): source.randbytes(source.choice((40, 300, 5000))) for number in range(1000)}
+
+    assert check(tmp_path, files) is None
+
+
+# ------------------------------------------------------------------------------------------------- how much
+
+MANY = {
+    "pickles of two bytes": b"N." * 100_000,
+    "pickles of four bytes": b"\x80\x02N." * 60_000,
+    "marks of the protocol": b"\x80\x02" * 200_000,
+    "places in the memo": b"\x80\x02N" + b"\x94" * 200_000 + b".",
+    "empty texts": b"\x80\x02(" + b"\x8c\0" * 200_000 + b"t.",
+    "empty gzip streams": gzip.compress(b"") * 10_000,
+    "empty lzma streams": lzma.compress(b"", lzma.FORMAT_ALONE) * 10_000,
+    "empty arrays": npy("'<f4'", b"").replace(b"(1,)", b"(0,)") * 15_000,
+}
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_what_takes_more_operations_than_an_archive_may_is_refused(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step is counted, also one that does nothing, and over all files together."""
+    monkeypatch.setattr("marserve.archive.check_budget.MAX_OPERATIONS", 190_000)
+
+    (tmp_path / "data").write_bytes(MANY[what])
+
+    with pytest.raises(UnsafeArchive, match="more than 190000 operations together"):
+        check_folder(tmp_path)

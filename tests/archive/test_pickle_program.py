@@ -232,7 +232,7 @@ def test_a_span_is_read_like_a_file_of_its_own() -> None:
     """It never reads over its end, and knows where it is."""
     span = Span(io.BytesIO(b"....first\nsecond\nthird...."), 4, 22)
 
-    assert span.readline() == b"first"
+    assert span.readline() == (b"first", True)
     assert span.tell() == 6
     assert span.read(3) == b"sec"
     assert span.skip_line()
@@ -252,3 +252,43 @@ def test_arguments_longer_than_the_buffer_are_stepped_over(length: int) -> None:
     data = b"\x80\x04B" + struct.pack("<I", length) + b"c" * length + b"0L" + b"1" * length + b"L\n."
 
     assert follow(data) == "ended"
+
+
+CALL_OF_THE_OLDEST = b"cos\nmkdir\n(Vx\ntR."
+LONG = b"a" * 140_000
+LONG_LINES = {
+    "a text": b"V" + LONG + b"\n0" + CALL_OF_THE_OLDEST,
+    "a text behind a mark of the protocol": b"\x80\x02V" + LONG + b"\n0" + CALL_OF_THE_OLDEST,
+    "a number": b"I" + b"0" * 140_000 + b"\n0" + CALL_OF_THE_OLDEST,
+    "a memo index": b"Np" + b" " * 140_000 + b"1\n0" + CALL_OF_THE_OLDEST,
+    "a memo index to a zero byte": b"Np1\0x\n0" + CALL_OF_THE_OLDEST,
+    "a memo index to a zero byte, read": b"Np1\0x\n0g1\0y\n0" + CALL_OF_THE_OLDEST,
+    "a dotted name": b"\x80\x04cos\n" + b"path.os." * 20_000 + b"mkdir\n(Vx\ntR.",
+    "a dotted name of 300 letters": b"N0\x80\x04cos\n" + b"path.os." * 40 + b"mkdir\n(Vx\ntR.",
+    "a dotted name on the stack": b"N0\x80\x04Vos\nV" + b"path.os." * 40 + b"mkdir\n\x93(Vx\ntR.",
+}
+
+
+@pytest.mark.parametrize("what", LONG_LINES)
+@pytest.mark.parametrize("must_call", [False, True])
+def test_lines_and_names_of_any_length_are_followed_or_refused(what: str, must_call: bool) -> None:
+    """The unpicklers read them, whatever their length, and so reach the call behind them."""
+    _, calls = unpickle(LONG_LINES[what])
+
+    assert calls, "this program calls nothing"
+    assert follow(LONG_LINES[what], must_call=must_call) == "refused"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"V" + LONG,
+        b"c" + LONG + b"\n" + LONG + b"\n)R.",
+        b"(i" + LONG + b"\n" + LONG + b"\n.",
+        b"(in one long line " + LONG + b"\nand another\n",
+        b"g" + LONG + b"\nN.",
+    ],
+)
+def test_long_lines_of_other_data_are_still_taken_for_that(data: bytes) -> None:
+    """No module has a name of so many letters, and no memo an index of letters."""
+    assert follow(data, must_call=True) == "failed"

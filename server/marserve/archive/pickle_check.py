@@ -14,16 +14,21 @@ the same is the operator's word (`trusted_models`), never the archive's.
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import io
+import math
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from marserve.archive import zip_records
+from marserve.archive.check_budget import CheckBudget, CheckStopped, Overspent
 from marserve.archive.containers import (
     HEAD_BYTES,
     CannotUnpack,
@@ -88,12 +93,14 @@ _IMPORTS = re.compile(rb"[ci\x93\x82\x83\x84]")
 # What is not in the text of a `.pth` that Python's `site` reads.
 _NOT_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f-\xff]")
 # The header of an array of numbers, texts, times or raw bytes, or of fields of these, as numpy writes it.
-_ELEMENT = rb"'[<>|=]?[?biufcSUVmM]\d*(\[\w+\])?'"
+_ELEMENT = rb"'[<>|=]?[biufcSUVmM]\d+(\[\w+\])?'"
 _PLAIN_ARRAY = re.compile(
     rb"\{'descr': (%b|\[(\('[^'\\]*', %b(, \([\d, ]*\))?\)(, )?)+\]), 'fortran_order': (True|False), "
     rb"'shape': \([\d, ]*\), \}\s*" % (_ELEMENT, _ELEMENT)
 )
 _LONGEST_PLAIN_HEADER = 1 << 16
+_ARRAY = b"\x93NUMPY"
+_ARRAYS_PICKLE = "!array.pkl"
 _PROTO = 0x80
 _NEWEST_PROTOCOL = 5
 
@@ -108,6 +115,9 @@ _ZIP_TAIL_BYTES = 1 << 20
 _GUESSED_OPERATIONS = 1_000_000
 _ENOUGH_OPERATIONS = 8  # after so many, what began like a pickle is one and not tensor data that looks so
 _MAX_FILES = 100_000
+# What looking at a file or a member, and at one more pickle of it, costs at least, in operations.
+_FILE_COST = 16
+_PICKLE_COST = 8
 
 _NEXT_STEP = (
     "Save it in a safe form (state dict, safetensors, JSON), or list the model in trusted_models if you trust "
@@ -115,29 +125,44 @@ _NEXT_STEP = (
 )
 
 
-def check_folder(folder: Path, *, trusted: bool = False) -> list[str]:
+def _never() -> bool:
+    return False
+
+
+def check_folder(folder: Path, *, trusted: bool = False, is_stopped: Callable[[], bool] = _never) -> list[str]:
     """Check every pickle in the unpacked archive at `folder`; blocks.
 
     Raises UnsafeArchive for the first that holds what it must not, cannot be read to its end, or cannot be looked
     into; the error names the member, inside of other files as `sample.pt!data.pkl`, and the global or opcode. With
-    `trusted` (the operator's word) nothing is raised: the sentences are returned, to be logged.
+    `trusted` (the operator's word) nothing is raised: the sentences are returned, to be logged. Raises BadArchive
+    soon after `is_stopped` says so, which is asked in this thread, with `trusted` too.
     """
-    return check_files(_list_files(folder), trusted=trusted)
+    return check_files(_list_files(folder), trusted=trusted, is_stopped=is_stopped)
 
 
-def check_files(files: Iterable[tuple[str, Path]], *, trusted: bool = False) -> list[str]:
+def check_files(
+    files: Iterable[tuple[str, Path]], *, trusted: bool = False, is_stopped: Callable[[], bool] = _never
+) -> list[str]:
     """Check files like `check_folder` does, given as pairs of the member's name and where it lies."""
-    checker = _Checker()
+    checker = _Checker(CheckBudget(is_stopped=is_stopped))
     findings: list[str] = []
     for name, path in files:
         try:
             with open_regular(path) as file:
-                checker.check(_Subject(name, Span(file, 0, os.fstat(file.fileno()).st_size)))
+                checker.check_file(_Subject(name, Span(file, 0, os.fstat(file.fileno()).st_size)))
         except UnsafeArchive as error:
             if not trusted:
                 raise
             findings.append(error.message)
+            if isinstance(error, _OverBudget):
+                break
+        except CheckStopped:
+            raise BadArchive("The server stops; the archive was not looked into to its end") from None
     return findings
+
+
+class _OverBudget(UnsafeArchive):
+    """The archive took more operations than one may: what was not looked into is refused with it."""
 
 
 def _list_files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -206,30 +231,39 @@ def _allows_script(name: str) -> bool:
 class _Checker:
     """Looks into files; its budgets span one archive, so that many nested files cost no more than one."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: CheckBudget) -> None:
+        self._budget = budget
         self._entries_left = _MAX_ENTRIES
         self._inflated_left = _MAX_INFLATED_BYTES
         self._skimmed_left = _MAX_SKIMMED_BYTES
 
+    def check_file(self, subject: _Subject) -> None:
+        """Check one file of the archive, with all that is in it. Raises UnsafeArchive, CheckStopped."""
+        try:
+            self.check(subject)
+        except Overspent as error:
+            raise _OverBudget(subject.name, f"it cannot be looked into to its end: {error}. {_NEXT_STEP}") from None
+
     def check(self, subject: _Subject) -> None:
+        """Check one file, or one member of a file."""
+        self._budget.spend(_FILE_COST)
         span = subject.span
         span.seek(0)
         head = span.read(HEAD_BYTES)
         if head[:4] in (zip_records.START, zip_records.EMPTY):
             self._check_zip(subject)
+            self._check_pickles(replace(subject, is_content=True), 0)
             return
         self._check_zip_at_end(subject)
-        if head[:6] == b"\x93NUMPY":
-            self._check_array(subject, head)
-            return
         if kind := opaque_kind(head):
             raise subject.refuse(f"it is compressed ({kind}) and cannot be looked into")
         is_container = False
         if begins_tar(head):
             self._check_tar(subject)
             is_container = True
-        elif (compressed := recognise(head)) is not None:
-            is_container = self._check_compressed(subject, compressed)
+        else:
+            for compressed in recognise(head):
+                is_container |= self._check_compressed(subject, compressed)
         # What is in a container was judged as what its name says; its own bytes may be a pickle all the same.
         self._check_pickles(replace(subject, is_content=True) if is_container else subject, 0)
 
@@ -243,19 +277,19 @@ class _Checker:
         def pieces() -> Iterator[bytes]:
             nonlocal has_come
             try:
-                for piece in compressed.read(subject.span):
+                for piece in compressed.read(subject.span, self._budget):
                     if not has_come:
                         self._refuse_depth(subject)
                     has_come = True
                     yield piece
             except CannotUnpack as error:
-                if compressed.is_certain:
+                if error.is_certain:
                     raise subject.refuse(f"it cannot be looked into: {error}") from None
 
-        self._check_pieces(
-            _Subject(inner, subject.span, subject.reader, subject.depth + 1, subject.is_declared), pieces()
-        )
-        return has_come
+        is_declared = subject.is_declared and compressed.is_usual
+        what = _Subject(inner, subject.span, subject.reader, subject.depth + 1, is_declared)
+        self._check_pieces(what, pieces(), may_skim=compressed.is_usual)
+        return has_come and compressed.is_usual
 
     def _check_tar(self, subject: _Subject) -> None:
         self._refuse_depth(subject)
@@ -280,12 +314,21 @@ class _Checker:
     # --------------------------------------------------------------------------------------------------- pickles
 
     def _check_pickles(self, subject: _Subject, offset: int) -> None:
-        """Check the pickle at `offset` and those right behind it: torch's old form is five in a row, then raw data."""
+        """Check the pickle at `offset` and those right behind it: torch's old form is five in a row, then raw data.
+
+        numpy's arrays may stand between them, as one handle is read by several calls.
+        """
         span = subject.span
         is_first = True
         while offset < len(span):
+            self._budget.spend(_PICKLE_COST)
             span.seek(offset)
-            start = span.read(2)
+            start = span.read(len(_ARRAY))
+            if start == _ARRAY:
+                offset = self._check_array(subject, offset)
+                subject = replace(subject, is_content=True)
+                continue
+            start = start[:2]
             is_marked = len(start) == 2 and start[0] == _PROTO and start[1] <= _NEWEST_PROTOCOL
             must_be = subject.is_declared and not subject.is_content and is_first
             if must_be and not is_marked and self._is_harmless_text(subject, offset):
@@ -327,9 +370,8 @@ class _Checker:
     def _run(self, subject: _Subject, *, must_call: bool) -> Outcome:
         allows = _allows_script if subject.reader is _Reader.SCRIPT else _allows_python
         try:
-            if must_call:
-                return run(subject.span, allows, must_call=True, max_operations=_GUESSED_OPERATIONS)
-            return run(subject.span, allows)
+            most = _GUESSED_OPERATIONS if must_call else None
+            return run(subject.span, allows, must_call=must_call, max_operations=most, budget=self._budget)
         except Refused as refused:
             raise subject.refuse(str(refused)) from None
 
@@ -344,15 +386,24 @@ class _Checker:
             return is_marked or not outcome.is_mistaken
         return is_marked and is_first and outcome.operations >= _ENOUGH_OPERATIONS
 
-    def _check_array(self, subject: _Subject, head: bytes) -> None:
-        """A numpy array of objects is a pickle behind a header. numpy reads any literal there, and writes one form."""
-        width = 2 if head[6:7] == b"\x01" else 4
-        length = int.from_bytes(head[8 : 8 + width], "little")
-        subject.span.seek(8 + width)
-        if length > _LONGEST_PLAIN_HEADER or not _PLAIN_ARRAY.fullmatch(subject.span.read(length)):
-            self._check_pickles(
-                _Subject(f"{subject.name}!array.pkl", subject.span, depth=subject.depth), 8 + width + length
-            )
+    def _check_array(self, subject: _Subject, offset: int) -> int:
+        """Check a numpy array; returns where it ends. One of objects is a pickle behind a header.
+
+        numpy reads any literal there, and writes one form.
+        """
+        self._budget.spend(_FILE_COST)
+        span = subject.span
+        span.seek(offset + len(_ARRAY))
+        version = span.read(2)
+        width = 2 if version[:1] == b"\x01" else 4
+        length = int.from_bytes(span.read(width), "little")
+        begin = offset + len(_ARRAY) + 2 + width + length
+        header = span.read(length) if length <= _LONGEST_PLAIN_HEADER else b""
+        if _PLAIN_ARRAY.fullmatch(header):
+            return begin + _array_bytes(header)
+        name = subject.name.removesuffix(_ARRAYS_PICKLE) + _ARRAYS_PICKLE
+        self._check_pickles(_Subject(name, span, depth=subject.depth), begin)
+        return len(span)
 
     # ------------------------------------------------------------------------------------------------- zip files
 
@@ -390,7 +441,7 @@ class _Checker:
         layout = _Layout.of(records.entries)
         self._refuse_twins(subject, layout, records.entries)
         for entry in records.entries:
-            if not entry.is_folder:
+            if not entry.is_folder or entry.size or entry.compressed:  # readers unpack what folders hold, too
                 self._check_entry(subject, layout, records, entry)
 
     def _refuse_twins(self, subject: _Subject, layout: _Layout, entries: list[Entry]) -> None:
@@ -423,13 +474,12 @@ class _Checker:
         except UnsafeArchive:
             raise
         except BadArchive as error:
-            member = _Subject(name, subject.span, reader)
-            if layout.is_torch or member.is_declared:
-                raise member.refuse(f"it cannot be looked into ({error})") from None
+            # Another reader may get further: with more methods, or up to what is damaged.
+            raise _Subject(name, subject.span).refuse(f"it cannot be looked into ({error})") from None
 
-    def _check_pieces(self, subject: _Subject, pieces: Iterator[bytes]) -> None:
+    def _check_pieces(self, subject: _Subject, pieces: Iterator[bytes], *, may_skim: bool = True) -> None:
         """Check what these pieces are together, under the subject's name. The first megabyte tells most that is no
-        pickle; of the rest only the end is looked at then, where a zip file may be.
+        pickle; of the rest only the end is looked at then, where a zip file may be, or nothing without `may_skim`.
         """
         with tempfile.SpooledTemporaryFile(max_size=8 << 20) as spool:
             file = cast("BinaryIO", spool)
@@ -446,19 +496,23 @@ class _Checker:
                 if size >= _PEEK_BYTES and not is_peeked:
                     is_peeked = True
                     if self._is_other_data(replace(subject, span=Span(file, 0, size))):
-                        self._skim(subject, pieces)
+                        if may_skim:
+                            self._skim(subject, pieces)
                         return
                     spool.seek(size)
             self.check(replace(subject, span=Span(file, 0, size)))
 
     def _skim(self, subject: _Subject, pieces: Iterator[bytes]) -> None:
         """Unpack the rest of other data, of which nothing is kept, and refuse a zip file at its end."""
-        tail = b""
+        tail = bytearray()
         for piece in pieces:
+            self._budget.spend()
             self._skimmed_left -= len(piece)
             if self._skimmed_left < 0:
                 raise UnsafeArchive(subject.name, f"what is nested unpacks to more than {_MAX_SKIMMED_BYTES} bytes")
-            tail = (tail + piece)[-_ZIP_TAIL_BYTES:]
+            tail += piece
+            if len(tail) > 2 * _ZIP_TAIL_BYTES:
+                del tail[:-_ZIP_TAIL_BYTES]
         end = tail.rfind(zip_records.EMPTY)
         if end >= 0 and b"PK\x01\x02" in tail[:end]:
             raise subject.refuse("it ends like a zip file but cannot be looked into")
@@ -468,13 +522,45 @@ class _Checker:
         if subject.is_declared:
             return False
         head = subject.span.read(HEAD_BYTES)
-        if head[:4] in (zip_records.START, zip_records.EMPTY) or head[:6] == b"\x93NUMPY" or head[0] == _PROTO:
+        if head[:4] in (zip_records.START, zip_records.EMPTY) or head.startswith(_ARRAY) or head[0] == _PROTO:
             return False
-        if opaque_kind(head) or begins_tar(head) or recognise(head) is not None:
+        if opaque_kind(head) or begins_tar(head):
+            return False
+        if not all(self._unpacks_to_other_data(subject, compressed) for compressed in recognise(head)):
             return False
         subject.span.seek(0)
         outcome = self._run(subject, must_call=True)
         return outcome.failure is not None and outcome.is_mistaken
+
+    def _unpacks_to_other_data(self, subject: _Subject, compressed: Compressed) -> bool:
+        """Whether it is no compressed file, or one that is only looked into where its beginning shows a pickle."""
+        if compressed.is_usual or subject.depth >= _MAX_NESTING:
+            return False
+        begin = io.BytesIO()
+        with contextlib.suppress(CannotUnpack):
+            for piece in compressed.read(subject.span, self._budget):
+                begin.write(piece)
+                if begin.tell() >= _PEEK_BYTES:
+                    break
+        inner = replace(subject, span=Span(begin, 0, begin.tell()), depth=subject.depth + 1)
+        return begin.tell() == 0 or self._is_other_data(inner)
+
+
+def _array_bytes(header: bytes) -> int:
+    """How many bytes an array takes, by its plain header."""
+    try:
+        fields = ast.literal_eval(header.decode("latin-1").strip())
+    except (ValueError, SyntaxError):  # a number of too many digits, say; numpy then fails, too
+        return 0
+    descr = fields["descr"]
+    kinds = [("", descr)] if isinstance(descr, str) else descr
+    one = sum(_element_bytes(kind) * math.prod(shape[0] if shape else ()) for _, kind, *shape in kinds)
+    return int(one * math.prod(fields["shape"]))
+
+
+def _element_bytes(kind: str) -> int:
+    size = re.sub(r"\D*(\d+).*", r"\1", kind)
+    return int(size) * (4 if "U" in kind[:2] else 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,27 @@ from __future__ import annotations
 import pickletools
 import re
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
+from marserve.archive.check_budget import CheckBudget
+
+_BUFFER_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 16
 _LONGEST_NAME = 512
-_LARGEST_MEMO = 10_000_000
+# Values of 8 bytes each. Pickles of the bound of operations need fewer.
+_LARGEST_MEMO = 4_000_000
+_LARGEST_STACK = 4_000_000
+_LARGEST_GAP = 1024
+_MOST_FAR_PLACES = 10_000
+_MOST_NAMES = 10_000
 _CROSSES = "an opcode crosses the end of its FRAME"
-_PLAUSIBLE = re.compile(r"^[\w.]{1,255}$")
+_WORDS = re.compile(r"[\w.]+")
+_LONGEST_WORD = 255  # no file, and so no module, has a longer name
+_TOO_LONG = ".…"
+_INDEX = re.compile(rb"[\s\d+_-]*")
 
 
 class Refused(Exception):
@@ -63,8 +75,17 @@ class Span:
         return self._at - len(self._buffer) + self._used - self.start
 
     def seek(self, offset: int) -> None:
-        """Go to `offset` bytes from the start of the span."""
-        self._at, self._buffer, self._used = self.start + offset, b"", 0
+        """Go to `offset` bytes from the start of the span. What is in the buffer is not read again."""
+        in_buffer = self.start + offset - (self._at - len(self._buffer))
+        if 0 <= in_buffer <= len(self._buffer):
+            self._used = in_buffer
+        else:
+            self._at, self._buffer, self._used = self.start + offset, b"", 0
+
+    def look(self, offset: int, size: int) -> bytes:
+        """Give up to `size` bytes from `offset` on; the position stays."""
+        self.file.seek(self.start + offset)
+        return self.file.read(max(0, min(size, len(self) - offset)))
 
     def read(self, size: int) -> bytes:
         """Give `size` bytes, fewer at the end of the span."""
@@ -86,17 +107,24 @@ class Span:
         self.seek(at)
         return True
 
-    def readline(self) -> bytes | None:
-        """A line without its end, None when there is none or it is longer than any name."""
-        at = self._buffer.find(b"\n", self._used)
-        if at < 0:
-            self._fill(_LONGEST_LINE)
-            at = self._buffer.find(b"\n", self._used)
-        if at < 0:
-            return None
-        line = self._buffer[self._used : at]
-        self._used = at + 1
-        return line
+    def readline(self, longest: int = _LONGEST_LINE) -> tuple[bytes, bool] | None:
+        """A line without its end, and whether that is all of it: of one that is longer than `longest`, its beginning.
+
+        None, and the position stays, where the data ends before the line does.
+        """
+        at = self._buffer.find(b"\n", self._used, self._used + longest + 1)
+        if at < 0 and len(self._buffer) - self._used <= longest:
+            self._fill(longest + 1)
+            at = self._buffer.find(b"\n", self._used, self._used + longest + 1)
+        if at >= 0:
+            line = self._buffer[self._used : at]
+            self._used = at + 1
+            return line, True
+        line, begin = self._buffer[self._used : self._used + longest], self.tell()
+        if self.skip_line():
+            return line, False
+        self.seek(begin)
+        return None
 
     def skip_line(self) -> bool:
         """Go on behind the next end of line, however far; False when there is none."""
@@ -113,28 +141,17 @@ class Span:
     def _fill(self, size: int) -> None:
         kept = self._buffer[self._used :]
         self.file.seek(self._at)
-        more = self.file.read(min(max(size - len(kept), _LONGEST_LINE), self.end - self._at))
+        more = self.file.read(min(max(size - len(kept), _BUFFER_BYTES), self.end - self._at))
         self._at += len(more)
         self._buffer, self._used = kept + more, 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Global:
-    name: str
-
-
-class _Mark:
-    pass
-
-
-_MARK = _Mark()
-_OTHER = None
-_Value = _Text | _Global | _Mark | None
+# Values are numbers, so that a million of them take 8 MB: a kind, and above it where a text stands in the file, or
+# which name a global has.
+_OTHER, _MARK, _TEXT, _GLOBAL = range(4)
+_KIND_BITS = 2
+_KIND = (1 << _KIND_BITS) - 1
+_ABSENT = -1
 
 
 class _Failed(Exception):
@@ -144,16 +161,24 @@ class _Failed(Exception):
 
 
 def run(
-    span: Span, allows: Callable[[str], bool], *, must_call: bool = False, max_operations: int = 10_000_000
+    span: Span,
+    allows: Callable[[str], bool],
+    *,
+    must_call: bool = False,
+    max_operations: int | None = None,
+    budget: CheckBudget | None = None,
 ) -> Outcome:
     """Follow the program at the span's position up to its STOP, or to where it fails.
 
     `allows` is asked for each global, as `module.name`. Raises Refused for a global it does not allow, for INST, OBJ
     and EXT opcodes, and for calling or changing what is no known global. With `must_call`, for data that may be no
     pickle at all, a global is refused only when the program goes on to call something, and its name must be one.
+    Each opcode is counted in the `budget`, which may end it with Overspent or CheckStopped.
     """
-    machine = _Machine(span, allows, must_call)
-    while machine.operations < max_operations:
+    budget = budget or CheckBudget()
+    machine = _Machine(span, allows, must_call, budget)
+    while max_operations is None or machine.steps < max_operations:
+        budget.spend()
         try:
             if machine.step():
                 return Outcome(None, machine.operations, has_noted=machine.has_noted)
@@ -173,14 +198,63 @@ def run(
     )
 
 
+class _Memo:
+    """The memo: places that follow each other in an array, the few that lie far out beside it."""
+
+    def __init__(self) -> None:
+        self._near = array("q")
+        self._far: dict[int, int] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def get(self, index: int) -> int:
+        """The value there, `_ABSENT` where none was put."""
+        if 0 <= index < len(self._near):
+            return self._near[index]
+        return self._far.get(index, _ABSENT)
+
+    def put(self, index: int, value: int) -> bool:
+        """Whether there is room for it."""
+        near = self._near
+        if index < len(near):
+            self._count += near[index] == _ABSENT
+            near[index] = value
+            return True
+        is_known = index in self._far
+        if not is_known and len(near) <= index < min(_LARGEST_MEMO, 2 * len(near) + _LARGEST_GAP):
+            self._reach(index)
+            self._count += near[index] == _ABSENT
+            near[index] = value
+            return True
+        self._count += not is_known
+        self._far[index] = value
+        return len(self._far) <= _MOST_FAR_PLACES
+
+    def _reach(self, index: int) -> None:
+        """Make the array as long as it must be, with what lay far out until now."""
+        near, first = self._near, len(self._near)
+        if index == first:
+            near.append(_ABSENT)
+        else:
+            near.extend(array("q", [_ABSENT]) * (index + 1 - first))
+        if self._far:
+            for each in [each for each in self._far if each < len(near)]:
+                near[each] = self._far.pop(each)
+
+
 class _Machine:
-    def __init__(self, span: Span, allows: Callable[[str], bool], must_call: bool) -> None:
-        self._span, self._allows, self._must_call = span, allows, must_call
-        self._stack: list[_Value] = []
-        self._memo: dict[int, _Value] = {}
+    def __init__(self, span: Span, allows: Callable[[str], bool], must_call: bool, budget: CheckBudget) -> None:
+        self._span, self._allows, self._must_call, self._budget = span, allows, must_call, budget
+        self._stack = array("q")
+        self._memo = _Memo()
+        self._names_of_globals: list[str] = []
+        self._numbers_of_globals: dict[str, int] = {}
         self._noted: str | None = None
         self._frame_end: int | None = None
         self.operations = 0
+        self.steps = 0
 
     @property
     def has_noted(self) -> bool:
@@ -195,6 +269,7 @@ class _Machine:
         opcode = _OPCODES.get(code)
         if opcode is None:
             raise _Failed(f"the byte {code[0]:#04x} is no opcode", "mistaken")
+        self.steps += 1
         if code not in (b"\x80", b"\x95"):  # PROTO and FRAME do nothing
             self.operations += 1
         special = _SPECIAL.get(opcode.name)
@@ -211,6 +286,8 @@ class _Machine:
             raise
         if self._frame_end is not None:
             self._leave_frame(is_end)
+        if len(self._stack) > _LARGEST_STACK:
+            raise Refused(f"it holds more than {_LARGEST_STACK} values at once, which cannot be followed")
         return is_end
 
     # ---------------------------------------------------------------------------------------------------- frames
@@ -270,8 +347,9 @@ class _Machine:
             raise _Failed("a length is below 0", "mistaken")
         return length
 
-    def _line(self) -> bytes:
-        line = self._span.readline()
+    def _line(self, longest: int = _LONGEST_LINE) -> tuple[bytes, bool]:
+        """A line, and whether that is all of it."""
+        line = self._span.readline(longest)
         if line is None:
             raise _Failed("a line is cut", "cut")
         return line
@@ -279,25 +357,37 @@ class _Machine:
     def _names(self) -> tuple[str, str]:
         """The two lines of GLOBAL and INST. Python's own machine takes a last line that is cut."""
         try:
-            module, name = self._line(), self._line()
+            module, is_whole_module = self._line()
+            name, is_whole_name = self._line()
         except _Failed as failed:
             if self._must_call:
                 raise
             raise Refused(f"a global's name cannot be read to its end: {failed}") from None
-        return module.decode(errors="replace"), name.decode(errors="replace")
+        if is_whole_module and is_whole_name:
+            return module.decode(errors="replace"), name.decode(errors="replace")
+        # Judged by its beginning, and refused by its end as a name that is too long.
+        return module.decode(errors="ignore"), name.decode(errors="ignore") + _TOO_LONG
 
     def _index(self, opcode: pickletools.OpcodeInfo) -> int:
         argument = opcode.arg
         assert argument is not None
         if argument.n == pickletools.UP_TO_NEWLINE:
-            try:
-                return int(self._line())
-            except ValueError:
-                raise _Failed("a memo index is no number", "mistaken") from None
+            return self._written_index(opcode)
         data = self._span.read(argument.n)
         if len(data) < argument.n:
             raise _Failed("a memo index is cut", "cut")
         return int.from_bytes(data, "little")
+
+    def _written_index(self, opcode: pickletools.OpcodeInfo) -> int:
+        """An index in digits. The machine in C reads up to a zero byte, and steps over blanks, however many."""
+        line, is_whole = self._line()
+        line, zero, _ = line.partition(b"\0")
+        if not is_whole and not zero and _INDEX.fullmatch(line):
+            raise Refused(f"the memo index of {opcode.name} is too long to be followed")
+        try:
+            return int(line)
+        except ValueError:
+            raise _Failed("a memo index is no number", "mistaken") from None
 
     # ----------------------------------------------------------------------------------------------------- stack
 
@@ -312,19 +402,19 @@ class _Machine:
                 self._pop()
         self._stack.extend([_OTHER] * len(opcode.stack_after))
 
-    def _pop(self) -> _Value:
-        if not self._stack or self._stack[-1] is _MARK:
+    def _pop(self) -> int:
+        if not self._stack or self._stack[-1] == _MARK:
             raise _Failed("its stack is empty", "mistaken")
         return self._stack.pop()
 
-    def _top(self) -> _Value:
-        if not self._stack or self._stack[-1] is _MARK:
+    def _top(self) -> int:
+        if not self._stack or self._stack[-1] == _MARK:
             raise _Failed("its stack is empty", "mistaken")
         return self._stack[-1]
 
     def _pop_to_mark(self) -> None:
         while self._stack:
-            if self._stack.pop() is _MARK:
+            if self._stack.pop() == _MARK:
                 return
         raise _Failed("a mark is missing", "mistaken")
 
@@ -351,51 +441,67 @@ class _Machine:
     def _push_text(self, opcode: pickletools.OpcodeInfo) -> None:
         argument = opcode.arg
         assert argument is not None
+        start = self._span.tell()
         if argument.n == pickletools.UP_TO_NEWLINE:
-            data = self._line()
-            encoding = "raw-unicode-escape"
+            _, is_whole = self._line(_LONGEST_NAME)
+            value = start << _KIND_BITS | _TEXT if is_whole else _OTHER
         else:
             size = self._length(argument)
-            if size > _LONGEST_NAME:
-                if not self._span.skip(size):
-                    raise _Failed(f"the argument of {opcode.name} is cut", "cut")
-                self._stack.append(_OTHER)  # too long for a name: as one it is refused
-                return
-            data = self._span.read(size)
-            encoding = "utf-8"
-            if len(data) < size:
+            if not self._span.skip(size):
                 raise _Failed(f"the argument of {opcode.name} is cut", "cut")
-        self._stack.append(_Text(data.decode(encoding, errors="replace")))
+            value = start << _KIND_BITS | _TEXT if size <= _LONGEST_NAME else _OTHER
+        self._stack.append(value)  # what is too long for a name is refused as one
+
+    def _text(self, value: int) -> str:
+        """The text of a value that is one. Texts are not kept: they are read again where they become names."""
+        start = value >> _KIND_BITS
+        self._budget.spend(8)
+        data = self._span.look(start - 1, 1 + 8 + _LONGEST_NAME)
+        argument = _OPCODES[data[:1]].arg
+        assert argument is not None
+        if argument.n == pickletools.UP_TO_NEWLINE:
+            return data[1 : data.index(b"\n")].decode("raw-unicode-escape", errors="replace")
+        begin = 1 + _WIDTHS[argument.n]
+        length = int.from_bytes(data[1:begin], "little")
+        return data[begin : begin + length].decode(errors="replace")
 
     def _put(self, opcode: pickletools.OpcodeInfo) -> None:
         index = self._index(opcode)
+        value = self._top()
+        if index < 0:
+            raise _Failed("a memo index is below 0", "mistaken")
         if index > _LARGEST_MEMO and not self._must_call:
             # The machine in C keeps its memo as one list: the number alone would take gigabytes.
             raise Refused(f"{opcode.name} fills place {index} of the memo, further than any pickle needs")
-        self._memo[index] = self._top()
+        self._memoize_at(opcode, index, value)
 
     def _memoize(self, opcode: pickletools.OpcodeInfo) -> None:
-        self._memo[len(self._memo)] = self._top()
+        self._memoize_at(opcode, len(self._memo), self._top())
+
+    def _memoize_at(self, opcode: pickletools.OpcodeInfo, index: int, value: int) -> None:
+        if not self._memo.put(index, value):
+            raise Refused(f"{opcode.name} fills place {index} of the memo, and too many others to be followed")
 
     def _get(self, opcode: pickletools.OpcodeInfo) -> None:
         index = self._index(opcode)
-        if index not in self._memo:
+        value = self._memo.get(index)
+        if value == _ABSENT:
             raise _Failed(f"its memo has no {index}", "mistaken")
-        self._stack.append(self._memo[index])
+        self._stack.append(value)
 
     def _global(self, opcode: pickletools.OpcodeInfo) -> None:
         self._import("GLOBAL", *self._names())
 
     def _stack_global(self, opcode: pickletools.OpcodeInfo) -> None:
         name, module = self._pop(), self._pop()
-        if not isinstance(name, _Text) or not isinstance(module, _Text):
+        if name & _KIND != _TEXT or module & _KIND != _TEXT:
             self._note("STACK_GLOBAL imports what is not written out in it")
-            self._stack.append(_Global("?"))
+            self._push_global("?")
             return
-        self._import("STACK_GLOBAL", module.text, name.text)
+        self._import("STACK_GLOBAL", self._text(module), self._text(name))
 
     def _import(self, opcode: str, module: str, name: str) -> None:
-        if self._must_call and not (_PLAUSIBLE.match(module) and _PLAUSIBLE.match(name)):
+        if self._must_call and not (_is_plausible(module) and _is_plausible(name.removesuffix(_TOO_LONG))):
             raise _Failed("a global's name is none", "mistaken")
         # Names of Python 2 mean what the unpickler, and torch's, make of them.
         if (module, name) in NAME_MAPPING:
@@ -405,14 +511,25 @@ class _Machine:
         full = f"{module}.{name}"
         if not self._allows(full):
             self._note(f"{opcode} names {full[:200]}, which is not allowed in it")
-        self._stack.append(_Global(full))
+        self._push_global(full)
+
+    def _push_global(self, name: str) -> None:
+        """Of very many names only the first are kept for the messages."""
+        number = self._numbers_of_globals.get(name)
+        if number is None:
+            number = len(self._names_of_globals) if len(self._names_of_globals) < _MOST_NAMES else 0
+            if number == len(self._names_of_globals):
+                name = name[:200]
+                self._names_of_globals.append(name)
+                self._numbers_of_globals[name] = number
+        self._stack.append(number << _KIND_BITS | _GLOBAL)
 
     def _call(self, opcode: pickletools.OpcodeInfo) -> None:
         for _ in range(len(opcode.stack_before) - 1):  # arguments, and keywords of NEWOBJ_EX
             self._pop()
         callee = self._pop()
         self._refuse_noted()
-        if not isinstance(callee, _Global):
+        if callee & _KIND != _GLOBAL:
             if self._must_call:
                 raise _Failed(f"{opcode.name} calls what is no global", "mistaken")
             raise Refused(f"{opcode.name} calls what is no global")
@@ -431,16 +548,16 @@ class _Machine:
         self._pop_to_mark()
         self._refuse_change(opcode, self._top())
 
-    def _refuse_change(self, opcode: pickletools.OpcodeInfo, target: _Value) -> None:
-        if isinstance(target, _Global):
+    def _refuse_change(self, opcode: pickletools.OpcodeInfo, target: int) -> None:
+        if target & _KIND == _GLOBAL:
             self._refuse_noted()
-            raise Refused(f"{opcode.name} changes {target.name}")
+            raise Refused(f"{opcode.name} changes {self._names_of_globals[target >> _KIND_BITS]}")
 
     def _instance(self, opcode: pickletools.OpcodeInfo) -> None:
         full = ".".join(self._names())
         if self._must_call:
             self._pop_to_mark()
-            if not _PLAUSIBLE.match(full):
+            if not _is_plausible(full.removesuffix(_TOO_LONG)):
                 raise _Failed("a global's name is none", "mistaken")
         raise Refused(f"INST calls {full[:200]}")
 
@@ -465,6 +582,11 @@ class _Machine:
     def _refuse_noted(self) -> None:
         if self._noted is not None:
             raise Refused(self._noted)
+
+
+def _is_plausible(name: str) -> bool:
+    """Whether it can be a module's or a global's: words with dots between them, however many."""
+    return _WORDS.fullmatch(name) is not None and max(map(len, name.split("."))) <= _LONGEST_WORD
 
 
 _OPCODES = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes}
