@@ -20,8 +20,8 @@ from marserve.errors import ArchiveExists, ArchiveNotFound, DownloadFailed
 from marserve.store.download import MAX_ATTEMPTS, DownloadOptions
 from marserve.store.fetch_guard import AllowedUrls, IPAddress, Target, resolve_host
 from marserve.store.fetcher import Fetcher, FetchOptions
-from marserve.store.http import MAX_REDIRECTS, SILENCE_S, HttpOrigins
-from support.file_server import FileServer, cut, file_server, status, whole
+from marserve.store.http import HEADER_SILENCES, MAX_REDIRECTS, SILENCE_S, HttpOrigins
+from support.file_server import Answer, FileServer, cut, file_server, status, whole
 
 DATA = os.urandom(100_000)
 
@@ -277,8 +277,64 @@ def test_a_header_that_drips_is_given_up(files: FileServer, tmp_path: Path) -> N
     with pytest.raises(DownloadFailed) as caught:
         fetcher(files, silence_s=0.5).fetch(files.on("/m.mar", drip), tmp_path)
 
-    assert caught.value.reason.endswith(f", {MAX_ATTEMPTS} times")
-    assert 0 < len(files.asked) <= MAX_ATTEMPTS
+    assert caught.value.reason.endswith(f"no header came within 1 s, {MAX_ATTEMPTS} times")
+    assert 0 < len(files.asked) <= HEADER_SILENCES
+
+
+def test_headers_of_redirects_share_their_time(files: FileServer, tmp_path: Path) -> None:
+    """Each hop is in time, all together are not."""
+
+    def send_on(number: int) -> Answer:
+        redirect = status(302, location=f"/{number + 1}.mar")
+
+        def answer(handler: BaseHTTPRequestHandler) -> None:
+            files.closing.wait(0.35)
+            redirect(handler)
+
+        return answer
+
+    for number in range(4):
+        files.on(f"/{number}.mar", send_on(number))
+    files.on("/4.mar", whole(DATA))
+
+    with pytest.raises(DownloadFailed):
+        fetcher(files, silence_s=0.6, attempts=1).fetch(f"{files.url}/0.mar", tmp_path)
+
+    assert "/4.mar" not in [path for path, _ in files.asked]
+
+
+def test_attempts_have_their_time_anew_after_an_answer(files: FileServer, tmp_path: Path) -> None:
+    """What was lost before a header came does not count against later ones."""
+    silent = threading.Event()
+
+    def hang(handler: BaseHTTPRequestHandler) -> None:
+        silent.wait(5)
+
+    url = files.on("/m.mar", hang, cut(DATA, 60_000, '"v1"'), hang, whole(DATA, '"v1"'))
+    try:
+        fetcher(files, silence_s=0.4).fetch(url, tmp_path)
+    finally:
+        silent.set()
+
+    assert (tmp_path / "m.mar").read_bytes() == DATA
+
+
+@pytest.mark.parametrize("length", ["-5", "5, 5", "+5", "0x5", "9" * 5000, "\u00b2"])
+def test_a_length_that_is_no_number_is_refused(files: FileServer, tmp_path: Path, length: str) -> None:
+    """It would be taken for an object of unknown length, which may end anywhere."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("content-length", length)
+        handler.end_headers()
+        handler.wfile.write(DATA)
+
+    with pytest.raises(DownloadFailed) as caught:
+        fetcher(files).fetch(files.on("/m.mar", answer), tmp_path)
+
+    assert "its Content-Length is no number" in caught.value.reason
+    assert len(caught.value.reason) < 200
+    assert len(files.asked) == 1
 
 
 # ------------------------------------------------------------------------------------------- where it may go

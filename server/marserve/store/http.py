@@ -15,6 +15,7 @@ import re
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,11 +38,14 @@ from marserve.store.source import Broken, Entry, Failed, Missing, Replaced
 MAX_REDIRECTS = 5
 CONNECT_S = 10.0
 SILENCE_S = 30.0
+# What headers may take together before one is there, over redirects and attempts, in times of `SILENCE_S`.
+HEADER_SILENCES = 2
 CHUNK_BYTES = 256 * 1024
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # What a link that a redirect led to answers once its time is over.
 _EXPIRED = frozenset({400, 401, 403, 404, 410})
+_LENGTH = re.compile(r"[0-9]{1,30}")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 # Parts of a query that only say who may read, and until when: they differ each time a link is signed.
 _SIGNATURES = (
@@ -91,6 +95,7 @@ class HttpSource:
         self._final: Target | None = None  # where redirects led last
         self._idle: list[_Connection] = []
         self._live: set[_Connection] = set()
+        self._series = threading.local()  # of attempts of one thread without a header: when it began and last failed
 
     @property
     def shown(self) -> str:
@@ -148,12 +153,29 @@ class HttpSource:
     # ------------------------------------------------------------------------------------------- hops
 
     def _open(self, begin: int, end: int | None, of: Entry | None) -> tuple[_Connection, http.client.HTTPResponse]:
-        """A connection and the header of the last hop's answer, which is 200, 206 or 416."""
+        """A connection and the header of the last hop's answer, which is 200, 206 or 416.
+
+        Raises Broken where it does not come in time, which the attempts of a thread share until one gets an answer.
+        """
+        now = time.monotonic()
+        began, failed = getattr(self._series, "times", (now, now))
+        if now - failed > self._silence_s:
+            began = now  # another question
+        self._series.times = (now, now)
+        try:
+            return self._follow(begin, end, of, began + HEADER_SILENCES * self._silence_s)
+        except Broken:
+            self._series.times = (began, time.monotonic())
+            raise
+
+    def _follow(
+        self, begin: int, end: int | None, of: Entry | None, until: float
+    ) -> tuple[_Connection, http.client.HTTPResponse]:
         target = self._final or self._target
         is_remembered = self._final is not None
         hops = 0
         while True:
-            connection, answer = self._ask(target, begin, end, of)
+            connection, answer = self._ask(target, begin, end, of, until)
             try:
                 status = answer.status
                 if status in _REDIRECTS:
@@ -177,7 +199,7 @@ class HttpSource:
             self._forget(connection)
 
     def _ask(
-        self, target: Target, begin: int, end: int | None, of: Entry | None
+        self, target: Target, begin: int, end: int | None, of: Entry | None, until: float
     ) -> tuple[_Connection, http.client.HTTPResponse]:
         headers = {"Host": target.authority, "Accept-Encoding": "identity", "User-Agent": "marserve"}
         if begin or end is not None:
@@ -188,7 +210,10 @@ class HttpSource:
         while True:
             connection, is_used = self._connection(target)
             try:
-                answer = connection.ask(path, headers, self._silence_s)
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    raise Broken(f"no header came within {HEADER_SILENCES * self._silence_s:g} s")
+                answer = connection.ask(path, headers, min(self._silence_s, left_s))
                 if not connection.is_cut:
                     return connection, answer
                 answer.close()
@@ -277,7 +302,9 @@ class HttpSource:
             raise Failed("the answer is compressed, which was not asked for")
         etag = _validator_of(answer)
         length = answer.getheader("content-length", "")
-        announced = int(length) if length.isdigit() and answer.length is not None else None
+        if length and not _LENGTH.fullmatch(length):
+            raise Failed(f"its Content-Length is no number: {length[:20]!r}")
+        announced = int(length) if length and answer.length is not None else None
         if answer.status == 206:
             found = _RANGE.fullmatch(answer.getheader("content-range", ""))
             if found is None or int(found[1]) != begin or found[3] == "*" or int(found[2]) >= int(found[3]):
