@@ -477,6 +477,15 @@ class NoDescribeRoom(NoDescribeWorker):
         self.cause = cause
 
 
+class CallHangs(Unavailable):
+    """The server stops, and a call into the system that this waits for does not come back. `what` says which."""
+
+    cause = "hangs"
+
+    def __init__(self, what: str, seconds: float) -> None:
+        super().__init__(f"The server stops, and {what} has not come back for {seconds:g} s.")
+
+
 class Draining(Unavailable):
     """The server is stopping and takes no more requests."""
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from support.never_comes import NAME, build, needs_compiler
+
 PROGRAM = """
 import os, signal, sys, threading
 from marserve.app.last_resort import LastResort
@@ -29,10 +31,11 @@ os.open(what, os.O_RDONLY)
 """
 
 
-def start(*words: str) -> subprocess.Popen[str]:
+def start(*words: str, **environment: str) -> subprocess.Popen[str]:
     """A process that hangs, or not."""
+    command = [sys.executable, "-c", PROGRAM, *words]
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
     )
 
 
@@ -54,6 +57,19 @@ def test_a_process_that_hangs_in_a_system_call_ends_in_its_time(
 
     assert process.returncode == 1
     assert "marserve ends now: its orderly end was to take 0.2 s at most" in said
+
+
+@needs_compiler
+def test_a_process_whose_main_thread_hears_no_signal_ends_in_its_time(tmp_path: Path) -> None:
+    """It is in a call that the system does not interrupt: the signal waits for it, and that is seen."""
+    with start("0.2", "60", str(tmp_path / NAME), **build(tmp_path)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        heard, said = process.communicate(timeout=60)
+
+    assert (process.returncode, heard) == (1, "")
+    assert "marserve ends now" in said
 
 
 def test_a_process_that_has_ended_what_it_had_to_is_left_alone() -> None:

@@ -112,3 +112,25 @@ executor.shutdown()
 """
 
     assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0
+
+
+def test_a_call_that_is_given_up_ends_for_its_caller_and_what_comes_of_it_later_is_dropped() -> None:
+    """The thread runs other calls when it comes back; a thread without a call has none to give up."""
+    goes_on = threading.Event()
+    threads = DaemonThreads(1, "blocking", ready=1)
+    results = [threads.submit(goes_on.wait, 10), threads.submit(int, "7")]
+    while not threads.calls():
+        threading.Event().wait(0.001)
+    (thread,) = threads.calls()
+
+    threads.give_up(thread, OSError("it hangs"))
+    threads.give_up(thread, OSError("again"))
+    threads.give_up(0, OSError("nothing there"))
+    with pytest.raises(OSError, match="it hangs"):
+        results[0].result(10)
+    goes_on.set()
+
+    assert results[1].result(10) == 7
+    threads.shutdown()
+    assert threads.calls() == {}
+    assert threads.hanging == 0

@@ -25,6 +25,7 @@ from marserve.app.access import AccessControl, prepare_access
 from marserve.app.cannot_start import CannotStart
 from marserve.app.draining import CLOSE_CONNECTIONS_S, Stop, drain
 from marserve.app.grpc_ports import bind_grpc, import_grpc
+from marserve.app.hanging_calls import give_up_hanging
 from marserve.app.last_resort import LastResort
 from marserve.app.listeners import bind_listeners
 from marserve.app.look import look_at_machine
@@ -35,7 +36,9 @@ from marserve.app.preemption import Preemption, find_notices, notice_signal
 from marserve.app.service_manager import ServiceManager
 from marserve.app.snapshots import write_snapshots
 from marserve.app.tasks import has_succeeded, keep
+from marserve.errors import CallHangs
 from marserve.machine.describe import Machine
+from marserve.machine.start_watch import StartWatch
 from marserve.machine.threads import DaemonThreads
 from marserve.optional import reason
 from marserve.registry.models import Registry
@@ -60,9 +63,11 @@ BLOCKING_THREADS = 32
 READY_THREADS = 4
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, watch: StartWatch | None = None) -> int:
     """Serve until a signal says stop. Returns the exit status: 0 after an orderly stop, 1 when the start failed, or a
     worker crashed whose model's `onCrash` is `fail`.
+
+    `watch` watches the start, and is closed when the server is up.
 
     What kept it from starting is said in one sentence on standard error. Raises BadSettings for folders that
     cannot be written; nothing was started then.
@@ -77,7 +82,7 @@ def run(settings: Settings) -> int:
         has_metrics=settings.metrics_mode != "prometheus",
     )
     last_resort = LastResort(longest_stop_s(settings) + LAST_RESORT_AFTER_S)
-    server = Server(settings, logs, last_resort)
+    server = Server(settings, logs, last_resort, watch)
     keep_large_blocks(BY_SERVER)
     try:
         _run_loop()(server.serve())
@@ -120,8 +125,16 @@ async def tell_left_out(logs: Logs) -> None:
 class Server:
     """One server process, from start to end."""
 
-    def __init__(self, settings: Settings, logs: Logs, last_resort: LastResort | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        logs: Logs,
+        last_resort: LastResort | None = None,
+        watch: StartWatch | None = None,
+    ) -> None:
         self._settings = settings
+        self._watch = watch
+        self._is_up = asyncio.Event()
         self._on_signal = last_resort.on_signal if last_resort is not None else _do_nothing
         self._logs = logs
         self._stop = Stop()
@@ -136,13 +149,29 @@ class Server:
     async def serve(self) -> None:
         """From start to end. Raises CannotStart; nothing is left behind then."""
         loop = asyncio.get_running_loop()
-        loop.set_default_executor(DaemonThreads(BLOCKING_THREADS, "blocking", ready=READY_THREADS))
+        threads = DaemonThreads(BLOCKING_THREADS, "blocking", ready=READY_THREADS)
+        loop.set_default_executor(threads)
+        if self._watch is not None:
+            self._watch.follow(threads)
         for number in (signal.SIGINT, signal.SIGTERM):
             _listen(number, loop, self._stop.on_signal, self._on_signal)
-        settings = self._settings
-        notice = notice_signal(settings)
+        notice = notice_signal(self._settings)
         if notice is not None:
             _listen(notice, loop, self._stop.on_notice_signal)
+        giving_up = asyncio.ensure_future(give_up_hanging(threads, self._stop, self._is_up))
+        try:
+            await self._live()
+        except CallHangs as error:
+            if self._is_up.is_set():
+                raise
+            log.warning("%s", error)
+            log.info("Model server stopped before it had started.")
+        finally:
+            giving_up.cancel()
+            await asyncio.wait([giving_up])
+
+    async def _live(self) -> None:
+        settings = self._settings
         access = await prepare_access(settings)
         machine = await look_at_machine(settings, self._stop, access.tls)
         if machine is None:
@@ -197,6 +226,9 @@ class Server:
         keep(stack, _watch_places(parts, reading))
         parts.connections.start()
         stack.callback(parts.connections.stop)
+        self._is_up.set()
+        if self._watch is not None:
+            self._watch.close()
         self._logs.announce("Model server started.")
         manager = ServiceManager(os.environ)
         manager.is_serving(" and ".join(str(listener.address) for listener in listeners))

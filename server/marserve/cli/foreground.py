@@ -15,11 +15,12 @@ import setproctitle
 
 from marserve.cli import INTERRUPTED_STATUS
 from marserve.cli.pid_file import PidFile
+from marserve.machine.start_watch import StartWatch
 from marserve.settings import Settings
 
 
-def serve(settings: Settings, pid_file: PidFile) -> int:
-    """Serve until stopped; returns the exit status.
+def serve(settings: Settings, pid_file: PidFile, watch: StartWatch | None = None) -> int:
+    """Serve until stopped; returns the exit status. `watch` is closed when the server is up.
 
     After that its signals are ignored: the process is to end. Raises AlreadyRunning when the PID file belongs to
     another running server, BadSettings when it, or a folder, cannot be written.
@@ -48,7 +49,7 @@ def serve(settings: Settings, pid_file: PidFile) -> int:
 
         for number in before:
             signal.signal(number, _leave)
-        status = run(settings)
+        status = run(settings, watch)
         # The server has ended, and this process ends with its status: a further signal changes neither.
         before = dict.fromkeys(before, signal.SIG_IGN)
         return status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from marserve.cli.output import AsJson, CommandFailed, Output
 from marserve.cli.pid_file import AlreadyRunning, marserve_pid_file
 from marserve.cli.typed_settings import FLAGS, load_as_typed
 from marserve.errors import BadSettings
+from marserve.machine.start_watch import StartWatch
 from marserve.settings import KEYS
 
 
@@ -66,7 +68,7 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Start a server. It goes into the background, and this command ends when the models are loaded."""
-    with Output(as_json) as output:
+    with Output(as_json) as output, contextlib.closing(StartWatch()) as watch:
         flags: dict[str, object] = {
             "ts_config": _text(ts_config),
             "model_store": _text(model_store),
@@ -89,7 +91,7 @@ def start(
                 rehearse_start(loaded, pid_file, output)
                 return
             if foreground:
-                raise typer.Exit(serve(loaded, pid_file))
+                raise typer.Exit(serve(loaded, pid_file, watch))
             # Late: a server in front asks nobody anything, and starts sooner without an HTTP client.
             from marserve.cli.start_behind import start_behind
 

@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from marserve.cli.pid_file import TORCHSERVE_WORD, AlreadyRunning, PidFile, torchserve_pid_file
 from marserve.errors import BadSettings
+from marserve.machine.start_watch import StartWatch
 
 TORCHSERVE_VERSION = "0.12.0"
 """The TorchServe whose contract this keeps: what its tools compare is this and not marserve's own version."""
@@ -76,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _start(flags: argparse.Namespace, words: Sequence[str], pid_file: PidFile) -> int:
+    watch = StartWatch()
     try:
         if pid_file.remove_orphan(os.getpid()):
             _say("Removing orphan pid file.")
@@ -83,13 +85,15 @@ def _start(flags: argparse.Namespace, words: Sequence[str], pid_file: PidFile) -
         if problem:
             _say(problem)
             return 1
-        return _start_checked(flags, words, pid_file)
+        return _start_checked(flags, words, pid_file, watch)
     except AlreadyRunning:
         _say("TorchServe is already running, please use torchserve --stop to stop TorchServe.")
         return 1
+    finally:
+        watch.close()
 
 
-def _start_checked(flags: argparse.Namespace, words: Sequence[str], pid_file: PidFile) -> int:
+def _start_checked(flags: argparse.Namespace, words: Sequence[str], pid_file: PidFile, watch: StartWatch) -> int:
     # Late: `--version` and `--stop` need none of these, and they are asked more often than a server is started.
     from marserve.cli.background import start_server
     from marserve.cli.foreground import serve
@@ -101,7 +105,7 @@ def _start_checked(flags: argparse.Namespace, words: Sequence[str], pid_file: Pi
         if flags.foreground:
             if flags.log_config:
                 _say("--log-config is accepted and has no effect: see log_level, log_format and log_location instead.")
-            return serve(settings, pid_file)
+            return serve(settings, pid_file, watch)
     except BadSettings as error:
         _say(error.message)
         return 1

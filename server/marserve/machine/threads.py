@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -35,9 +35,11 @@ class _Call:
         try:
             result = self.function(*self.args, **self.kwargs)
         except BaseException as error:
-            self.future.set_exception(error)
+            with contextlib.suppress(InvalidStateError):  # it was given up
+                self.future.set_exception(error)
         else:
-            self.future.set_result(result)
+            with contextlib.suppress(InvalidStateError):
+                self.future.set_result(result)
 
 
 class DaemonThreads(ThreadPoolExecutor):
@@ -53,6 +55,7 @@ class DaemonThreads(ThreadPoolExecutor):
         self._name = name
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._running: set[threading.Thread] = set()
+        self._under_way: dict[int, tuple[_Call, float]] = {}
         self._unfinished = 0
         self._is_closed = False
         self._change = threading.Lock()
@@ -93,6 +96,17 @@ class DaemonThreads(ThreadPoolExecutor):
         for thread in threads if wait else ():
             thread.join(max(0.0, until - time.monotonic()))
 
+    def calls(self) -> dict[int, float]:
+        """The threads that run a call now, by their identity, and when each began on the monotonic clock."""
+        return {thread: began for thread, (_, began) in self._under_way.copy().items()}
+
+    def give_up(self, thread: int, error: Exception) -> None:
+        """Have the call that this thread runs end with `error` for its caller. The thread itself cannot be ended."""
+        call, _ = self._under_way.get(thread, (None, 0.0))
+        if call is not None:
+            with contextlib.suppress(InvalidStateError):  # it has just ended
+                call.future.set_exception(error)
+
     @property
     def hanging(self) -> int:
         """After `shutdown`: how many threads have not ended."""
@@ -104,9 +118,11 @@ class DaemonThreads(ThreadPoolExecutor):
         self._running.add(thread)
 
     def _work(self) -> None:
+        thread = threading.get_ident()
         while (call := self._calls.get()) is not None:
+            self._under_way[thread] = call, time.monotonic()
             call.run()
-            del call
+            del call, self._under_way[thread]
             with self._change:
                 self._unfinished -= 1
         with self._change:
