@@ -25,7 +25,7 @@ from marserve.errors import (
     Draining,
     VersionConflict,
 )
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.calls import Registered, RegisterParameters
 from marserve.registry.intake import Intake
 from marserve.registry.registering import PARALLEL_FETCHES, PARALLEL_INTAKES
 from marserve.registry.snapshot import read_models, write_models
@@ -268,6 +268,48 @@ async def test_what_the_store_has_does_not_wait_for_downloads(tmp_path: Path) ->
         registered = await house.registry.register(RegisterParameters("m.mar"))
 
     assert registered.version == "1.0"
+    await house.registry.stop()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("how", ["served", "cancelled", "left", "stopped"])
+async def test_a_download_that_waits_for_its_place_is_listed_and_can_be_ended(
+    origin: RangeOrigin, tmp_path: Path, how: str
+) -> None:
+    """It keeps its number when it has its place; however it ends, the place is free for the next one."""
+    fetcher = Fetcher(AllowedUrls([origin.pattern]))
+    house, downloads = ManagementHouse(tmp_path / "house", fetcher=fetcher), fetcher.downloads
+    origin.put("/m.mar", write_mar(tmp_path / "made.mar", manifest("m", "1.0")).read_bytes())
+    places = house.registry._registering._fetches
+    for _ in range(PARALLEL_FETCHES):
+        await places.acquire()
+
+    # What a caller of the registry begins goes on without it; "left" ends the taking in itself.
+    take_in = house.registry._registering.take_in if how == "left" else house.registry.register
+    call = asyncio.create_task(take_in(RegisterParameters(f"{origin.url}/m.mar?key=secret")))
+    async with asyncio.timeout(20):
+        while not downloads.statuses():
+            await asyncio.sleep(0)
+    [waiting] = downloads.statuses()
+    assert (waiting.url, waiting.name, waiting.state) == (f"{origin.url}/m.mar?…", "m.mar", "waiting")
+    assert (downloads.running, origin.asked) == (0, [])
+    if how == "left":
+        call.cancel()
+    elif how == "cancelled":
+        assert downloads.cancel(waiting.id, "it was enough")
+    elif how == "stopped":
+        house.registry.refuse_new()
+    else:
+        places.release()
+    (outcome,) = await asyncio.gather(call, return_exceptions=True)
+    if how != "served":
+        places.release()
+
+    state = {"served": "done", "cancelled": "cancelled", "stopped": "cancelled"}.get(how)
+    assert [(each.id, each.state) for each in downloads.statuses()] == ([(waiting.id, state)] if state else [])
+    kinds = {"cancelled": DownloadFailed, "left": asyncio.CancelledError, "stopped": Draining}
+    assert isinstance(outcome, kinds.get(how, Registered))
+    assert places._value == 1
     await house.registry.stop()
 
 

@@ -12,6 +12,7 @@ import hashlib
 import shutil
 import uuid
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from marserve.errors import BadArchive, BadInput, DigestMismatch, MarserveError,
 from marserve.link import ArchiveRef
 from marserve.regular_files import open_regular
 from marserve.store.digests import split_digest
+from marserve.store.download_list import Download
 from marserve.store.fetch_guard import hide_query, is_address, parse_target
 from marserve.store.fetched_archives import FetchedArchives
 from marserve.store.fetcher import Fetched, Fetcher, OnBegin
@@ -99,6 +101,11 @@ class Intake:
     def fetches(self, url: str) -> bool:
         """Whether `fetch` would fetch, or refuse: it is an address."""
         return self._fetcher is not None and self._fetcher.is_for(url)
+
+    def queued(self, url: str) -> AbstractContextManager[Download]:
+        """What is to be fetched as a download that waits for its place, while the block runs."""
+        assert self._fetcher is not None
+        return self._fetcher.downloads.queued(hide_query(split_digest(url)[0]))
 
     def fetch(self, url: str, on_begin: OnBegin | None = None) -> Fetched | None:
         """Fetch an archive that is named by its address; None for what is no address. `take_in` releases it.

@@ -9,15 +9,23 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
 
 from marserve.allocator import give_back_free_memory
-from marserve.errors import ArchiveExists, CleanUpTimedOut, DependencyFailed, DigestMismatch, Draining, LoadFailed
+from marserve.errors import (
+    ArchiveExists,
+    CleanUpTimedOut,
+    DependencyFailed,
+    DigestMismatch,
+    DownloadFailed,
+    Draining,
+    LoadFailed,
+)
 from marserve.names import check_new_name
 from marserve.registry.calls import Registered, RegisterParameters, RegistryOptions
 from marserve.registry.changes import Changes
-from marserve.registry.coming import Coming
+from marserve.registry.coming import Awaited, Coming
 from marserve.registry.hooks import Hooks
 from marserve.registry.installing import Installations
 from marserve.registry.intake import Intake, Unpacked
@@ -156,7 +164,7 @@ class Registering:
             fetch = self._intake.fetch_aside if is_only_a_look else self._fetch_as_it_is_now
         version = parameters.version or (parameters.restored.version if parameters.restored is not None else None)
         with self.coming.awaiting(url, parameters.model_name, version) as awaited:
-            async with self._fetches:
+            async with self._place_for(url, awaited):
                 if self._is_draining:
                     raise Draining
                 fetched: Fetched | None
@@ -186,6 +194,37 @@ class Registering:
                         raise
             awaited.unpack()
             return await self._unpack(url, fetched)
+
+    @contextlib.asynccontextmanager
+    async def _place_for(self, url: str, awaited: Awaited) -> AsyncIterator[None]:
+        """One of the places for downloads, for the block. A download that waits is listed, and may be cancelled.
+
+        Raises DownloadFailed when it is, Draining when the server stops.
+        """
+        loop = asyncio.get_running_loop()
+        with self._intake.queued(url) as queued:
+            awaited.begin(queued)
+            place = asyncio.ensure_future(self._fetches.acquire())
+
+            def give_up() -> None:
+                loop.call_soon_threadsafe(place.cancel)
+
+            try:
+                with queued.cancel.calling(give_up):
+                    await asyncio.wait([place])
+            except BaseException:
+                if not place.cancel() and not place.cancelled():
+                    self._fetches.release()
+                raise
+            if place.cancelled():
+                if self._is_draining:
+                    raise Draining
+                raise DownloadFailed(queued.url, reason=queued.cancel.reason)
+            queued.has_place = True
+            try:
+                yield
+            finally:
+                self._fetches.release()
 
     async def _unpack(self, url: str, fetched: Fetched | None) -> Unpacked:
         async with self._intakes:

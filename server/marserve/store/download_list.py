@@ -33,19 +33,23 @@ class DownloadStatus(NamedTuple):
 
 
 class Download:
-    """One that is under way. The thread that fetches tells it; `cancel` ends it."""
+    """One that is under way or waits for its place. The thread that fetches tells it; `cancel` ends it.
+
+    With `has_place` it waits no more, and a thread takes it.
+    """
 
     def __init__(self, number: int, url: str, name: str, now: float) -> None:
         self.id = number
         self.cancel = Cancel()
         self.received = 0
-        self._url, self._name = url, name
+        self.url, self._name = url, name
         self._began, self._ended = now, 0.0
         self._state: State = "waiting"
         self._bytes = 0
         self._size: int | None = None
         self._reason = ""
         self._is_cached = False
+        self.has_place = False
 
     def progress(self, have: int, size: int | None) -> None:
         """So many bytes are there."""
@@ -67,11 +71,11 @@ class Download:
         """How far it is."""
         seconds = (self._ended or now) - self._began
         facts = (self._state, self._bytes, self._size, seconds, self._is_cached, self._reason)
-        return DownloadStatus(self.id, self._url, self._name, *facts)
+        return DownloadStatus(self.id, self.url, self._name, *facts)
 
 
 class DownloadList:
-    """All that are under way, the last that ended, and how many there were.
+    """All that wait for their place or are under way, the last that ended, and how many there were.
 
     `ended` counts by result: fetched, cached, failed, cancelled.
     """
@@ -79,16 +83,43 @@ class DownloadList:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
+        self._queued: dict[int, Download] = {}
         self._running: dict[int, Download] = {}
         self._ended: deque[Download] = deque(maxlen=MOST_ENDED)
         self.ended: Counter[str] = Counter(fetched=0, cached=0, failed=0, cancelled=0)
         self._ended_bytes = 0
 
     @contextmanager
+    def queued(self, url: str) -> Iterator[Download]:
+        """A download of an address that waits for its place: it is listed, and can be cancelled, while the block runs.
+
+        Once it `has_place`, `under_way` of this address takes it, with its number.
+        """
+        with self._lock:
+            download = Download(next(self._numbers), url, url.partition("?")[0].rpartition("/")[2], time.monotonic())
+            self._queued[download.id] = download
+        try:
+            yield download
+        finally:
+            with self._lock:
+                is_here = self._queued.pop(download.id, None) is not None
+                if is_here and download.cancel.is_set:
+                    download.end("cancelled", download.cancel.reason, time.monotonic())
+                    self.ended["cancelled"] += 1
+                    self._ended.append(download)
+
+    def _take(self, url: str, name: str) -> Download:
+        """The download of this address that waited and has its place now, or a new one."""
+        for number, queued in self._queued.items():
+            if queued.has_place and queued.url == url:
+                return self._queued.pop(number)
+        return Download(next(self._numbers), url, name, time.monotonic())
+
+    @contextmanager
     def under_way(self, url: str, name: str) -> Iterator[Download]:
         """A download of an address (shown as given: no secrets) while the block runs; its error is the reason."""
         with self._lock:
-            download = Download(next(self._numbers), url, name, time.monotonic())
+            download = self._take(url, name)
             self._running[download.id] = download
         try:
             yield download
@@ -123,21 +154,24 @@ class DownloadList:
         now = time.monotonic()
         with self._lock:
             return [
-                each.status(now) for each in sorted((*self._ended, *self._running.values()), key=lambda one: one.id)
+                each.status(now)
+                for each in sorted(
+                    (*self._ended, *self._running.values(), *self._queued.values()), key=lambda one: one.id
+                )
             ]
 
     def cancel(self, number: int, reason: str) -> bool:
-        """End one; False where none of that number is under way."""
+        """End one; False where none of that number is under way or waits."""
         with self._lock:
-            download = self._running.get(number)
+            download = self._running.get(number) or self._queued.get(number)
         if download is not None:
             download.cancel.set(reason)
         return download is not None
 
     def cancel_all(self, reason: str) -> None:
-        """End all that are under way."""
+        """End all that are under way or wait."""
         with self._lock:
-            downloads = list(self._running.values())
+            downloads = [*self._running.values(), *self._queued.values()]
         for download in downloads:
             download.cancel.set(reason)
 
