@@ -231,6 +231,25 @@ def test_bombs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert "unpacks to more" in error.message
 
 
+@pytest.mark.parametrize("form", [gzip.compress, bz2.compress])
+def test_zeros_without_end_behind_a_stream_are_refused(tmp_path: Path, form: Callable[[bytes], bytes]) -> None:
+    """A sparse file of 256 GiB costs nothing to make, and took minutes to read."""
+    with (tmp_path / "x.bin").open("wb") as file:
+        file.write(form(TEXT))
+        file.truncate(1 << 38)
+
+    with pytest.raises(UnsafeArchive, match="more than 16777216 zero bytes follow"):
+        check_folder(tmp_path)
+
+
+def test_what_follows_padding_is_looked_into(tmp_path: Path) -> None:
+    """As readers of the format do, and padding alone passes."""
+    padded = gzip.compress(b"") + bytes(3 << 20)
+
+    assert refusal(tmp_path / "padded", "x.bin", padded) is None
+    assert refusal(tmp_path / "evil", "x.bin", padded + gzip.compress(EVIL)) is not None
+
+
 PTH = {
     "distutils-precedence.pth": b"import os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os.environ.get(var, 'local') "
     b"== 'local'; enabled and __import__('_distutils_hack').add_shim(); \n",

@@ -29,6 +29,8 @@ HEAD_BYTES = 512
 _READ_BYTES = 1 << 14
 _PIECE_BYTES = 1 << 16
 _ZEROS_BYTES = 1 << 20
+# Tapes and disks are padded to blocks of a few MiB; a sparse file has as many zeros as it likes.
+_MOST_ZEROS = 16 << 20
 # What beginning another stream costs, in operations.
 _STREAM_COST = 32
 # xz's own largest preset needs 65 MiB to unpack.
@@ -219,10 +221,14 @@ class _Source:
         return self._pending[:size]
 
     def drop_zeros(self, budget: CheckBudget) -> None:
+        dropped = 0
         while data := self.take(_ZEROS_BYTES):
             self._pending = data.lstrip(b"\0")
             if self._pending:
                 return
+            dropped += len(data)
+            if dropped > _MOST_ZEROS:
+                raise CannotUnpack(f"more than {_MOST_ZEROS} zero bytes follow")
             budget.spend()
 
 
