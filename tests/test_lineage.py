@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from marserve.lineage import VARIABLE, end_families, find_families
-from marserve.page import Page, create_page
+from marserve.shared_page import Page, create_page
 from support.descriptors import more_descriptors
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it is told by Linux's /proc")
@@ -98,7 +98,7 @@ def test_a_fork_without_a_new_program_is_told_by_its_page() -> None:
     """Its environment is still that of who was forked; the page that it has mapped is its worker's alone."""
     script = (
         "import os, sys; sys.path[:0] = sys.argv[3:]\n"
-        "from marserve.page import Page\n"
+        "from marserve.shared_page import Page\n"
         "page = Page(int(sys.argv[1])); os.close(int(sys.argv[1]))\n"
         "print('up', flush=True); sys.stdin.read()"
     )

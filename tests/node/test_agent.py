@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marserve import link
+from marserve import agent_link
 from marserve.node.agent import Agent
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ class Server:
 
 async def test_lines_are_left_out_and_counted_while_the_server_does_not_keep_up() -> None:
     """A worker that prints a gigabyte costs its agent no memory."""
-    agent, server = Agent(link.AgentOrder("127.0.0.1", 1, "token"), "id", "node"), Server()
+    agent, server = Agent(agent_link.AgentOrder("127.0.0.1", 1, "token"), "id", "node"), Server()
     agent.link = server  # type: ignore[assignment]
 
     def say(text: str) -> None:
@@ -44,7 +44,7 @@ async def test_lines_are_left_out_and_counted_while_the_server_does_not_keep_up(
         await agent._clear_up()
 
     assert server.said == [
-        link.Line("stdout", "INFO", "first"),
-        link.Line("stderr", "WARNING", "1000 lines were left out: the server did not keep up"),
-        link.Line("stdout", "INFO", "last"),
+        agent_link.Line("stdout", "INFO", "first"),
+        agent_link.Line("stderr", "WARNING", "1000 lines were left out: the server did not keep up"),
+        agent_link.Line("stdout", "INFO", "last"),
     ]

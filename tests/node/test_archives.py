@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from marserve.agent_link import ArchiveRef
 from marserve.errors import BadArchive, MarserveError, UnsafeArchive
-from marserve.link import ArchiveRef
 from marserve.node import archives as module
 from marserve.node.archives import ArchiveChanged, NodeArchives, NodeUnfit
 from support.file_server import file_server, whole
@@ -172,7 +172,8 @@ def test_whoever_is_killed_before_pickles_are_checked_leaves_nothing_that_is_ser
     """What has a name below `models` was checked; the rest is deleted by the next."""
     ref, server = make(tmp_path / "m.mar", weights__pt=pickle.dumps(print, protocol=0)), Sender(tmp_path / "m.mar")
     program = (
-        "import os, sys; from pathlib import Path; from marserve.node import archives; from marserve.link import *\n"
+        "import os, sys; from pathlib import Path; from marserve.node import archives\n"
+        "from marserve.agent_link import *\n"
         "archives.check_folder = lambda *_, **__: os._exit(9)\n"
         f"ref = ArchiveRef({ref.sha256!r}, 'm.mar', path={str(tmp_path / 'm.mar')!r})\n"
         f"archives.NodeArchives(Path({str(tmp_path / 'node')!r})).prepare(ref, None)\n"

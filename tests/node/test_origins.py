@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from marserve.agent_link import ArchiveRef, StoreAt
 from marserve.errors import MarserveError
-from marserve.link import ArchiveRef, StoreAt
 from marserve.node.archives import NodeArchives
 from marserve.node.origins import origins
 from marserve.settings.stores import STORES

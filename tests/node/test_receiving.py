@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from marserve.agent_link import ArchiveRef
 from marserve.errors import MarserveError
-from marserve.link import ArchiveRef
 from marserve.node.receiving import Receiver
 
 REF = ArchiveRef("0" * 64, "m.mar")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from marserve import link
+from marserve import agent_link
 from marserve.messages import Load
 from marserve.node.agent import Agent
 from marserve.node.worker_run import WorkerRun
@@ -20,8 +20,8 @@ from marserve.telemetry.output_budget import OutputBudget
 
 pytestmark = pytest.mark.anyio
 
-START = link.Start(
-    "9000", Load("m", "1.0", "/m", "h.py", None, None, 1), "spawn", 1, link.ArchiveRef("0" * 64, "m.mar"), {}
+START = agent_link.Start(
+    "9000", Load("m", "1.0", "/m", "h.py", None, None, 1), "spawn", 1, agent_link.ArchiveRef("0" * 64, "m.mar"), {}
 )
 
 
@@ -30,7 +30,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.said: list[tuple[int, Any]] = []
-        self._decoder: link.RecordDecoder[Any] = link.RecordDecoder(link.ToLinkServer)
+        self._decoder: agent_link.RecordDecoder[Any] = agent_link.RecordDecoder(agent_link.ToLinkServer)
 
     def write(self, buffers: list[bytes]) -> None:
         """Some records."""
@@ -39,12 +39,12 @@ class Wire:
     @property
     def messages(self) -> list[object]:
         """The messages among them."""
-        return [held for kind, held in self.said if kind == link.CONTROL_KIND]
+        return [held for kind, held in self.said if kind == agent_link.CONTROL_KIND]
 
     @property
     def data(self) -> bytes:
         """The worker's bytes among them."""
-        return b"".join(held for kind, held in self.said if kind == link.DATA_KIND)
+        return b"".join(held for kind, held in self.said if kind == agent_link.DATA_KIND)
 
 
 class Owner:
@@ -115,7 +115,7 @@ async def test_what_a_workers_child_does_to_the_wire_is_no_news_after_the_worker
     await until(lambda: owner.link.data == b"answer")
 
     launcher.process.exited.set_result(9)
-    await until(lambda: link.WorkerExited(9, False) in owner.link.messages)
+    await until(lambda: agent_link.WorkerExited(9, False) in owner.link.messages)
     launcher.wire.send(b"late")
     launcher.wire.close()
     await until(lambda: run._end._transport is None)
@@ -123,7 +123,7 @@ async def test_what_a_workers_child_does_to_the_wire_is_no_news_after_the_worker
     await asyncio.gather(*owner.tasks)
 
     kind, last = owner.link.said[-1]
-    assert (kind, last) == (link.CONTROL_KIND, link.WorkerExited(9, False))
+    assert (kind, last) == (agent_link.CONTROL_KIND, agent_link.WorkerExited(9, False))
 
 
 async def test_a_worker_that_closes_its_wire_is_told_of_at_once() -> None:
@@ -136,7 +136,7 @@ async def test_a_worker_that_closes_its_wire_is_told_of_at_once() -> None:
     launcher.wire.close()
     await until(lambda: bool(owner.link.messages))
 
-    assert owner.link.messages == [link.WireClosed()]
+    assert owner.link.messages == [agent_link.WireClosed()]
     await ended(owner, launcher)
 
 
@@ -158,11 +158,11 @@ async def test_a_start_that_fails_says_nothing_of_a_wire() -> None:
 
 async def test_a_worker_that_starts_while_the_link_is_full_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent hears of a full link once; all that is read meanwhile would lie in its memory."""
-    agent = Agent(link.AgentOrder("127.0.0.1", 1, "token"), "id", "node")
+    agent = Agent(agent_link.AgentOrder("127.0.0.1", 1, "token"), "id", "node")
     launcher, wire = ForkingLauncher(), Wire()
     agent.link = wire  # type: ignore[assignment]
 
-    async def prepare(order: link.Start) -> tuple[Load, ForkingLauncher]:
+    async def prepare(order: agent_link.Start) -> tuple[Load, ForkingLauncher]:
         return order.load, launcher
 
     monkeypatch.setattr(agent._starter, "prepare", prepare)

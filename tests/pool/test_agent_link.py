@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from marserve import __version__, link
+from marserve import __version__, agent_link
 from marserve.pool.launchers.remote import HELLO_S, AgentLink
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +25,7 @@ class Door:
         """A link for whoever connects next."""
         return AgentLink(self.inside.add, self._greet, self.inside.discard)
 
-    def _greet(self, agent: AgentLink, hello: link.Hello) -> str | None:
+    def _greet(self, agent: AgentLink, hello: agent_link.Hello) -> str | None:
         return None if hello.token == "word" else "it has another word"
 
 
@@ -51,7 +51,7 @@ async def read_to_the_end(theirs: socket.socket) -> bytes:
 
 def hello(token: str) -> bytes:
     """An agent's first message."""
-    return link.control(link.Hello(token, __version__, "id", "node", 1))
+    return agent_link.control(agent_link.Hello(token, __version__, "id", "node", 1))
 
 
 async def test_who_does_not_say_who_it_is_is_sent_away(connected: tuple[Door, AgentLink, socket.socket]) -> None:
@@ -85,7 +85,7 @@ async def test_who_has_the_wrong_word_hears_why_and_is_not_kept(
 async def test_what_begins_with_something_else_is_no_agent(connected: tuple[Door, AgentLink, socket.socket]) -> None:
     """A stranger who sends what could only come later."""
     door, agent, theirs = connected
-    await asyncio.get_running_loop().sock_sendall(theirs, link.control(link.AgentBeat(1)))
+    await asyncio.get_running_loop().sock_sendall(theirs, agent_link.control(agent_link.AgentBeat(1)))
 
     await read_to_the_end(theirs)
     assert agent.is_lost
@@ -101,9 +101,9 @@ async def test_who_has_said_hello_is_lost_when_it_falls_silent(
     while agent.node != "node":
         await asyncio.sleep(0)
 
-    agent.look(agent.heard_at + link.SILENT_S - 0.1)
+    agent.look(agent.heard_at + agent_link.SILENT_S - 0.1)
     assert door.inside == {agent}
-    agent.look(agent.heard_at + link.SILENT_S + 0.1)
+    agent.look(agent.heard_at + agent_link.SILENT_S + 0.1)
 
     await read_to_the_end(theirs)
     assert door.inside == set()

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from marserve.link import SERVER_NAME, AgentOrder
+from marserve.agent_link import SERVER_NAME, AgentOrder
 from marserve.node.server_end import client_context
 from marserve.pool.launchers.authority import Authority
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from marserve.link import ArchiveRef
+from marserve.agent_link import ArchiveRef
 from marserve.pool.launchers.cluster import Cluster, ClusterOptions
 from marserve.pool.options import RayOptions
 from support.model_folders import OBEDIENT

@@ -12,7 +12,7 @@ from typing import Any
 
 from marserve import wire
 from marserve.messages import Batch, Item, ToWorker, pack_head
-from marserve.page import Page, create_page
+from marserve.shared_page import Page, create_page
 from support.running_pool import worker_environment
 
 

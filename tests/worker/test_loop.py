@@ -37,7 +37,7 @@ from marserve.messages import (
     Tolerance,
     pack_head,
 )
-from marserve.page import Page, create_page
+from marserve.shared_page import Page, create_page
 from marserve.worker.load import LoadedModel
 from marserve.worker.loop import (
     LEVEL_MARK,

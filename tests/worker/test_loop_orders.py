@@ -41,7 +41,7 @@ from marserve.messages import (
     Warned,
     pack_head,
 )
-from marserve.page import Page, create_page
+from marserve.shared_page import Page, create_page
 from marserve.worker import loop as worker_loop
 from marserve.worker.load import LoadedModel
 from marserve.worker.loop import (

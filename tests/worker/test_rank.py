@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from marserve.messages import Call, CallEnded, DeviceLost, Item, Load, OutOfStep, Rank, Share, ToServer, pack_head
-from marserve.page import Page, create_page
+from marserve.shared_page import Page, create_page
 from marserve.worker import rank as rank_module
 from marserve.worker.load import Handle, LoadedModel
 from marserve.worker.rank import Follower, Leader, Peer, open_store

@@ -2,9 +2,9 @@
 
 The agent connects to the server (`server_end.py`), is told what to start, gets the archive to where a worker can load
 it (`starting.py`, `archives.py`), and starts an ordinary worker with the ordinary launchers, on a socket, a page and
-two pipes of this machine (`worker_run.py`). From then on the bytes of the worker's wire pass through unread (`link.py`
-has the records); beside them go what the worker has on its page, what it prints, and how it ends. Without the server,
-heard by its beats, the worker and the agent end.
+two pipes of this machine (`worker_run.py`). From then on the bytes of the worker's wire pass through unread
+(`agent_link.py` has the records); beside them go what the worker has on its page, what it prints, and how it ends.
+Without the server, heard by its beats, the worker and the agent end.
 
 One agent stays for as many workers, one after the other, as its place is kept.
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from marserve import __version__, link
+from marserve import __version__, agent_link
 from marserve.errors import MarserveError
 from marserve.node.archives import NodeUnfit
 from marserve.node.server_end import ServerEnd, client_context
@@ -44,7 +44,7 @@ SAME_CLOCK_S = 0.005
 class Agent:
     """One agent. `run` returns why it left."""
 
-    def __init__(self, order: link.AgentOrder, node_id: str, node: str) -> None:
+    def __init__(self, order: agent_link.AgentOrder, node_id: str, node: str) -> None:
         """`node_id` and `node` are how the cluster and people call this machine."""
         self._order, self._node_id, self._node = order, node_id, node
         self.link = ServerEnd(self)
@@ -52,7 +52,7 @@ class Agent:
         self._run: WorkerRun | None = None
         self._starting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._starter = Starter(order, self, lambda sha256: self.link.send(link.WantArchive(sha256)))
+        self._starter = Starter(order, self, lambda sha256: self.link.send(agent_link.WantArchive(sha256)))
         self._clocks: deque[float] = deque(maxlen=16)
         self._is_link_full = False
         self._lines_left_out = 0
@@ -72,13 +72,13 @@ class Agent:
                         self._order.host,
                         self._order.port,
                         ssl=context,
-                        server_hostname=link.SERVER_NAME if context is not None else None,
+                        server_hostname=agent_link.SERVER_NAME if context is not None else None,
                     )
             except ssl.SSLCertVerificationError as error:
                 return f"another server than its own answers at {where} (ray_advertise): {error.verify_message}"
             except (OSError, TimeoutError) as error:
                 return f"the server could not be reached from this node at {where} (ray_advertise): {error!r}"
-            self.link.send(link.Hello(self._order.token, __version__, self._node_id, self._node, os.getpid()))
+            self.link.send(agent_link.Hello(self._order.token, __version__, self._node_id, self._node, os.getpid()))
             beats = asyncio.create_task(self._beat())
             try:
                 return await self._left
@@ -91,17 +91,21 @@ class Agent:
         """Say that we are there, and look whether the server is."""
         said_at = looked_at = time.monotonic()
         while True:
-            await asyncio.sleep(link.LOOK_S)
+            await asyncio.sleep(agent_link.LOOK_S)
             now = time.monotonic()
-            was_away = now - looked_at > link.BEAT_S  # this machine did not let us run: what came is still to be read
+            was_away = (
+                now - looked_at > agent_link.BEAT_S
+            )  # this machine did not let us run: what came is still to be read
             looked_at = now
-            if now - said_at >= link.BEAT_S:
+            if now - said_at >= agent_link.BEAT_S:
                 said_at = now
-                records = [link.control(link.AgentBeat(self._run.memory_bytes if self._run is not None else 0))]
+                records = [
+                    agent_link.control(agent_link.AgentBeat(self._run.memory_bytes if self._run is not None else 0))
+                ]
                 if self._run is not None:
                     records.insert(0, self._run.page_record())
                 self.link.write(records)
-            if not was_away and now - self.link.heard_at > link.PATIENT_S:
+            if not was_away and now - self.link.heard_at > agent_link.PATIENT_S:
                 self.leave(f"the server has said nothing for {now - self.link.heard_at:.1f} s")
 
     def leave(self, reason: str) -> None:
@@ -132,25 +136,25 @@ class Agent:
     def hear(self, message: object) -> None:
         """One message of the server's."""
         run = self._run
-        if isinstance(message, link.ServerBeat):
+        if isinstance(message, agent_link.ServerBeat):
             self._note_clock(message.now)
-        elif isinstance(message, link.Start):
+        elif isinstance(message, agent_link.Start):
             if self._starting is None and run is None:
                 self._starting = asyncio.create_task(self._start(message))
-        elif isinstance(message, link.ArchiveEnd):
+        elif isinstance(message, agent_link.ArchiveEnd):
             self._starter.receiver.end(message.reason)
-        elif isinstance(message, link.Leave):
+        elif isinstance(message, agent_link.Leave):
             self.leave(message.reason or "the server wants nothing more")
-        elif isinstance(message, link.Signal) and run is None and self._starting is not None:
+        elif isinstance(message, agent_link.Signal) and run is None and self._starting is not None:
             self._starting.cancel()
         elif run is None:
             return
-        elif isinstance(message, link.Signal):
+        elif isinstance(message, agent_link.Signal):
             run.signal(message.number)
-        elif isinstance(message, link.CancelItem):
+        elif isinstance(message, agent_link.CancelItem):
             run.cancel(message.number, message.index)
-        elif isinstance(message, link.Hold | link.Resume):
-            run.stop_reading("held", isinstance(message, link.Hold))
+        elif isinstance(message, agent_link.Hold | agent_link.Resume):
+            run.stop_reading("held", isinstance(message, agent_link.Hold))
 
     def to_worker(self, data: bytes) -> None:
         """Bytes for the worker; for one that has ended they are nobody's."""
@@ -168,7 +172,9 @@ class Agent:
             self._run.stop_reading("full", is_full)
         if not is_full and self._lines_left_out:
             count, self._lines_left_out = self._lines_left_out, 0
-            self.link.send(link.Line("stderr", "WARNING", f"{count} lines were left out: the server did not keep up"))
+            self.link.send(
+                agent_link.Line("stderr", "WARNING", f"{count} lines were left out: the server did not keep up")
+            )
 
     def _note_clock(self, server_now: float) -> None:
         """The highest of the last differences is the one whose message was the quickest."""
@@ -180,28 +186,28 @@ class Agent:
 
     # ------------------------------------------------------------------------------------------- starting
 
-    async def _start(self, order: link.Start) -> None:
+    async def _start(self, order: agent_link.Start) -> None:
         try:
             self.link.send(await self._start_worker(order))
         except StartFailed as failure:
             death = failure.death
-            self.link.send(link.NotStarted(death.cause.value, death.detail, failure.traceback, death.exit_code))
+            self.link.send(agent_link.NotStarted(death.cause.value, death.detail, failure.traceback, death.exit_code))
         except asyncio.CancelledError:
-            self.link.send(link.NotStarted(Cause.KILLED.value, "its start was given up"))
+            self.link.send(agent_link.NotStarted(Cause.KILLED.value, "its start was given up"))
             if not self._left.done():
                 return
             raise
         except NodeUnfit as error:
-            self.link.send(link.NotStarted(Cause.NODE_UNFIT.value, f"on node {self._node}: {error}"))
+            self.link.send(agent_link.NotStarted(Cause.NODE_UNFIT.value, f"on node {self._node}: {error}"))
         except (MarserveError, OSError) as error:
-            self.link.send(link.NotStarted(Cause.LOAD_FAILED.value, f"on node {self._node}: {error}"))
+            self.link.send(agent_link.NotStarted(Cause.LOAD_FAILED.value, f"on node {self._node}: {error}"))
         except Exception as error:
             log.exception("the worker could not be started")
-            self.link.send(link.NotStarted(Cause.LOAD_FAILED.value, f"on node {self._node}: {error!r}"))
+            self.link.send(agent_link.NotStarted(Cause.LOAD_FAILED.value, f"on node {self._node}: {error!r}"))
         finally:
             self._starting = None
 
-    async def _start_worker(self, order: link.Start) -> link.Started:
+    async def _start_worker(self, order: agent_link.Start) -> agent_link.Started:
         load, launcher = await self._starter.prepare(order)
         run = WorkerRun(self)
         run.stop_reading("full", self._is_link_full)
@@ -212,7 +218,7 @@ class Agent:
             self._run = None
             run.close()
             raise
-        return link.Started(
+        return agent_link.Started(
             launched.process.pid,
             launched.how,
             launched.needs_load,
@@ -230,7 +236,7 @@ class Agent:
         if self._is_link_full:
             self._lines_left_out += len(texts)
         else:
-            self.link.send(link.Line(stream, level, "\n".join(texts)))
+            self.link.send(agent_link.Line(stream, level, "\n".join(texts)))
 
     def was_killed_for_memory(self) -> bool:
         """Whether the kernel of this machine has killed for memory just now."""
@@ -245,7 +251,7 @@ class Agent:
 def run_agent(order: bytes, node_id: str, node: str) -> str:
     """Run one agent to its end on an event loop of its own; returns why it left. `order` is an `AgentOrder`."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
-    read = msgspec.msgpack.decode(order, type=link.AgentOrder)
+    read = msgspec.msgpack.decode(order, type=agent_link.AgentOrder)
 
     async def run() -> str:
         return await Agent(read, node_id, node).run()

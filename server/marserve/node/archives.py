@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from marserve.agent_link import ArchiveRef
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits, unpack
 from marserve.errors import BadArchive, MarserveError, without_stop
-from marserve.link import ArchiveRef
 from marserve.pool.environments import size_of
 from marserve.store.download import DownloadOptions
 from marserve.store.fetch_guard import AllowedUrls, hide_query

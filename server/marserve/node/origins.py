@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from marserve.link import StoreAt
+from marserve.agent_link import StoreAt
 from marserve.settings.stores import SCHEMES, StoreOptions, Stores
 from marserve.store.fetch_guard import Target
 from marserve.store.object_store import ObjectStores

@@ -20,8 +20,19 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from marserve import __version__, wire
+from marserve.agent_link import (
+    Connect,
+    FromCluster,
+    GiveUp,
+    Gone,
+    Joined,
+    PlaceAgent,
+    Placed,
+    Refused,
+    ToCluster,
+    Waits,
+)
 from marserve.errors import BadFrame
-from marserve.link import Connect, FromCluster, GiveUp, Gone, Joined, PlaceAgent, Placed, Refused, ToCluster, Waits
 from marserve.node.placing import Needs, NodeView, Placement, choose_node, explain
 from marserve.optional import trouble
 from marserve.pool.cause_of_death import Cause

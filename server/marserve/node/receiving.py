@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from marserve.agent_link import ArchiveRef
 from marserve.errors import MarserveError
-from marserve.link import ArchiveRef
 
 
 class Receiver:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from typing import Any, Protocol, cast
 
-from marserve import link
+from marserve import agent_link
 from marserve.errors import BadFrame
 
 log = logging.getLogger("marserve.node")
@@ -39,7 +39,7 @@ class ServerEnd(asyncio.Protocol):
 
     def __init__(self, agent: Listener) -> None:
         self._agent = agent
-        self._decoder: link.RecordDecoder[Any] = link.RecordDecoder(link.ToAgent)
+        self._decoder: agent_link.RecordDecoder[Any] = agent_link.RecordDecoder(agent_link.ToAgent)
         self._transport: asyncio.Transport | None = None
         self.heard_at = time.monotonic()
 
@@ -52,11 +52,11 @@ class ServerEnd(asyncio.Protocol):
         self.heard_at = time.monotonic()
         try:
             for kind, held in self._decoder.feed(data):
-                if kind == link.DATA_KIND:
+                if kind == agent_link.DATA_KIND:
                     self._agent.to_worker(held)
-                elif kind == link.CONTROL_KIND:
+                elif kind == agent_link.CONTROL_KIND:
                     self._agent.hear(held)
-                elif kind == link.FILE_KIND:
+                elif kind == agent_link.FILE_KIND:
                     self._agent.take_part(held)
                 else:
                     raise BadFrame("a server sends no page")
@@ -79,7 +79,7 @@ class ServerEnd(asyncio.Protocol):
 
     def send(self, message: object) -> None:
         """Send one message; nothing once the connection has ended."""
-        self.write([link.control(message)])
+        self.write([agent_link.control(message)])
 
     def write(self, buffers: list[bytes]) -> None:
         """Send records."""
@@ -92,7 +92,7 @@ class ServerEnd(asyncio.Protocol):
             self._transport.close()
 
 
-def client_context(order: link.AgentOrder) -> ssl.SSLContext | None:
+def client_context(order: agent_link.AgentOrder) -> ssl.SSLContext | None:
     """What the agent shows, and whom it believes; None where the connection is plain."""
     if not order.authority:
         return None

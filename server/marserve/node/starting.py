@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import msgspec
 
-from marserve import link
+from marserve import agent_link
 from marserve.messages import Load
 from marserve.node.archives import USUAL_CACHE_BYTES, NodeArchives, Prepared, usual_folder
 from marserve.node.origins import origins
@@ -29,18 +29,18 @@ from marserve.pool.output import WorkerLog
 class Starter:
     """One agent's. `ask` has the server send the archive with this digest; its parts go to `receiver`."""
 
-    def __init__(self, order: link.AgentOrder, log: WorkerLog, ask: Callable[[str], None]) -> None:
+    def __init__(self, order: agent_link.AgentOrder, log: WorkerLog, ask: Callable[[str], None]) -> None:
         """`log` takes what templates print."""
         self._order, self._log = order, log
         self.receiver = Receiver(ask)
         self._launchers: Launchers | None = None
-        self._launcher: tuple[link.Start, Launcher] | None = None
+        self._launcher: tuple[agent_link.Start, Launcher] | None = None
         self._prepared: Prepared | None = None
         self._prepared_key: tuple[str, bool] | None = None
         self._stop = threading.Event()
         self._folder = Path(tempfile.mkdtemp(prefix="marserve-agent-"))
 
-    async def prepare(self, order: link.Start) -> tuple[Load, Launcher]:
+    async def prepare(self, order: agent_link.Start) -> tuple[Load, Launcher]:
         """The order to load with this machine's paths, and who starts the worker.
 
         Raises OSError and MarserveError, of it NodeUnfit where another node may do.
@@ -49,7 +49,7 @@ class Starter:
         load = translate(order.load, folder, self._write_metrics(order.metrics))
         return load, await self._launcher_for(order, load)
 
-    async def _launcher_for(self, order: link.Start, load: Load) -> Launcher:
+    async def _launcher_for(self, order: agent_link.Start, load: Load) -> Launcher:
         """The launcher of the last worker if this one is alike, with its template; else a new one."""
         key = msgspec.structs.replace(order, worker_id="")
         if self._launcher is not None:
@@ -73,7 +73,7 @@ class Starter:
         path.write_text(content, "utf-8")
         return str(path)
 
-    async def _archive(self, ref: link.ArchiveRef) -> Path:
+    async def _archive(self, ref: agent_link.ArchiveRef) -> Path:
         key = (ref.sha256, ref.is_trusted)
         if self._prepared is not None and self._prepared_key == key:
             return self._prepared.folder

@@ -11,12 +11,12 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Protocol, cast
 
-from marserve import link
+from marserve import agent_link as link
 from marserve.node.server_end import ServerEnd
-from marserve.page import Page, create_page
 from marserve.pool.launchers import Launched, Launcher, WorkerEnds
 from marserve.pool.memory import resident_bytes
 from marserve.pool.output import WorkerLog, WorkerOutput
+from marserve.shared_page import Page, create_page
 
 LAST_OUTPUT_S = 0.3
 END_GRACE_S = 1.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from marserve.link import ArchiveRef
+from marserve.agent_link import ArchiveRef
 from marserve.messages import Sample, Tolerance
 
 DEFAULT_TOLERANCE = Tolerance()

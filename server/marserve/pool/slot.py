@@ -40,7 +40,6 @@ from marserve.messages import (
     Results,
     Warned,
 )
-from marserve.page import Page, create_page
 from marserve.pool.asked_lengths import Question
 from marserve.pool.batcher import Flight
 from marserve.pool.cause_of_death import OF_NODES, Cause, Death, Evidence, classify_exit, death_of_load, error_of
@@ -57,6 +56,7 @@ from marserve.pool.options import PoolOptions
 from marserve.pool.output import WorkerLog, WorkerOutput
 from marserve.pool.restart_policy import RestartPolicy
 from marserve.pool.room import Room
+from marserve.shared_page import Page, create_page
 from marserve.telemetry.metrics import VersionMetrics
 from marserve.wire import Body
 

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from marserve.agent_link import ArchiveRef
 from marserve.archive.file_digests import FileDigests
 from marserve.archive.manifest import Manifest, read_manifest
 from marserve.archive.model_config import ModelConfig, read_model_config
@@ -23,7 +24,6 @@ from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits
 from marserve.archive.unpacked import UnpackedArchives
 from marserve.errors import BadArchive, BadInput, DigestMismatch, MarserveError, OutOfMemory
-from marserve.link import ArchiveRef
 from marserve.regular_files import open_regular
 from marserve.store.digests import split_digest
 from marserve.store.download_list import Download

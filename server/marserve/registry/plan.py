@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from marserve.agent_link import ArchiveRef
 from marserve.archive.model_config import declare
 from marserve.archive.requirements import Requirements, read_requirements
 from marserve.archive.weight_size import weigh
 from marserve.documents import pack
 from marserve.errors import BadArchive, BadInput, DependencyFailed, LoadFailed
-from marserve.link import ArchiveRef
 from marserve.messages import Load
 from marserve.names import check_new_name, encodable, encodable_document, name_fault
 from marserve.pool.options import PoolOptions

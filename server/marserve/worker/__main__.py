@@ -7,7 +7,7 @@ import signal
 import sys
 from socket import socket
 
-from marserve.page import Page
+from marserve.shared_page import Page
 from marserve.worker.loop import Connection, WorkerLoop, configure_output
 from marserve.worker.parent import die_with_parent
 from marserve.worker.template import run_template

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from marserve.messages import Batch, Batches, Cancel, Check, Piece, Raised, Result, Results, Stop
-from marserve.page import Page
+from marserve.shared_page import Page
 from marserve.worker.load import LoadedModel
 from marserve.worker.outgoing import loss_told_by
 from marserve_handlers.context import Context

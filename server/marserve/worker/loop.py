@@ -48,7 +48,7 @@ from marserve.messages import (
     ToServer,
     Warned,
 )
-from marserve.page import Page
+from marserve.shared_page import Page
 from marserve.worker.device_loss import find_loss
 from marserve.worker.device_memory import give_back, taken_bytes
 from marserve.worker.device_use import check_device_use

@@ -42,7 +42,7 @@ from marserve.messages import (
     ToRank,
     ToServer,
 )
-from marserve.page import Page
+from marserve.shared_page import Page
 from marserve.worker.device_loss import find_loss
 from marserve.worker.device_memory import give_back
 from marserve.worker.load import Handle, LoadedModel

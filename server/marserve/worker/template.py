@@ -31,7 +31,7 @@ from marserve.allocator import give_back_free_memory
 from marserve.errors import BadFrame
 from marserve.lineage import VARIABLE as LINEAGE
 from marserve.messages import HEAVY_MODULES, Exited, Fork, Forked, Load, Preload, Stop, Templated, ToServer
-from marserve.page import Page
+from marserve.shared_page import Page
 from marserve.worker.idle_threads import describe_threads, end_idle_threads
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.loop import (

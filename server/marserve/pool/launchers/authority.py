@@ -11,7 +11,7 @@ import ssl
 import tempfile
 from typing import Any
 
-from marserve.link import SERVER_NAME
+from marserve.agent_link import SERVER_NAME
 
 # Longer than any server runs; whoever restarts it begins anew.
 DAYS = 3650

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from marserve import __version__, link, wire
+from marserve import __version__, agent_link, wire
 from marserve.errors import BadFrame
 from marserve.pool.cause_of_death import Cause, Death, read_cause
 from marserve.pool.launchers.authority import Authority
@@ -178,7 +178,7 @@ class Cluster:
             certificate, key = self._authority.issue(f"agent-{place.id}")
             authority = self._authority.certificate
         options = self.options
-        order = link.AgentOrder(
+        order = agent_link.AgentOrder(
             self._address[0],
             self._address[1],
             place.token,
@@ -187,11 +187,11 @@ class Cluster:
             key,
             options.cache,
             options.cache_bytes,
-            [link.StoreAt(each.kind, each.prefix, each.told, each.is_private) for each in options.stores.options],
+            [agent_link.StoreAt(each.kind, each.prefix, each.told, each.is_private) for each in options.stores.options],
         )
         self._places[place.id] = place
         self._program.send(
-            link.PlaceAgent(
+            agent_link.PlaceAgent(
                 place.id,
                 wish.pool,
                 wish.cpus,
@@ -212,7 +212,7 @@ class Cluster:
         if place.link is not None and is_open:
             place.link.leave()
         if self._program is not None:
-            self._program.send(link.GiveUp(place.id, LEAVE_GRACE_S if is_open else 0.0, is_node_unfit))
+            self._program.send(agent_link.GiveUp(place.id, LEAVE_GRACE_S if is_open else 0.0, is_node_unfit))
 
     async def close(self) -> None:
         """End what was begun; the cluster stays as it is, but for the agents of this server."""
@@ -256,12 +256,12 @@ class Cluster:
         program = _Program(self)
         try:
             await program.open(self._environment)
-            program.send(link.Connect(options.address, f"marserve-{secrets.token_hex(8)}"))
+            program.send(agent_link.Connect(options.address, f"marserve-{secrets.token_hex(8)}"))
             try:
                 joined = await asyncio.wait_for(asyncio.shield(program.joined), options.connect_timeout_s)
             except TimeoutError:
                 raise _no_cluster(options, f"it did not answer within {options.connect_timeout_s:g} s") from None
-            if isinstance(joined, link.Refused):
+            if isinstance(joined, agent_link.Refused):
                 raise _no_cluster(options, joined.reason)
             if self._server is None:
                 await self._listen(joined.host)
@@ -306,11 +306,13 @@ class Cluster:
         """Say to all agents that the server is there, and look whether they are."""
         said_at = looked_at = time.monotonic()
         while True:
-            await asyncio.sleep(link.LOOK_S)
+            await asyncio.sleep(agent_link.LOOK_S)
             now = time.monotonic()
-            was_away = now - looked_at > link.BEAT_S  # the server itself was held up: what came is still to be read
+            was_away = (
+                now - looked_at > agent_link.BEAT_S
+            )  # the server itself was held up: what came is still to be read
             looked_at = now
-            is_due = now - said_at >= link.BEAT_S
+            is_due = now - said_at >= agent_link.BEAT_S
             if is_due:
                 said_at = now
             for each in list(self._links):
@@ -319,7 +321,7 @@ class Cluster:
                 if not was_away:
                     each.look(now)
 
-    def _greet(self, agent: AgentLink, hello: link.Hello) -> str | None:
+    def _greet(self, agent: AgentLink, hello: agent_link.Hello) -> str | None:
         place = next((each for each in self._places.values() if secrets.compare_digest(each.token, hello.token)), None)
         if place is None or place.link is not None:
             return "the server that answers has not asked for it; ray_advertise is another server's address"
@@ -340,13 +342,13 @@ class Cluster:
 
     def hear(self, message: object) -> None:
         """One message of the program's."""
-        if isinstance(message, link.Waits):
+        if isinstance(message, agent_link.Waits):
             if message.id in self._places:
                 self._places[message.id].waits(message.reason)
-        elif isinstance(message, link.Placed):
+        elif isinstance(message, agent_link.Placed):
             if message.id in self._places:
                 self._places[message.id].placed(message.node)
-        elif isinstance(message, link.Gone):
+        elif isinstance(message, agent_link.Gone):
             place = self._places.pop(message.id, None)
             if place is not None:
                 place.gone(read_cause(message.cause), message.reason)
@@ -367,10 +369,10 @@ class _Program(asyncio.Protocol):
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._decoder: wire.Decoder[link.FromCluster] = wire.Decoder(link.FromCluster, bytes)
+        self._decoder: wire.Decoder[agent_link.FromCluster] = wire.Decoder(agent_link.FromCluster, bytes)
         self._transport: asyncio.Transport | None = None
         self._popen: subprocess.Popen[bytes] | None = None
-        self.joined: asyncio.Future[link.Joined | link.Refused] = asyncio.get_running_loop().create_future()
+        self.joined: asyncio.Future[agent_link.Joined | agent_link.Refused] = asyncio.get_running_loop().create_future()
 
     @property
     def is_open(self) -> bool:
@@ -389,7 +391,7 @@ class _Program(asyncio.Protocol):
                 raise
         self._transport = transport
 
-    def send(self, message: link.ToCluster) -> None:
+    def send(self, message: agent_link.ToCluster) -> None:
         """Tell it something."""
         if self.is_open:
             assert self._transport is not None
@@ -399,7 +401,7 @@ class _Program(asyncio.Protocol):
         """Hand on what it says."""
         try:
             for message, _ in self._decoder.feed(data):
-                if isinstance(message, link.Joined | link.Refused):
+                if isinstance(message, agent_link.Joined | agent_link.Refused):
                     if not self.joined.done():
                         self.joined.set_result(message)
                 else:
@@ -413,7 +415,7 @@ class _Program(asyncio.Protocol):
         """It has ended, or is about to."""
         self._transport = None
         if not self.joined.done():
-            self.joined.set_result(link.Refused("the process that speaks with Ray ended while it connected"))
+            self.joined.set_result(agent_link.Refused("the process that speaks with Ray ended while it connected"))
         self._cluster.program_ended(self)
         if self._popen is not None:
             _reap_later(self._popen)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from marserve.link import Start
+from marserve.agent_link import Start
 from marserve.machine.devices import View
 from marserve.messages import Load
 from marserve.pool.cause_of_death import Cause, Death

@@ -1,8 +1,8 @@
 """A worker on another machine, as the pool sees it: a process like any other, and a transport for its client.
 
-`AgentLink` is the server's end of the connection to one agent (`link.py` has what travels, `node/agent.py` the other
-end). What comes for the worker's client is handed on as it is; what the worker's page says is written to the page here;
-what it prints goes to its output. Whoever has said nothing for `SILENT_S` is lost, and so is its worker.
+`AgentLink` is the server's end of the connection to one agent (`agent_link.py` has what travels, `node/agent.py` the
+other end). What comes for the worker's client is handed on as it is; what the worker's page says is written to the page
+here; what it prints goes to its output. Whoever has said nothing for `SILENT_S` is lost, and so is its worker.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any, cast
 
 import msgspec
 
-from marserve import link
+from marserve import agent_link
 from marserve.errors import BadFrame
 from marserve.messages import Load
-from marserve.page import Page
 from marserve.pool.cause_of_death import Cause, Death, read_cause
 from marserve.pool.client import WorkerClient
 from marserve.pool.launchers.forked import StartFailed
 from marserve.pool.launchers.process import WorkerProcess
 from marserve.pool.output import WorkerOutput
+from marserve.shared_page import Page
 
 log = logging.getLogger("marserve.pool.launchers")
 
 HELLO_S = 10.0
-FILE_PART_BYTES = link.MAX_FILE_PART_BYTES
+FILE_PART_BYTES = agent_link.MAX_FILE_PART_BYTES
 
 
 class RemoteWorker(WorkerProcess):
@@ -43,7 +43,7 @@ class RemoteWorker(WorkerProcess):
         self.remote_bytes = 0
         self.client = client
         self.hears = True
-        self.started: link.Started | None = None
+        self.started: agent_link.Started | None = None
         self._agent = agent
         self._page = Page(page)
         self._output = output
@@ -76,11 +76,11 @@ class RemoteWorker(WorkerProcess):
     def signal_group(self, number: int) -> None:
         """Have the agent send a signal to the worker's group."""
         if not self.exited.done():
-            self._agent.send(link.Signal(number))
+            self._agent.send(agent_link.Signal(number))
 
     def item_cancelled(self, number: int, index: int) -> None:
         """Have the agent mark an item on the worker's own page."""
-        self._agent.send(link.CancelItem(number, index))
+        self._agent.send(agent_link.CancelItem(number, index))
 
     # ------------------------------------------------------------------------------------------- the agent's news
 
@@ -89,7 +89,7 @@ class RemoteWorker(WorkerProcess):
         if not self.exited.done():
             self._page.mirror(running, time.monotonic() - since_s, finished)
 
-    def see_line(self, message: link.Line) -> None:
+    def see_line(self, message: agent_link.Line) -> None:
         """Lines that it printed."""
         self._output.take("stderr" if message.stream == "stderr" else "stdout", message.level, message.text.split("\n"))
 
@@ -97,7 +97,7 @@ class RemoteWorker(WorkerProcess):
         """Its wire has ended: it hears and says nothing more."""
         self.client.connection_lost(None)
 
-    def see_exit(self, message: link.WorkerExited) -> None:
+    def see_exit(self, message: agent_link.WorkerExited) -> None:
         """It was reaped."""
         if message.was_killed_for_memory:
             self._told = Death(Cause.OUT_OF_MEMORY, f"the kernel of node {self.node} killed it for want of memory")
@@ -142,11 +142,11 @@ class RemoteTransport(asyncio.Transport):
 
     def pause_reading(self) -> None:
         """Have the agent read nothing more from the worker; what is on its way still comes."""
-        self._agent.send(link.Hold())
+        self._agent.send(agent_link.Hold())
 
     def resume_reading(self) -> None:
         """Have it read again."""
-        self._agent.send(link.Resume())
+        self._agent.send(agent_link.Resume())
 
     def is_closing(self) -> bool:
         """Whether nothing can be sent any more."""
@@ -171,19 +171,19 @@ class AgentLink(asyncio.Protocol):
     def __init__(
         self,
         on_made: Callable[[AgentLink], None],
-        on_hello: Callable[[AgentLink, link.Hello], str | None],
+        on_hello: Callable[[AgentLink, agent_link.Hello], str | None],
         on_lost: Callable[[AgentLink], None],
     ) -> None:
         self.node, self.node_id, self.agent_pid = "", "", 0
         self.heard_at = self._made_at = time.monotonic()
         self.is_lost = False
         self.worker: RemoteWorker | None = None
-        self.archive: link.ArchiveRef | None = None
+        self.archive: agent_link.ArchiveRef | None = None
         self._on_made, self._on_hello, self._on_lost = on_made, on_hello, on_lost
         self._has_said_hello = False
-        self._decoder: link.RecordDecoder[Any] = link.RecordDecoder(link.ToLinkServer)
+        self._decoder: agent_link.RecordDecoder[Any] = agent_link.RecordDecoder(agent_link.ToLinkServer)
         self._transport: asyncio.Transport | None = None
-        self._starting: asyncio.Future[link.Started] | None = None
+        self._starting: asyncio.Future[agent_link.Started] | None = None
         self._sending: asyncio.Task[None] | None = None
         self._may_write = asyncio.Event()
         self._may_write.set()
@@ -199,7 +199,7 @@ class AgentLink(asyncio.Protocol):
 
     def beat(self, now: float) -> None:
         """Say that the server is there."""
-        self.send(link.ServerBeat(now))
+        self.send(agent_link.ServerBeat(now))
 
     def look(self, now: float) -> None:
         """Lose an agent that has said nothing for too long."""
@@ -208,7 +208,7 @@ class AgentLink(asyncio.Protocol):
                 self.lose("it has not said who it is")
             return
         silent_s = now - self.heard_at
-        if silent_s > link.SILENT_S:
+        if silent_s > agent_link.SILENT_S:
             self.lose(f"nothing was heard from it for {silent_s:.1f} s")
 
     def lose(self, why: str) -> None:
@@ -231,7 +231,7 @@ class AgentLink(asyncio.Protocol):
 
     def leave(self, reason: str = "") -> None:
         """There is nothing more for it to do."""
-        self.send(link.Leave(reason))
+        self.send(agent_link.Leave(reason))
         if not self.is_lost and self._transport is not None:
             self._transport.close()
 
@@ -250,7 +250,7 @@ class AgentLink(asyncio.Protocol):
     def send(self, message: object) -> None:
         """Send one message; nothing once the agent is lost."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(link.control(message))
+            self._transport.write(agent_link.control(message))
 
     def write_data(self, buffers: list[bytes | bytearray | memoryview]) -> None:
         """Send bytes to the worker."""
@@ -259,10 +259,10 @@ class AgentLink(asyncio.Protocol):
             return
         size = sum(map(len, buffers))
         if size < FILE_PART_BYTES:
-            transport.write(b"".join((link.HEADER.pack(link.DATA_KIND, size), *buffers)))
+            transport.write(b"".join((agent_link.HEADER.pack(agent_link.DATA_KIND, size), *buffers)))
             return
         for buffer in buffers:  # none is longer than a body may be, which a record holds
-            transport.write(link.HEADER.pack(link.DATA_KIND, len(buffer)))
+            transport.write(agent_link.HEADER.pack(agent_link.DATA_KIND, len(buffer)))
             transport.write(buffer)
 
     def data_received(self, data: bytes) -> None:
@@ -271,13 +271,13 @@ class AgentLink(asyncio.Protocol):
         try:
             for kind, held in self._decoder.feed(data):
                 worker = self.worker
-                if kind == link.DATA_KIND:
+                if kind == agent_link.DATA_KIND:
                     if worker is not None and worker.hears:
                         worker.client.data_received(held)
-                elif kind == link.PAGE_KIND:
+                elif kind == agent_link.PAGE_KIND:
                     if worker is not None:
                         worker.see_page(*held)
-                elif kind == link.CONTROL_KIND:
+                elif kind == agent_link.CONTROL_KIND:
                     self._hear(held)
                 else:
                     raise BadFrame("an agent sends no files")
@@ -286,31 +286,31 @@ class AgentLink(asyncio.Protocol):
 
     def _hear(self, message: object) -> None:
         if not self._has_said_hello:
-            if not isinstance(message, link.Hello):
+            if not isinstance(message, agent_link.Hello):
                 raise BadFrame("the first message is no hello")
             self._greet(message)
             return
         worker = self.worker
-        if isinstance(message, link.WantArchive):
+        if isinstance(message, agent_link.WantArchive):
             self._sending = asyncio.create_task(self._send_archive(message.sha256))
-        elif isinstance(message, link.Started):
+        elif isinstance(message, agent_link.Started):
             if self._starting is not None and not self._starting.done():
                 self._starting.set_result(message)
-        elif isinstance(message, link.NotStarted):
+        elif isinstance(message, agent_link.NotStarted):
             self._not_started(message)
         elif worker is None:
             return
-        elif isinstance(message, link.Line):
+        elif isinstance(message, agent_link.Line):
             worker.see_line(message)
-        elif isinstance(message, link.AgentBeat):
+        elif isinstance(message, agent_link.AgentBeat):
             worker.remote_bytes = message.memory_bytes
-        elif isinstance(message, link.WireClosed):
+        elif isinstance(message, agent_link.WireClosed):
             worker.wire_closed()
-        elif isinstance(message, link.WorkerExited):
+        elif isinstance(message, agent_link.WorkerExited):
             self.worker = None
             worker.see_exit(message)
 
-    def _greet(self, message: link.Hello) -> None:
+    def _greet(self, message: agent_link.Hello) -> None:
         self._has_said_hello = True
         self.node, self.node_id, self.agent_pid = message.node, message.node_id, message.pid
         refusal = self._on_hello(self, message)
@@ -322,7 +322,7 @@ class AgentLink(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------- a worker's start
 
-    async def start(self, order: link.Start, worker: RemoteWorker) -> link.Started:
+    async def start(self, order: agent_link.Start, worker: RemoteWorker) -> agent_link.Started:
         """Have the agent start a worker. Raises StartFailed."""
         if self.is_lost:
             raise StartFailed(Death(Cause.NODE_LOST, f"node {self.node} was lost"))
@@ -331,7 +331,7 @@ class AgentLink(asyncio.Protocol):
         worker.client.connection_made(RemoteTransport(self, worker))
         self.send(order)
         try:
-            started: link.Started = await starting
+            started: agent_link.Started = await starting
         except BaseException:
             if self.worker is worker and not worker.exited.done():
                 worker.signal_group(9)
@@ -341,7 +341,7 @@ class AgentLink(asyncio.Protocol):
         worker.pid, worker.started = started.pid, started
         return started
 
-    def _not_started(self, message: link.NotStarted) -> None:
+    def _not_started(self, message: agent_link.NotStarted) -> None:
         death = Death(read_cause(message.cause), message.detail, message.exit_code)
         self.worker = None
         if self._starting is not None and not self._starting.done():
@@ -359,8 +359,8 @@ class AgentLink(asyncio.Protocol):
                         await self._may_write.wait()
                         if self._transport is None:
                             return
-                        self._transport.write(link.HEADER.pack(link.FILE_KIND, len(part)) + part)
+                        self._transport.write(agent_link.HEADER.pack(agent_link.FILE_KIND, len(part)) + part)
             except OSError as error:
                 reason = f"the server cannot read it: {error.strerror}"
         with contextlib.suppress(RuntimeError):
-            self.send(link.ArchiveEnd(reason))
+            self.send(agent_link.ArchiveEnd(reason))

@@ -7,8 +7,8 @@ A connection belongs to one worker. It carries records, all integers little-endi
     1       4     n, bytes of what follows
     5       n     DATA: bytes of the worker's own wire (`wire.py`), as they are; a frame may span records
                   CONTROL: one message of this module as msgpack
-                  PAGE: 24 bytes, what the worker has on its page (`page.py`): the batch it runs, since how many seconds
-                  (a double; both machines have clocks of their own), how many it has finished
+                  PAGE: 24 bytes, what the worker has on its page (`shared_page.py`): the batch it runs, since how many
+                  seconds (a double; both machines have clocks of their own), how many it has finished
                   FILE: bytes of an archive, in order
 
 A DATA record is handed on as its bytes come, so that a large body is held once; the others are whole. Every length is
