@@ -58,7 +58,7 @@ DECODERS = {
     *("unquote_to_bytes", "parse_qsl", "PushMultipartParser", "parse_options_header", "a2b_qp", "unhexlify", "unpack"),
     *("read_parts", "read_fields", "JsonParameters"),
 }
-ROOMS = ("api", "registry", "pool", "workflows", "rollout", "telemetry")
+ROOMS = ("api", "registry", "pool", "workflows", "rollout", "telemetry", "environments")
 
 FORMS, HEADS, GRPC, MANAGEMENT = "forms", "heads", "grpc", "management"
 IN_A_THREAD = "always called in a thread"
@@ -104,9 +104,10 @@ TABLE = {
     "registry/learned_memory.py:read": NO_BODY,
     "registry/snapshot.py:lies_as": NO_BODY,
     "registry/snapshot.py:read_models": NO_BODY,
-    "pool/environments.py:_read_hashes": NO_BODY,
-    "pool/environments.py:_read_record": NO_BODY,
-    "pool/environments.py:_kept": NO_BODY,
+    "environments/environments.py:_read_hashes": NO_BODY,
+    "environments/environments.py:_read_record": NO_BODY,
+    "environments/environments.py:_kept": NO_BODY,
+    "environments/requirements.py:_without_file_scheme": NO_BODY,
     "rollout/history.py:_read": NO_BODY,
     "rollout/records.py:read": NO_BODY,
     "rollout/watches.py:_listed": NO_BODY,

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from marserve.archive.requirements import Requirements
+from marserve.environments.environments import Environments
+from marserve.environments.requirements import Requirements
 from marserve.errors import LoadFailed, WorkerDied
 from marserve.pool.cause_of_death import Cause
-from marserve.pool.environments import Environments
 from marserve.pool.launchers import MAX_REASONS, Launchers, StartFailed, WorkerEnds
 from marserve.pool.launchers.forked import END_GRACE_S
 from marserve.pool.launchers.fresh import launch_fresh

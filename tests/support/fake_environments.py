@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Literal
 
-from marserve.archive.requirements import Requirements
+from marserve.environments.requirements import Requirements
 from marserve.errors import DependencyFailed
 
 

@@ -21,6 +21,7 @@ from marserve.app.from_settings import (
 from marserve.app.metrics import declare_families
 from marserve.app.tasks import keep
 from marserve.archive.unpacked import UnpackedArchives
+from marserve.environments.environments import Environments
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
 from marserve.machine.device_watch import DeviceWatch
@@ -28,7 +29,6 @@ from marserve.machine.devices import Assigner
 from marserve.machine.visible import order_of_devices
 from marserve.messages import Load
 from marserve.pool.cgroups import WorkerCgroups
-from marserve.pool.environments import Environments
 from marserve.pool.launchers import Launchers
 from marserve.pool.launchers.cluster import Cluster
 from marserve.pool.options import PoolOptions

@@ -14,7 +14,7 @@ from marserve.archive.manifest import MANIFEST_PATH, RUNTIMES, Manifest, read_ma
 from marserve.archive.model_config import read_model_config
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import unpack
-from marserve.archive.requirements import read_requirements
+from marserve.environments.requirements import read_requirements
 from marserve.errors import BadArchive, DependencyFailed, UnsafeArchive
 from marserve.migration.findings import Finding
 from marserve.migration.imports import is_there, names_of

@@ -28,8 +28,8 @@ from typing import TypeVar
 from marserve.agent_link import ArchiveRef
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits, unpack
+from marserve.environments.environments import size_of
 from marserve.errors import BadArchive, MarserveError, without_stop
-from marserve.pool.environments import size_of
 from marserve.store.download import DownloadOptions
 from marserve.store.fetch_guard import AllowedUrls, hide_query
 from marserve.store.fetcher import Fetcher, FetchOptions

@@ -15,9 +15,9 @@ import msgspec
 
 from marserve.agent_link import ArchiveRef
 from marserve.archive.model_config import declare
-from marserve.archive.requirements import Requirements, read_requirements
 from marserve.archive.weight_size import weigh
 from marserve.documents import pack
+from marserve.environments.requirements import Requirements, read_requirements
 from marserve.errors import BadArchive, BadInput, DependencyFailed, LoadFailed
 from marserve.messages import Load
 from marserve.names import check_new_name, encodable, encodable_document, name_fault

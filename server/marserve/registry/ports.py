@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from marserve.archive.requirements import Requirements
+from marserve.environments.requirements import Requirements
 from marserve.errors import MarserveError
 from marserve.messages import Answer, Checked, Load, Part, Receiver, Request, Tolerance
 from marserve.pool.options import PoolOptions

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.archive.requirements import MAX_BYTES, MAX_LINES, Requirements, read_requirements
+from marserve.environments.requirements import MAX_BYTES, MAX_LINES, Requirements, read_requirements
 from marserve.errors import DependencyFailed
 from support.wheels import write_wheel
 

@@ -12,7 +12,7 @@ or two models, never install the same twice, and what is in use is never cleared
     {folder}/{digest}.*.tmp/      one in the making; with its lock free, what a killed server left
 
 pip runs in a process group of its own, with the environment that workers get, and ends with the server. This file
-knows nothing of registrations; `archive/requirements.py` says what pip is given.
+knows nothing of registrations; `environments/requirements.py` says what pip is given.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from marserve.archive.requirements import Requirements
+from marserve.environments.pip_place import NOT_THERE, find_pip
+from marserve.environments.requirements import Requirements
 from marserve.errors import DependencyFailed
 from marserve.lineage import VARIABLE
 from marserve.pool.launchers.leftovers import Leftovers
-from marserve.pool.pip_place import NOT_THERE, find_pip
 
 log = logging.getLogger("marserve.pool.environments")
 

@@ -17,10 +17,8 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.requirements import Requirements, read_requirements
-from marserve.errors import DependencyFailed
-from marserve.pool import environments as environments_module
-from marserve.pool.environments import (
+from marserve.environments import environments as environments_module
+from marserve.environments.environments import (
     Environment,
     Environments,
     Kind,
@@ -29,7 +27,9 @@ from marserve.pool.environments import (
     prune,
     shared_closure,
 )
-from marserve.pool.pip_place import newest_wheel, wheel_folders
+from marserve.environments.pip_place import newest_wheel, wheel_folders
+from marserve.environments.requirements import Requirements, read_requirements
+from marserve.errors import DependencyFailed
 from support.processes import descendants, until, until_blocking
 from support.wheels import waiting_index, write_index, write_wheel
 
@@ -277,8 +277,8 @@ async def test_a_cancelled_installation_leaves_nothing(house: House) -> None:
 MAKES_ONE = """
 import asyncio, os, sys
 from pathlib import Path
-from marserve.archive.requirements import read_requirements
-from marserve.pool.environments import Environments
+from marserve.environments.requirements import read_requirements
+from marserve.environments.environments import Environments
 
 async def main():
     root = Path(sys.argv[1])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from marserve.pool import pip_place
-from marserve.pool.pip_place import INSTALLED, find_pip, newest_wheel, wheel_folders
+from marserve.environments import pip_place
+from marserve.environments.pip_place import INSTALLED, find_pip, newest_wheel, wheel_folders
 
 
 def test_an_installed_pip_goes_before_every_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
