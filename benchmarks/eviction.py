@@ -6,7 +6,7 @@ are loads. Belady's choice knows all that is to come: nobody can load less often
 
     python benchmarks/eviction.py        this alone, in seconds; `run.py --only eviction` is the same
 
-    loads                           marserve's choice (`registry/eviction.py`), as multiples of Belady's loads
+    loads                           marserve's choice (`memory/eviction.py`), as multiples of Belady's loads
     loads, last use                 the same for the one that was used longest ago (LRU)
     loads, popularity known         the same for the one that is least popular now, which nobody can know
     seconds of loading              models of 50 MB to 1 GB, some four times as slow to load as others of their size,
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from figures import Figure, Goal
 
-from marserve.registry.eviction import Demand, Resident, choose_victims
+from marserve.memory.eviction import Demand, Resident, choose_victims
 
 if TYPE_CHECKING:
     from plan import Plan
@@ -100,13 +100,13 @@ def known_popularity_loads(
 
 
 def own_loads(trace: Trace, places: int = PLACES) -> int:
-    """Loads under `registry/eviction.py`."""
+    """Loads under `memory/eviction.py`."""
     equal = [1] * (max(trace) + 1)
     return len(_own(trace, equal, [1.0] * len(equal), places))
 
 
 def _own(trace: Trace, sizes: Sequence[int], load_s: Sequence[float], room: int) -> list[int]:
-    """The models that are loaded, in order, under `registry/eviction.py`."""
+    """The models that are loaded, in order, under `memory/eviction.py`."""
     demand: Demand[int] = Demand()
     demand.add((model, 0) for model in range(len(sizes)))
     resident: set[int] = set()

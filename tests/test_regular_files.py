@@ -12,7 +12,7 @@ import pytest
 from marserve.api.tls import read_pem_files
 from marserve.archive.manifest import read_manifest
 from marserve.errors import BadArchive, BadSettings
-from marserve.registry.learned_memory import LearnedMemory
+from marserve.memory.learned_memory import LearnedMemory
 from marserve.regular_files import NotRegular, TooLarge, open_regular, read_regular
 from marserve.rollout.document_place import FilePlace
 from marserve.rollout.history import History

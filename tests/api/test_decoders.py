@@ -58,7 +58,7 @@ DECODERS = {
     *("unquote_to_bytes", "parse_qsl", "PushMultipartParser", "parse_options_header", "a2b_qp", "unhexlify", "unpack"),
     *("read_parts", "read_fields", "JsonParameters"),
 }
-ROOMS = ("api", "registry", "pool", "workflows", "rollout", "telemetry", "environments")
+ROOMS = ("api", "registry", "pool", "workflows", "rollout", "telemetry", "environments", "memory")
 
 FORMS, HEADS, GRPC, MANAGEMENT = "forms", "heads", "grpc", "management"
 IN_A_THREAD = "always called in a thread"
@@ -101,7 +101,7 @@ TABLE = {
     "registry/registering.py:take_in": IN_A_THREAD,
     "rollout/watches.py:take_in": IN_A_THREAD,
     "api/grpc_calls.py:peer_of": NO_BODY,
-    "registry/learned_memory.py:read": NO_BODY,
+    "memory/learned_memory.py:read": NO_BODY,
     "registry/snapshot.py:lies_as": NO_BODY,
     "registry/snapshot.py:read_models": NO_BODY,
     "environments/environments.py:_read_hashes": NO_BODY,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from marserve.errors import LoadFailed, NoWorker
+from marserve.memory.device_moves import Site, choose_site
 from marserve.pool.room import Unbounded
-from marserve.registry.device_moves import Site, choose_site
 from support.processes import until
 from support.running_pool import RunningPool
 

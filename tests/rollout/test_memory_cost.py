@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from marserve.errors import ArchiveNotFound
-from marserve.registry.admission import INTERPRETER_BYTES, RUNTIME_BYTES
+from marserve.memory.admission import INTERPRETER_BYTES, RUNTIME_BYTES
 from marserve.rollout.desired_state import DesiredVersion
 from marserve.rollout.memory_cost import BLOCK_BYTES, MemoryCost, RangeFile
 from marserve.store.local import LocalStore

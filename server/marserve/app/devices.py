@@ -15,8 +15,8 @@ from marserve.machine.device_readings import DeviceReader
 from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.devices import Assigner, cap
 from marserve.machine.tools import each_within
-from marserve.registry.device_room import DeviceRooms
-from marserve.registry.learned_memory import LearnedMemory
+from marserve.memory.device_room import DeviceRooms
+from marserve.memory.learned_memory import LearnedMemory
 from marserve.rollout.assembly import state_folder
 from marserve.settings import Settings
 from marserve.telemetry.metrics import Metrics

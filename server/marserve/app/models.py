@@ -27,6 +27,8 @@ from marserve.machine.describe import Machine
 from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.devices import Assigner
 from marserve.machine.visible import order_of_devices
+from marserve.memory.device_room import DeviceRooms
+from marserve.memory.residency import Residency, house, residency_of
 from marserve.messages import Load
 from marserve.pool.cgroups import WorkerCgroups
 from marserve.pool.launchers import Launchers
@@ -34,11 +36,9 @@ from marserve.pool.launchers.cluster import Cluster
 from marserve.pool.options import PoolOptions
 from marserve.pool.room import Room
 from marserve.pool.supervisor import Pool
-from marserve.registry.device_room import DeviceRooms
 from marserve.registry.hooks import Hooks
 from marserve.registry.intake import Intake
 from marserve.registry.models import Registry
-from marserve.registry.residency import Residency, house, residency_of
 from marserve.rollout.assembly import DesiredStates, state_folder
 from marserve.rollout.rollouts import Rollouts
 from marserve.rollout.watches import FAMILIES as WATCH_FAMILIES

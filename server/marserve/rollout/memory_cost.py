@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 from marserve.archive.model_config import read_value
 from marserve.archive.weight_size import Seekable, WeightSize, weigh, weigh_file
 from marserve.errors import MarserveError
-from marserve.registry.admission import need_of
+from marserve.memory.admission import need_of
 from marserve.rollout.desired_state import DesiredVersion
 from marserve.store.digests import split_digest
 from marserve.store.fetch_guard import is_address

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from marserve.registry.eviction import Choice, Demand, Resident, choose_victims
+from marserve.memory.eviction import Choice, Demand, Resident, choose_victims
 
 
 def resident(name: str, *, size: int = 100, load_s: float = 1.0, demand: float = 1.0, **facts: float) -> Resident[str]:

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from marserve.errors import NoMemoryNow, NotEnoughDeviceMemory
 from marserve.machine.devices import Assigner, choose_group
+from marserve.memory.admission import Learned
+from marserve.memory.device_admission import CONTEXT_BYTES, DeviceBooks, DeviceNeed, Promise, device_need
+from marserve.memory.device_eviction import Devices
+from marserve.memory.device_line import DeviceLine, Guest, SleepyPool, Watch
+from marserve.memory.device_moves import SETTLED_S, Site, choose_site
+from marserve.memory.learned_memory import LearnedMemory
 from marserve.pool.options import PoolOptions
 from marserve.pool.room import Room, Unbounded
-from marserve.registry.admission import Learned
-from marserve.registry.device_admission import CONTEXT_BYTES, DeviceBooks, DeviceNeed, Promise, device_need
-from marserve.registry.device_eviction import Devices
-from marserve.registry.device_line import DeviceLine, Guest, SleepyPool, Watch
-from marserve.registry.device_moves import SETTLED_S, Site, choose_site
-from marserve.registry.learned_memory import LearnedMemory
 
 log = logging.getLogger("marserve.registry.memory")
 

@@ -17,16 +17,16 @@ from typing import Protocol
 
 from marserve.errors import NoMemoryNow
 from marserve.machine.accelerators import DeviceReading
-from marserve.pool.options import PoolOptions
-from marserve.registry.device_admission import DeviceBooks, Promise
-from marserve.registry.device_eviction import (
+from marserve.memory.device_admission import DeviceBooks, Promise
+from marserve.memory.device_eviction import (
     DeviceResident,
     Devices,
     Place,
     choose_place,
     choose_victims_on,
 )
-from marserve.registry.eviction import Demand
+from marserve.memory.eviction import Demand
+from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics import VersionMetrics
 
 log = logging.getLogger("marserve.registry.memory")

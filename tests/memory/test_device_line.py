@@ -13,12 +13,12 @@ import pytest
 from marserve.errors import NoMemoryNow, NotEnoughDeviceMemory, NotEnoughMemory
 from marserve.machine.accelerators import DeviceReading
 from marserve.machine.devices import Assigner
+from marserve.memory import device_line
+from marserve.memory.admission import MIB
+from marserve.memory.device_room import DeviceRoom, DeviceRooms
+from marserve.memory.learned_memory import LearnedMemory
 from marserve.pool.options import PoolOptions
 from marserve.pool.room import Room, Unbounded
-from marserve.registry import device_line
-from marserve.registry.admission import MIB
-from marserve.registry.device_room import DeviceRoom, DeviceRooms
-from marserve.registry.learned_memory import LearnedMemory
 from marserve.telemetry.metrics import VersionMetrics
 
 pytestmark = pytest.mark.anyio

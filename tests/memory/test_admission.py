@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from marserve.registry.admission import (
+from marserve.memory.admission import (
     INTERPRETER_BYTES,
     MIB,
     RUNTIME_BYTES,

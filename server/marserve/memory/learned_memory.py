@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from marserve.registry.admission import Learned
+from marserve.memory.admission import Learned
 from marserve.regular_files import read_regular
 
 log = logging.getLogger("marserve.registry.memory")

@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 
 from marserve.errors import NoMemoryNow, NotEnoughMemory
+from marserve.memory import residency
+from marserve.memory.admission import MIB, Learned, Need
+from marserve.memory.learned_memory import LearnedMemory
+from marserve.memory.residency import Doing, Residency, Sizes, Tenancy, house, residency_of
 from marserve.pool.options import PoolOptions
-from marserve.registry import residency
-from marserve.registry.admission import MIB, Learned, Need
-from marserve.registry.learned_memory import LearnedMemory
-from marserve.registry.residency import Doing, Residency, Sizes, Tenancy, house, residency_of
 from marserve.settings import Settings
 from marserve.telemetry.metrics import VersionMetrics
 

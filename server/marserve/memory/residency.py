@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from marserve.errors import NoMemoryNow, NotEnoughMemory
+from marserve.memory.admission import Account, DoesNotFit, Learned, Ledger, Need, budget_of, need_of
+from marserve.memory.eviction import Demand, Resident, choose_victims
+from marserve.memory.learned_memory import Key, LearnedMemory
 from marserve.pool.memory import held_bytes, past_peak_bytes
 from marserve.pool.options import PoolOptions
 from marserve.pool.room import Room, WithoutDevices
-from marserve.registry.admission import Account, DoesNotFit, Learned, Ledger, Need, budget_of, need_of
-from marserve.registry.eviction import Demand, Resident, choose_victims
-from marserve.registry.learned_memory import Key, LearnedMemory
 from marserve.settings import Settings
 from marserve.telemetry.metrics import MemoryFigures, VersionMetrics
 

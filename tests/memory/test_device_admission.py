@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from marserve.registry.device_admission import CONTEXT_BYTES, DeviceBooks, DeviceNeed, device_need
+from marserve.memory.device_admission import CONTEXT_BYTES, DeviceBooks, DeviceNeed, device_need
 
 GIB = 1 << 30
 

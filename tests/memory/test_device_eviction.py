@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marserve.registry.device_eviction import DeviceResident, Place, choose_place, choose_victims_on
+from marserve.memory.device_eviction import DeviceResident, Place, choose_place, choose_victims_on
 
 
 def model(name: str, demand: float = 1.0, *, load_s: float = 1.0, **facts: Any) -> DeviceResident[str]:

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from marserve.registry.eviction import Resident, choose_victims
+from marserve.memory.eviction import Resident, choose_victims
 
 Devices = tuple[int, ...]
 Name = TypeVar("Name", bound=Hashable)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from marserve.registry.admission import MIB
+from marserve.memory.admission import MIB
 
 Source = Literal["declared", "learned", "estimated"]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from marserve.errors import NoMemoryNow, NotEnoughMemory
+from marserve.memory import residency
+from marserve.memory.admission import MIB, Learned
+from marserve.memory.learned_memory import LearnedMemory
+from marserve.memory.residency import Residency, Sizes, Tenancy, house, sizes_of
 from marserve.pool.options import PoolOptions
-from marserve.registry import residency
-from marserve.registry.admission import MIB, Learned
-from marserve.registry.learned_memory import LearnedMemory
-from marserve.registry.residency import Residency, Sizes, Tenancy, house, sizes_of
 from marserve.telemetry.metrics import VersionMetrics
 
 pytestmark = pytest.mark.anyio
