@@ -29,7 +29,7 @@ from marserve.messages import (
     Stop,
     pack_head,
 )
-from marserve.registry.calls import LARGEST_BATCH
+from marserve.registry.intake.registration import LARGEST_BATCH
 
 # What a frame is made of, as docs and the head of `wire.py` say it; changing the format must change these lines.
 HELLO_METADATA = b"\x93\xa5hello\x07\xa43.11"  # ["hello", 7, "3.11"]

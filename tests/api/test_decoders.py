@@ -92,18 +92,18 @@ TABLE = {
     "pool/lengths.py:length_of": "lengths",
     "pool/lengths.py:_length_of_long": "lengths",
     "workflows/engine.py:_join": "short answers; tests/workflows/test_engine.py has long ones joined by a thread",
-    "registry/customized.py:read_metadata": IN_A_THREAD,
-    "registry/trial.py:_json_of": IN_A_THREAD,
+    "registry/catalogue/metadata_of_handler.py:read_metadata": IN_A_THREAD,
+    "registry/changes/trial.py:_json_of": IN_A_THREAD,
     "rollout/desired_state.py:read": IN_A_THREAD,
     "workflows/spec.py:_load": IN_A_THREAD,
-    "registry/intake.py:_take_in": IN_A_THREAD,
+    "registry/intake/intake.py:_take_in": IN_A_THREAD,
     "workflows/intake.py:_take_in": IN_A_THREAD,
-    "registry/registering.py:take_in": IN_A_THREAD,
+    "registry/changes/registering.py:take_in": IN_A_THREAD,
     "rollout/watches.py:take_in": IN_A_THREAD,
     "api/grpc_calls.py:peer_of": NO_BODY,
     "memory/learned_memory.py:read": NO_BODY,
-    "registry/snapshot.py:lies_as": NO_BODY,
-    "registry/snapshot.py:read_models": NO_BODY,
+    "registry/catalogue/snapshot.py:lies_as": NO_BODY,
+    "registry/catalogue/snapshot.py:read_models": NO_BODY,
     "environments/environments.py:_read_hashes": NO_BODY,
     "environments/environments.py:_read_record": NO_BODY,
     "environments/environments.py:_kept": NO_BODY,
@@ -130,7 +130,7 @@ def decoding_places() -> Iterator[str]:
             yield from walk(child, place, inner)
 
     for room in ROOMS:
-        for file in (root / room).glob("*.py"):
+        for file in (root / room).rglob("*.py"):
             yield from walk(ast.parse(file.read_text()), file.relative_to(root).as_posix(), "")
 
 

@@ -14,7 +14,7 @@ from marserve.api.application import build_app
 from marserve.api.description import description_router
 from marserve.api.inference import read_route
 from marserve.api.metrics import metrics_router
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.intake.registration import RegisterParameters
 from marserve.telemetry.metrics import Metrics
 from support.management_house import House, client_of
 

@@ -8,7 +8,7 @@ import pytest
 
 from marserve.api.application import build_app
 from marserve.api.desired_state import desired_state_router
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.intake.registration import RegisterParameters
 from marserve.rollout.history import History
 from marserve.rollout.reconciler import Reconciler
 from support.management_house import House, client_of

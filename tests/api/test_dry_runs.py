@@ -15,7 +15,7 @@ from marserve.api.management import management_router
 from marserve.api.rollouts import rollout_router
 from marserve.api.schemas import DryRunStatus
 from marserve.errors import DesiredStateDecides
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.intake.registration import RegisterParameters
 from marserve.rollout.changes import RefusedChanges
 from marserve.rollout.course import read_rollout
 from marserve.rollout.rollouts import Rollouts

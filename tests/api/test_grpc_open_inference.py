@@ -14,7 +14,7 @@ import pytest
 from marserve.api.grpc_open_inference import DATA_TYPES, fill_response, write_request
 from marserve.errors import BadInput, HandlerFailed
 from marserve.messages import Answer
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.intake.registration import RegisterParameters
 from support.fake_pool import Behaviour
 from support.grpc_house import SCHEMA, Client, client_of, inference_port, refusal
 from support.management_house import House

@@ -11,7 +11,7 @@ import pytest
 from marserve.api.application import build_app
 from marserve.api.health import health_router
 from marserve.api.schemas import Health, Probe
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.intake.registration import RegisterParameters
 from marserve.settings import ModelToLoad
 from support.fake_pool import Behaviour
 from support.management_house import House, client_of

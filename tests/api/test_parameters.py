@@ -10,7 +10,7 @@ import pytest
 from marserve.api.management import REGISTER_PARAMETERS, read_registration
 from marserve.api.parameters import JsonParameters, QueryParameters
 from marserve.errors import BadInput
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.intake.registration import RegisterParameters
 from marserve.settings.values import MemoryWish
 
 KNOWN = ("number", "flag", "word")

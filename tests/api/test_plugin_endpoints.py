@@ -15,7 +15,7 @@ from marserve.api.health import health_router
 from marserve.api.plugin_endpoints import check_patterns, endpoint_router
 from marserve.errors import BadSettings
 from marserve.plugins import EndpointAccess, EndpointAnswer, EndpointCall, InstalledEndpoint, Listener
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.intake.registration import RegisterParameters
 from support.management_house import House, client_of
 
 pytestmark = pytest.mark.anyio

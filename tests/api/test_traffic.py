@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from marserve.api.schemas import LabelStatus, SwapStatus, TrafficStatus
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.intake.registration import RegisterParameters
 from support.fake_pool import Behaviour
 from support.management_house import House, client_of
 

@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "archive/member_names": (),
     "pool/batcher": ("admission", "dispatcher"),
     "pool/queue": ("admission", "dispatcher"),
-    "registry/traffic": (),
+    "registry/catalogue/traffic": (),
     "rollout/diff": (),
     "rollout/judge": ("timeline",),
     "memory/admission": (),

@@ -9,7 +9,7 @@ import pytest
 from marserve.archive.model_config import ModelConfig, parse_model_config
 from marserve.errors import BadArchive
 from marserve.pool.options import PoolOptions
-from marserve.registry.effective_options import OptionDefaults, RequestedOptions, effective_options
+from marserve.registry.intake.effective_options import OptionDefaults, RequestedOptions, effective_options
 from marserve.settings import ModelDefaults
 
 

@@ -25,11 +25,11 @@ from marserve.errors import (
     Draining,
     VersionConflict,
 )
-from marserve.registry.calls import Registered, RegisterParameters
-from marserve.registry.intake import Intake
-from marserve.registry.registering import PARALLEL_FETCHES, PARALLEL_INTAKES
-from marserve.registry.snapshot import read_models, write_models
-from marserve.registry.swapping import SwapParameters
+from marserve.registry.catalogue.snapshot import read_models, write_models
+from marserve.registry.changes.registering import PARALLEL_FETCHES, PARALLEL_INTAKES
+from marserve.registry.changes.swap import SwapParameters
+from marserve.registry.intake.intake import Intake
+from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.settings.values import ModelToLoad
 from marserve.store.cache import Cache
 from marserve.store.download import DownloadOptions

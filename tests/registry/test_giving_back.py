@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from marserve.errors import NotEnoughMemory
-from marserve.registry import registering
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.changes import registering
+from marserve.registry.intake.registration import RegisterParameters
 from support.fake_pool import FakePool
 from support.management_house import House
 

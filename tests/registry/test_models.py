@@ -38,12 +38,12 @@ from marserve.errors import (
 from marserve.messages import Answer, Load, Part, Request
 from marserve.names import encodable, escaped
 from marserve.registry import models as models_module
-from marserve.registry import registering
-from marserve.registry.calls import Registered, RegisterParameters, Scaled
-from marserve.registry.shadow import ShadowSpec
-from marserve.registry.snapshot import SnapshotVersion, read_models, write_models
-from marserve.registry.swapping import SwapParameters
-from marserve.registry.traffic import VERSION_HEADER
+from marserve.registry.catalogue.snapshot import SnapshotVersion, read_models, write_models
+from marserve.registry.catalogue.traffic import VERSION_HEADER
+from marserve.registry.changes import registering
+from marserve.registry.changes.swap import SwapParameters
+from marserve.registry.intake.registration import Registered, RegisterParameters, Scaled
+from marserve.registry.observing.shadow import ShadowSpec
 from marserve.settings import ModelDefaults, ModelToLoad
 from marserve.settings.values import MemoryWish
 from marserve.store.fetch_guard import AllowedUrls

@@ -12,8 +12,8 @@ import pytest
 from marserve.archive.model_config import ModelConfig, parse_model_config
 from marserve.pool.options import PoolOptions
 from marserve.pool.stateful import STREAM_HEADER
-from marserve.registry.call_modes import SequenceHeaderNames
-from marserve.registry.effective_options import OptionDefaults, RequestedOptions, effective_options
+from marserve.registry.intake.call_modes import SequenceHeaderNames
+from marserve.registry.intake.effective_options import OptionDefaults, RequestedOptions, effective_options
 from marserve.settings import ModelDefaults
 from support.inventory import inventory
 
@@ -42,7 +42,7 @@ EXAMPLES = {
     "sequenceBatching": ("sequenceBatching: true", ""),
     "asyncCommunication": ("asyncCommunication: true", ""),
 }
-# Not options of a pool: it says how the version's requirements are installed (`registry/plan.py`).
+# Not options of a pool: it says how the version's requirements are installed (`registry/intake/plan.py`).
 ELSEWHERE = {"useVenv"}
 
 

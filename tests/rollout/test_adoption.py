@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from marserve.errors import ApplyFailed, BadInput, NothingToUndo, WouldUnload
-from marserve.registry.calls import RegisterParameters
-from marserve.registry.shadow import ShadowSpec
-from marserve.registry.traffic import read_traffic
+from marserve.registry.catalogue.traffic import read_traffic
+from marserve.registry.intake.registration import RegisterParameters
+from marserve.registry.observing.shadow import ShadowSpec
 from marserve.rollout.adoption import adopt, as_document
 from marserve.rollout.desired_state import DesiredState, read
 from marserve.rollout.diff import compare

@@ -24,8 +24,8 @@ from marserve.errors import (
     VersionInUse,
     VersionNotFound,
 )
-from marserve.registry.calls import Registered, RegisterParameters
-from marserve.registry.intake import Unpacked
+from marserve.registry.intake.intake import Unpacked
+from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.rollout import arrivals as arrivals_module
 from marserve.rollout.arrivals import MOST_GONE, MOST_TRIES, ArrivalPolicy, Arrivals
 from marserve.store.sightings import Change, ChangeKind

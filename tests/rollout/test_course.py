@@ -8,7 +8,7 @@ import pytest
 
 from marserve.errors import BadInput
 from marserve.messages import Tolerance
-from marserve.registry.arms import Seen
+from marserve.registry.observing.arms import Seen
 from marserve.rollout.course import Course, RolloutSpec, forecast, read_rollout
 from marserve.rollout.judge import Answers, Limits
 from support.judged_versions import counts_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.registry.actual import ActualModel, ActualState, ActualVersion
+from marserve.registry.changes.actual import ActualModel, ActualState, ActualVersion
 from marserve.rollout.desired_state import DesiredModel, DesiredState, DesiredVersion, NewVersions
 from marserve.rollout.diff import PHASES, Step, compare, is_as_wanted
 

@@ -7,7 +7,7 @@ import json
 import numpy
 import pytest
 
-from marserve.registry.arms import LATENCY_BOUNDS, Seen
+from marserve.registry.observing.arms import LATENCY_BOUNDS, Seen
 from marserve.rollout.judge import (
     ABOVE_P99,
     Answers,

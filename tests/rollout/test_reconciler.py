@@ -25,7 +25,7 @@ from marserve.errors import (
     VersionNotFound,
 )
 from marserve.messages import Answer, Part, Request
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.intake.registration import RegisterParameters
 from marserve.rollout.changes import AdoptedChanges
 from marserve.rollout.desired_state import DesiredVersion, NewVersions, read
 from marserve.rollout.document_place import DocumentUnreadable, FilePlace, Found

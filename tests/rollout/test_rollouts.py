@@ -12,8 +12,8 @@ import pytest
 
 from marserve.api.errors import error_status
 from marserve.errors import RolloutNotFound, RolloutsUnread
-from marserve.registry.calls import RegisterParameters
-from marserve.registry.traffic import Traffic
+from marserve.registry.catalogue.traffic import Traffic
+from marserve.registry.intake.registration import RegisterParameters
 from marserve.rollout import rollouts as rollouts_module
 from marserve.rollout.course import read_rollout
 from marserve.rollout.records import Records

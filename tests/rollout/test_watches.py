@@ -14,9 +14,9 @@ import pytest
 
 from marserve.archive.reader import Limits
 from marserve.errors import BadInput, BadSettings, WatchNotFound
-from marserve.registry.calls import Registered, RegisterParameters
-from marserve.registry.coming import Coming
-from marserve.registry.intake import Intake, Unpacked
+from marserve.registry.intake.intake import Intake, Unpacked
+from marserve.registry.intake.pending_fetches import Coming
+from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.rollout.desired_state import NewVersions
 from marserve.rollout.object_events import ObjectEvent
 from marserve.rollout.watches import FAMILIES, Declared, Policies, Watches

@@ -15,7 +15,7 @@ from marserve.api.grpc_calls import Authorize
 from marserve.api.grpc_listener import GrpcAddress, GrpcLimits, GrpcListener, GrpcPorts
 from marserve.api.grpc_schema import Schema
 from marserve.api.tls import Identity
-from marserve.registry.readiness import Readiness
+from marserve.registry.catalogue.readiness import Readiness
 from support.fake_data_plane import FakeDataPlane
 
 HERE = GrpcAddress("127.0.0.1", 0)

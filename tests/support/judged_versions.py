@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from marserve.registry.arms import LATENCY_BOUNDS, Seen
+from marserve.registry.observing.arms import LATENCY_BOUNDS, Seen
 from marserve.rollout.judge import Answers, Judge, Verdict
 
 TICK_S = 0.5

@@ -15,10 +15,10 @@ from marserve.api.description import description_router
 from marserve.api.health import health_router
 from marserve.api.management import management_router
 from marserve.archive.reader import Limits
-from marserve.registry.calls import RegistryOptions
-from marserve.registry.intake import Intake
+from marserve.registry.intake.intake import Intake
+from marserve.registry.intake.registration import RegistryOptions
 from marserve.registry.models import Registry
-from marserve.registry.ports import EnvironmentsLike
+from marserve.registry.pool_protocols import EnvironmentsLike
 from marserve.store.fetched_archives import FetchedArchives
 from marserve.store.fetcher import Fetcher
 from marserve.store.local import LocalStore

@@ -20,7 +20,7 @@ from marserve.errors import (
     WorkflowNotFound,
 )
 from marserve.messages import Answer, Part, Request
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.intake.registration import RegisterParameters
 from marserve.workflows.intake import WorkflowIntake
 from marserve.workflows.workflows import WorkflowOptions, WorkflowParameters, Workflows
 from support.echo_archives import manifest, write_mar

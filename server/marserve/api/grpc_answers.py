@@ -15,7 +15,7 @@ from marserve.api.grpc_errors import SlowReader
 from marserve.api.inference import Job
 from marserve.errors import MarserveError
 from marserve.messages import Answer
-from marserve.registry.traffic import VERSION_HEADER
+from marserve.registry.catalogue.traffic import VERSION_HEADER
 
 # A stream's worker is held when so much waits for the client, and goes on when it is less.
 HOLD_ABOVE_BYTES: Final = 64 * 1024

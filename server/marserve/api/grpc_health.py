@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from marserve.api.grpc_calls import parse_or_abort
-from marserve.registry.readiness import Readiness
+from marserve.registry.catalogue.readiness import Readiness
 
 SERVICE: Final[str] = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 LOOK_S: Final = 0.2

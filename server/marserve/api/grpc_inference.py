@@ -17,7 +17,7 @@ from marserve.api.inference import DataPlane
 from marserve.api.request_body import MAX_PARTS
 from marserve.errors import BadInput, MarserveError
 from marserve.messages import Part, Request
-from marserve.registry.call_modes import SequenceHeaderNames
+from marserve.registry.intake.call_modes import SequenceHeaderNames
 
 SERVICE: Final = f"{INFERENCE}.InferenceAPIsService"
 # Requests of one dialogue that may be under way; the client's next one is read when there is room again.

@@ -27,7 +27,7 @@ from marserve.api.grpc_reflection import GrpcReflection
 from marserve.api.grpc_schema import OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE, Schema
 from marserve.api.listener import AccessLog
 from marserve.api.tls import Identity
-from marserve.registry.call_modes import PLAIN_NAMES, SequenceHeaderNames
+from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.registry.models import Registry
 from marserve.rollout.changes import Changes
 

@@ -18,7 +18,7 @@ from marserve.api.management import REGISTER_PARAMETERS, read_registration
 from marserve.api.parameters import QueryParameters
 from marserve.errors import BadInput
 from marserve.names import json_escaped
-from marserve.registry.calls import default_set_message, unregistered_message
+from marserve.registry.intake.registration import default_set_message, unregistered_message
 from marserve.registry.models import Registry
 from marserve.rollout.changes import Changes, DirectChanges
 

@@ -41,7 +41,12 @@ from marserve.api.swap import add_swap
 from marserve.api.traffic import Dry, add_traffic, is_dry
 from marserve.errors import BadInput, ModelNotFound, VersionNotFound, without_stop
 from marserve.messages import Answer, Part
-from marserve.registry.calls import Progress, RegisterParameters, default_set_message, unregistered_message
+from marserve.registry.intake.registration import (
+    Progress,
+    RegisterParameters,
+    default_set_message,
+    unregistered_message,
+)
 from marserve.registry.models import Registry
 from marserve.rollout.changes import Changes, DirectChanges
 from marserve.rollout.dry_runs import DryRuns

@@ -18,7 +18,7 @@ from marserve.api.schemas import Name, RolloutBody, RolloutStatus, ShadowBody, S
 from marserve.api.traffic import Dry, is_dry, read_object
 from marserve.errors import RouteNotFound
 from marserve.registry.models import Registry
-from marserve.registry.shadow import read_shadow
+from marserve.registry.observing.shadow import read_shadow
 from marserve.rollout.changes import Changes, DirectChanges
 from marserve.rollout.course import read_rollout
 from marserve.rollout.rollouts import ORDERS, Rollouts

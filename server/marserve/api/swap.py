@@ -14,9 +14,9 @@ from marserve.api.parameters import Parameters, read_parameters
 from marserve.api.schemas import Name, SwapBody, SwapStatus, error_answers
 from marserve.api.traffic import is_dry
 from marserve.errors import BadInput, without_stop
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.changes.swap import SwapOrder, SwapParameters, Swapped
+from marserve.registry.intake.registration import RegisterParameters
 from marserve.registry.models import Registry
-from marserve.registry.swapping import SwapOrder, SwapParameters, Swapped
 from marserve.rollout.changes import Changes
 
 SWAP_PARAMETERS = ("version", "order", "keep_old", "check", "dry_run")

@@ -30,8 +30,8 @@ from marserve.api.schemas import (
     error_answers,
 )
 from marserve.errors import BadInput
+from marserve.registry.catalogue.traffic import read_traffic
 from marserve.registry.models import Registry
-from marserve.registry.traffic import read_traffic
 from marserve.rollout.changes import Changes
 
 MOST_BODY_BYTES = 1 << 20

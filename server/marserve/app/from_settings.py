@@ -13,8 +13,8 @@ from marserve.api.sagemaker import Endpoint
 from marserve.archive.reader import Limits
 from marserve.machine.describe import Machine
 from marserve.pool.launchers.cluster import ClusterOptions
-from marserve.registry.call_modes import SequenceHeaderNames
-from marserve.registry.calls import RegistryOptions
+from marserve.registry.intake.call_modes import SequenceHeaderNames
+from marserve.registry.intake.registration import RegistryOptions
 from marserve.settings import KEYS, Settings
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from marserve.pool.launchers.cluster import Cluster
 from marserve.pool.options import PoolOptions
 from marserve.pool.room import Room
 from marserve.pool.supervisor import Pool
-from marserve.registry.hooks import Hooks
-from marserve.registry.intake import Intake
+from marserve.registry.changes.hooks import Hooks
+from marserve.registry.intake.intake import Intake
 from marserve.registry.models import Registry
 from marserve.rollout.assembly import DesiredStates, state_folder
 from marserve.rollout.rollouts import Rollouts

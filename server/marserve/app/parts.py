@@ -40,10 +40,10 @@ from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
 from marserve.machine.device_watch import DeviceWatch
 from marserve.plugins import InstalledEndpoint, find_endpoints
+from marserve.registry.catalogue.snapshot import SnapshotVersion
+from marserve.registry.catalogue.snapshot_writer import SnapshotWriter
+from marserve.registry.intake.scratch import Scratch, remove_orphans
 from marserve.registry.models import Registry
-from marserve.registry.scratch import Scratch, remove_orphans
-from marserve.registry.snapshot import SnapshotVersion
-from marserve.registry.snapshot_writer import SnapshotWriter
 from marserve.rollout.assembly import FAMILIES as DESIRED_STATE_FAMILIES
 from marserve.rollout.assembly import DesiredStates
 from marserve.rollout.reconciler import Reconciler

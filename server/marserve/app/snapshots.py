@@ -12,9 +12,9 @@ from marserve.app.cannot_start import CannotStart
 from marserve.app.tasks import has_succeeded
 from marserve.errors import ArchiveNotFound, BadSettings, InvalidSnapshot
 from marserve.plugins import find_snapshot_store
+from marserve.registry.catalogue.snapshot import SnapshotVersion, check_archives, read_models
+from marserve.registry.catalogue.snapshot_writer import SnapshotWriter
 from marserve.registry.models import Registry
-from marserve.registry.snapshot import SnapshotVersion, check_archives, read_models
-from marserve.registry.snapshot_writer import SnapshotWriter
 from marserve.rollout.watches import watched_folders
 from marserve.settings import Settings
 from marserve.settings.snapshot_files import FolderSnapshots, effective_properties, snapshot_folder

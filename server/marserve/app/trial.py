@@ -19,9 +19,9 @@ from marserve.app.cannot_start import CannotStart
 from marserve.app.parts import Parts, build_parts
 from marserve.errors import BadSettings, MarserveError
 from marserve.machine.describe import describe_machine
-from marserve.registry.calls import RegisterParameters
-from marserve.registry.starting import parameters_of_model, parameters_of_version
-from marserve.registry.startup import models_to_load
+from marserve.registry.changes.load_at_start import parameters_of_model, parameters_of_version
+from marserve.registry.intake.registration import RegisterParameters
+from marserve.registry.intake.startup import models_to_load
 from marserve.settings import Settings
 from marserve.store.fetch_guard import hide_query, is_address
 from marserve.store.local import LocalStore

@@ -20,7 +20,7 @@ from marserve.cli.output import CommandFailed, Output, table
 from marserve.cli.pid_file import AlreadyRunning, PidFile
 from marserve.errors import MarserveError
 from marserve.memory.admission import need_of
-from marserve.registry.startup import models_to_load
+from marserve.registry.intake.startup import models_to_load
 from marserve.settings import Settings
 from marserve.settings.report import sources_report
 from marserve.store.digests import split_digest

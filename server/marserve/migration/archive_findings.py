@@ -22,8 +22,8 @@ from marserve.migration.layout import Layout
 from marserve.migration.overview import Overview
 from marserve.migration.source_findings import judge_source, module_of
 from marserve.migration.workflow_findings import judge_workflow
-from marserve.registry.handler_check import find_defect, folder_of
-from marserve.registry.handler_check import module_of as handler_module
+from marserve.registry.intake.handler_check import find_defect, folder_of
+from marserve.registry.intake.handler_check import module_of as handler_module
 
 WORKFLOW_ENDING = ".war"
 _IN_LINE = re.compile(r" in line (\d+)$")

@@ -8,7 +8,7 @@ from marserve.errors import BadSettings, MarserveError
 from marserve.migration.findings import Finding
 from marserve.migration.layout import Layout
 from marserve.migration.script_findings import FOLDERS
-from marserve.registry.snapshot import read_models
+from marserve.registry.catalogue.snapshot import read_models
 from marserve.settings.load import read_properties
 from marserve.settings.snapshot_files import FolderSnapshots
 from marserve.store.fetch_guard import is_address

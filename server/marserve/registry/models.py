@@ -1,8 +1,8 @@
 """Every registered model: the calls that surfaces make, on the event loop.
 
 What is registered stands in the table (`versions.py`); how a version comes and goes is `registering.py`'s, what the
-start loads `starting.py`'s. A version that goes is taken off the list first and then drained: what it had accepted is
-answered, what comes later is not found.
+start loads `load_at_start.py`'s. A version that goes is taken off the list first and then drained: what it had accepted
+is answered, what comes later is not found.
 
 It knows no HTTP; it gives and raises plain data and typed errors. Processes belong to the pools, files to the intake.
 """
@@ -29,8 +29,26 @@ from marserve.errors import (
 )
 from marserve.messages import Answer, Part, Receiver, Request
 from marserve.pool.queue import GivenUp
-from marserve.registry.actual import ActualModel, ActualState, ActualVersion, look_at
-from marserve.registry.calls import (
+from marserve.registry.catalogue.describe import describe_version, page_of
+from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
+from marserve.registry.catalogue.mirrors import Mirrors
+from marserve.registry.catalogue.named_answers import NamedReceiver
+from marserve.registry.catalogue.readiness import Readiness, Standing, judge
+from marserve.registry.catalogue.snapshot import SnapshotVersion, archive_name
+from marserve.registry.catalogue.traffic import choose_version
+from marserve.registry.catalogue.traffic_control import TrafficControl
+from marserve.registry.catalogue.versions import Model, Version, Versions
+from marserve.registry.changes.actual import ActualModel, ActualState, ActualVersion, look_at
+from marserve.registry.changes.dry_run import Rehearsal
+from marserve.registry.changes.hooks import Hooks
+from marserve.registry.changes.kept_versions import Keeping
+from marserve.registry.changes.load_at_start import Starting
+from marserve.registry.changes.registering import Registering, log_failure, remark
+from marserve.registry.changes.swap import SwapParameters, Swapped, Swapping
+from marserve.registry.changes.transaction import TrafficSetters, Transaction
+from marserve.registry.changes.under_way import Changes
+from marserve.registry.intake.intake import Intake, Unpacked
+from marserve.registry.intake.registration import (
     ModelPage,
     Registered,
     RegisterParameters,
@@ -39,26 +57,8 @@ from marserve.registry.calls import (
     check_batching,
     check_workers,
 )
-from marserve.registry.changes import Changes
-from marserve.registry.customized import ask_for_metadata, read_metadata
-from marserve.registry.describe import describe_version, page_of
-from marserve.registry.hooks import Hooks
-from marserve.registry.intake import Intake, Unpacked
-from marserve.registry.keeping import Keeping
-from marserve.registry.mirrors import Mirrors
-from marserve.registry.named_answers import NamedReceiver
-from marserve.registry.ports import EnvironmentsLike, JobLike, MetricsBook, PoolFactory
-from marserve.registry.readiness import Readiness, Standing, judge
-from marserve.registry.registering import Registering, log_failure, remark
-from marserve.registry.rehearsal import Rehearsal
-from marserve.registry.shadow import read_shadow
-from marserve.registry.snapshot import SnapshotVersion, archive_name
-from marserve.registry.starting import Starting
-from marserve.registry.swapping import SwapParameters, Swapped, Swapping
-from marserve.registry.traffic import choose_version
-from marserve.registry.traffic_control import TrafficControl
-from marserve.registry.transaction import TrafficSetters, Transaction
-from marserve.registry.versions import Model, Version, Versions
+from marserve.registry.observing.shadow import read_shadow
+from marserve.registry.pool_protocols import EnvironmentsLike, JobLike, MetricsBook, PoolFactory
 from marserve.settings.values import LoadModels
 from marserve.store.fetch_guard import hide_query
 

@@ -37,8 +37,8 @@ from marserve.errors import (
     VersionInUse,
     VersionNotFound,
 )
-from marserve.registry.calls import Registered, RegisterParameters
-from marserve.registry.intake import Unpacked
+from marserve.registry.intake.intake import Unpacked
+from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.rollout.arrival_names import (
     are_numbered,
     choose_name,

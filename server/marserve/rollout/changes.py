@@ -19,10 +19,10 @@ from marserve.errors import (
     VersionInUse,
     VersionNotFound,
 )
-from marserve.registry.calls import Registered, RegisterParameters, Scaled
+from marserve.registry.catalogue.traffic import Traffic, check_label
+from marserve.registry.intake.registration import Registered, RegisterParameters, Scaled
 from marserve.registry.models import Registry
-from marserve.registry.shadow import ShadowSpec
-from marserve.registry.traffic import Traffic, check_label
+from marserve.registry.observing.shadow import ShadowSpec
 from marserve.rollout.desired_state import DesiredModel, DesiredState, DesiredVersion
 from marserve.rollout.reconciler import Reconciler
 from marserve.store.digests import split_digest

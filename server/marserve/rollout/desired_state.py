@@ -35,10 +35,10 @@ from marserve.archive.model_config import KEYS as CONFIG_KEYS
 from marserve.archive.model_config import read_value
 from marserve.errors import BadArchive, BadDesiredState, BadInput
 from marserve.names import name_fault
-from marserve.registry.calls import MOST_WORKERS
-from marserve.registry.effective_options import RUNTIMES
-from marserve.registry.shadow import read_shadow
-from marserve.registry.traffic import check_label, read_traffic
+from marserve.registry.catalogue.traffic import check_label, read_traffic
+from marserve.registry.intake.effective_options import RUNTIMES
+from marserve.registry.intake.registration import MOST_WORKERS
+from marserve.registry.observing.shadow import read_shadow
 from marserve.settings.shown_address import hide_query, hide_quoted
 
 LARGEST_DOCUMENT = 1 << 20

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from marserve.registry.actual import IN_PLACE, ActualModel, ActualState, ActualVersion
+from marserve.registry.changes.actual import IN_PLACE, ActualModel, ActualState, ActualVersion
 from marserve.rollout.desired_state import DesiredModel, DesiredState, DesiredVersion
 
 Kind = Literal[

@@ -6,9 +6,9 @@ roll-outs have to do with it is said.
 
 from __future__ import annotations
 
-from marserve.registry.calls import RegisterParameters
+from marserve.registry.changes.dry_run import Rehearsed
+from marserve.registry.intake.registration import RegisterParameters
 from marserve.registry.models import Registry
-from marserve.registry.rehearsal import Rehearsed
 from marserve.rollout.changes import Changes
 from marserve.rollout.rollouts import Rollouts
 

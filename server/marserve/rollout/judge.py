@@ -25,7 +25,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from marserve.registry.arms import LATENCY_BOUNDS, Seen
+from marserve.registry.observing.arms import LATENCY_BOUNDS, Seen
 from marserve.rollout.statistics import at_least, at_most, highest_rate, lowest_rate
 
 Decision = Literal["continue", "promote", "hold", "roll back"]

@@ -33,10 +33,10 @@ from marserve.errors import (
     NothingToUndo,
     WouldUnload,
 )
-from marserve.registry.actual import ActualState, ActualVersion
-from marserve.registry.calls import RegisterParameters
-from marserve.registry.transaction import Commit, Transaction
-from marserve.registry.versions import Version
+from marserve.registry.catalogue.versions import Version
+from marserve.registry.changes.actual import ActualState, ActualVersion
+from marserve.registry.changes.transaction import Commit, Transaction
+from marserve.registry.intake.registration import RegisterParameters
 from marserve.rollout.adoption import Name, adopt, as_document, problems
 from marserve.rollout.desired_state import DesiredState, DesiredVersion, NewVersions, read
 from marserve.rollout.diff import Diff, Step, compare, is_as_wanted

@@ -25,13 +25,13 @@ from marserve.errors import (
     RolloutUnderWay,
     VersionNotFound,
 )
-from marserve.registry.arms import Arm, Seen
-from marserve.registry.calls import Registered, RegisterParameters
+from marserve.registry.catalogue.traffic import Traffic, read_traffic
+from marserve.registry.changes.dry_run import Rehearsed
+from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.registry.models import Registry
-from marserve.registry.ports import PoolLike
-from marserve.registry.rehearsal import Rehearsed
-from marserve.registry.shadow import Shadow
-from marserve.registry.traffic import Traffic, read_traffic
+from marserve.registry.observing.arms import Arm, Seen
+from marserve.registry.observing.shadow import Shadow
+from marserve.registry.pool_protocols import PoolLike
 from marserve.rollout.course import Course, RolloutSpec, State, forecast, read_rollout
 from marserve.rollout.judge import Answers
 from marserve.rollout.records import KEPT_ENDED, Records

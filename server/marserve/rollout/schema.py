@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 from marserve.archive.model_config import KEYS
-from marserve.registry.calls import MOST_WORKERS
-from marserve.registry.effective_options import RUNTIMES
+from marserve.registry.intake.effective_options import RUNTIMES
+from marserve.registry.intake.registration import MOST_WORKERS
 from marserve.rollout.desired_state import FORMAT, POLICIES
 
 _TEXT: dict[str, Any] = {"type": "string", "minLength": 1}

@@ -20,11 +20,11 @@ from marserve.archive.completeness import why_incomplete
 from marserve.archive.reader import Limits
 from marserve.archive.unpacked import UnpackedArchives
 from marserve.errors import ArchiveNotFound, BadInput, BadSettings, ModelNotFound, RolloutNotFound, WatchNotFound
-from marserve.registry.calls import Registered, RegisterParameters
-from marserve.registry.coming import Coming
-from marserve.registry.intake import Intake, Unpacked, pinned
+from marserve.registry.changes.swap import SwapParameters
+from marserve.registry.intake.intake import Intake, Unpacked, pinned
+from marserve.registry.intake.pending_fetches import Coming
+from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.registry.models import Registry
-from marserve.registry.swapping import SwapParameters
 from marserve.rollout.arrival_names import name_from_place
 from marserve.rollout.arrivals import ArrivalPolicy, Arrivals, Canaries, Models
 from marserve.rollout.course import read_rollout

@@ -1,7 +1,7 @@
 """Snapshots as files of settings: what they are called, which is the newest, and the lines that one holds.
 
-Reads and writes one folder. What a snapshot says of models is `registry/snapshot.py`'s; when one is written,
-`registry/snapshot_writer.py`'s.
+Reads and writes one folder. What a snapshot says of models is `registry/catalogue/snapshot.py`'s; when one is written,
+`registry/catalogue/snapshot_writer.py`'s.
 """
 
 from __future__ import annotations

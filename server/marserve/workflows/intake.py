@@ -25,7 +25,7 @@ from marserve.errors import (
     UnsafeArchive,
     WorkflowArchiveNotFound,
 )
-from marserve.registry.intake import compare_digest, is_trusted, unpack_as
+from marserve.registry.intake.intake import compare_digest, is_trusted, unpack_as
 from marserve.regular_files import open_regular
 from marserve.store.digests import split_digest
 from marserve.store.fetch_guard import hide_query

@@ -1,0 +1,230 @@
+"""What a version says of itself: the members of TorchServe's describe answer, in its order, and ours behind them. Pure.
+
+Times are written in UTC. Members without a value are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from marserve.archive.model_config import ModelConfig
+from marserve.pool.options import PoolOptions
+from marserve.registry.pool_protocols import DeathLike, PoolLike, WorkerLike
+from marserve.settings.values import NO_WISH, MemoryWish
+from marserve.store.fetch_guard import hide_query
+
+# Instead of a time: a worker that is not started again by itself.
+WHEN_SCALED = "when scaled"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What does not change while a version is registered. `url` is the word it was registered with.
+
+    `workflow` is the workflow that it is a node of, None for a model by itself; `is_function`: one of its functions.
+    `requirements` is what became of the archive's own, None where it has none. `is_restored`: from a snapshot.
+    `memory` is what its registration said of its place in memory.
+    `declared` is what a desired state says of the version, None where none does. `resolved_url` names exactly what was
+    fetched where `url` names what may change (a branch), else None. `left_by_calls` is what calls had set in place
+    when a document first named the version without saying it: it stays.
+    """
+
+    url: str
+    runtime: str
+    options: PoolOptions
+    config: ModelConfig
+    is_at_startup: bool
+    warnings: tuple[str, ...] = ()
+    workflow: str | None = None
+    is_function: bool = False
+    requirements: Mapping[str, Any] | None = None
+    is_restored: bool = False
+    memory: MemoryWish = NO_WISH
+    declared: Mapping[str, Any] | None = None
+    resolved_url: str | None = None
+    left_by_calls: Mapping[str, Any] = field(default_factory=dict)
+
+
+def describe_version(
+    facts: Facts,
+    pool: PoolLike,
+    *,
+    min_workers: int,
+    max_workers: int,
+    is_default: bool,
+    remarks: Sequence[str] = (),
+    tells_missing_pids: bool = False,
+) -> dict[str, Any]:
+    """One element of the describe answer. `remarks` are warnings about calls since.
+
+    A worker without a process has no `pid`; with `tells_missing_pids` it is -1, as TorchServe's.
+    """
+    options, config = facts.options, facts.config
+    described: dict[str, Any] = {
+        "modelName": options.model,
+        "modelVersion": options.version,
+        "modelUrl": hide_query(facts.url),
+        "runtime": facts.runtime,
+        "minWorkers": min_workers,
+        "maxWorkers": max_workers,
+        "batchSize": pool.options.batch_size,
+        "maxBatchDelay": _milliseconds(pool.options.max_batch_delay_s),
+        "responseTimeout": _whole(options.response_timeout_s),
+        "startupTimeout": _whole(options.startup_timeout_s),
+        "maxRetryTimeoutInSec": _whole(options.max_retry_timeout_s),
+        "clientTimeoutInMills": _milliseconds(options.client_timeout_s or 0.0),
+        "parallelType": config.parallel_type or "",
+        "parallelLevel": config.parallel_level,
+        "deviceType": "gpu" if options.gpu_ids else "cpu",
+    }
+    if config.device_ids and options.gpu_ids == tuple(config.device_ids):
+        described["deviceIds"] = list(config.device_ids)
+    has_sequences = config.sequence_max_idle_s > 0
+    described |= {
+        "continuousBatching": config.continuous_batching,
+        "useJobTicket": options.use_job_ticket,
+        "useVenv": config.use_venv,
+        "stateful": config.sequence_batching,
+        "sequenceMaxIdleMSec": _milliseconds(config.sequence_max_idle_s),
+        "sequenceTimeoutMSec": _milliseconds(config.sequence_timeout_s),
+        "maxNumSequence": _most_sequences(options, config) if has_sequences else 0,
+        "maxSequenceJobQueueSize": config.max_sequence_job_queue_size if has_sequences else 0,
+        "loadedAtStartup": facts.is_at_startup,
+        "workers": [_describe_worker(worker, tells_missing_pids) for worker in pool.workers()],
+        "jobQueueStatus": {
+            "remainingCapacity": max(0, options.queue_size - pool.queued),
+            "pendingRequests": pool.queued,
+        },
+        "isDefault": is_default,
+        "state": _state(pool, min_workers),
+        "runningRequests": pool.running,
+        "defaultPriority": options.default_priority,
+        **pool.described,
+    }
+    described |= _limits_of_life(options)
+    if facts.resolved_url is not None:
+        described["resolvedUrl"] = hide_query(facts.resolved_url)
+    if facts.declared is not None:
+        described["declared"] = {**facts.declared, "url": hide_query(str(facts.declared.get("url", "")))}
+    if facts.requirements is not None:
+        described["requirements"] = dict(facts.requirements)
+    warnings = [*facts.warnings, *pool.warnings, *remarks]
+    if warnings:
+        described["warnings"] = warnings
+    if pool.last_death is not None:
+        described["lastDeath"] = _describe_death(pool.last_death)
+    return described
+
+
+def _state(pool: PoolLike, min_workers: int) -> str:
+    """`ready`, `degraded` (serves, but workers that died or wait are missing), `loading`, `failed` (given up until
+    scaled or probed, or all devices that it may have are lost), or `idle` where no worker is wanted.
+    """
+    if pool.ready_workers and pool.ready_workers >= min_workers:
+        return "ready"
+    if pool.ready_workers and any(
+        (worker.last_death or worker.waits_for) and worker.status != "READY" for worker in pool.workers()
+    ):
+        return "degraded"
+    if not min_workers:
+        return "idle"
+    return "loading" if pool.is_healthy else "failed"
+
+
+def _most_sequences(options: PoolOptions, config: ModelConfig) -> int:
+    return options.sequences.most if options.sequences is not None else config.max_num_sequence or 1
+
+
+def _limits_of_life(options: PoolOptions) -> dict[str, Any]:
+    """What bounds queues, retries and workers' lives, under the names of the configuration, without what is not set.
+
+    The queue's length and the pause of a given-up version's probes always have a value.
+    """
+    limits = {
+        "jobQueueSize": options.queue_size,
+        "maxConcurrentRequests": options.most_concurrent if options.is_concurrent else 0,
+        "idleTimeout": _whole(options.idle_timeout_s or 0.0) if options.idle_timeout_s != math.inf else 0,
+        "retryFailedEvery": _whole(options.retry_failed_every_s),
+        "maxWorkerMemory": options.max_worker_memory_bytes,
+        "maxRequestsPerWorker": options.max_requests_per_worker,
+        "maxWorkerAge": _whole(options.max_worker_age_s),
+        "maxWorkerGrowth": options.max_worker_growth_bytes,
+        "maxRestarts": options.max_restarts,
+        "noRestartExitCodes": list(options.no_restart_exit_codes),
+        "onCrash": "" if options.on_crash == "retry" else options.on_crash,
+        "readinessRule": "" if options.readiness_rule == "any" else options.readiness_rule,
+    }
+    return {name: value for name, value in limits.items() if value}
+
+
+def _describe_worker(worker: WorkerLike, tells_missing_pid: bool) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "id": worker.id,
+        "startTime": _utc(worker.started_at),
+        "status": worker.status,
+        "memoryUsage": worker.memory_bytes,
+        "pid": worker.pid,
+        "gpu": worker.gpu_id is not None,
+        "gpuUsage": worker.gpu_usage,
+        "restarts": worker.restarts,
+    }
+    if worker.pid <= 0 and not tells_missing_pid:
+        del described["pid"]  # a script that signals -1 as root ends every process of its machine
+    if worker.node:
+        described["node"] = worker.node
+    if worker.waits_for:
+        described["waitsFor"] = worker.waits_for
+    if worker.gpu_id is not None:
+        described["gpuId"] = worker.gpu_id
+    if worker.computes_on:
+        described["computesOn"] = worker.computes_on
+    if worker.devices:
+        described["gpuIds"] = list(worker.devices)
+    if worker.ranks:
+        described["ranks"] = [{"rank": rank, "pid": pid} for rank, pid in enumerate(worker.ranks)]
+    if worker.last_death is not None:
+        described["lastDeath"] = _describe_death(worker.last_death)
+    if worker.next_start_at is not None:
+        described["nextStart"] = _utc(worker.next_start_at) if worker.next_start_at < math.inf else WHEN_SCALED
+    return described
+
+
+def _describe_death(death: DeathLike) -> dict[str, Any]:
+    described: dict[str, Any] = {"cause": str(death.cause), "at": _utc(death.at), "detail": death.detail}
+    if death.traceback:
+        described["traceback"] = death.traceback
+    if death.last_lines:
+        described["lastLines"] = list(death.last_lines)
+    return described
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _whole(seconds: float) -> int | float:
+    """Whole seconds as a whole number, as clients expect it."""
+    return int(seconds) if seconds == int(seconds) else seconds
+
+
+def page_of(
+    names: Sequence[tuple[str, str]], *, limit: int | None, offset: int | None
+) -> tuple[list[tuple[str, str]], int | None]:
+    """One page of (name, url) pairs in order of name, and where the next begins, None if nothing follows.
+
+    `limit` outside 1 to 100, or none, is 100; an `offset` below 0, or none, is 0.
+    """
+    size = limit if limit is not None and 1 <= limit <= 100 else 100
+    begin = max(0, offset or 0)
+    ordered = sorted(names)
+    page = ordered[begin : begin + size]
+    following = begin + size
+    return page, following if following < len(ordered) else None

@@ -1,0 +1,195 @@
+"""Which models a server has, as a document, and back: TorchServe's `model_snapshot`. Pure.
+
+A snapshot that cannot be meant is refused as a whole: half a server that starts is worse than one that says why not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from marserve.errors import BadInput, InvalidSnapshot
+from marserve.registry.catalogue.traffic import NO_ROLE, Role, read_role
+from marserve.settings.values import NO_WISH, MemoryWish, read_memory_wish
+from marserve.store.digests import split_digest
+from marserve.store.fetch_guard import is_address
+
+DEFAULT_TIMEOUT_S = 120
+# Beyond this nothing can be meant; what the server bears is the plan's to say.
+LARGEST_NUMBER = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotVersion:
+    """One version as a snapshot has it; it goes before what the archive says. Times in seconds.
+
+    `archive` is its name in the store. `handler` is what a registration asked for in place of the archive's own. `role`
+    is what it has of its model's traffic, `memory` what its registration said of its place in memory; TorchServe passes
+    over the members that hold them.
+    """
+
+    model: str
+    version: str
+    archive: str
+    is_default: bool
+    min_workers: int
+    max_workers: int
+    batch_size: int
+    max_batch_delay_s: float
+    response_timeout_s: float = DEFAULT_TIMEOUT_S
+    startup_timeout_s: float = DEFAULT_TIMEOUT_S
+    runtime: str = "python"
+    parallel_level: int = 0
+    handler: str | None = None
+    role: Role = NO_ROLE
+    memory: MemoryWish = NO_WISH
+
+
+def archive_name(url: str) -> str:
+    """The archive's name in the store, from the word that it was registered with."""
+    if is_address(url):
+        url = url.partition("?")[0]
+    return url.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
+
+
+def restored_archive(word: str) -> str:
+    """What a later start is to load, from the word of a snapshot: an address or an absolute path as it stands.
+
+    Those are of archives that got no name in the store: it was read-only, or they lie below a further root.
+    """
+    return word if is_address(word) or word.startswith("/") else archive_name(word)
+
+
+def lies_as(word: str, model: str, version: str, *, says_version: bool) -> bool:
+    """Whether an archive's path names this model and version: `model/version/…`, `model/version.mar`.
+
+    So it was named by a watch, whatever its manifest says. `model-version.mar` names it where the manifest says no
+    version.
+    """
+    parts = [unquote(part) for part in split_digest(word)[0].split("/") if part]
+    stem = re.sub(r"\.(mar|model|tar\.gz|tgz)$", "", parts[-1], flags=re.IGNORECASE) if parts else ""
+    if [model, version] in (parts[-3:-1], parts[-2:], [*parts[-2:-1], stem]):
+        return True
+    return not says_version and stem in (f"{model}-{version}", f"{model}_{version}", f"{model}@{version}")
+
+
+def write_models(versions: Sequence[SnapshotVersion], name: str, created_ms: int) -> str:
+    """The document of these versions, in the snapshot file `name`; JSON on one line."""
+    models: dict[str, dict[str, Any]] = {}
+    for version in versions:
+        models.setdefault(version.model, {})[version.version] = {
+            "defaultVersion": version.is_default,
+            "marName": version.archive,
+            "minWorkers": version.min_workers,
+            "maxWorkers": version.max_workers,
+            "batchSize": version.batch_size,
+            "maxBatchDelay": round(version.max_batch_delay_s * 1000),
+            "responseTimeout": _whole(version.response_timeout_s),
+            "startupTimeout": _whole(version.startup_timeout_s),
+            "runtimeType": version.runtime,
+            **({"parallelLevel": version.parallel_level} if version.parallel_level > 0 else {}),
+            **({"handler": version.handler} if version.handler else {}),
+            **version.memory.document(),
+            **({"traffic": role} if (role := version.role.document()) else {}),
+        }
+    return json.dumps({"name": name, "modelCount": len(versions), "created": created_ms, "models": models})
+
+
+def read_models(text: str) -> list[SnapshotVersion]:
+    """The versions of a document, in its order. What it says beyond what is known is passed over.
+
+    Raises InvalidSnapshot for what is no such document.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSnapshot(f"model_snapshot is no JSON ({error})") from None
+    models = _members(document, "model_snapshot").get("models", {})
+    return [
+        _read_version(model, version, _members(values, f"version {version} of model {model}"))
+        for model, versions in _members(models, "models of model_snapshot").items()
+        for version, values in _members(versions, f"model {model}").items()
+    ]
+
+
+def check_archives(versions: Iterable[SnapshotVersion], has_archive: Callable[[str], bool]) -> None:
+    """Raise InvalidSnapshot, in TorchServe's words, for the first version whose archive the store has not."""
+    for version in versions:
+        if not has_archive(version.archive):
+            raise InvalidSnapshot(
+                f"Model archive file for model :{version.model}, version :{version.version} not found in model store"
+            )
+
+
+def _read_version(model: str, version: str, values: dict[str, Any]) -> SnapshotVersion:
+    def wrong(key: str, right: str) -> InvalidSnapshot:
+        said = f"is {json.dumps(values[key])[:60]}" if key in values else "is missing"
+        return InvalidSnapshot(f"{key} of model {model}, version {version} {said}; it must be {right}")
+
+    def number(key: str, least: int, default: int | None = None) -> Any:
+        value = values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_NUMBER:
+            raise wrong(key, f"a whole number of {least} or more")
+        return value
+
+    def seconds(key: str) -> float:
+        value = values.get(key, DEFAULT_TIMEOUT_S)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST_NUMBER:
+            raise wrong(key, "a number of seconds")
+        return value
+
+    def text(key: str, default: str | None = None) -> str:
+        value = values.get(key, default)
+        if not isinstance(value, str) or not value:
+            raise wrong(key, "a text")
+        return value
+
+    def role() -> Role:
+        try:
+            return read_role(values.get("traffic", {}))
+        except BadInput as error:
+            raise InvalidSnapshot(f"traffic of model {model}, version {version}: {error}") from None
+
+    def memory() -> MemoryWish:
+        try:
+            return read_memory_wish(values)
+        except ValueError as error:
+            raise InvalidSnapshot(f"of model {model}, version {version} {error}") from None
+
+    if not isinstance(values.get("defaultVersion"), bool):
+        raise wrong("defaultVersion", "true or false")
+    archive = text("marName")
+    if archive_name(archive) in ("", ".", ".."):
+        raise wrong("marName", "the name of an archive in the model store")
+    min_workers = number("minWorkers", 0)
+    return SnapshotVersion(
+        model=model,
+        version=version,
+        archive=restored_archive(archive),
+        is_default=values["defaultVersion"],
+        min_workers=min_workers,
+        max_workers=number("maxWorkers", min_workers),
+        batch_size=number("batchSize", 1),
+        max_batch_delay_s=number("maxBatchDelay", 0) / 1000,
+        response_timeout_s=seconds("responseTimeout"),
+        startup_timeout_s=seconds("startupTimeout"),
+        runtime=text("runtimeType", "python"),
+        parallel_level=number("parallelLevel", 0, 0),
+        handler=text("handler") if "handler" in values else None,
+        role=role(),
+        memory=memory(),
+    )
+
+
+def _members(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidSnapshot(f"{what} is {json.dumps(value)[:60]}; it must be an object")
+    return value
+
+
+def _whole(seconds: float) -> int | float:
+    return int(seconds) if seconds == int(seconds) else seconds

@@ -1,0 +1,410 @@
+"""The table of what is registered: models, their versions, which version is the default. No I/O, no clock.
+
+It changes only between two awaits, so no request and no other call ever sees half a change. A version is itself, not
+its name: two of one name may be there for a while, one on the list and one that leaves or is about to come.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from marserve.errors import (
+    DefaultVersionInUse,
+    LabelTaken,
+    ModelNotFound,
+    VersionConflict,
+    VersionInUse,
+    VersionNotFound,
+)
+from marserve.messages import Request
+from marserve.registry.catalogue.traffic import VERSION_HEADER, Reason, Role, Rule, Traffic
+from marserve.registry.intake.plan import Plan
+from marserve.registry.observing.observers import Beside
+from marserve.registry.pool_protocols import PoolLike
+
+# What a header's value cannot hold, or not as it is.
+_NOT_PLAIN = re.compile(r"[^!-$&-~]")
+
+
+class Version:
+    """One version and what belongs to it: its pool, and on disk what its plan holds.
+
+    `is_settled`: its first load has ended, well or badly. `header` names it in an answer.
+    """
+
+    __slots__ = ("facts", "header", "is_settled", "max_workers", "min_workers", "plan", "pool", "remarks")
+
+    def __init__(self, plan: Plan, pool: PoolLike) -> None:
+        self.facts = plan.facts
+        self.remarks: list[str] = []
+        self.plan = plan
+        self.pool = pool
+        self.min_workers = plan.facts.options.min_workers
+        self.max_workers = plan.facts.options.max_workers
+        self.is_settled = not self.min_workers
+        self.header = (VERSION_HEADER, _NOT_PLAIN.sub(lambda odd: quote(odd.group(), safe=""), self.name))
+
+    @property
+    def model(self) -> str:
+        """The name of its model."""
+        return self.facts.options.model
+
+    @property
+    def name(self) -> str:
+        """Its own name, such as `1.0`."""
+        return self.facts.options.version
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether requests of a sequence must stay with it."""
+        return self.facts.options.sequences is not None
+
+    @property
+    def wakes(self) -> bool:
+        """Whether it gets workers when it is asked, and has none until then."""
+        return self.facts.options.idle_timeout_s is not None and not self.min_workers and self.max_workers > 0
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether a worker has loaded it, or it sleeps and wakes when it is asked.
+
+        While it wakes it holds what comes, so its keys stay with it; one whose workers die of that cannot answer.
+        """
+        pool = self.pool
+        if pool.ready_workers:
+            return True
+        return self.wakes and all(worker.last_death is None for worker in pool.workers())
+
+
+class Choice(NamedTuple):
+    """The version that is to answer a request, and why it."""
+
+    version: Version
+    reason: Reason
+
+
+class Label:
+    """Another name for a version. `wanted` is what it is to name as soon as that can answer, None mostly."""
+
+    __slots__ = ("target", "wanted")
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.wanted: str | None = None
+
+    def renamed(self, old: str, new: str) -> None:
+        """Name `new` where it names `old`."""
+        self.target = new if self.target == old else self.target
+        self.wanted = new if self.wanted == old else self.wanted
+
+
+class Model:
+    """The versions of one name, oldest first; `default` is always one of them.
+
+    `rule` shares out requests that name none, None for all to the default; `labels` are further names of versions.
+    `beside` is what mirrors or watches its requests, None mostly.
+    `is_plain`: one version, and neither of these, so that nothing is to be chosen.
+    """
+
+    __slots__ = ("beside", "default", "is_plain", "labels", "name", "rule", "versions")
+
+    def __init__(self, version: Version) -> None:
+        self.name = version.model
+        self.versions = {version.name: version}
+        self.default = version.name
+        self.rule: Rule | None = None
+        self.labels: dict[str, Label] = {}
+        self.beside: Beside | None = None
+        self.is_plain = True
+
+    def choose(self, named: str | None, request: Request) -> Choice:
+        """The version for a request whose path (or whose call's field) names `named`.
+
+        Raises VersionNotFound.
+        """
+        if named is not None:
+            return Choice(self.find(named), "path")
+        if request.asked_version is not None:
+            return Choice(self.find(request.asked_version), "override")
+        if self.rule is not None:
+            headers = (*request.headers, *request.metadata) if request.metadata else request.headers
+            chosen = self.rule.choose(headers, self.can_answer)
+            if chosen is not None:
+                return Choice(self.versions[chosen[0]], chosen[1])
+        return Choice(self.versions[self.default], "default")
+
+    def find(self, word: str) -> Version:
+        """The version of this name, or of this label. Raises VersionNotFound."""
+        version = self.versions.get(word)
+        if version is not None:
+            return version
+        label = self.labels.get(word)
+        if label is None:
+            raise VersionNotFound(self.name, word)
+        return self.versions[self.settle(label)]
+
+    def settle(self, label: Label) -> str:
+        """What a label names now: what it is wanted to name, from when that can answer."""
+        if label.wanted is not None and self.can_answer(label.wanted):
+            label.target, label.wanted = label.wanted, None
+        return label.target
+
+    def can_answer(self, version: str) -> bool:
+        """Whether a version is there, and can answer."""
+        found = self.versions.get(version)
+        return found is not None and found.can_answer
+
+    def share_of(self, version: Version) -> float:
+        """What share of the requests that name no version this one gets now, 0 to 1."""
+        shares = {} if self.rule is None else self.rule.shares(self.can_answer)
+        return (shares or {self.default: 1.0}).get(version.name, 0.0)
+
+    def names_of(self, version: str) -> list[str]:
+        """The labels that name a version, or are to."""
+        return [name for name, label in self.labels.items() if version in (label.target, label.wanted)]
+
+    def weight_of(self, version: str) -> float:
+        """The weight that a version has; 0 without a rule."""
+        return 0.0 if self.rule is None else self.rule.traffic.weights.get(version, 0.0)
+
+    def notice(self) -> None:
+        """Its versions, rule or labels have changed."""
+        self.is_plain = len(self.versions) == 1 and self.rule is None and not self.labels
+        if self.beside is not None:
+            self.beside.notice()
+
+
+class Versions:
+    """Every model of a registry. `models` is read by whoever likes and changed here alone.
+
+    `leaving` are versions that are off the list, or never were on it, and whose workers have not ended yet. `held` are
+    names, (model, version), that are on it no more and may have to come back: nobody else gets them meanwhile.
+    """
+
+    def __init__(self, sequence_header: str | None = None) -> None:
+        """`sequence_header` is the header that names a request's sequence."""
+        self.models: dict[str, Model] = {}
+        self.leaving: set[Version] = set()
+        self.held: set[tuple[str, str]] = set()
+        self._sequence_header = sequence_header
+
+    # ---------------------------------------------------------------------------------------------- looking
+
+    def model(self, name: str) -> Model:
+        """A model by its name. Raises ModelNotFound."""
+        model = self.models.get(name)
+        if model is None:
+            raise ModelNotFound(name)
+        return model
+
+    def find(self, model: str, version: str | None) -> Version:
+        """The version of this name, or the default one. Raises ModelNotFound or VersionNotFound."""
+        entry = self.model(model)
+        return entry.versions[entry.default] if version is None else entry.find(version)
+
+    def all(self) -> Iterator[Version]:
+        """Every version on the list."""
+        return (version for model in self.models.values() for version in model.versions.values())
+
+    def defaults(self) -> Iterator[Version]:
+        """The default version of every model."""
+        return (model.versions[model.default] for model in self.models.values())
+
+    def find_leaver(self, model: str, version: str | None, *, force: bool) -> Version:
+        """The version that may be taken off the list by this name (None: the default's): labels name none to leave.
+
+        Raises ModelNotFound, VersionNotFound, DefaultVersionInUse while there are others, and without `force`
+        VersionInUse where it has a weight or a label.
+        """
+        entry = self.model(model)
+        name = entry.default if version is None else version
+        if name not in entry.versions:
+            raise VersionNotFound(model, name)
+        if len(entry.versions) > 1:
+            if name == entry.default:
+                raise DefaultVersionInUse(model)
+            labels, has_weight = entry.names_of(name), entry.weight_of(name) > 0
+            if (labels or has_weight) and not force:
+                raise VersionInUse(model, name, has_weight=has_weight, labels=labels)
+        return entry.versions[name]
+
+    def is_listed(self, version: Version) -> bool:
+        """Whether this very version is on the list."""
+        model = self.models.get(version.model)
+        return model is not None and model.versions.get(version.name) is version
+
+    def is_default(self, version: Version) -> bool:
+        """Whether this very version answers requests that name none."""
+        model = self.models.get(version.model)
+        return model is not None and model.versions[model.default] is version
+
+    def refuse_conflict(self, model: str, name: str) -> None:
+        """Raise VersionConflict where the version is registered or may come back, LabelTaken where it is a label."""
+        entry = self.models.get(model)
+        if self.is_held(model, name) or (entry is not None and name in entry.versions):
+            raise VersionConflict(model, name)
+        if entry is not None and name in entry.labels:
+            raise LabelTaken(model, name)
+
+    def is_held(self, model: str, name: str) -> bool:
+        """Whether the name is kept free for a version that may come back."""
+        return (model, name) in self.held
+
+    # ---------------------------------------------------------------------------------------------- changing
+
+    def add(self, version: Version) -> None:
+        """Put a version on the list; the first of a name is its default."""
+        model = self.models.get(version.model)
+        if model is None:
+            model = self.models[version.model] = Model(version)
+        else:
+            model.versions[version.name] = version
+        model.notice()
+        self._tell_share(version, model)
+
+    def replace(self, old: Version, new: Version, *, keeps_old: bool = False) -> None:
+        """Put `new` in the place of `old`: default, weight and labels are its from now on.
+
+        `old` is listed, and leaves unless it is kept; `new` has its name (if that leaves), or one that is free.
+        """
+        model = self.models[old.model]
+        if keeps_old:
+            model.versions[new.name] = new
+        else:
+            model.versions = {
+                (new.name if listed is old else name): (new if listed is old else listed)
+                for name, listed in model.versions.items()
+            }
+            self.leaving.add(old)
+        if model.default == old.name:
+            model.default = new.name
+        if model.rule is not None:
+            self.set_rule(new.model, model.rule.traffic.renamed(old.name, new.name), model.rule.position)
+        for label in model.labels.values():
+            label.renamed(old.name, new.name)
+        model.notice()
+        self._tell_share(new, model)
+        self.leaving.discard(new)
+
+    def put(self, version: Version) -> Version | None:
+        """Put a version on the list, in the place of the one of its name; gives that one, which leaves."""
+        model = self.models.get(version.model)
+        before = model.versions.get(version.name) if model is not None else None
+        self.leaving.discard(version)
+        if before is None:
+            self.add(version)
+        else:
+            self.replace(before, version)
+        return before
+
+    def remove(self, version: Version) -> None:
+        """Take a listed version off the list; if it was the default, the oldest that is left becomes it.
+
+        Its weight and its labels go with it.
+        """
+        model = self.models[version.model]
+        del model.versions[version.name]
+        if not model.versions:
+            del self.models[version.model]
+        else:
+            if model.default == version.name:
+                model.default = next(iter(model.versions))
+            self._forget(model, version)
+            model.notice()
+        self.leaving.add(version)
+
+    def _forget(self, model: Model, version: Version) -> None:
+        if model.rule is not None and version.name in model.rule.traffic.weights:
+            self.set_rule(version.model, model.rule.traffic.without(version.name), model.rule.position)
+        for name in model.names_of(version.name):
+            label = model.labels[name]
+            if label.target == version.name:
+                del model.labels[name]
+            else:
+                label.wanted = None
+
+    def set_rule(self, model: str, traffic: Traffic | None, position: int) -> None:
+        """Share out requests by these weights from now on, or give them all to the default version.
+
+        `position` says where among the golden ratio's multiples the rule begins. Raises ModelNotFound.
+        """
+        entry = self.model(model)
+        entry.rule = None
+        if traffic is not None:
+            listed = (entry.versions.get(name) for name in traffic.weights)
+            has_sequences = any(version is not None and version.has_sequences for version in listed)
+            entry.rule = Rule(model, traffic, position, self._sequence_header if has_sequences else None)
+        entry.notice()
+
+    def set_label(self, model: str, label: str, version: str) -> Label:
+        """Let a label name a version: at once if it is new, else as soon as that version can answer.
+
+        Raises ModelNotFound. The version is listed, and none has the label's name.
+        """
+        entry = self.model(model)
+        known = entry.labels.get(label)
+        if known is None:
+            known = entry.labels[label] = Label(version)
+        else:
+            known.wanted = version if version != known.target else None
+            entry.settle(known)
+        entry.notice()
+        return known
+
+    def remove_label(self, model: str, label: str) -> None:
+        """Let a label name nothing any more; it is there. Raises ModelNotFound."""
+        entry = self.model(model)
+        del entry.labels[label]
+        entry.notice()
+
+    def role_of(self, version: Version) -> Role:
+        """What a listed version has of its model's traffic."""
+        model = self.models[version.model]
+        traffic = model.rule.traffic if model.rule is not None else None
+        weight = None if traffic is None else traffic.weights.get(version.name)
+        labels = [name for name, label in model.labels.items() if (label.wanted or label.target) == version.name]
+        return Role(weight, traffic.sticky if traffic is not None else None, tuple(labels))
+
+    def describe_role(self, version: Version) -> dict[str, Any]:
+        """What describe says of a listed version's traffic: nothing where its model has neither weights nor labels."""
+        model = self.models.get(version.model)
+        if model is None or model.versions.get(version.name) is not version:
+            return {}
+        labels = sorted(name for name, label in model.labels.items() if model.settle(label) == version.name)
+        share = {} if model.rule is None else {"trafficShare": round(model.share_of(version), 6)}
+        return {**({"labels": labels} if labels else {}), **share}
+
+    def restore_role(self, version: Version, role: Role, position: int) -> None:
+        """Give a listed version what it had of its model's traffic, beside what others have of it.
+
+        `position` is where a rule begins that is not there yet.
+        """
+        model = self.models[version.model]
+        for label in role.labels:
+            if label not in model.versions and label not in model.labels:
+                model.labels[label] = Label(version.name)
+        if role.weight is not None:
+            before = dict(model.rule.traffic.weights) if model.rule is not None else {}
+            traffic = Traffic({**before, version.name: role.weight}, role.sticky)
+            if any(traffic.weights.values()):
+                self.set_rule(version.model, traffic, model.rule.position if model.rule is not None else position)
+        model.notice()
+
+    def _tell_share(self, version: Version, model: Model) -> None:
+        version.pool.metrics.read_share = lambda: model.share_of(version)
+
+    def find_named(self, model: str, version: str) -> Version:
+        """The version of this very name, no label. Raises ModelNotFound or VersionNotFound."""
+        entry = self.model(model)
+        if version not in entry.versions:
+            raise VersionNotFound(model, version, f"Model version {version} does not exist for model {model}")
+        return entry.versions[version]
+
+    def set_default(self, model: str, version: str) -> Version:
+        """Let a version answer what names none, from now on. Raises ModelNotFound or VersionNotFound."""
+        found = self.find_named(model, version)
+        self.models[model].default = version
+        return found

@@ -1,0 +1,165 @@
+"""What a registry has, as plain data to compare a desired state with. Values are under the document's names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from marserve.archive.model_config import KEYS
+from marserve.errors import MarserveError
+from marserve.pool.options import PoolOptions
+from marserve.registry.catalogue.versions import Version
+from marserve.registry.intake.effective_options import effective_runtime
+from marserve.registry.intake.plan import declared_options
+from marserve.registry.intake.registration import RegistryOptions
+from marserve.settings.values import ModelDefaults
+from marserve.store.digests import split_digest
+
+# What a version can change while it serves. All else is read when its workers start.
+IN_PLACE = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")
+
+_CONFIG_NAMES = frozenset(key.name for key in KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class ActualVersion:
+    """A version that the server has.
+
+    `declared` is what a document said of it when it was loaded or last changed; None of one that came by a call.
+    `source` is what it was registered with; `config` holds what is in force now. `base` is what would be of the number
+    of workers and of the forming of batches if the document said nothing: what calls left, the archive's word, the
+    server's.
+    `most_workers`: there are devices for no more, 0 for no such bound. `is_on_demand`: requests wake its workers, so
+    their lower bound is 0. `as_declared` is what a document has to say to have exactly this version.
+    """
+
+    source: str
+    workers: tuple[int, int]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    base: Mapping[str, Any] = field(default_factory=dict)
+    declared: Mapping[str, Any] | None = None
+    handler: str | None = None
+    runtime: str | None = None
+    most_workers: int = 0
+    is_on_demand: bool = False
+    as_declared: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ActualModel:
+    """A model that the server has. `traffic` and `shadow` as their calls give them, None for none."""
+
+    versions: Mapping[str, ActualVersion]
+    default: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    traffic: Mapping[str, Any] | None = None
+    shadow: Mapping[str, Any] | None = None
+
+
+ActualState = Mapping[str, ActualModel]
+
+
+def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
+    """One version as it is now."""
+    facts = version.facts
+    archive = version.plan.unpacked.config.document or {}
+    now = {
+        **in_place_now(version),
+        "responseTimeout": _whole(facts.options.response_timeout_s),
+        "startupTimeout": _whole(facts.options.startup_timeout_s),
+    }
+    asked = facts.memory.document()
+    if facts.options.parallel_level and facts.options.parallel_level != facts.config.parallel_level:
+        asked["parallelLevel"] = facts.options.parallel_level  # a snapshot's
+    config = {**{key: value for key, value in archive.items() if key in _CONFIG_NAMES}, **asked, **now}
+    base = _undeclared(version, options)
+    unsaid = {**base, **facts.left_by_calls} if base else {}
+    return ActualVersion(
+        source=facts.url,
+        workers=(version.min_workers, version.max_workers),
+        config=config,
+        base={key: unsaid[key] for key in IN_PLACE} if facts.declared is not None and unsaid else {},
+        declared=facts.declared,
+        handler=version.plan.load.handler,
+        runtime=facts.runtime,
+        most_workers=facts.options.most_workers,
+        is_on_demand=_is_on_demand(facts.options),
+        as_declared=_as_declared(version, options, {**asked, **now}, base),
+    )
+
+
+def in_place_now(version: Version) -> dict[str, Any]:
+    """What is in force of the keys that change without another worker."""
+    pool = version.pool.options
+    return {
+        "minWorkers": version.min_workers,
+        "maxWorkers": version.max_workers,
+        "batchSize": pool.batch_size,
+        "maxBatchDelay": round(pool.max_batch_delay_s * 1000),
+    }
+
+
+def declare(version: Version, declared: Mapping[str, Any] | None) -> None:
+    """Note what a document says of a version that it leaves as it is; None: no document names it any more.
+
+    Of one that came by a call, what the document does not say is noted too: applied again it changes nothing.
+    """
+    facts = version.facts
+    left = facts.left_by_calls if declared is not None else {}
+    if facts.declared is None and declared is not None:
+        left = {key: value for key, value in in_place_now(version).items() if key not in declared}
+    version.facts = replace(facts, declared=declared, left_by_calls=left)
+
+
+def _undeclared(version: Version, options: RegistryOptions) -> dict[str, Any]:
+    """What would be in force if a document declared the version, and nothing of its configuration.
+
+    Empty where such a version could not be: the archive asks for devices that a snapshot or a call made unnecessary.
+    """
+    try:
+        plain = declared_options(version.plan, {}, options)
+    except MarserveError:
+        return {}
+    return {
+        "minWorkers": plain.min_workers,
+        "maxWorkers": plain.max_workers,
+        "batchSize": plain.batch_size,
+        "maxBatchDelay": round(plain.max_batch_delay_s * 1000),
+        "responseTimeout": _whole(plain.response_timeout_s),
+        "startupTimeout": _whole(plain.startup_timeout_s),
+    }
+
+
+def _as_declared(
+    version: Version, options: RegistryOptions, now: Mapping[str, Any], base: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The version under a document's keys: what a document said of it, or its registration, and what was changed since.
+
+    The number of workers is always said. What the archive and the server's settings say by themselves is left out.
+    """
+    facts, plan = version.facts, version.plan
+    least, most = version.min_workers, version.max_workers
+    if _is_on_demand(facts.options) and not least:
+        least = min(version.pool.options.least_awake, most)
+    bounds = {"minWorkers": least, "maxWorkers": most}
+    if facts.declared is not None:
+        changed = {key: now[key] for key in IN_PLACE if now[key] != facts.declared.get(key, base.get(key))}
+        return {**facts.declared, **changed, **bounds}
+    url, sha256 = split_digest(facts.url)
+    told: dict[str, Any] = {"url": url} if sha256 is None else {"url": url, "sha256": sha256}
+    if plan.load.handler != (plan.unpacked.manifest.handler or options.default_handler):
+        told["handler"] = plan.load.handler
+    configured = options.models.get(version.model, {}).get(version.name, ModelDefaults())
+    if facts.runtime != effective_runtime(None, configured, plan.unpacked.manifest.runtime):
+        told["runtime"] = facts.runtime
+    return {**told, **{key: value for key, value in now.items() if value != base.get(key)}, **bounds}
+
+
+def _is_on_demand(options: PoolOptions) -> bool:
+    return options.idle_timeout_s == math.inf
+
+
+def _whole(seconds: float) -> int | float:
+    return int(seconds) if seconds == int(seconds) else seconds

@@ -1,0 +1,301 @@
+"""What a call would change, and whether it would be refused: the dry runs of calls for one version.
+
+Everything that the call itself looks at before it does something is looked at, by the same functions; nothing is
+registered, scaled, promised or written. What only doing it can show is said among the notes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from marserve.errors import Draining
+from marserve.pool.options import PoolOptions
+from marserve.registry.catalogue.mirrors import Mirrors
+from marserve.registry.catalogue.versions import Version, Versions
+from marserve.registry.changes.hooks import Hooks
+from marserve.registry.changes.registering import Registering, bounds_of, most_at_work
+from marserve.registry.intake.plan import Plan, check_parameters
+from marserve.registry.intake.registration import RegisterParameters, RegistryOptions, check_batching, check_workers
+
+NOT_LOADED = "whether its workers can load it is not tried"
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What a call would do. `before` and `after` have the same members, those that it is about.
+
+    `memory` is the host's and `device_memory` that of its devices, in bytes, empty where nobody counts.
+    """
+
+    status: str
+    model: str
+    version: str
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    device_memory: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def noting(self, *notes: str) -> Rehearsed:
+        """The same with further notes."""
+        return replace(self, notes=(*self.notes, *notes))
+
+    def beside(self, other: Rehearsed) -> Rehearsed:
+        """This and what the same call would do beside it to the same version."""
+        return replace(
+            other,
+            status=f"{self.status}. {other.status}",
+            before={**self.before, **other.before},
+            after={**self.after, **other.after},
+            notes=(*self.notes, *other.notes),
+        )
+
+    def document(self) -> dict[str, Any]:
+        """As clients get it."""
+        return {
+            "status": self.status,
+            "isDryRun": True,
+            "modelName": self.model,
+            "modelVersion": self.version,
+            "before": dict(self.before),
+            "after": dict(self.after),
+            **({"memory": dict(self.memory)} if self.memory else {}),
+            **({"deviceMemory": dict(self.device_memory)} if self.device_memory else {}),
+            **({"notes": list(self.notes)} if self.notes else {}),
+        }
+
+
+class Rehearsal:
+    """The dry runs of one registry. Each raises what the call itself would, as far as that can be known before."""
+
+    def __init__(
+        self,
+        options: RegistryOptions,
+        registering: Registering,
+        versions: Versions,
+        mirrors: Mirrors,
+        hooks: Hooks,
+    ) -> None:
+        self._options = options
+        self._registering = registering
+        self._versions = versions
+        self._mirrors = mirrors
+        self._hooks = hooks
+
+    async def register(
+        self, parameters: RegisterParameters, *, as_it_is_now: bool = False, is_at_startup: bool = False
+    ) -> Rehearsed:
+        """See `Registry.register`: the archive is fetched, unpacked and looked at, and deleted again.
+
+        `as_it_is_now`: what lies at the address counts, whatever the store has under its name. `is_at_startup`: as the
+        start loads it, which names a model by its file where nothing else does.
+        """
+        check_parameters(parameters)
+        if self._registering.is_draining:
+            raise Draining
+        unpacked = await self._registering.take_in(
+            parameters, is_only_a_look=as_it_is_now, is_rehearsal=not as_it_is_now
+        )
+        plan = await self._registering.plan(parameters, unpacked, is_at_startup=is_at_startup)
+        await asyncio.to_thread(plan.discard)
+        options = plan.facts.options
+        self._versions.refuse_conflict(options.model, options.version)
+        self._check_installation(plan)
+        memory, on_devices, note = self._foresee(options, None, options.min_workers)
+        entry = self._versions.models.get(options.model)
+        names = [] if entry is None else list(entry.versions)
+        default = None if entry is None else entry.default
+        return Rehearsed(
+            f'Model "{options.model}" Version: {options.version} would be registered with {options.min_workers} '
+            "initial workers",
+            options.model,
+            options.version,
+            {"versions": names, "defaultVersion": default, "minWorkers": 0, "maxWorkers": 0},
+            {
+                "versions": [*names, options.version],
+                "defaultVersion": default or options.version,
+                "minWorkers": options.min_workers,
+                "maxWorkers": options.max_workers,
+            },
+            memory,
+            on_devices,
+            (*_installs(plan), *note, *plan.facts.warnings, *([NOT_LOADED] if options.max_workers else [])),
+        )
+
+    def swap(
+        self, status: str, plan: Plan, old: Version, bounds: tuple[int, int], *, unloads_first: bool, keeps_old: bool
+    ) -> Rehearsed:
+        """See `Registry.swap`: the plan's version in the place of a listed one, which may have to go before.
+
+        `bounds` are the least and the most workers that it would have then. Raises VersionConflict, NotEnoughMemory.
+        """
+        self._check_installation(plan)
+        options = plan.facts.options
+        leaving = old.pool.options if unloads_first else None
+        memory, on_devices, note = self._foresee(options, None, options.min_workers, leaving)
+        entry = self._versions.model(old.model)
+        names, new = list(entry.versions), options.version
+        then = [*names, new] if keeps_old else [new if name == old.name else name for name in names]
+        return Rehearsed(
+            status,
+            old.model,
+            new,
+            {
+                "versions": names,
+                "defaultVersion": entry.default,
+                "minWorkers": old.min_workers,
+                "maxWorkers": old.max_workers,
+            },
+            {
+                "versions": then,
+                "defaultVersion": new if entry.default == old.name else entry.default,
+                "minWorkers": bounds[0],
+                "maxWorkers": bounds[1],
+            },
+            memory,
+            on_devices,
+            (*_installs(plan), *note, *plan.facts.warnings, NOT_LOADED),
+        )
+
+    def scale(self, model: str, version: str | None, *, min_workers: int, max_workers: int) -> Rehearsed:
+        """See `Registry.scale`."""
+        check_workers(min_workers, max_workers)
+        chosen = self._find(model, version)
+        asked = min_workers, max_workers
+        min_workers, max_workers = bounds_of(chosen, *asked)
+        before = chosen.pool.wanted_workers
+        workers = min(max(min_workers, before), most_at_work(chosen, min_workers, max_workers))
+        memory, on_devices, notes = self._foresee(chosen.pool.options, before, workers) if workers > before else _NONE
+        if asked != (min_workers, max_workers):
+            notes = (*notes, f"it can have {max_workers} workers at most, for there are no more devices")
+        if not workers and before and not chosen.facts.options.idle_timeout_s:
+            notes = (*notes, "it has no worker then, and its requests are refused")
+        return Rehearsed(
+            f"Workers would be scaled to {min_workers} for model: {model}, version: {chosen.name}",
+            model,
+            chosen.name,
+            {"minWorkers": chosen.min_workers, "maxWorkers": chosen.max_workers, "workers": before},
+            {"minWorkers": min_workers, "maxWorkers": max_workers, "workers": workers},
+            memory,
+            on_devices,
+            notes,
+        )
+
+    def tune(
+        self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None
+    ) -> Rehearsed:
+        """See `Registry.tune`. Delays are told in milliseconds, as clients give them."""
+        check_batching(batch_size, max_batch_delay_s)
+        chosen = self._find(model, version)
+        options = chosen.pool.options
+        size = options.batch_size if batch_size is None else batch_size
+        delay_s = options.max_batch_delay_s if max_batch_delay_s is None else max_batch_delay_s
+        return Rehearsed(
+            f'Model "{model}" Version: {chosen.name} would form batches of up to {size}, delay {delay_s * 1000:g} ms',
+            model,
+            chosen.name,
+            {"batchSize": options.batch_size, "maxBatchDelay": _milliseconds(options.max_batch_delay_s)},
+            {"batchSize": size, "maxBatchDelay": _milliseconds(delay_s)},
+        )
+
+    def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> Rehearsed:
+        """See `Registry.unregister`."""
+        being_installed = self._registering.installations.find(model, version)
+        if being_installed and (model not in self._versions.models or version is not None):
+            notes = ("its requirements are being installed, which would be given up",)
+            gone: dict[str, Any] = {"versions": [], "defaultVersion": None}
+            return Rehearsed(f'Model "{model}" would be unregistered', model, version or "", gone, gone, notes=notes)
+        chosen = self._versions.find_leaver(model, version, force=force)
+        entry = self._versions.model(model)
+        left = [name for name in entry.versions if name != chosen.name]
+        return Rehearsed(
+            f'Model "{model}" Version: {chosen.name} would be unregistered',
+            model,
+            chosen.name,
+            {"versions": list(entry.versions), "defaultVersion": entry.default, "labels": entry.names_of(chosen.name)},
+            {"versions": left, "defaultVersion": entry.default if left else None, "labels": []},
+            _freed(chosen),
+            notes=tuple(self._losses(chosen, has_others=bool(left))),
+        )
+
+    def set_default(self, model: str, version: str) -> Rehearsed:
+        """See `Registry.set_default`."""
+        chosen = self._versions.find_named(model, version)
+        entry = self._versions.model(model)
+        notes = []
+        if entry.rule is not None:
+            notes.append("requests that name no version go by weights until these are deleted")
+        if not chosen.can_answer:
+            notes.append(f"version {version} has no worker that has loaded it: requests would wait, or be refused")
+        return Rehearsed(
+            f'Default version of model "{model}" would be "{version}"',
+            model,
+            version,
+            {"defaultVersion": entry.default},
+            {"defaultVersion": version},
+            notes=tuple(notes),
+        )
+
+    # ---------------------------------------------------------------------------------------------- inside
+
+    def _find(self, model: str, version: str | None) -> Version:
+        if self._registering.is_draining:
+            raise Draining
+        return self._versions.find(model, version)
+
+    def _check_installation(self, plan: Plan) -> None:
+        """Raise VersionConflict where what the plan's version requires is being installed for one of its name."""
+        if plan.wanted is not None:
+            self._registering.installations.claim(plan.facts.options.model, plan.facts.options.version).check()
+
+    def _foresee(
+        self, options: PoolOptions, before: int | None, workers: int, leaving: PoolOptions | None = None
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any], tuple[str, ...]]:
+        """What so many workers would take, when `leaving` has gone. Raises NotEnoughMemory."""
+        if options.ray is not None:
+            return {}, {}, ("its workers run on other machines, whose memory is not looked at",)
+        memory = self._hooks.memory(options, before, workers, leaving)
+        on_devices = self._hooks.device_memory(options, before, workers, leaving)
+        waits = ("other models would make room, and it would wait until they have",)
+        has_to_wait = memory.get("othersMakeRoom") or on_devices.get("othersMakeRoom")
+        return memory, on_devices, waits if has_to_wait else ()
+
+    def _losses(self, version: Version, *, has_others: bool) -> list[str]:
+        """What else ends with a version."""
+        pool = version.pool
+        notes = []
+        if accepted := pool.queued + pool.running:
+            within = f"{self._options.unregister_timeout_s:g} s"
+            notes.append(f"{accepted} accepted requests would be answered first, within {within}")
+        shadow = self._mirrors.shadow_of(version.model)
+        if shadow is not None and (shadow.spec.version == version.name or not has_others):
+            notes.append(f"the shadow of the model would end: it mirrors to version {shadow.spec.version}")
+        if weight := self._versions.model(version.model).weight_of(version.name):
+            notes.append(f"its weight of {weight:g} would go to the others")
+        if not has_others:
+            notes.append("it is the model's last version: requests for the model would be refused")
+        return notes
+
+
+_NONE: tuple[Mapping[str, Any], Mapping[str, Any], tuple[str, ...]] = ({}, {}, ())
+
+
+def _installs(plan: Plan) -> list[str]:
+    if plan.wanted is None:
+        return []
+    what = plan.wanted.requirements.file or "a virtual environment"
+    return [f"what it requires would be installed first ({what}); whether that can be is not tried"]
+
+
+def _freed(version: Version) -> dict[str, Any]:
+    """What comes free, where somebody counts."""
+    memory: Any = version.pool.described.get("memory")
+    return {} if memory is None else {"moreBytes": -memory["residentBytes"], "source": "measured"}
+
+
+def _milliseconds(seconds: float) -> int | float:
+    milliseconds = round(seconds * 1000, 3)
+    return int(milliseconds) if milliseconds.is_integer() else milliseconds

@@ -1,0 +1,179 @@
+"""What a server loads when it starts: the models that its setting names, or those of a snapshot.
+
+Workers are begun, not waited for. A model that cannot be loaded is logged and left out; one of a snapshot stays in the
+snapshots that follow, so that a restart with the archive mended has it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Sequence
+
+from marserve.errors import LoadFailed, MarserveError
+from marserve.registry.catalogue.snapshot import SnapshotVersion
+from marserve.registry.catalogue.versions import Versions
+from marserve.registry.changes.registering import Registering
+from marserve.registry.changes.under_way import Changes
+from marserve.registry.intake.intake import Intake, Unpacked
+from marserve.registry.intake.plan import Plan
+from marserve.registry.intake.registration import RegisterParameters
+from marserve.registry.intake.startup import models_to_load
+from marserve.settings import ModelToLoad
+from marserve.settings.values import LoadModels
+from marserve.store.digests import split_digest
+from marserve.store.fetch_guard import hide_query
+
+log = logging.getLogger("marserve.registry")
+
+
+def parameters_of_model(model: ModelToLoad) -> RegisterParameters:
+    """The registration of a model that `load_models` names."""
+    return RegisterParameters(url=model.url, model_name=model.name, synchronous=False)
+
+
+def parameters_of_version(version: SnapshotVersion) -> RegisterParameters:
+    """The registration of a version of a snapshot."""
+    return RegisterParameters(
+        url=version.archive,
+        model_name=version.model,
+        handler=version.handler,
+        synchronous=False,
+        restored=version,
+    )
+
+
+class Starting:
+    """The start of one registry.
+
+    `has_tried` once all were tried; `failures` are sentences about those that were left out; `models` the names of
+    those that were not, each once, in order.
+    """
+
+    def __init__(self, intake: Intake, registering: Registering, versions: Versions, changes: Changes) -> None:
+        self._intake = intake
+        self._registering = registering
+        self._versions = versions
+        self._changes = changes
+        self.has_tried = False
+        self.failures: list[str] = []
+        self.models: list[str] = []
+        self.unrestored: dict[tuple[str, str], SnapshotVersion] = {}
+        self._loads: list[asyncio.Task[LoadFailed | None]] = []
+
+    async def wait_until_loaded(self) -> list[str]:
+        """Wait for the first loads of what was published; sentences about those that failed."""
+        loads, self._loads = self._loads, []
+        failures = await asyncio.gather(*loads, return_exceptions=True)
+        return [f"{error}: {error.reason}" for error in failures if isinstance(error, LoadFailed)]
+
+    async def wait_for_loads(self) -> None:
+        """Wait until the first loads of what was published have ended, however. Who waits may be cancelled."""
+        if self._loads:
+            await asyncio.wait(self._loads)
+
+    async def load(self, load_models: LoadModels) -> None:
+        """Load what the setting `load_models` names. Returns when all were tried."""
+        if load_models:
+            names = await asyncio.to_thread(self._intake.store.names)
+            await self._load_all([parameters_of_model(model) for model in models_to_load(load_models, names)])
+        self.has_tried = True
+
+    async def restore(self, versions: Sequence[SnapshotVersion]) -> None:
+        """Load what a snapshot has. Returns when all were tried."""
+        await self._load_all([parameters_of_version(version) for version in versions])
+        self.has_tried = True
+
+    def forget(self, model: str, version: str | None) -> bool:
+        """Restore this version, or any of the model, no more; whether one was to be."""
+        forgotten = [key for key in self.unrestored if key[0] == model and version in (None, key[1])]
+        for key in forgotten:
+            del self.unrestored[key]
+        return bool(forgotten)
+
+    async def _load_all(self, models: Sequence[RegisterParameters]) -> None:
+        # Read side by side, published in the order of the setting: it decides which version is the default.
+        takes: list[tuple[RegisterParameters, contextlib.ExitStack, asyncio.Task[Unpacked]]] = []
+        for model in models:
+            using = contextlib.ExitStack()
+            using.enter_context(self._registering.using(model.url))
+            takes.append((model, using, asyncio.create_task(self._take_in(model))))
+        # What is installed for one of them must not keep the others waiting, but for those of the same name.
+        latest: dict[str, asyncio.Task[None]] = {}
+        for model, using, take in takes:
+            with using:
+                await self._load_one(model, take, latest, using)
+        if latest:
+            await asyncio.wait(latest.values())
+
+    async def _take_in(self, parameters: RegisterParameters) -> Unpacked:
+        # Where a snapshot has an address with a digest, that content served, whatever the store had under its name.
+        is_exact = parameters.restored is not None and split_digest(parameters.url)[1] is not None
+        return await self._registering.take_in(parameters, is_at_startup=True, as_it_is_now=is_exact)
+
+    async def _load_one(
+        self,
+        parameters: RegisterParameters,
+        take: asyncio.Task[Unpacked],
+        latest: dict[str, asyncio.Task[None]],
+        using: contextlib.ExitStack,
+    ) -> None:
+        """Load one archive; returns when it is loaded, or when only its requirements are waited for.
+
+        `latest` are the models that wait for some, by name: the next version of such a name waits for it in turn.
+        `using` keeps the archive's file in the store; it is taken over where the archive is loaded later.
+        """
+        try:
+            plan = await self._registering.plan(parameters, await take, is_at_startup=parameters.restored is None)
+        except Exception as error:
+            self._note_failure(parameters, error)
+            return
+        before = latest.get(plan.facts.options.model)
+        if plan.wanted is None and before is None:
+            await self._establish(parameters, plan)
+        else:
+            work = self._establish_later(parameters, plan, before, using.pop_all())
+            latest[plan.facts.options.model] = self._changes.follow(work)
+
+    async def _establish_later(
+        self,
+        parameters: RegisterParameters,
+        plan: Plan,
+        before: asyncio.Task[None] | None,
+        using: contextlib.ExitStack,
+    ) -> None:
+        with using:
+            await self._establish(parameters, plan, before)
+
+    async def _establish(
+        self, parameters: RegisterParameters, plan: Plan, before: asyncio.Task[None] | None = None
+    ) -> None:
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            version = await self._registering.establish(parameters, plan)
+        except Exception as error:
+            self._note_failure(parameters, error)
+            return
+        if parameters.restored is not None and parameters.restored.is_default:
+            self._versions.set_default(version.model, version.name)
+        if parameters.restored is not None:
+            self._versions.restore_role(version, parameters.restored.role, random.getrandbits(64))
+        if version.model not in self.models:
+            self.models.append(version.model)
+        if not version.is_settled:
+            self._loads.append(self._changes.follow(self._registering.settle(version)))
+
+    def _note_failure(self, parameters: RegisterParameters, error: Exception) -> None:
+        restored = parameters.restored
+        if restored is not None:
+            self.unrestored[restored.model, restored.version] = restored
+        # A border: whatever is wrong with one archive must not keep the server from starting with the others.
+        is_known = isinstance(error, MarserveError)
+        sentence = str(error) if is_known else "an unexpected error; the log says more"
+        log.error(
+            "Failed to load model: %s (%s)", hide_query(parameters.url), sentence, exc_info=None if is_known else error
+        )
+        self.failures.append(f"{hide_query(parameters.url)} was not loaded: {sentence}")

@@ -1,0 +1,581 @@
+"""How a version comes and goes: taken in, planned, installed, published, made ready; and retired.
+
+Whatever goes wrong on the way, nothing of the version is left. Which versions there are is the table's to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import replace
+
+from marserve.allocator import give_back_free_memory
+from marserve.errors import (
+    ArchiveExists,
+    CleanUpTimedOut,
+    DependencyFailed,
+    DigestMismatch,
+    DownloadFailed,
+    Draining,
+    LoadFailed,
+)
+from marserve.names import check_new_name
+from marserve.registry.catalogue.snapshot import archive_name
+from marserve.registry.catalogue.versions import Version, Versions
+from marserve.registry.changes.hooks import Hooks
+from marserve.registry.changes.under_way import Changes
+from marserve.registry.intake.installing import Installations
+from marserve.registry.intake.intake import Intake, Unpacked
+from marserve.registry.intake.pending_fetches import Awaited, Coming
+from marserve.registry.intake.plan import Plan, check_parameters, make_plan
+from marserve.registry.intake.registration import Registered, RegisterParameters, RegistryOptions
+from marserve.registry.pool_protocols import EnvironmentsLike, MetricsBook, PoolFactory
+from marserve.store.digests import split_digest
+from marserve.store.fetch_guard import hide_query
+from marserve.store.fetcher import Fetched, OnBegin
+
+log = logging.getLogger("marserve.registry")
+
+PARALLEL_INTAKES = 2
+# Downloads wait for the network, which is no reason for archives that lie here to wait.
+PARALLEL_FETCHES = 4
+# What ending workers may take beyond the time that they are given to drain: SIGTERM, SIGKILL, reaping.
+KILL_GRACE_S = 15.0
+# How often at most free memory is given back to the system when versions go.
+TIDY_EVERY_S = 5.0
+
+
+class Registering:
+    """What brings versions onto the table `versions`, and takes them off."""
+
+    def __init__(
+        self,
+        options: RegistryOptions,
+        intake: Intake,
+        make_pool: PoolFactory,
+        metrics: MetricsBook,
+        environments: EnvironmentsLike | None,
+        versions: Versions,
+        changes: Changes,
+        hooks: Hooks,
+        note_change: Callable[[Version], None],
+    ) -> None:
+        """`note_change` is called when a registration has ended well."""
+        self._options = options
+        self._intake = intake
+        self._make_pool = make_pool
+        self._metrics = metrics
+        self._environments = environments
+        self._versions = versions
+        self._changes = changes
+        self._hooks = hooks
+        self._note_change = note_change
+        self._intakes = asyncio.Semaphore(PARALLEL_INTAKES)
+        self._fetches = asyncio.Semaphore(PARALLEL_FETCHES)
+        self._is_draining = False
+        self._drain_begun = asyncio.Event()
+        self._tidy_at = 0.0
+        self.installations = Installations()
+        self.coming = Coming()
+        # Archives that were looked into and are unpacked, by address, model and version: `prepare` takes them.
+        self.lent: dict[tuple[str, str | None, str | None], Unpacked] = {}
+        # How many registrations are under way from a name in the store, and which of its files are being deleted.
+        self._under_way: Counter[str] = Counter()
+        self._deleting: dict[str, asyncio.Task[bool]] = {}
+        self._unregistered: set[Version] = set()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nothing more is registered."""
+        return self._is_draining
+
+    def refuse_new(self) -> None:
+        """Register nothing more; give up downloads and installations that are under way."""
+        self._is_draining = True
+        self._drain_begun.set()
+        self._intake.stop_fetching()
+        self.installations.give_up_all()
+
+    # ---------------------------------------------------------------------------------------------- coming
+
+    async def register(
+        self, parameters: RegisterParameters, unpacked: Unpacked | None = None, *, as_it_is_now: bool = False
+    ) -> Registered:
+        """Take an archive in, unless the caller has unpacked it, and make it a version. See `Registry.register`."""
+        check_parameters(parameters)
+        with self.using(parameters.url):
+            if unpacked is None:
+                unpacked = await self.take_in(parameters, as_it_is_now=as_it_is_now)
+            try:
+                version = await self.establish(parameters, await self.plan(parameters, unpacked))
+            except Draining:
+                raise
+            except BaseException:
+                if unpacked.placed is not None:  # nothing of it is left
+                    await self._delete_unused(unpacked.archive, users=1)
+                raise
+        workers = version.min_workers
+        if not workers:
+            self._note_change(version)
+            return Registered(version.model, version.name, 0, "done", version.wakes)
+        if not parameters.synchronous:
+            self._changes.follow(self.settle(version))
+            self._note_change(version)
+            return Registered(version.model, version.name, workers, "begun")
+        try:
+            is_ready = await self.wait_for_caller(version)
+        except (LoadFailed, Draining) as error:
+            if isinstance(error, LoadFailed):
+                log_failure(version, error)
+            if self._versions.is_listed(version):
+                self.remove(version)
+                await self.retire(version, drain_s=0.0, deletes_fetched=isinstance(error, LoadFailed))
+            raise
+        self._note_change(version)
+        return Registered(version.model, version.name, workers, "done" if is_ready else "partial")
+
+    async def take_in(
+        self,
+        parameters: RegisterParameters,
+        *,
+        is_at_startup: bool = False,
+        as_it_is_now: bool = False,
+        is_only_a_look: bool = False,
+        is_rehearsal: bool = False,
+    ) -> Unpacked:
+        """Fetch, unpack and check an archive. Raises as `Intake` does, and Draining.
+
+        Documents and swaps mean what lies at an address now (`as_it_is_now`), and not what the store has kept under
+        that name; the file in the store stays as it is. `is_only_a_look`: the same, and the store gets none either.
+        `is_rehearsal`: as neither, but the store gets none.
+        """
+        url = parameters.url
+        if going := self._deleting.get(archive_name(split_digest(url)[0])):
+            await asyncio.wait([going])
+        if not self._intake.fetches(url):  # does not wait until others have been fetched
+            return await self._unpack(url, None)
+        fetch: Callable[[str, OnBegin], Fetched | None] = self._intake.fetch
+        if is_rehearsal:
+            fetch = self._intake.fetch_for_a_look
+        elif as_it_is_now or is_only_a_look:
+            fetch = self._intake.fetch_aside if is_only_a_look else self._fetch_as_it_is_now
+        version = parameters.version or (parameters.restored.version if parameters.restored is not None else None)
+        with self.coming.awaiting(url, parameters.model_name, version) as awaited:
+            async with self._place_for(url, awaited):
+                if self._is_draining:
+                    raise Draining
+                fetched: Fetched | None
+                try:
+                    fetched = await asyncio.to_thread(fetch, url, awaited.begin)
+                except ArchiveExists as error:
+                    if is_at_startup:
+                        # An earlier start of this server fetched it; that must not keep a later one from having it.
+                        other = self._intake.other_address_of(error.name, url)
+                        if other is None:
+                            log.info("%s is not fetched again: %s is in the store", hide_query(url), error.name)
+                        else:
+                            log.warning(
+                                "%s is not fetched: the store's %s is served in its place, which was fetched from %s; "
+                                "to have the other, remove that file",
+                                hide_query(url),
+                                error.name,
+                                other,
+                            )
+                        url, fetched = error.name, None
+                    elif is_rehearsal and self._is_left_over(error.name, users=0):
+                        fetched = await asyncio.to_thread(self._intake.fetch_aside, url, awaited.begin)
+                    elif not is_rehearsal and await self._delete_unused(error.name, users=1):
+                        # Fetched before, and no version uses it: a crash came between, or a restart without it.
+                        fetched = await asyncio.to_thread(fetch, url, awaited.begin)
+                    else:
+                        raise
+            awaited.unpack()
+            return await self._unpack(url, fetched)
+
+    @contextlib.asynccontextmanager
+    async def _place_for(self, url: str, awaited: Awaited) -> AsyncIterator[None]:
+        """One of the places for downloads, for the block. A download that waits is listed, and may be cancelled.
+
+        Raises DownloadFailed when it is, Draining when the server stops.
+        """
+        loop = asyncio.get_running_loop()
+        with self._intake.queued(url) as queued:
+            awaited.begin(queued)
+            place = asyncio.ensure_future(self._fetches.acquire())
+
+            def give_up() -> None:
+                loop.call_soon_threadsafe(place.cancel)
+
+            try:
+                with queued.cancel.calling(give_up):
+                    await asyncio.wait([place])
+            except BaseException:
+                if not place.cancel() and not place.cancelled():
+                    self._fetches.release()
+                raise
+            if place.cancelled():
+                if self._is_draining:
+                    raise Draining
+                raise DownloadFailed(queued.url, reason=queued.cancel.reason)
+            queued.has_place = True
+            try:
+                yield
+            finally:
+                self._fetches.release()
+
+    async def _unpack(self, url: str, fetched: Fetched | None) -> Unpacked:
+        async with self._intakes:
+            if self._is_draining:
+                if fetched is not None:
+                    await asyncio.to_thread(fetched.discard)
+                raise Draining
+            return await asyncio.to_thread(self._intake.take_in, url, fetched)
+
+    def _fetch_as_it_is_now(self, url: str, on_begin: OnBegin) -> Fetched | None:
+        try:
+            return self._intake.fetch(url, on_begin)
+        except (ArchiveExists, DigestMismatch):
+            return self._intake.fetch_aside(url, on_begin)
+
+    async def plan(self, parameters: RegisterParameters, unpacked: Unpacked, *, is_at_startup: bool = False) -> Plan:
+        """Plan a version of the unpacked archive, or delete it and raise.
+
+        Raises BadName for a new name that cannot be; a start and a snapshot keep what they had.
+        """
+        try:
+            plan = await asyncio.to_thread(make_plan, parameters, unpacked, self._options, is_at_startup=is_at_startup)
+            if not is_at_startup and parameters.restored is None:
+                self._check_new_names(plan)
+            return plan
+        except BaseException:
+            await asyncio.to_thread(unpacked.discard)
+            raise
+
+    def _check_new_names(self, plan: Plan) -> None:
+        model, version = plan.facts.options.model, plan.facts.options.version
+        known = self._versions.models.get(model)
+        if known is None:
+            check_new_name("model", model)
+        if known is None or version not in known.versions:
+            check_new_name("version", version)
+
+    async def prepare(self, parameters: RegisterParameters) -> Version:
+        """Make a version beside what is on the list, and begin to start its workers; no request finds it yet.
+
+        It counts as leaving until `publish` puts it on the list; `retire` ends it. A listed version of its name stays.
+        Raises as `register`, but for VersionConflict; nothing of it is left then.
+        """
+        check_parameters(parameters)
+        with self.using(parameters.url):
+            unpacked = self.lent.pop((parameters.url, parameters.model_name, parameters.version), None)
+            if unpacked is None:
+                unpacked = await self.take_in(parameters, as_it_is_now=True)
+            return await self.establish(parameters, await self.plan(parameters, unpacked), is_beside=True)
+
+    def publish(self, version: Version) -> Version | None:
+        """Put a prepared version on the list; requests find it from now on. Gives the one whose place it took."""
+        before = self._versions.put(version)
+        if before is not None:
+            self._metrics.remove(before.pool.metrics)
+        self._metrics.register(version.pool.metrics)
+        return before
+
+    def replace(self, old: Version, new: Version, *, keeps_old: bool = False) -> None:
+        """Put a version in the place of a listed one, in one moment; that one leaves, unless it is kept."""
+        self._versions.replace(old, new, keeps_old=keeps_old)
+        if not keeps_old:
+            self._metrics.remove(old.pool.metrics)
+        self._metrics.register(new.pool.metrics)
+
+    async def install(self, parameters: RegisterParameters, plan: Plan) -> Plan:
+        """Install what the plan of a version wants that is to be beside another one; gives the plan with it.
+
+        Deletes what belongs to the plan, and raises DependencyFailed or Draining, when that cannot be.
+        """
+        if plan.wanted is None or self._environments is None:
+            return plan
+        try:
+            with self.installations.claim(plan.facts.options.model, plan.facts.options.version) as claim:
+                if self._is_draining:
+                    raise Draining
+                return await claim.install(plan, self._environments, is_synchronous=parameters.synchronous)
+        except BaseException as error:
+            await asyncio.to_thread(plan.discard)
+            if isinstance(error, DependencyFailed) and self._is_draining:
+                raise Draining from error
+            raise
+
+    async def ask_hooks(self, plan: Plan) -> None:
+        """Ask everybody who may refuse a version, or make room for it, that is to be beside or after another one."""
+        await self._ask_hooks(plan, is_beside=True)
+
+    async def establish(self, parameters: RegisterParameters, plan: Plan, *, is_beside: bool = False) -> Version:
+        """Install what the plan wants and put the version on the list, or delete what belongs to the plan and raise.
+
+        With `is_beside` it is not put on the list (see `prepare`).
+        """
+        model, name = plan.facts.options.model, plan.facts.options.version
+        with contextlib.ExitStack() as stack:
+            try:
+                if plan.wanted is not None and self._environments is not None:
+                    if self._is_draining:
+                        raise Draining
+                    if not is_beside:
+                        self._versions.refuse_conflict(model, name)
+                    claim = stack.enter_context(self.installations.claim(model, name))
+                    is_synchronous = parameters.synchronous
+                    plan = await claim.install(plan, self._environments, is_synchronous=is_synchronous)
+                await self._ask_hooks(plan, is_beside=is_beside)
+                return self._begin_beside(plan) if is_beside else self._publish(plan)
+            except BaseException as error:
+                await asyncio.to_thread(plan.discard)
+                if isinstance(error, DependencyFailed):
+                    if self._is_draining:
+                        raise Draining from error
+                    self._remark_failure(model, name, error)
+                raise
+
+    async def _ask_hooks(self, plan: Plan, *, is_beside: bool = False) -> None:
+        """Ask everybody who may refuse the version, or make room for it, before its pool is made."""
+        if self._hooks.before_pool and not is_beside:
+            self._versions.refuse_conflict(plan.facts.options.model, plan.facts.options.version)
+        for ask in self._hooks.before_pool:
+            await ask(plan)
+
+    def _publish(self, plan: Plan) -> Version:
+        """Put a version on the list and begin to start its workers. Nothing is awaited between check and deed."""
+        if self._is_draining:
+            raise Draining
+        self._versions.refuse_conflict(plan.facts.options.model, plan.facts.options.version)
+        version = self._start(plan)
+        self._metrics.register(version.pool.metrics)
+        self._versions.add(version)
+        return version
+
+    def _begin_beside(self, plan: Plan) -> Version:
+        """Begin to start a version's workers, and let nobody find it."""
+        version = self.make(plan)
+        version.pool.start()
+        return version
+
+    def make(self, plan: Plan) -> Version:
+        """Make a version that has no workers yet and that nobody finds; it counts as leaving. Raises Draining."""
+        if self._is_draining:
+            raise Draining
+        version = self._make(plan)
+        self._versions.leaving.add(version)
+        return version
+
+    async def make_idle(self, plan: Plan) -> Version:
+        """As `make`, and no memory is promised for its workers: begin them with `begin_idle`, when there is room.
+
+        Deletes what belongs to the plan, and raises Draining.
+        """
+        options = plan.facts.options
+        idle = replace(plan, facts=replace(plan.facts, options=replace(options, min_workers=0)))
+        try:
+            version = self.make(idle)
+        except BaseException:
+            await asyncio.to_thread(plan.discard)
+            raise
+        version.plan, version.facts = plan, plan.facts
+        version.min_workers, version.is_settled = options.min_workers, not options.min_workers
+        return version
+
+    def begin_idle(self, version: Version, min_workers: int, max_workers: int) -> None:
+        """Begin to start the workers of a version that `make_idle` made. Raises NotEnoughMemory."""
+        version.pool.start()
+        self.scale(version, min_workers, max_workers)
+
+    def _start(self, plan: Plan) -> Version:
+        """Make a version's pool and begin to start its workers; it is not on the list yet."""
+        version = self._make(plan)
+        version.pool.start()
+        return version
+
+    def _make(self, plan: Plan) -> Version:
+        version = Version(plan, self._make_pool(plan.facts.options, plan.load))
+        for warning in plan.facts.warnings:
+            log.warning("Model %s version %s: %s", version.model, version.name, warning)
+        return version
+
+    def _remark_failure(self, model: str, name: str, error: DependencyFailed) -> None:
+        """Let the default version of the model, if there is one, say in describe why another one is not there."""
+        if model in self._versions.models:
+            words = "; ".join(error.reason.splitlines()[-3:])
+            sentence = f"version {name} was not registered, its requirements were not installed: {words}"
+            remark(self._versions.find(model, None), [sentence])
+
+    async def wait_until_ready(self, version: Version) -> bool:
+        """Wait for the workers that a version should have; False when not all of them are to be expected soon.
+
+        Raises LoadFailed.
+        """
+        try:
+            is_ready = await version.pool.wait_until_ready()
+        except LoadFailed as error:
+            told = version.facts.requirements or {}
+            if error.cause != "missing_module" or told.get("status") != "not installed":
+                raise
+            remedy = "what the archive requires is not installed, for install_py_dep_per_model is false"
+            reason = f"{error.reason} ({remedy})"
+            raise LoadFailed(error.model, error.version, reason=reason, cause=error.cause) from error
+        finally:
+            version.is_settled = True
+        if is_ready:
+            for tell in self._hooks.after_ready:
+                tell(version)
+        return is_ready
+
+    async def wait_for_caller(self, version: Version) -> bool:
+        """As `wait_until_ready`, for somebody who wants an answer: raises Draining as soon as the server is to end."""
+        ready = asyncio.ensure_future(self.wait_until_ready(version))
+        drain = asyncio.ensure_future(self._drain_begun.wait())
+        try:
+            await asyncio.wait((ready, drain), return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                return ready.result()
+            raise Draining
+        finally:
+            for waiting in (ready, drain):
+                waiting.cancel()
+            await asyncio.wait((ready, drain))
+
+    async def settle(self, version: Version) -> LoadFailed | None:
+        """Wait for a load that nobody else waits for, and log how it failed; returns that, too."""
+        try:
+            await self.wait_until_ready(version)
+        except LoadFailed as error:
+            log_failure(version, error)
+            return error
+        return None
+
+    def scale(self, version: Version, min_workers: int, max_workers: int) -> None:
+        """Begin to have so many workers of a version, of as many as there are devices for (contract 10.5).
+
+        Raises NotEnoughMemory; nothing has changed then.
+        """
+        min_workers, max_workers = bounds_of(version, min_workers, max_workers)
+        version.pool.scale(min_workers, most_at_work(version, min_workers, max_workers))
+        version.min_workers, version.max_workers = min_workers, max_workers
+
+    # ---------------------------------------------------------------------------------------------- going
+
+    def remove(self, version: Version) -> None:
+        """Take a listed version off the list: no request finds it from now on."""
+        self._versions.remove(version)
+        self._metrics.remove(version.pool.metrics)
+
+    async def retire(self, version: Version, *, drain_s: float, deletes_fetched: bool = False) -> None:
+        """End a removed version. Raises CleanUpTimedOut when that takes too long; it goes on by itself then.
+
+        With `deletes_fetched` the store's file that it came from goes too, if it was fetched and no version uses it.
+        """
+        if deletes_fetched:
+            self._unregistered.add(version)
+        ending = self._changes.follow(self._end(version, drain_s=drain_s))
+        done, _ = await asyncio.wait({ending}, timeout=drain_s + KILL_GRACE_S)
+        if not done:
+            raise CleanUpTimedOut(version.model)
+        ending.result()
+
+    def end_all(self) -> None:
+        """Begin to end every version, at once; those that are leaving already are hurried along."""
+        for version in list(self._versions.all()):
+            self.remove(version)
+        for version in self._versions.leaving:
+            self._changes.follow(self._end(version, drain_s=0.0))
+
+    async def _end(self, version: Version, *, drain_s: float) -> None:
+        try:
+            await version.pool.stop(drain_s)
+        finally:
+            if version in self._versions.leaving:  # a hurried end finds it gone
+                self._versions.leaving.discard(version)
+                for tell in self._hooks.after_left:
+                    tell(version)
+            await asyncio.to_thread(version.plan.discard)
+            if version in self._unregistered:
+                self._unregistered.discard(version)
+                await self._delete_unused(version.plan.unpacked.archive)
+            await self._tidy()
+
+    # ---------------------------------------------------------------------------------------- what was fetched
+
+    @contextlib.contextmanager
+    def using(self, url: str) -> Iterator[None]:
+        """A version is about to come from the archive that `url` names."""
+        name = archive_name(split_digest(url)[0])
+        self._under_way[name] += 1
+        try:
+            yield
+        finally:
+            self._under_way[name] -= 1
+            if not self._under_way[name]:
+                del self._under_way[name]
+
+    def _is_left_over(self, name: str, users: int) -> bool:
+        """Whether the store's file was fetched and nothing uses it but `users` registrations that are under way."""
+        versions = (*self._versions.all(), *self._versions.leaving)
+        return (
+            self._intake.has_fetched(name)
+            and self._under_way[name] <= users
+            and not any(version.plan.unpacked.archive == name for version in versions)
+            and not any(unpacked.archive == name for unpacked in self.lent.values())
+            and not any(uses(name) for uses in self._hooks.uses_archive)
+        )
+
+    async def _delete_unused(self, name: str, users: int = 0) -> bool:
+        """Delete the store's file of this name if it was fetched and is left over; says whether it is gone."""
+        if not self._is_left_over(name, users) or name in self._deleting:
+            return False
+        deleting = asyncio.create_task(asyncio.to_thread(self._intake.delete_fetched, name))
+        self._deleting[name] = deleting
+        # The thread goes on where the caller is cancelled: registrations wait until it has ended.
+        deleting.add_done_callback(lambda _: self._deleting.pop(name))
+        is_gone = await asyncio.shield(deleting)
+        if is_gone:
+            log.info("%s was fetched and no version uses it any more: it is deleted from the model store", name)
+        return is_gone
+
+    async def _tidy(self) -> None:
+        """Give back what unpacking left: threads keep the blocks that they freed, and would keep them for ever.
+
+        Not after each of many versions that go at once; it takes a few milliseconds.
+        """
+        now = asyncio.get_running_loop().time()
+        if now >= self._tidy_at:
+            self._tidy_at = now + TIDY_EVERY_S
+            await asyncio.to_thread(give_back_free_memory)
+
+
+def bounds_of(version: Version, min_workers: int, max_workers: int) -> tuple[int, int]:
+    """The bounds that a version can have of those that were asked for: as many workers as there are devices for."""
+    most = version.facts.options.most_workers
+    return (min(min_workers, most), min(max_workers, most)) if most else (min_workers, max_workers)
+
+
+def most_at_work(version: Version, min_workers: int, max_workers: int) -> int:
+    """How many workers its pool may have within these bounds: 0 as the least ends all, but of a version that wakes."""
+    may_sleep = version.facts.options.idle_timeout_s is not None
+    return max_workers if min_workers or may_sleep else 0
+
+
+# Remarks on calls that a version keeps for describe.
+MOST_REMARKS = 20
+
+
+def remark(version: Version, sentences: Iterable[str]) -> None:
+    """Note what was odd about a call for a version: in the log, and among describe's warnings. Each once."""
+    for sentence in sentences:
+        if sentence not in version.remarks and len(version.remarks) < MOST_REMARKS:
+            version.remarks.append(sentence)
+            log.warning("Model %s version %s: %s", version.model, version.name, sentence)
+
+
+def log_failure(version: Version, error: LoadFailed) -> None:
+    """Log why the workers of a version could not load it."""
+    log.error("Model %s version %s failed to load: %s", version.model, version.name, error.reason or error)

@@ -1,0 +1,352 @@
+"""Puts another archive in the place of a version that serves.
+
+    load_first     load the new one beside, try it, switch between two awaits, let the old one finish and end it
+    unload_first   let the old one finish and end it, load the new one in its memory; requests wait, or are refused,
+                   in between
+
+With either the version before goes on, or comes back, when the new one cannot load or does not answer as it should.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from marserve.errors import (
+    BadInput,
+    CleanUpTimedOut,
+    Draining,
+    LoadFailed,
+    MarserveError,
+    NotEnoughMemory,
+    SwapFailed,
+    SwapUnderWay,
+    VersionNotFound,
+)
+from marserve.messages import Answer, Part
+from marserve.registry.catalogue.versions import Version, Versions
+from marserve.registry.changes.dry_run import Rehearsal, Rehearsed
+from marserve.registry.changes.registering import Registering, log_failure
+from marserve.registry.changes.trial import NO_SAMPLES, Unfit, answers_of, read_inputs, try_out
+from marserve.registry.intake.intake import Unpacked
+from marserve.registry.intake.plan import Plan, check_parameters
+from marserve.registry.intake.registration import RegisterParameters
+
+log = logging.getLogger("marserve.registry")
+
+SwapOrder = Literal["load_first", "unload_first"]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapParameters:
+    """What a swap may say. `registration` is that of the new version; its model is `model`, its URL what counts most.
+
+    `version` is whose place is taken: None for the one of the archive's own name, else the default one. With
+    `keeps_old` that stays registered, which takes two names. `checks` tries the new one before it answers. `dry_run`
+    looks at the archive and says what would be.
+    """
+
+    model: str
+    registration: RegisterParameters
+    version: str | None = None
+    order: SwapOrder | None = None
+    keeps_old: bool = False
+    checks: bool = True
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """What was swapped, or with `rehearsed` would be. `notes` are sentences about what could not be looked at.
+
+    Times in seconds.
+    """
+
+    model: str
+    version: str
+    old: str
+    order: SwapOrder
+    workers: int
+    is_dry: bool = False
+    keeps_old: bool = False
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    rehearsed: Rehearsed | None = None
+
+    @property
+    def message(self) -> str:
+        """The sentence that the client gets."""
+        verb = "would take" if self.is_dry else "has taken"
+        kept = ", which stays registered" if self.keeps_old else ""
+        return f'Model "{self.model}" Version: {self.version} {verb} the place of version {self.old}{kept}'
+
+
+class Swapping:
+    """The swaps of one registry; one at a time for each model."""
+
+    def __init__(
+        self,
+        registering: Registering,
+        versions: Versions,
+        rehearsal: Rehearsal,
+        *,
+        order: SwapOrder,
+        drain_s: float,
+        note_change: Callable[[Version], None],
+    ) -> None:
+        """`order` is what a swap does that names none; a version that goes has `drain_s` to finish."""
+        self._registering = registering
+        self._versions = versions
+        self._rehearsal = rehearsal
+        self._order: SwapOrder = order
+        self._drain_s = drain_s
+        self._note_change = note_change
+        self._under_way: set[str] = set()
+
+    async def swap(self, wish: SwapParameters, unpacked: Unpacked | None = None) -> Swapped:
+        """Put the archive in the place of a version. See `Registry.swap`."""
+        began = time.monotonic()
+        model = wish.model
+        self._versions.model(model)
+        if wish.version is not None:
+            self._listed(model, wish.version)
+        check_parameters(wish.registration)
+        if wish.dry_run:  # which keeps no other swap of the model from beginning
+            swapped = await self._swap(wish, unpacked)
+        elif model in self._under_way:
+            raise SwapUnderWay(model)
+        else:
+            self._under_way.add(model)
+            try:
+                swapped = await self._swap(wish, unpacked)
+            finally:
+                self._under_way.discard(model)
+        return replace(swapped, seconds=round(time.monotonic() - began, 3))
+
+    async def _swap(self, wish: SwapParameters, unpacked: Unpacked | None) -> Swapped:
+        if unpacked is None:
+            named = replace(wish.registration, model_name=wish.model)
+            unpacked = await self._registering.take_in(named, as_it_is_now=True, is_only_a_look=wish.dry_run)
+        try:
+            old = self._find_old(wish, unpacked)
+            parameters = replace(wish.registration, model_name=wish.model, synchronous=True)
+            if parameters.initial_workers is None:
+                # Numbers of workers are the operator's: who swaps wants another archive, not another size.
+                parameters = replace(parameters, initial_workers=max(1, old.min_workers))
+            elif parameters.initial_workers < 1:
+                raise BadInput("initial_workers must be 1 or more: a version without workers cannot be tried.")
+        except BaseException:
+            await asyncio.to_thread(unpacked.discard)
+            raise
+        plan = await self._registering.plan(parameters, unpacked)
+        order, name = wish.order or self._order, plan.facts.options.version
+        notes = () if plan.facts.options.samples or not wish.checks else (NO_SAMPLES,)
+        swapped = Swapped(
+            wish.model, name, old.name, order, plan.facts.options.min_workers, wish.dry_run, wish.keeps_old, notes=notes
+        )
+        try:
+            self._check_names(wish, old, name)
+        except BaseException:
+            await asyncio.to_thread(plan.discard)
+            raise
+        if wish.dry_run:
+            await asyncio.to_thread(plan.discard)
+            return self._rehearse(wish, swapped, plan, old)
+        swap = self._load_first if order == "load_first" else self._unload_first
+        new = await swap(wish, parameters, plan, old)
+        log.info("Model %s: version %s has taken the place of version %s", wish.model, new.name, old.name)
+        return replace(swapped, workers=new.min_workers)
+
+    def _rehearse(self, wish: SwapParameters, swapped: Swapped, plan: Plan, old: Version) -> Swapped:
+        """What a swap would be. Raises what it would, as far as that can be known before."""
+        bounds = _bounds_of(wish, plan, old)
+        unloads_first = swapped.order == "unload_first"
+        try:
+            told = self._rehearsal.swap(
+                swapped.message, plan, old, bounds, unloads_first=unloads_first, keeps_old=wish.keeps_old
+            )
+        except NotEnoughMemory as error:
+            if unloads_first:
+                raise
+            raise _no_room_beside(error, plan, old) from error
+        told = replace(told, notes=(*swapped.notes, *told.notes))
+        return replace(swapped, workers=bounds[0], notes=told.notes, rehearsed=told)
+
+    def _find_old(self, wish: SwapParameters, unpacked: Unpacked) -> Version:
+        entry = self._versions.model(wish.model)
+        if wish.version is not None:
+            return self._listed(wish.model, wish.version)
+        name = unpacked.manifest.model_version or "1.0"
+        return entry.versions[name if name in entry.versions else entry.default]
+
+    def _listed(self, model: str, name: str) -> Version:
+        """The version of that very name: labels are not swapped."""
+        version = self._versions.model(model).versions.get(name)
+        if version is None:
+            raise VersionNotFound(model, name)
+        return version
+
+    def _check_names(self, wish: SwapParameters, old: Version, name: str) -> None:
+        if name != old.name:
+            self._versions.refuse_conflict(wish.model, name)
+        elif wish.keeps_old:
+            raise BadInput(
+                f"keep_old cannot be done: the archive is version {name} as the one whose place it takes; give it "
+                "another version, or leave keep_old out."
+            )
+        if wish.keeps_old and (wish.order or self._order) == "unload_first":
+            raise BadInput("keep_old and order=unload_first contradict each other; leave one out.")
+
+    # ---------------------------------------------------------------------------------------------- load first
+
+    async def _load_first(
+        self, wish: SwapParameters, parameters: RegisterParameters, plan: Plan, old: Version
+    ) -> Version:
+        try:
+            new = await self._registering.establish(parameters, plan, is_beside=True)
+        except NotEnoughMemory as error:
+            raise _no_room_beside(error, plan, old) from error
+        try:
+            await self._wait_until_ready(new, old)
+            if wish.checks:
+                inputs = await read_inputs(new)
+                before = await answers_of(old, inputs) if old.can_answer else []
+                await try_out(new, inputs, before)
+            self._switch(wish, old, new)
+        except BaseException as error:
+            await self._end(new, drain_s=0.0)
+            raise self._explain(error, new, old) from error
+        self._follow_size(wish, new, old)
+        if not wish.keeps_old:
+            await self._end(old, drain_s=self._drain_s)
+        return new
+
+    def _switch(self, wish: SwapParameters, old: Version, new: Version) -> None:
+        """Between two awaits: what comes from now on is the new version's. Raises where the old one is gone."""
+        if self._registering.is_draining:
+            raise Draining
+        if not self._versions.is_listed(old):
+            raise VersionNotFound(
+                wish.model, old.name, f"Version {old.name} of model {wish.model} went while it was being swapped."
+            )
+        self._check_names(wish, old, new.name)
+        self._registering.replace(old, new, keeps_old=wish.keeps_old)
+        self._note_change(new)
+
+    # ---------------------------------------------------------------------------------------------- unload first
+
+    async def _unload_first(
+        self, wish: SwapParameters, parameters: RegisterParameters, plan: Plan, old: Version
+    ) -> Version:
+        plan = await self._registering.install(parameters, plan)
+        new = await self._registering.make_idle(plan)
+        try:
+            inputs, before = await self._learn(wish, new, old)
+            self._switch(wish, old, new)
+        except BaseException as error:
+            await self._end(new, drain_s=0.0)
+            raise self._explain(error, new, old) from error
+        # What the old version was unpacked to stays until it is known that nobody wants it back, and so does its name.
+        kept = old.plan
+        old.plan = kept.borrowed()
+        name = old.model, old.name
+        if old.name != new.name:
+            self._versions.held.add(name)
+        try:
+            await self._end(old, drain_s=self._drain_s)
+            await self._registering.ask_hooks(plan)
+            if self._registering.is_draining:
+                raise Draining
+            self._registering.begin_idle(new, new.min_workers, new.max_workers)
+            await self._wait_until_ready(new, old)
+            if wish.checks:
+                await try_out(new, inputs, before)
+        except BaseException as error:
+            await self._bring_back(kept, old, new)
+            raise self._explain(error, new, old) from error
+        finally:
+            self._versions.held.discard(name)
+        await asyncio.to_thread(kept.discard)
+        self._follow_size(wish, new, old)
+        return new
+
+    async def _learn(
+        self, wish: SwapParameters, new: Version, old: Version
+    ) -> tuple[Sequence[list[Part]], Sequence[Answer | None]]:
+        """The new version's samples, and what the old one says to them while it can."""
+        inputs = await read_inputs(new) if wish.checks else []
+        return inputs, await answers_of(old, inputs) if old.can_answer else []
+
+    async def _bring_back(self, kept: Plan, old: Version, new: Version) -> None:
+        """Have the version before serve again, from what is still on disk."""
+        if self._registering.is_draining or not self._versions.is_listed(new):
+            await self._end(new, drain_s=0.0)
+            await asyncio.to_thread(kept.discard)
+            return
+        again = await self._registering.make_idle(kept)
+        again.remarks = old.remarks
+        self._registering.replace(new, again)
+        await self._end(new, drain_s=0.0)
+        try:
+            self._registering.begin_idle(again, old.min_workers, old.max_workers)
+        except NotEnoughMemory as error:  # others took what the new one gave back
+            log.error("Model %s version %s has no workers: %s", again.model, again.name, error)
+        self._note_change(again)
+        try:
+            await self._registering.wait_until_ready(again)
+        except LoadFailed as error:
+            log_failure(again, error)
+
+    # ---------------------------------------------------------------------------------------------- both
+
+    async def _wait_until_ready(self, new: Version, old: Version) -> None:
+        if not await self._registering.wait_until_ready(new):
+            raise LoadFailed(new.model, new.name, reason="it was stopped, or scaled by somebody else, meanwhile")
+        warm_up = next((text for text in new.pool.warnings if text.startswith("warm-up ")), None)
+        if warm_up is not None:
+            raise Unfit(warm_up, "warm_up")
+
+    def _follow_size(self, wish: SwapParameters, new: Version, old: Version) -> None:
+        """Give the new version the old one's bounds, unless its archive or the caller has some of its own."""
+        bounds = _bounds_of(wish, new.plan, old)
+        if bounds != (new.min_workers, new.max_workers):
+            self._registering.scale(new, *bounds)
+            self._note_change(new)
+
+    async def _end(self, version: Version, *, drain_s: float) -> None:
+        try:
+            await self._registering.retire(version, drain_s=drain_s)
+        except CleanUpTimedOut as error:
+            log.error("Model %s version %s: %s", version.model, version.name, error)
+
+    def _explain(self, error: BaseException, new: Version, old: Version) -> BaseException:
+        """The error for the caller: that the version before goes on, and why the new one was not taken."""
+        if isinstance(error, Unfit):
+            log.error("Model %s version %s was not taken: %s", new.model, new.name, error)
+            return SwapFailed(new.model, new.name, old.name, str(error), cause=error.cause)
+        if isinstance(error, LoadFailed):
+            log_failure(new, error)
+            cause = "out_of_memory" if error.out_of_memory else error.cause or ""
+            why = "its workers could not load it"
+            return SwapFailed(new.model, new.name, old.name, why, reason=error.reason, cause=cause)
+        if isinstance(error, MarserveError):
+            log.error("Model %s version %s was not taken: %s", new.model, new.name, error)
+        return error
+
+
+def _bounds_of(wish: SwapParameters, plan: Plan, old: Version) -> tuple[int, int]:
+    """The least and the most workers of the new version: the old one's, unless its archive or the caller has some."""
+    options = plan.facts.options
+    has_none = wish.registration.initial_workers is None and plan.facts.config.max_workers is None
+    if has_none and old.max_workers:
+        return old.min_workers, max(old.max_workers, options.min_workers)
+    return options.min_workers, options.max_workers
+
+
+def _no_room_beside(error: NotEnoughMemory, plan: Plan, old: Version) -> SwapFailed:
+    why = f"{error} With order=unload_first it would load where version {old.name} is now."
+    return SwapFailed(old.model, plan.facts.options.version, old.name, why, cause=error.cause or "")

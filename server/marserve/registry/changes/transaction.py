@@ -1,0 +1,237 @@
+"""A change of many models at once: prepared beside what serves, then in force between two awaits, or not at all.
+
+    prepare, widen   new versions load, where no request finds them; versions that get more workers begin to start them
+    wait             until each is ready
+    commit           one moment: what is new takes requests, what was replaced or removed takes none
+    abandon          instead of it: what was begun ends, and nobody outside has noticed
+
+Who wants what is the caller's to know. What serves meanwhile may be changed by others; `commit` sees it and refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from marserve.errors import CleanUpTimedOut, LoadFailed, MarserveError, ModelNotFound, VersionConflict
+from marserve.registry.catalogue.versions import Version, Versions
+from marserve.registry.changes.actual import declare
+from marserve.registry.changes.kept_versions import Keeping, Kept
+from marserve.registry.changes.registering import Registering
+from marserve.registry.changes.under_way import Changes
+from marserve.registry.intake.registration import RegisterParameters
+
+log = logging.getLogger("marserve.registry")
+
+
+@dataclass(slots=True)
+class Commit:
+    """What is to be in force when it is over. Versions are named (model, version).
+
+    `publish` are prepared versions; `remove` are listed ones that go. `tune` has batch sizes and delays (in seconds),
+    `narrow` the bounds of versions that get fewer workers, `declare` what a document says of versions now, `defaults`
+    versions by model. `labels` are all labels of a model; `traffic` and `shadow` what their calls take, None for none.
+    """
+
+    publish: list[Version] = field(default_factory=list)
+    remove: list[tuple[str, str]] = field(default_factory=list)
+    tune: dict[tuple[str, str], tuple[int | None, float | None]] = field(default_factory=dict)
+    narrow: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    declare: dict[tuple[str, str], Mapping[str, Any] | None] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    traffic: dict[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    shadow: dict[str, Mapping[str, Any] | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficSetters:
+    """What sets labels, weights and shadows of a model, at once. Each raises a MarserveError for what cannot be."""
+
+    labels: Callable[[str, Mapping[str, str]], None]
+    traffic: Callable[[str, Mapping[str, Any] | None], None]
+    shadow: Callable[[str, Mapping[str, Any] | None], None]
+
+
+class Transaction:
+    """One change. `begin` is when it looked: what changes after it is a conflict."""
+
+    def __init__(
+        self,
+        registering: Registering,
+        versions: Versions,
+        changes: Changes,
+        setters: TrafficSetters,
+        *,
+        keeping: Keeping,
+        drain_s: float,
+        note_change: Callable[[Version], None],
+    ) -> None:
+        self._keeping = keeping
+        self._taken: list[Kept] = []
+        self._registering = registering
+        self._versions = versions
+        self._changes = changes
+        self._setters = setters
+        self._drain_s = drain_s
+        self._note_change = note_change
+        self._before = {(version.model, version.name): version for version in versions.all()}
+        self._prepared: list[Version] = []
+        self._widened: list[tuple[Version, int, int]] = []
+
+    # ------------------------------------------------------------------------------------------- before
+
+    async def prepare(self, parameters: RegisterParameters, *, publish: bool = False) -> Version:
+        """Begin to load a version; it is not ready yet. Raises as a registration does, nothing of it is left then.
+
+        With `publish` requests find it at once, which is for a server that has nothing yet.
+        """
+        version = await self._registering.prepare(parameters)
+        self._prepared.append(version)
+        if publish:
+            self._registering.publish(version)
+        return version
+
+    def take_back(self, model: str, version: str) -> Version:
+        """Have a version that `Registry.find_kept` has just found: it takes requests again from `commit` on."""
+        kept = self._keeping.find(model, version)
+        assert kept is not None
+        self._taken.append(kept)
+        return self._keeping.take(kept)
+
+    def make_way(self, models: Iterable[str]) -> None:
+        """Begin to end what is kept of these models: others of theirs are about to load."""
+        names = set(models)
+        leaving = [kept.version for kept in self._keeping.all() if kept.version.model in names]
+        self._keeping.give_up(leaving, "another version of its model loads")
+
+    def widen(self, model: str, version: str, min_workers: int, max_workers: int) -> Version:
+        """Begin to have more workers of a listed version."""
+        found = self._expected(model, version)
+        self._widened.append((found, found.min_workers, found.max_workers))
+        self._registering.scale(found, min_workers, max_workers)
+        return found
+
+    async def wait(self, version: Version) -> None:
+        """Wait until a version has the workers that it should have. Raises LoadFailed."""
+        if not await self._registering.wait_until_ready(version):
+            reason = "it was stopped, or scaled by somebody else, before it was ready"
+            raise LoadFailed(version.model, version.name, reason=reason)
+
+    def _is_mine(self, version: Version) -> bool:
+        return any(version is each for each in self._prepared)
+
+    # ------------------------------------------------------------------------------------------- the moment
+
+    def commit(self, commit: Commit, *, keeps_open: bool = False) -> list[Version]:
+        """Bring all of it into force; gives the versions that take no requests any more. Awaits nothing.
+
+        With `keeps_open` it can still be abandoned. Raises VersionConflict or ModelNotFound, and changes nothing, when
+        a version that it concerns is another one than when the change began.
+        """
+        self._check(commit)
+        left: list[Version] = []
+        touched: list[Version] = []
+        for version in commit.publish:
+            if not self._versions.is_listed(version):
+                before = self._registering.publish(version)
+                left += [before] if before is not None else []
+            touched.append(version)
+        for (model, name), (size, delay_s) in commit.tune.items():
+            self._versions.find(model, name).pool.reconfigure(batch_size=size, max_batch_delay_s=delay_s)
+        for (model, name), (least, most) in commit.narrow.items():
+            self._registering.scale(self._versions.find(model, name), least, most)
+        for (model, name), declared in commit.declare.items():
+            found = self._versions.find(model, name)
+            declare(found, declared)
+            touched.append(found)
+        for model, name in commit.defaults.items():
+            touched.append(self._versions.set_default(model, name))
+        for model, name in commit.remove:
+            found = self._versions.find(model, name)
+            self._registering.remove(found)
+            left.append(found)
+        self._set_traffic(commit)
+        if not keeps_open:
+            self._prepared.clear()
+            self._widened.clear()
+            self._taken.clear()
+        for version in (*touched, *left):
+            self._note_change(version)
+        return left
+
+    def _set_traffic(self, commit: Commit) -> None:
+        """Labels, weights, shadows: targets are there by now. The document was checked; what is wrong still is said."""
+        for what, wanted in (
+            (self._setters.labels, commit.labels),
+            (self._setters.traffic, commit.traffic),
+            (self._setters.shadow, commit.shadow),
+        ):
+            for model, value in wanted.items():
+                try:
+                    what(model, value)  # type: ignore[arg-type]
+                except MarserveError as error:
+                    log.error("Model %s: %s", model, error)
+
+    def _check(self, commit: Commit) -> None:
+        names = [(version.model, version.name) for version in commit.publish if not self._versions.is_listed(version)]
+        for model, name in names:
+            is_another = self._listed(model, name) is not self._before.get((model, name))
+            if is_another or self._versions.is_held(model, name):
+                raise VersionConflict(model, name)
+        for model, name in (*commit.remove, *commit.tune, *commit.narrow):
+            self._expected(model, name)
+
+    def _expected(self, model: str, name: str) -> Version:
+        """The listed version of this name, as it was when the change began."""
+        found = self._listed(model, name)
+        if found is None:
+            raise ModelNotFound(model)
+        if found is not self._before.get((model, name)) and not self._is_mine(found):
+            raise VersionConflict(model, name)
+        return found
+
+    def _listed(self, model: str, name: str) -> Version | None:
+        entry = self._versions.models.get(model)
+        return None if entry is None else entry.versions.get(name)
+
+    # ------------------------------------------------------------------------------------------- after
+
+    async def abandon(self) -> None:
+        """End all that was begun. What was listed goes on as before."""
+        for version, least, most in reversed(self._widened):
+            if self._versions.is_listed(version):
+                self._registering.scale(version, least, most)
+        taken, self._taken = self._taken, []
+        for kept in taken:
+            self._keeping.put_back(kept)
+        prepared, self._prepared, self._widened = self._prepared, [], []
+        for version in prepared:
+            if self._versions.is_listed(version):
+                self._registering.remove(version)
+        await self._retire(prepared, drain_s=0.0)
+
+    def retire(self, left: Iterable[Version], *, keep_of: str | None = None) -> asyncio.Task[None]:
+        """Let versions that take no requests any more answer what they had accepted, and end; goes on by itself.
+
+        With `keep_of` they stay loaded for the undo window first, as those that served the state of this digest; what
+        was kept before them ends.
+        """
+        left = list(left)
+        if left:
+            self._keeping.give_up([kept.version for kept in self._keeping.all()], "another change is in force")
+        if keep_of is not None:
+            left = self._keeping.keep(left, keep_of)
+        return self._changes.follow(self._retire(left, drain_s=self._drain_s))
+
+    async def _retire(self, versions: Iterable[Version], *, drain_s: float) -> None:
+        async def end(version: Version) -> None:
+            try:
+                await self._registering.retire(version, drain_s=drain_s)
+            except CleanUpTimedOut as error:
+                log.error("%s", error)
+
+        await asyncio.gather(*(end(version) for version in versions))

@@ -1,0 +1,369 @@
+"""From an unpacked archive, and what was asked for, to what a version's pool is built from.
+
+Knows nothing of other versions. It looks at the archive's folder once, to find the handler, so it runs in a thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from marserve.agent_link import ArchiveRef
+from marserve.archive.model_config import declare
+from marserve.archive.weight_size import weigh
+from marserve.documents import pack
+from marserve.environments.requirements import Requirements, read_requirements
+from marserve.errors import BadArchive, BadInput, DependencyFailed, LoadFailed
+from marserve.messages import Load
+from marserve.names import check_new_name, encodable, encodable_document, name_fault
+from marserve.pool.options import PoolOptions
+from marserve.registry.catalogue.describe import Facts
+from marserve.registry.catalogue.snapshot import lies_as
+from marserve.registry.intake.effective_options import (
+    RUNTIMES,
+    OptionDefaults,
+    RequestedOptions,
+    effective_options,
+    effective_runtime,
+)
+from marserve.registry.intake.handler_check import find_defect, folder_of, hides_pythons_own
+from marserve.registry.intake.intake import Unpacked, digest_of
+from marserve.registry.intake.registration import MOST_WORKERS, RegisterParameters, RegistryOptions
+from marserve.registry.intake.startup import name_from_file
+from marserve.registry.pool_protocols import EnvironmentLike
+from marserve.settings import ModelDefaults
+from marserve.settings.values import MemoryWish
+from marserve.store.digests import split_digest
+from marserve.store.fetch_guard import is_store_address
+
+# What a desired state says of a version beside the keys of its configuration.
+NOT_OF_THE_CONFIG = frozenset({"url", "sha256", "handler", "runtime"})
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be installed before a version can be, and as what."""
+
+    requirements: Requirements
+    kind: Literal["packages", "venv"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A version that could be: what describe says of it, what its workers are told, and what it was unpacked to.
+
+    `wanted` is what it requires, `environment` where that is, once it is installed (`equip`).
+    """
+
+    facts: Facts
+    load: Load
+    unpacked: Unpacked
+    wanted: Wanted | None = None
+    environment: EnvironmentLike | None = None
+
+    def borrowed(self) -> Plan:
+        """The same, whose files belong to somebody else: its `discard` leaves them where they are."""
+        return replace(self, unpacked=replace(self.unpacked, is_private=False), environment=None)
+
+    def discard(self) -> None:
+        """Let go of everything on disk. Blocks."""
+        if self.environment is not None:
+            self.environment.release()
+        self.unpacked.discard()
+
+
+def check_parameters(parameters: RegisterParameters) -> None:
+    """Raise BadInput for what no registration can mean."""
+    if parameters.model_name is not None:
+        check_new_name("model", parameters.model_name)
+    runtime = parameters.runtime
+    if runtime == "LSP":
+        raise BadInput("The runtime LSP (TorchServe's C++ backend) is not supported; use python.")
+    if runtime is not None and runtime not in RUNTIMES:
+        raise BadInput(f"Invalid RuntimeType value: {runtime}")
+    for name, value, least in (
+        ("batch_size", parameters.batch_size, 1),
+        ("max_batch_delay", parameters.max_batch_delay_s, 0),
+        ("response_timeout", parameters.response_timeout_s, 1),
+        ("startup_timeout", parameters.startup_timeout_s, 1),
+        ("initial_workers", parameters.initial_workers, 0),
+    ):
+        if value is not None and value < least:
+            raise BadInput(f"{name} must be {least} or more.")
+    if parameters.initial_workers is not None and parameters.initial_workers > MOST_WORKERS:
+        raise BadInput(f"initial_workers must be {MOST_WORKERS} or less.")
+
+
+def make_plan(
+    parameters: RegisterParameters, unpacked: Unpacked, options: RegistryOptions, *, is_at_startup: bool
+) -> Plan:
+    """Work out name, version and the values that win, and see that a worker could find the handler.
+
+    Raises BadArchive when the archive says too little, or its handler is nowhere; LoadFailed for the latter where the
+    caller would have waited for workers; NotEnoughDevices; DependencyFailed for requirements that are not allowed.
+    """
+    model, version = _name(parameters, unpacked, is_at_startup)
+    odd = _odd_names(model, version)
+    if odd and (is_at_startup or parameters.restored is not None):
+        model, version = encodable(model), encodable(version)
+    facts = _facts(model, version, parameters, unpacked, options, is_at_startup)
+    facts = replace(facts, warnings=(*odd, *facts.warnings))
+    handler = parameters.handler or unpacked.manifest.handler or options.default_handler
+    if (warning := hides_pythons_own(handler)) is not None:
+        facts = replace(facts, warnings=(*facts.warnings, warning))
+    facts, wanted = _read_wanted(facts, unpacked, options)
+    defect = find_defect(
+        handler, unpacked.folder, installs_requirements=wanted is not None and wanted.requirements.asks_for_something
+    )
+    if defect is not None:
+        raise _unloadable(facts, defect, parameters.synchronous)
+    return Plan(facts, _load(facts, handler or "", unpacked, options), unpacked, wanted)
+
+
+def equip(plan: Plan, environment: EnvironmentLike, *, is_synchronous: bool) -> Plan:
+    """The plan with what it wanted, which is installed now. Looks at the handler again, so it runs in a thread.
+
+    Raises BadArchive or LoadFailed, as `make_plan` does, when the handler is not among the packages either.
+    """
+    assert plan.wanted is not None
+    defect = find_defect(
+        plan.load.handler, plan.unpacked.folder, installs_requirements=False, packages=environment.modules
+    )
+    if defect is not None:
+        raise _unloadable(plan.facts, defect, is_synchronous)
+    told: dict[str, Any] = {
+        "status": "installed",
+        **({"file": plan.wanted.requirements.file} if plan.wanted.requirements.file else {}),
+        "kind": environment.kind,
+        "folder": str(environment.folder),
+        "log": str(environment.log),
+        "installed": [str(package) for package in environment.installed],
+        "seconds": environment.seconds,
+        "wasInstalledBefore": environment.was_there,
+    }
+    options = replace(
+        plan.facts.options,
+        python=str(environment.python or ""),
+        may_share_imports=environment.may_share_imports,
+    )
+    load = msgspec.structs.replace(plan.load, packages=str(environment.packages or ""))
+    return replace(
+        plan, facts=replace(plan.facts, options=options, requirements=told), load=load, environment=environment
+    )
+
+
+def _unloadable(facts: Facts, defect: str, is_synchronous: bool) -> BadArchive | LoadFailed:
+    """The error for a handler that is nowhere."""
+    model, version = facts.options.model, facts.options.version
+    if is_synchronous and facts.options.min_workers:
+        return LoadFailed(model, version, reason=defect, cause="missing_module")
+    return BadArchive(f"Model {model} cannot be loaded: {defect}.")
+
+
+def _read_wanted(facts: Facts, unpacked: Unpacked, server: RegistryOptions) -> tuple[Facts, Wanted | None]:
+    """What the archive asks to have installed, None for nothing; and the facts with what is to be said of it."""
+    file, asks_for_venv = unpacked.manifest.requirements_file, facts.config.use_venv
+    is_default = _has_default_requirements(unpacked, server)
+    if is_default:
+        file, asks_for_venv = server.default_requirements, True
+    if file is None and not asks_for_venv:
+        return facts, None
+    if not (server.installs_requirements or is_default):
+        what = " and ".join([*([file] if file else []), *(["useVenv"] if asks_for_venv else [])])
+        warning = f"{what} of the archive is not used: install_py_dep_per_model is false"
+        told = {"status": "not installed", **({"file": file} if file else {})}
+        return replace(facts, requirements=told, warnings=(*facts.warnings, warning)), None
+    kind: Literal["packages", "venv"] = "packages"
+    if asks_for_venv and facts.runtime == "python":
+        kind = "venv"
+    elif asks_for_venv:
+        warning = f"useVenv of the model's configuration is not used: it needs the runtime python, not {facts.runtime}"
+        facts = replace(facts, warnings=(*facts.warnings, warning))
+    if file is None:
+        return facts, Wanted(Requirements(), kind) if kind == "venv" else None
+    try:
+        requirements = read_requirements(unpacked.folder, file, server.allowed_urls)
+    except DependencyFailed as error:
+        words = f"Custom pip package installation failed for model {facts.options.model}"
+        raise DependencyFailed(f"{words}: {error}", str(error)) from None
+    if is_default and not requirements.asks_for_something:
+        return facts, None
+    return facts, Wanted(requirements, kind)
+
+
+def _has_default_requirements(unpacked: Unpacked, server: RegistryOptions) -> bool:
+    """Whether the model has no manifest that could name a requirements file, and has the one of the settings."""
+    file = server.default_requirements
+    return bool(file) and unpacked.manifest.document is None and (unpacked.folder / str(file)).is_file()
+
+
+def _name(parameters: RegisterParameters, unpacked: Unpacked, is_at_startup: bool) -> tuple[str, str]:
+    manifest = unpacked.manifest
+    if not manifest.has_model_entry:
+        raise BadArchive("Missing Model entry in manifest file.")
+    model = parameters.model_name or manifest.model_name
+    if not model and is_at_startup:
+        model = name_from_file(parameters.url)
+    if not model:
+        raise BadArchive("Model name is not defined.")
+    version = manifest.model_version or "1.0"
+    restored = parameters.restored
+    if restored is not None and lies_as(
+        parameters.url, restored.model, restored.version, says_version=manifest.model_version is not None
+    ):
+        model, version = restored.model, restored.version
+    if parameters.version not in (None, version):
+        raise BadArchive(f"The archive says that it is version {version}, and not {parameters.version}.")
+    return model, version
+
+
+def declared_options(plan: Plan, declared: Mapping[str, Any], server: RegistryOptions) -> PoolOptions:
+    """What the version of this plan would run with if a desired state declared this, and nothing else, of it."""
+    facts = plan.facts
+    parameters = RegisterParameters(facts.url, model_name=facts.options.model, declared=declared)
+    return _facts(facts.options.model, facts.options.version, parameters, plan.unpacked, server, True).options
+
+
+def _facts(
+    model: str,
+    version: str,
+    parameters: RegisterParameters,
+    unpacked: Unpacked,
+    server: RegistryOptions,
+    is_at_startup: bool,
+) -> Facts:
+    configured = server.models.get(model, {}).get(version, ModelDefaults())
+    if parameters.restored is not None and parameters.restored.max_workers > MOST_WORKERS:
+        raise BadInput(f"maxWorkers of the snapshot must be {MOST_WORKERS} or less.")
+    gets_workers = is_at_startup or parameters.declared is not None or parameters.is_arrival
+    declared = {key: value for key, value in (parameters.declared or {}).items() if key not in NOT_OF_THE_CONFIG}
+    config = declare(unpacked.config, declared) if declared else unpacked.config
+    bounds = (declared["minWorkers"], declared["maxWorkers"]) if "minWorkers" in declared else None
+    requested = RequestedOptions(
+        workers=parameters.initial_workers,
+        bounds=bounds,
+        batch_size=parameters.batch_size,
+        max_batch_delay_s=parameters.max_batch_delay_s,
+        response_timeout_s=parameters.response_timeout_s,
+        startup_timeout_s=parameters.startup_timeout_s,
+        memory=parameters.memory,
+    )
+    options, option_warnings = effective_options(
+        model,
+        version,
+        requested=requested,
+        archive=config,
+        configured=configured,
+        defaults=OptionDefaults(
+            workers=server.workers_at_startup if gets_workers else server.workers_by_api,
+            response_timeout_s=server.response_timeout_s,
+            startup_timeout_s=server.startup_timeout_s,
+            queue_size=server.queue_size,
+            max_worker_memory_bytes=server.max_worker_memory_bytes,
+            readiness_rule=server.readiness_rule,
+            autoscale=server.autoscale,
+            load=server.load,
+            cpu_pinning=server.cpu_pinning,
+            refuses_missing_devices=server.refuses_missing_devices,
+            mig_instances=server.mig_instances,
+            sequence_headers=server.sequence_headers,
+        ),
+        at_startup=gets_workers,
+        gpu_count=server.gpu_count,
+        restored=parameters.restored,
+    )
+    options = replace(options, weight_bytes=_weight_bytes(unpacked))
+    if options.ray is not None:
+        options = replace(options, ray=replace(options.ray, archive=_origin(unpacked)))
+    runtime = effective_runtime(parameters.runtime, configured, unpacked.manifest.runtime)
+    if parameters.restored is not None:
+        runtime = parameters.restored.runtime
+    if runtime not in RUNTIMES:
+        raise BadArchive("Runtime is not defined or invalid.")
+    return Facts(
+        url=parameters.url,
+        runtime=runtime,
+        options=options,
+        config=config,
+        is_at_startup=is_at_startup,
+        warnings=(
+            *parameters.warnings,
+            *unpacked.manifest.warnings,
+            *unpacked.config.warnings,
+            *unpacked.warnings,
+            *option_warnings,
+        ),
+        workflow=parameters.workflow,
+        is_function=parameters.is_function,
+        is_restored=parameters.restored is not None,
+        memory=_asked_memory(parameters, options),
+        declared=parameters.declared,
+        resolved_url=_resolved_url(parameters.url, unpacked.archive),
+    )
+
+
+def _odd_names(model: str, version: str) -> list[str]:
+    """Sentences about names that a new registration would not get; those of a start and of a snapshot stay."""
+    faults = (name_fault("model", model), name_fault("version", version))
+    return [f"{fault}: it is loaded all the same, and refused in a new registration" for fault in faults if fault]
+
+
+def _resolved_url(url: str, archive: str) -> str | None:
+    """The address that names exactly what was fetched, where the registration's names what may change."""
+    is_exact = is_store_address(archive) or split_digest(archive)[1] is not None
+    return archive if is_exact and archive not in (url, split_digest(url)[0]) else None
+
+
+def _origin(unpacked: Unpacked) -> ArchiveRef | None:
+    """What other machines fetch, with its digest; None for a folder, or a file that is not there any more."""
+    origin = unpacked.origin
+    if origin is None or origin.sha256:
+        return origin
+    try:
+        return msgspec.structs.replace(origin, sha256=digest_of(Path(origin.path)))
+    except OSError:
+        return None
+
+
+def _weight_bytes(unpacked: Unpacked) -> int:
+    try:
+        return weigh(unpacked.folder).weights
+    except OSError:  # whoever loads it will say what is wrong
+        return 0
+
+
+def _asked_memory(parameters: RegisterParameters, options: PoolOptions) -> MemoryWish:
+    """What a later start has to know of the version's place in memory, whatever its own settings say."""
+    asked = parameters.memory if parameters.restored is None else parameters.restored.memory
+    return MemoryWish(load="on_demand").over(asked) if options.idle_timeout_s == math.inf else asked
+
+
+def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOptions) -> Load:
+    options = facts.options
+    beside = folder_of(handler, unpacked.folder)
+    return Load(
+        model=options.model,
+        version=options.version,
+        model_dir=str(unpacked.folder),
+        handler=handler,
+        manifest=pack(encodable_document(unpacked.manifest.document)),
+        model_config=pack(encodable_document(unpacked.config.document)),
+        batch_size=options.batch_size,
+        device_type="gpu" if options.gpu_ids or (options.ray is not None and options.ray.gpus) else "cpu",
+        envelope=server.envelope,
+        decode_input=server.decode_input,
+        limit_max_image_pixels=server.limit_max_image_pixels,
+        max_answer_bytes=server.max_answer_bytes,
+        threads=server.threads,
+        import_paths=[str(beside)] if beside is not None else [],
+        warm_up=list(options.samples) if facts.config.warm_up else [],
+        environment=server.sequence_headers.environment(),
+        is_continuous=options.continuous_batching,
+        is_concurrent=options.is_concurrent,
+        must_use_device=server.refuses_missing_devices,
+    )

@@ -1,0 +1,184 @@
+"""What goes into the registry and what comes out: settings, registrations, and the sentences of its answers.
+
+Plain data; every surface (REST, gRPC) makes and reads these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from marserve.errors import BadInput, without_stop
+from marserve.registry.catalogue.snapshot import SnapshotVersion
+from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
+from marserve.settings.values import NO_WISH, MemoryWish, Models
+
+Progress = Literal["done", "begun", "partial"]
+# A slip of the finger must not start a hundred thousand processes.
+MOST_WORKERS = 4096
+LARGEST_BATCH = 65_536
+LONGEST_BATCH_DELAY_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryOptions:
+    """The server's settings that concern models; times in seconds.
+
+    `workers_by_api` and `workers_at_startup` are what a version gets that nobody named a number for. `models` is the
+    setting of that name: model to version to values. With `installs_requirements` what archives require is installed,
+    and without it the file `default_requirements` of models that have no manifest; both may name addresses that match a
+    pattern of `allowed_urls`. For `undo_window_s` what a desired state has replaced stays loaded. `mig_instances`
+    are those of the devices that are a part of a GPU. With `tells_missing_pids` describe gives a worker without a
+    process the process id -1.
+    """
+
+    workers_by_api: int = 0
+    workers_at_startup: int = 1
+    response_timeout_s: float = 120.0
+    startup_timeout_s: float = 120.0
+    unregister_timeout_s: float = 120.0
+    queue_size: int = 100
+    max_worker_memory_bytes: int = 0
+    readiness_rule: Literal["any", "min", "all"] = "any"
+    tells_missing_pids: bool = False
+    default_handler: str | None = None
+    envelope: str | None = None
+    decode_input: bool = True
+    limit_max_image_pixels: bool = True
+    max_answer_bytes: int = 6_553_500
+    threads: int = 0
+    autoscale: bool = False
+    load: Literal["start", "on_demand"] = "start"
+    cpu_pinning: Literal["off", "near"] = "off"
+    gpu_count: int = 0
+    refuses_missing_devices: bool = False
+    mig_instances: frozenset[int] = frozenset()
+    models: Models = field(default_factory=dict)
+    sequence_headers: SequenceHeaderNames = PLAIN_NAMES
+    swap_order: Literal["load_first", "unload_first"] = "load_first"
+    undo_window_s: float = 0.0
+    installs_requirements: bool = False
+    default_requirements: str | None = None
+    allowed_urls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterParameters:
+    """What a registration may say; None is not given. Times in seconds.
+
+    `warnings` are sentences about what the surface took for not given; they are logged and shown by describe.
+    `workflow` is the workflow that the version is a node of; with `is_function` it is one of its functions, which the
+    list of models leaves out. `restored` is what a snapshot says of the version: it goes before all else.
+    `declared` is what a desired state says of the version, None where none does: its keys of a model's configuration
+    go before what the archive says, and of `minWorkers` and `maxWorkers` it has both or neither. `version` is the name
+    that the archive must give itself. `is_arrival`: nobody asked for it, it appeared in a store that is watched; it
+    gets workers as a model of the start does.
+    """
+
+    url: str
+    model_name: str | None = None
+    handler: str | None = None
+    runtime: str | None = None
+    batch_size: int | None = None
+    max_batch_delay_s: float | None = None
+    response_timeout_s: float | None = None
+    startup_timeout_s: float | None = None
+    initial_workers: int | None = None
+    synchronous: bool = True
+    warnings: tuple[str, ...] = ()
+    workflow: str | None = None
+    is_function: bool = False
+    restored: SnapshotVersion | None = None
+    declared: Mapping[str, Any] | None = None
+    version: str | None = None
+    memory: MemoryWish = NO_WISH
+    is_arrival: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A version that is now registered. `progress` is `done`, `begun` (nobody waits for it) or `partial`.
+
+    `wakes`: its workers are started by the first request.
+    """
+
+    model: str
+    version: str
+    workers: int
+    progress: Progress
+    wakes: bool = False
+
+    @property
+    def message(self) -> str:
+        """The sentence that the client gets."""
+        if self.progress != "done":
+            return _PROGRESS[self.progress]
+        told = f'Model "{self.model}" Version: {self.version} registered with {self.workers} initial workers'
+        if self.workers:
+            return told
+        if self.wakes:
+            return told + ". The first request starts them."
+        return told + ". Use scale workers API to add workers for the model."
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A version that was told how many workers to have. `version` is None where the client named none."""
+
+    model: str
+    version: str | None
+    workers: int
+    progress: Progress
+
+    @property
+    def message(self) -> str:
+        """The sentence that the client gets."""
+        if self.progress != "done":
+            return _PROGRESS[self.progress]
+        named = "" if self.version is None else f", version: {self.version}"
+        return f"Workers scaled to {self.workers} for model: {self.model}{named}"
+
+
+_PROGRESS = {"begun": "Processing worker updates...", "partial": "Workers scaling in progress..."}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPage:
+    """One page of the models' list: (name, url of the default version), and where the next page begins, if any does."""
+
+    models: list[tuple[str, str]]
+    next_offset: int | None
+
+    def document(self) -> dict[str, Any]:
+        """The page as clients get it."""
+        token = {} if self.next_offset is None else {"nextPageToken": str(self.next_offset)}
+        return {**token, "models": [{"modelName": name, "modelUrl": url} for name, url in self.models]}
+
+
+def check_workers(min_workers: int, max_workers: int) -> None:
+    """Raise BadInput for bounds that no version can have."""
+    if min_workers < 0 or max_workers > MOST_WORKERS:
+        raise BadInput(f"min_worker and max_worker must be between 0 and {MOST_WORKERS}.")
+    if max_workers < min_workers:
+        raise BadInput("max_worker cannot be less than min_worker.")
+
+
+def check_batching(batch_size: int | None, max_batch_delay_s: float | None) -> None:
+    """Raise BadInput for batches that no version can form; None is as it was."""
+    if batch_size is not None and not 1 <= batch_size <= LARGEST_BATCH:
+        raise BadInput(f"batch_size is {batch_size}; it must be from 1 to {LARGEST_BATCH}.")
+    if max_batch_delay_s is not None and not 0 <= max_batch_delay_s <= LONGEST_BATCH_DELAY_S:
+        longest_ms = LONGEST_BATCH_DELAY_S * 1000
+        raise BadInput(f"max_batch_delay is {max_batch_delay_s * 1000:g} ms; it must be from 0 to {longest_ms:g}.")
+
+
+def default_set_message(model: str, version: str, *, has_rule: bool = False) -> str:
+    """The sentence that the client gets whose version is now the default one. `has_rule`: weights decide still."""
+    told = f'Default version successfully updated for model "{model}" to "{version}"'
+    return f"{without_stop(told)}. Its traffic goes by weights until they are deleted." if has_rule else told
+
+
+def unregistered_message(model: str) -> str:
+    """The sentence that the client gets whose model or version is gone."""
+    return f'Model "{model}" unregistered'

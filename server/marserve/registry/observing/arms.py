@@ -1,0 +1,190 @@
+"""What became of the requests that went to each version, while somebody watches: counts, and how long they took.
+
+A watch stands between a model's requests and its versions only as long as a roll-out lasts; without one nothing here is
+called. It sees what traffic chose, not the requests that named their version. No clock of its own but the monotonic
+one, and no opinion: `rollout/judge.py` has that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from weakref import WeakSet
+
+from msgspec.structs import replace
+
+from marserve.errors import ClientError, HandlerFailed, MarserveError, OutOfMemory, Unavailable, WorkerDied
+from marserve.messages import Answer, Receiver, Request
+from marserve.registry.pool_protocols import JobLike, PoolLike
+from marserve.telemetry.histogram import Histogram
+
+# Each bound is 4 % above the one before: fine enough to tell a p99 from one that is a tenth larger.
+LATENCY_BOUNDS = tuple(0.0001 * 1.04**step for step in range(400))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one version did with the requests of a window.
+
+    `errors` were not answered, or with a status from 500 on; `rejections` with one from 400 on. `latency` counts
+    requests between `LATENCY_BOUNDS`, one more than there are bounds; those that still run count with the age that they
+    have.
+    """
+
+    requests: int = 0
+    errors: int = 0
+    rejections: int = 0
+    latency: tuple[int, ...] = ()
+
+    def since(self, before: Seen) -> Seen:
+        """What came after `before`, which is an earlier look at the same version."""
+        return Seen(
+            self.requests - before.requests,
+            self.errors - before.errors,
+            self.rejections - before.rejections,
+            tuple(now - then for now, then in zip(self.latency, before.latency, strict=True))
+            if before.latency
+            else self.latency,
+        )
+
+
+class Arm:
+    """The requests of one version since `restart`. `now` is the monotonic clock.
+
+    `rescue` has another version answer a request that this one could not even run to its end: its worker died, or it
+    took nothing. What is rescued counts as an error of this version all the same.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float] = time.monotonic,
+        rescue: Callable[[Request, Receiver], JobLike] | None = None,
+    ) -> None:
+        self._now = now
+        self._rescue = rescue
+        self._running: WeakSet[ArmReceiver] = WeakSet()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was counted. Requests that run now are counted nowhere."""
+        self.errors = 0
+        self.rejections = 0
+        self._latency = Histogram(LATENCY_BOUNDS)
+        self._running = WeakSet()
+
+    def submit(self, pool: PoolLike, request: Request, receiver: Receiver) -> JobLike:
+        """Hand a request to the version's pool, and follow it. Raises as the pool, unless it is rescued."""
+        follower = ArmReceiver(request, receiver, self, self._now())
+        self._running.add(follower)
+        try:
+            job = pool.submit(request if self._rescue is None else replace(request, is_rescued=True), follower)
+        except MarserveError as error:
+            self._end(follower, _status_of(error))
+            rescued = self._try_rescue(request, receiver, error)
+            if rescued is None:
+                raise
+            return rescued
+        if self._rescue is None:
+            return job
+        follower.job = job
+        return follower
+
+    def _try_rescue(self, request: Request, receiver: Receiver, error: MarserveError) -> JobLike | None:
+        if self._rescue is None or not isinstance(error, WorkerDied | OutOfMemory | Unavailable):
+            return None
+        try:
+            return self._rescue(request, receiver)
+        except MarserveError:
+            return None  # the first error is the one to tell
+
+    def seen(self) -> Seen:
+        """The counts up to now. A client that has left is not counted, once its request is out of the way."""
+        now = self._now()
+        running = Histogram(LATENCY_BOUNDS)
+        ages = [now - follower.began for follower in self._running]
+        running.observe_all(ages)
+        return Seen(
+            self._latency.count + len(ages),
+            self.errors,
+            self.rejections,
+            tuple(ended + runs for ended, runs in zip(self._latency.buckets, running.buckets, strict=True)),
+        )
+
+    def _end(self, follower: ArmReceiver, status: int) -> None:
+        if follower not in self._running:
+            return  # of the window before
+        self._running.discard(follower)
+        self._latency.observe(max(0.0, self._now() - follower.began))
+        if status >= 500:
+            self.errors += 1
+        elif status >= 400:
+            self.rejections += 1
+
+
+class ArmReceiver:
+    """Hears of a request's end in the place of its own receiver, and tells that.
+
+    Where the request may be rescued it also stands for its job, whichever version has that.
+    """
+
+    __slots__ = ("__weakref__", "_arm", "_is_cancelled", "_is_streaming", "_request", "began", "job", "receiver")
+
+    def __init__(self, request: Request, receiver: Receiver, arm: Arm, began: float) -> None:
+        self.receiver = receiver
+        self.began = began
+        self.job: JobLike | None = None
+        self._request = request
+        self._arm = arm
+        self._is_streaming = False
+        self._is_cancelled = False
+
+    def on_answer(self, answer: Answer) -> None:
+        """The whole answer."""
+        self.receiver.on_answer(answer)
+        self._arm._end(self, answer.status)
+
+    def on_piece(self, piece: Answer, last: bool) -> None:
+        """One piece of a stream; its time ends with the last one."""
+        self._is_streaming = True
+        self.receiver.on_piece(piece, last)
+        if last:
+            self._arm._end(self, 200)
+
+    def on_error(self, error: MarserveError) -> None:
+        """No answer, or no rest of it."""
+        self._arm._end(self, _status_of(error))
+        if not self._is_streaming and not self._is_cancelled:
+            rescued = self._arm._try_rescue(self._request, self.receiver, error)
+            if rescued is not None:
+                self.job = rescued
+                return
+        self.receiver.on_error(error)
+
+    def cancel(self) -> None:
+        """The client has gone."""
+        self._is_cancelled = True
+        if self.job is not None:
+            self.job.cancel()
+
+    def hold(self) -> None:
+        """The client does not keep up."""
+        if self.job is not None:
+            self.job.hold()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        if self.job is not None:
+            self.job.resume()
+
+    @property
+    def keeps_the_only_worker(self) -> bool:
+        """Whether it was cancelled, and the version's only worker still runs it."""
+        return self.job is not None and self.job.keeps_the_only_worker
+
+
+def _status_of(error: MarserveError) -> int:
+    """Whose fault it was: 400 the client's, 500 the version's. A surface may well say another number."""
+    if isinstance(error, ClientError) or (isinstance(error, HandlerFailed) and 400 <= error.code < 500):
+        return 400
+    return 500

@@ -1,0 +1,43 @@
+"""What goes on beside a model's requests: a shadow that mirrors some of them, a watch over the arms of a roll-out.
+
+A model mostly has neither, and then `Registry.submit` does not come here. Whatever is here hears of an answer after the
+client has it.
+"""
+
+from __future__ import annotations
+
+from marserve.messages import Receiver, Request
+from marserve.registry.observing.arms import Arm
+from marserve.registry.observing.shadow import Shadow
+from marserve.registry.pool_protocols import JobLike, PoolLike
+
+
+class Beside:
+    """The shadow and the watch of one model."""
+
+    __slots__ = ("arms", "shadow")
+
+    def __init__(self) -> None:
+        self.shadow: Shadow | None = None
+        self.arms: dict[str, Arm] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is neither."""
+        return self.shadow is None and not self.arms
+
+    def notice(self) -> None:
+        """The model's versions or its traffic have changed."""
+        if self.shadow is not None:
+            self.shadow.look_at_traffic()
+
+    def submit(self, pool: PoolLike, version: str, *, is_asked: bool, request: Request, receiver: Receiver) -> JobLike:
+        """Hand a request to the pool of the version that was chosen for it; `is_asked`: the client named that.
+
+        Raises as the pool.
+        """
+        shadow = self.shadow
+        if shadow is not None and shadow.spec.version != version:
+            receiver = shadow.follow(request, receiver)
+        arm = None if is_asked else self.arms.get(version)
+        return pool.submit(request, receiver) if arm is None else arm.submit(pool, request, receiver)

@@ -1,0 +1,469 @@
+"""Mirrors a share of a model's requests to another version, and compares what that answers with what clients got.
+
+The client's answer goes out first; only then does a copy of the request set out, with the lowest priority and within
+bounds of number and bytes. What finds no room is dropped and counted. Nothing here is awaited by a request, and nothing
+that befalls a copy is told to a client. Answers are compared here where they must be equal byte for byte, and in a
+worker of the shadow version where numbers may differ, or where the handler compares.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from marserve.errors import BadInput, MarserveError, NoWorker, WaitTooLong
+from marserve.messages import Answer, Receiver, Request, Tolerance
+from marserve.pool.certifier import MOST_PAIRS
+from marserve.pool.queue import LEAST_URGENT
+from marserve.registry.observing.yielding import Yielding
+from marserve.registry.pool_protocols import JobLike, PoolLike
+
+log = logging.getLogger("marserve.registry")
+
+DEFAULT_SHARE = 0.1
+DEFAULT_IN_FLIGHT = 8
+MOST_IN_FLIGHT = 256
+# What copies, their requests and both answers, may hold in memory.
+MOST_BYTES = 64 * 1024 * 1024
+# What has not been answered by then is of no interest any more.
+COPY_LIMIT_S = 60.0
+# Of the differing answers the first ones and the latest ones are kept, so many of each.
+KEPT_SAMPLES = 10
+# So much of a body is shown.
+SHOWN_BYTES = 2000
+
+Compare = Literal["exact", "handler"] | Tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowSpec:
+    """What is mirrored: a `share` (0 to 1) of the requests that other versions answer, to `version`.
+
+    `in_flight` is how many copies there may be at a time, from the one that sets out to the one that is compared.
+    """
+
+    version: str
+    share: float = DEFAULT_SHARE
+    compare: Compare = "exact"
+    in_flight: int = DEFAULT_IN_FLIGHT
+
+    def document(self) -> dict[str, Any]:
+        """In the shape that `read_shadow` takes."""
+        compare: Any = self.compare
+        if isinstance(self.compare, Tolerance):
+            compare = {"relative": self.compare.relative, "absolute": self.compare.absolute}
+            if self.compare.ignore:
+                compare["ignore"] = list(self.compare.ignore)
+        return {"version": self.version, "share": self.share, "compare": compare, "in_flight": self.in_flight}
+
+
+_KEYS = ("version", "share", "compare", "in_flight")
+
+
+def read_shadow(document: object) -> ShadowSpec:
+    """What a document asks for. Raises BadInput that names the member and what it may be."""
+    if not isinstance(document, Mapping):
+        raise BadInput('A shadow is an object such as {"version": "2.0", "share": 0.1}.')
+    for key in document:
+        if key not in _KEYS:
+            raise BadInput(f"A shadow has no member {str(key)[:100]!r}; it has {', '.join(_KEYS)}.")
+    version = document.get("version")
+    if not isinstance(version, str) or not version:
+        raise BadInput("version of a shadow must be the name of a version, a text that is not empty.")
+    share = document.get("share", DEFAULT_SHARE)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise BadInput(f"share of a shadow is {_shown(share)}; it must be a number above 0, up to 1.")
+    in_flight = document.get("in_flight", DEFAULT_IN_FLIGHT)
+    if isinstance(in_flight, bool) or not isinstance(in_flight, int) or not 1 <= in_flight <= MOST_IN_FLIGHT:
+        raise BadInput(f"in_flight of a shadow is {_shown(in_flight)}; it must be from 1 to {MOST_IN_FLIGHT}.")
+    return ShadowSpec(version, float(share), read_compare(document.get("compare", "exact")), in_flight)
+
+
+def read_compare(compare: object) -> Compare:
+    """How answers are compared. Raises BadInput."""
+    if compare == "exact":
+        return "exact"
+    if compare == "handler":
+        return "handler"
+    if not isinstance(compare, Mapping) or not compare.keys() <= {"relative", "absolute", "ignore"}:
+        raise BadInput(
+            f'compare is {_shown(compare)}; it must be "exact", "handler", or an object with relative, absolute and '
+            "ignore."
+        )
+    plain = Tolerance()
+    numbers = []
+    for name, default in (("relative", plain.relative), ("absolute", plain.absolute)):
+        number = compare.get(name, default)
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < float("inf"):
+            raise BadInput(f"{name} of compare is {_shown(number)}; it must be a number from 0 on.")
+        numbers.append(float(number))
+    ignore = compare.get("ignore", [])
+    if not isinstance(ignore, list | tuple) or not all(isinstance(path, str) for path in ignore):
+        raise BadInput("ignore of compare must be a list of paths, such as boxes[*].id.")
+    return Tolerance(numbers[0], numbers[1], tuple(ignore))
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:100]
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the requests that were chosen to be mirrored.
+
+    `mirrored` were sent to the shadow; of these `compared` were answered and compared, `differing` of them differed.
+    `dropped` found no room, by `busy` (too many copies, or requests that wait) or `memory`. `skipped` cannot be
+    compared: `streamed`, `failed` (the client got an error), `no_version`. `errors` are copies without an answer, by
+    cause, and comparisons that failed (`comparison`).
+    """
+
+    mirrored: int = 0
+    compared: int = 0
+    differing: int = 0
+    dropped: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    skipped: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    errors: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
+class Shadow:
+    """The mirror of one model. All methods belong to the event loop's thread; none raises, none waits.
+
+    `is_stopped`: it mirrors nothing any more.
+    """
+
+    def __init__(
+        self,
+        spec: ShadowSpec,
+        find_pool: Callable[[], PoolLike | None],
+        has_own_requests: Callable[[], bool],
+        *,
+        draw: Callable[[], float] = random.random,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        """`find_pool` is the pool of the shadow version as it is registered now, None while it is not.
+
+        `has_own_requests`: clients that name no version may get their answers from it, so its workers must not yield.
+        """
+        self.spec = spec
+        self.counts = Counts()
+        self.last_error = ""
+        self._find_pool = find_pool
+        self._draw = draw
+        self._most_bytes = most_bytes
+        self._began = time.time()
+        self._copies: set[_Copy] = set()
+        self._bytes = 0
+        self._waiting: deque[tuple[_Copy, Answer]] = deque()
+        self._comparing: asyncio.Task[None] | None = None
+        self._first: list[dict[str, Any]] = []
+        self._latest: deque[dict[str, Any]] = deque(maxlen=KEPT_SAMPLES)
+        self.is_stopped = False
+        self._yielding = Yielding(find_pool, has_own_requests)
+
+    def follow(self, request: Request, receiver: Receiver) -> Receiver:
+        """Who is to be told of a request's answer: `receiver`, and for a share of requests this shadow after it."""
+        if request.is_describe or self.is_stopped or self._draw() >= self.spec.share:
+            return receiver
+        return _Primary(receiver, request, self)
+
+    def start(self) -> None:
+        """Have the shadow's workers yield to others, where the system lets that be taken back."""
+        self._yielding.start()
+
+    def look_at_traffic(self) -> None:
+        """The model's traffic has changed: perhaps the shadow has requests of its own now."""
+        self._yielding.look()
+
+    def stop_now(self) -> None:
+        """Mirror nothing more; copies under way are cancelled."""
+        self.is_stopped = True
+        for copy in list(self._copies):
+            copy.cancel()
+        self._waiting.clear()
+        self._yielding.stop()
+        if self._comparing is not None:
+            self._comparing.cancel()
+
+    async def wait_until_stopped(self) -> None:
+        """After `stop_now`: return when nothing of it runs any more."""
+        if self._comparing is not None:
+            await asyncio.wait([self._comparing])
+
+    def describe(self) -> dict[str, Any]:
+        """The spec, the counts since it began, and the differences that were kept."""
+        counts = self.counts
+        document = {
+            **self.spec.document(),
+            "began": self._began,
+            "ready": (pool := self._find_pool()) is not None and pool.ready_workers > 0,
+            "yields": self._yielding.is_yielding,
+            "mirrored": counts.mirrored,
+            "compared": counts.compared,
+            "differing": counts.differing,
+            "dropped": dict(counts.dropped),
+            "skipped": dict(counts.skipped),
+            "errors": dict(counts.errors),
+            "copiesUnderWay": len(self._copies),
+            "bytes": self._bytes,
+            "differences": [*self._first, *self._latest],
+        }
+        if self.last_error:
+            document["lastError"] = self.last_error
+        return document
+
+    # ------------------------------------------------------------------------------------------- copies
+
+    def primary_answered(self, request: Request, answer: Answer) -> None:
+        """A client has its answer: send a copy on its way if there is room."""
+        if self.is_stopped:
+            return
+        pool = self._find_pool()
+        if pool is None:
+            self.skip("no_version")
+            return
+        if len(self._copies) >= self.spec.in_flight or pool.queued:
+            self._drop(pool, "busy")
+            return
+        size = len(answer.body) + sum(len(part.body) for part in request.parts)
+        if self._bytes + size > self._most_bytes:
+            self._drop(pool, "memory")
+            return
+        copy = _Copy(self, pool, request, answer, size)
+        self._copies.add(copy)
+        self._bytes += size
+        self.counts.mirrored += 1
+        pool.metrics.shadow_mirrored += 1
+        asyncio.get_running_loop().call_soon(copy.send)
+
+    def skip(self, why: str) -> None:
+        """A request that was chosen cannot be mirrored, or its copy not compared."""
+        self.counts.skipped[why] += 1
+
+    def _drop(self, pool: PoolLike, why: str) -> None:
+        self.counts.dropped[why] += 1
+        pool.metrics.shadow_dropped[why] += 1
+
+    def copy_answered(self, copy: _Copy, answer: Answer) -> None:
+        """The shadow has answered: compare."""
+        if self.spec.compare == "exact":
+            self._judge(copy, answer, _first_difference(copy.answer, answer))
+            self.end(copy)
+            return
+        size = len(answer.body)
+        copy.size += size
+        self._bytes += size  # for as long as it takes; the next copy is dropped where that is too much
+        self._waiting.append((copy, answer))
+        if self._comparing is None:
+            self._comparing = asyncio.create_task(self._compare())
+
+    def copy_failed(self, copy: _Copy, error: MarserveError) -> None:
+        """The shadow has no answer."""
+        if isinstance(error, WaitTooLong) or (isinstance(error, NoWorker) and type(error) is not NoWorker):
+            self._drop(copy.pool, "busy")  # no fault of the version's: it had too much to do
+        else:
+            self._fail(copy.pool, error.cause or "unknown", f"{type(error).__name__}: {error}")
+        self.end(copy)
+
+    def copy_streamed(self, copy: _Copy) -> None:
+        """The shadow streams what the primary answered whole: nothing to compare it with."""
+        self.skip("streamed")
+        self.end(copy)
+
+    def end(self, copy: _Copy) -> None:
+        """A copy is done with."""
+        if copy in self._copies:
+            self._copies.discard(copy)
+            self._bytes -= copy.size
+
+    def _fail(self, pool: PoolLike, cause: str, words: str) -> None:
+        self.counts.errors[cause] += 1
+        pool.metrics.shadow_errors[cause] += 1
+        self.last_error = words[:500]
+
+    # ------------------------------------------------------------------------------------------- comparing
+
+    async def _compare(self) -> None:
+        """Compare what waits, some at a time, in a worker of the shadow's."""
+        try:
+            while self._waiting and not self.is_stopped:
+                several = [self._waiting.popleft() for _ in range(min(MOST_PAIRS, len(self._waiting)))]
+                try:
+                    await self._compare_several(several)
+                finally:
+                    for copy, _ in several:
+                        self.end(copy)
+        finally:
+            self._comparing = None
+
+    async def _compare_several(self, several: list[tuple[_Copy, Answer]]) -> None:
+        pool, compare = several[0][0].pool, self.spec.compare
+        pairs = [(copy.answer, answer) for copy, answer in several]
+        try:
+            checked = await pool.compare(pairs, compare if isinstance(compare, Tolerance) else None)
+        except MarserveError as error:
+            for _ in several:
+                self._fail(pool, "comparison", f"{type(error).__name__}: {error}")
+            return
+        told = {index: (run, path, seen, wanted) for run, index, path, seen, wanted in checked.differences}
+        for index, (copy, answer) in enumerate(several):
+            run, *difference = told.get(index, ("answers", "", "", ""))
+            if run == "failed":
+                self._fail(pool, "comparison", difference[1])
+            elif index in told:
+                self._judge(copy, answer, (difference[0], difference[1], difference[2]))
+            else:
+                self._judge(copy, answer, None)
+
+    def _judge(self, copy: _Copy, answer: Answer, difference: tuple[str, str, str] | None) -> None:
+        self.counts.compared += 1
+        copy.pool.metrics.shadow_compared += 1
+        if difference is None:
+            return
+        self.counts.differing += 1
+        copy.pool.metrics.shadow_differing += 1
+        where, shadow, primary = difference
+        sample = {
+            "requestId": copy.request.id,
+            "at": time.time(),
+            "where": where,
+            "primary": primary,
+            "shadow": shadow,
+            "primaryAnswer": _text(copy.answer.body),
+            "shadowAnswer": _text(answer.body),
+            "request": [{"name": part.name, "body": _text(part.body)} for part in copy.request.parts[:10]],
+        }
+        if len(self._first) < KEPT_SAMPLES:
+            self._first.append(sample)
+        else:
+            self._latest.append(sample)
+
+
+class _Primary:
+    """Tells the client's own receiver, and then the shadow."""
+
+    __slots__ = ("_request", "_shadow", "_streams", "receiver")
+
+    def __init__(self, receiver: Receiver, request: Request, shadow: Shadow) -> None:
+        self.receiver = receiver
+        self._request = request
+        self._shadow = shadow
+        self._streams = False
+
+    def on_answer(self, answer: Answer) -> None:
+        """The whole answer."""
+        self.receiver.on_answer(answer)
+        self._shadow.primary_answered(self._request, answer)
+
+    def on_piece(self, piece: Answer, last: bool) -> None:
+        """One piece of a stream: what was streamed is not mirrored."""
+        self.receiver.on_piece(piece, last)
+        if not self._streams:
+            self._streams = True
+            self._shadow.skip("streamed")
+
+    def on_error(self, error: MarserveError) -> None:
+        """No answer, or no rest of it."""
+        self.receiver.on_error(error)
+        if not self._streams:
+            self._shadow.skip("failed")
+
+
+class _Copy:
+    """A mirrored request on its way: what the client got, and who hears what the shadow says. `size` is in bytes."""
+
+    __slots__ = ("_has_ended", "_job", "_shadow", "answer", "pool", "request", "size")
+
+    def __init__(self, shadow: Shadow, pool: PoolLike, request: Request, answer: Answer, size: int) -> None:
+        self.pool = pool
+        self.request = request
+        self.answer = answer
+        self.size = size
+        self._shadow = shadow
+        self._job: JobLike | None = None
+        self._has_ended = False
+
+    def send(self) -> None:
+        """Hand it to the shadow's pool."""
+        if self._has_ended:
+            return
+        copied = msgspec.structs.replace(
+            self.request,
+            priority=LEAST_URGENT,
+            deadline=time.monotonic() + COPY_LIMIT_S,
+            names_version=False,
+            is_inner=True,  # counted as no client's request
+        )
+        try:
+            self._job = self.pool.submit(copied, self)
+        except MarserveError as error:
+            self.on_error(error)
+
+    def cancel(self) -> None:
+        """Nobody wants to know any more."""
+        self._has_ended = True
+        if self._job is not None:
+            self._job.cancel()
+        self._shadow.end(self)
+
+    def on_answer(self, answer: Answer) -> None:
+        """The shadow's whole answer."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._job = None
+            self._shadow.copy_answered(self, answer)
+
+    def on_piece(self, piece: Answer, last: bool) -> None:
+        """A piece of a stream: one is enough to know that it is one."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if self._job is not None and not last:
+            # Not from here: whoever hands out pieces must not find its job gone.
+            asyncio.get_running_loop().call_soon(self._job.cancel)
+        self._shadow.copy_streamed(self)
+
+    def on_error(self, error: MarserveError) -> None:
+        """The shadow has no answer."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._job = None
+            self._shadow.copy_failed(self, error)
+
+
+def _first_difference(primary: Answer, shadow: Answer) -> tuple[str, str, str] | None:
+    """Where two answers differ that should be equal: where, the shadow's, the primary's."""
+    if primary.status != shadow.status:
+        return "status", str(shadow.status), str(primary.status)
+    ours, theirs = _content_type(primary), _content_type(shadow)
+    if ours != theirs:
+        return "header:content-type", theirs or "none", ours or "none"
+    if primary.body == shadow.body:
+        return None
+    ends = min(len(primary.body), len(shadow.body))
+    at = 0
+    step = ends
+    while step:  # the longest common beginning, by halving: bodies may be large
+        if primary.body[at : at + step] == shadow.body[at : at + step]:
+            at += step
+            step = min(step, ends - at)
+        else:
+            step //= 2
+    begin = max(0, at - 20)
+    return f"byte {at}", _text(shadow.body[begin:], 80), _text(primary.body[begin:], 80)
+
+
+def _content_type(answer: Answer) -> str | None:
+    return next((value for name, value in answer.headers if name.lower() == "content-type"), None)
+
+
+def _text(body: bytes | bytearray, most: int = SHOWN_BYTES) -> str:
+    text = bytes(body[:most]).decode(errors="backslashreplace")
+    return text if len(body) <= most else f"{text}… ({len(body)} bytes)"

@@ -1,0 +1,105 @@
+"""Has the workers of a version yield the processors to everybody else, as long as nobody waits for their answers.
+
+That is the system's `nice`. A process may always be made nicer; to take that back needs a right (CAP_SYS_NICE, or a
+limit RLIMIT_NICE that reaches 0). Where the server lacks it nothing is done: a worker that was a shadow's must be as
+quick as any other from the moment its version gets requests of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+from marserve.registry.pool_protocols import PoolLike
+
+NICE = 19
+PLAIN = 0
+# Workers come and go; new ones are looked for this often, in seconds.
+LOOK_EVERY_S = 1.0
+_CAP_SYS_NICE = 23
+# RLIMIT_NICE counts from 20 (nice 0) to 40 (nice -20).
+_LIMIT_FOR_PLAIN = 20
+
+
+def can_take_back(status: Path = Path("/proc/self/status")) -> bool:
+    """Whether this process may make others less nice again."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in status.read_text().splitlines():
+            if line.startswith("CapEff:") and int(line.split()[1], 16) >> _CAP_SYS_NICE & 1:
+                return True
+    limit = getattr(resource, "RLIMIT_NICE", None)
+    if limit is None:
+        return False
+    soft = resource.getrlimit(limit)[0]
+    return soft == resource.RLIM_INFINITY or soft >= _LIMIT_FOR_PLAIN
+
+
+class Yielding:
+    """The niceness of one version's workers. `is_yielding`: they were made nice."""
+
+    def __init__(
+        self,
+        find_pool: Callable[[], PoolLike | None],
+        has_own_requests: Callable[[], bool],
+        is_able: Callable[[], bool] = can_take_back,
+        renice: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.is_yielding = False
+        self._find_pool = find_pool
+        self._has_own_requests = has_own_requests
+        self._is_able = is_able
+        self._renice = renice or _renice
+        self._nice: set[int] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to look, where it can be taken back."""
+        if self._timer is None and self._is_able():
+            self._look_again()
+
+    def stop(self) -> None:
+        """Take it back."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._take_back()
+
+    def look(self) -> None:
+        """See to it now: somebody's requests may have begun to go there."""
+        if self._timer is None:
+            return
+        pool = self._find_pool()
+        if pool is None or self._has_own_requests():
+            self._take_back()
+            return
+        self.is_yielding = True
+        pids = {pid for worker in pool.workers() for pid in (worker.pid, *worker.ranks) if pid > 0}
+        for pid in pids - self._nice:
+            self._renice(pid, NICE)
+        self._nice = pids
+
+    def _look_again(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look_again)
+        self.look()
+
+    def _take_back(self) -> None:
+        pool = self._find_pool()
+        living = (
+            {pid for worker in pool.workers() for pid in (worker.pid, *worker.ranks)} if pool is not None else set()
+        )
+        for pid in self._nice & living:
+            self._renice(pid, PLAIN)
+        self._nice.clear()
+        self.is_yielding = False
+
+
+def _renice(pid: int, value: int) -> None:
+    """For every thread: on Linux each has its own. One that has ended meanwhile needs none."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, int(thread), value)
