@@ -134,7 +134,7 @@ coverage: $(STAMPS)/test  ## run the tests and say which lines they never reach
 
 .PHONY: simulate
 simulate: $(STAMPS)/test  ## run the simulation of pools with SEEDS seeds (10000)
-	MARSERVE_SIMULATION_SEEDS=$(SEEDS) $(PYTEST) tests/pool/test_simulation.py --timeout 3600
+	MARSERVE_SIMULATION_SEEDS=$(SEEDS) $(PYTEST) tests/pool/dispatch/test_simulation.py --timeout 3600
 
 .PHONY: mutants
 mutants: $(STAMPS)/test  ## change the code in COUNT small ways and say what no test notices (about an hour; ROOM=pool/queue)

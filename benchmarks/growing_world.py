@@ -23,7 +23,7 @@ from queueing import Work
 
 SCRAPE_EVERY_S = 15.0
 AHEAD_BELOW_S = 0.05
-"""Workers whose batches take less are sent the next one ahead: `pool/batcher.py` has the same bound."""
+"""Workers whose batches take less are sent the next one ahead: `pool/dispatch/batcher.py` has the same bound."""
 
 MOST_UPKEEP = 0.02
 """Sizes of processes, which are what upkeep reads, are read for no more than a fiftieth of the time."""

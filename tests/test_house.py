@@ -377,7 +377,7 @@ def test_every_page_of_the_documentation_is_in_its_index() -> None:
 
 
 def test_the_architecture_page_names_what_is_there() -> None:
-    """Where it says `pool/slot.py: Life.kill`, that file defines those names; every module it names exists."""
+    """Where it says `pool/slots/slot.py: Life.kill`, that file defines those names; every module it names exists."""
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     missing = []
     for path, names in re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)(?:: ([A-Za-z_.]+))?`", text):

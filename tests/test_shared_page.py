@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from marserve.pool.batcher import MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT
+from marserve.pool.dispatch.batcher import MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT
 from marserve.shared_page import FIRST_YES, MAX_CANCEL_INDEX, PAGE_BYTES, SLOTS, Page, create_page
 
 

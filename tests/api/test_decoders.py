@@ -38,7 +38,7 @@ from marserve.api.request_head import HttpLimits, read_head
 from marserve.api.traffic import read_object
 from marserve.errors import MarserveError
 from marserve.messages import Part, Request
-from marserve.pool.lengths import MAX_JSON_BYTES, SMALL_JSON_BYTES, read_rule
+from marserve.pool.dispatch.lengths.lengths import MAX_JSON_BYTES, SMALL_JSON_BYTES, read_rule
 from support.http_listener import Counts, Lines, listening
 
 pytestmark = pytest.mark.anyio
@@ -89,8 +89,8 @@ TABLE = {
     "api/event_bodies.py:_read_pubsub": MANAGEMENT,
     "api/event_bodies.py:_read_azure": MANAGEMENT,
     "api/event_bodies.py:_read_own": MANAGEMENT,
-    "pool/lengths.py:length_of": "lengths",
-    "pool/lengths.py:_length_of_long": "lengths",
+    "pool/dispatch/lengths/lengths.py:length_of": "lengths",
+    "pool/dispatch/lengths/lengths.py:_length_of_long": "lengths",
     "workflows/engine.py:_join": "short answers; tests/workflows/test_engine.py has long ones joined by a thread",
     "registry/catalogue/metadata_of_handler.py:read_metadata": IN_A_THREAD,
     "registry/changes/trial.py:_json_of": IN_A_THREAD,

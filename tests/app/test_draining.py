@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from marserve.app.draining import MOST_NAMED, Stop, drain, finish_accepted
-from marserve.pool.queue import GivenUp
+from marserve.pool.dispatch.queue import GivenUp
 
 pytestmark = pytest.mark.anyio
 

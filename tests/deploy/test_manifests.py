@@ -13,7 +13,7 @@ import pytest
 
 import marserve
 from marserve.machine.describe import count_cores
-from marserve.pool.supervisor import threads_for
+from marserve.pool.pool import threads_for
 from marserve.settings import Settings, load_settings
 from support.container import Container
 from support.manifests import (

@@ -1,6 +1,6 @@
 """Tests with a server and a Ray cluster, both as users have them: refusals, a server killed, what the page says.
 
-`tests/pool/test_ray.py` follows the page: it has a cluster.
+`tests/pool/launchers/remote/test_ray_launcher.py` follows the page: it has a cluster.
 """
 
 from __future__ import annotations

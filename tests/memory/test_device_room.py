@@ -17,7 +17,7 @@ from marserve.memory.admission import MIB
 from marserve.memory.device_room import DeviceRoom, DeviceRooms
 from marserve.memory.learned_memory import LearnedMemory
 from marserve.pool.options import PoolOptions
-from marserve.pool.room import Room, Unbounded
+from marserve.pool.reservation import Room, Unbounded
 from marserve.telemetry.metrics import VersionMetrics
 
 

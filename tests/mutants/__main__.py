@@ -1,10 +1,11 @@
 """Changes the code in small ways, one at a time, and says which changes no test noticed.
 
-    make mutants ROOM=pool/batcher SEED=1 COUNT=100
+    make mutants ROOM=pool/dispatch/batcher SEED=1 COUNT=100
 
-A room is a file of the server with the tests that bear its name (`pool/batcher`: `tests/pool/test_batcher*.py`). The
-mutants are drawn with the seed, over all rooms in proportion to what can be changed in each. Everything happens in a
-copy of the repository that is deleted afterwards; the report is written to `build/mutants`.
+A room is a file of the server with the tests that bear its name (`pool/dispatch/batcher`:
+`tests/pool/test_batcher*.py`). The mutants are drawn with the seed, over all rooms in proportion to what can be changed
+in each. Everything happens in a copy of the repository that is deleted afterwards; the report is written to
+`build/mutants`.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ ROOT = Path(__file__).resolve().parents[2]
 #: The rooms that are gone through where none is named, and the files whose claims are on them too.
 ROOMS: dict[str, tuple[str, ...]] = {
     "archive/member_names": (),
-    "pool/batcher": ("admission", "dispatcher"),
-    "pool/queue": ("admission", "dispatcher"),
+    "pool/dispatch/batcher": ("admission", "dispatcher"),
+    "pool/dispatch/queue": ("admission", "dispatcher"),
     "registry/catalogue/traffic": (),
     "rollout/diff": (),
     "rollout/judge": ("timeline",),
     "memory/admission": (),
     "memory/residency": (),
-    "pool/dispatcher": ("admission", "asked_lengths", "back_pressure", "handing_over", "hold", "lanes"),
+    "pool/dispatch/dispatcher": ("admission", "asked_lengths", "back_pressure", "handing_over", "hold", "lanes"),
     "wire": (),
     "store/fetch_guard": (),
     "archive/pickle_check": (),

@@ -115,7 +115,7 @@ def test_a_mutant_ends_as_its_tests_say_and_leaves_nothing(
 
 def test_the_same_seed_chooses_the_same_mutants_in_proportion_to_the_rooms() -> None:
     """Another seed chooses others; 0 is all there are."""
-    rooms = ["wire", "pool/batcher"]
+    rooms = ["wire", "pool/dispatch/batcher"]
     chosen, every = choose(rooms, 100, "a"), choose(rooms, 0, "a")
 
     assert choose(rooms, 100, "a") == chosen != choose(rooms, 100, "b")

@@ -14,7 +14,7 @@ from marserve import agent_link
 from marserve.messages import Load
 from marserve.node.agent import Agent
 from marserve.node.worker_run import WorkerRun
-from marserve.pool.launchers import Launched, WorkerEnds
+from marserve.pool.launchers.launcher import Launched, WorkerEnds
 from marserve.pool.launchers.process import WorkerProcess
 from marserve.telemetry.output_budget import OutputBudget
 

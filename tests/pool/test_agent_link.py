@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from marserve import __version__, agent_link
-from marserve.pool.launchers.remote import HELLO_S, AgentLink
+from marserve.pool.launchers.remote.remote import HELLO_S, AgentLink
 
 pytestmark = pytest.mark.anyio
 

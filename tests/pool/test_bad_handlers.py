@@ -18,7 +18,7 @@ import pytest
 
 from marserve.errors import HandlerFailed, OutOfMemory, WorkerDied
 from marserve.messages import Answer
-from marserve.pool.memory import resident_bytes
+from marserve.pool.worker_end.memory import resident_bytes
 from support.processes import living, until
 from support.running_pool import RunningPool
 

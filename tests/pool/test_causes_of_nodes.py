@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from marserve.errors import LoadFailed
-from marserve.pool import restart_policy
-from marserve.pool.cause_of_death import Cause, Death
-from marserve.pool.launchers import StartFailed
+from marserve.pool.launchers.launcher import StartFailed
+from marserve.pool.slots import restart_policy
+from marserve.pool.worker_end.cause_of_death import Cause, Death
 from support.model_folders import OBEDIENT
 from support.running_pool import RunningPool
 

@@ -7,8 +7,8 @@ import pytest
 from marserve import wire
 from marserve.errors import DeadlinePassed, HandlerFailed, SequencesFull, WorkerDied
 from marserve.messages import Result
-from marserve.pool.client import WorkerClient
 from marserve.pool.options import SequenceOptions
+from marserve.pool.worker_end.client import WorkerClient
 from support.mode_stage import LAST, MORE, Client, ModeStage
 
 

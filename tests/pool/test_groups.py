@@ -21,11 +21,11 @@ import pytest
 from marserve import wire
 from marserve.errors import HandlerFailed, LoadFailed, WaitTooLong, WorkerDied
 from marserve.messages import Answer, DeviceLost, Hello, Load, Loaded, NotLoaded, Part, Results, Sample
-from marserve.pool.cause_of_death import Cause, Death
 from marserve.pool.launchers import group as group_module
 from marserve.pool.launchers.group import RankGroup
 from marserve.pool.launchers.process import WorkerProcess
-from marserve.pool.output import WorkerOutput
+from marserve.pool.worker_end.cause_of_death import Cause, Death
+from marserve.pool.worker_end.output import WorkerOutput
 from support.processes import until
 from support.running_pool import RunningPool, Sent
 from support.worker_logs import KeptLines

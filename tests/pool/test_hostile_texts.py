@@ -11,7 +11,7 @@ import pytest
 
 from marserve.errors import HandlerFailed, MarserveError
 from marserve.messages import Answer
-from marserve.pool.slot import MOST_TRACEBACK_LINES
+from marserve.pool.slots.slot import MOST_TRACEBACK_LINES
 from support.hostile_handler import KINDS, LONE
 from support.running_pool import RunningPool
 

@@ -11,7 +11,7 @@ import pytest
 
 from marserve.errors import FingerprintRefused, HandlerFailed, MarserveError, WorkerDied
 from marserve.messages import Answer
-from marserve.pool.room import Unbounded
+from marserve.pool.reservation import Unbounded
 from support.processes import until
 from support.running_pool import RunningPool
 

@@ -17,8 +17,8 @@ import pytest
 
 from marserve.errors import DeadlinePassed, MarserveError, QueueFull, WaitTooLong
 from marserve.messages import Answer, Part, Request, Result
-from marserve.pool.batcher import Flight
-from marserve.pool.dispatcher import Dispatcher
+from marserve.pool.dispatch.batcher import Flight
+from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics import VersionMetrics
 

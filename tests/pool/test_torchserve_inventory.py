@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from marserve.pool import slot
-from marserve.pool.restart_policy import RETRY_DELAYS_S
+from marserve.pool.slots import slot
+from marserve.pool.slots.restart_policy import RETRY_DELAYS_S
 from support.inventory import inventory
 
 # States that a log line names. The others are no states here, for these reasons.

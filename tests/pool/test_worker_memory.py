@@ -10,9 +10,9 @@ import pytest
 
 from marserve.errors import LoadFailed, OutOfMemory
 from marserve.messages import Answer
-from marserve.pool import upkeep
-from marserve.pool.cgroups import WorkerCgroups
-from marserve.pool.memory import own_bytes, resident_bytes
+from marserve.pool.launchers.cgroups import WorkerCgroups
+from marserve.pool.sizing import upkeep
+from marserve.pool.worker_end.memory import own_bytes, resident_bytes
 from support.processes import living, until
 from support.running_pool import RunningPool
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from marserve.archive.model_config import ModelConfig, parse_model_config
+from marserve.pool.dispatch.modes.steps_and_sequences import STREAM_HEADER
 from marserve.pool.options import PoolOptions
-from marserve.pool.stateful import STREAM_HEADER
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.registry.intake.effective_options import OptionDefaults, RequestedOptions, effective_options
 from marserve.settings import ModelDefaults

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from marserve.errors import Draining, LoadFailed, MarserveError, NoWorker, QueueFull
 from marserve.messages import Answer, Checked, Load, Part, Receiver, Request, Tolerance
+from marserve.pool.dispatch.queue import GivenUp
 from marserve.pool.options import PoolOptions
-from marserve.pool.queue import GivenUp
 from marserve.telemetry.metrics import VersionMetrics
 
 

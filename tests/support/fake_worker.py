@@ -9,7 +9,7 @@ from typing import Any
 
 from marserve import wire
 from marserve.messages import ToServer, ToWorker
-from marserve.pool.client import Peer, WorkerClient
+from marserve.pool.worker_end.client import Peer, WorkerClient
 
 
 class FakeWorker:

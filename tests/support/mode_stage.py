@@ -8,11 +8,11 @@ from typing import Any
 
 from marserve.errors import WorkerDied
 from marserve.messages import Part, Raised, Request, Result
-from marserve.pool.asked_lengths import Question
-from marserve.pool.batcher import Flight
-from marserve.pool.dispatchers import make_dispatcher
+from marserve.pool.dispatch.batcher import Flight
+from marserve.pool.dispatch.lengths.asked_lengths import Question
+from marserve.pool.dispatch.modes import make_dispatcher
+from marserve.pool.dispatch.queue import Job
 from marserve.pool.options import PoolOptions
-from marserve.pool.queue import Job
 from marserve.telemetry.metrics import VersionMetrics
 from support.receivers import Told
 

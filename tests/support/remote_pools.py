@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from marserve.agent_link import ArchiveRef
-from marserve.pool.launchers.cluster import Cluster, ClusterOptions
+from marserve.pool.launchers.remote.cluster import Cluster, ClusterOptions
 from marserve.pool.options import RayOptions
 from support.model_folders import OBEDIENT
 from support.processes import descendants

@@ -18,14 +18,15 @@ import marserve
 import marserve_handlers
 from marserve.errors import MarserveError
 from marserve.messages import Answer, Load, Part, Request
-from marserve.pool.launchers import Launchers, process
-from marserve.pool.launchers.cluster import Cluster
+from marserve.pool.dispatch.queue import Job
+from marserve.pool.launchers import process
 from marserve.pool.launchers.forked import SINGLE_THREADED
+from marserve.pool.launchers.launcher import Launchers
+from marserve.pool.launchers.remote.cluster import Cluster
 from marserve.pool.options import PoolOptions
-from marserve.pool.output import WorkerOutput
-from marserve.pool.queue import Job
-from marserve.pool.room import Room
-from marserve.pool.supervisor import Pool
+from marserve.pool.pool import Pool
+from marserve.pool.reservation import Room
+from marserve.pool.worker_end.output import WorkerOutput
 from marserve.telemetry.metrics import VersionMetrics
 from support.model_folders import OBEDIENT, write_model
 from support.patience import PATIENCE_S

@@ -32,11 +32,11 @@ from marserve.errors import (
     WorkerDied,
 )
 from marserve.messages import Answer, Part, Raised, Request, Result
-from marserve.pool.asked_lengths import Question
-from marserve.pool.batcher import MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT, Flight
-from marserve.pool.dispatchers import make_dispatcher
+from marserve.pool.dispatch.batcher import MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT, Flight
+from marserve.pool.dispatch.lengths.asked_lengths import Question
+from marserve.pool.dispatch.modes import make_dispatcher
+from marserve.pool.dispatch.queue import AGEING_S, LEAST_URGENT, Job, JobState
 from marserve.pool.options import PoolOptions, SequenceOptions
-from marserve.pool.queue import AGEING_S, LEAST_URGENT, Job, JobState
 from marserve.telemetry.metrics import VersionMetrics
 
 ECHO = Result(200, "", [])

@@ -1,6 +1,6 @@
 """Tests for what a template looks at before it lets itself be forked.
 
-With the pool around it: `tests/pool/test_launchers.py`.
+With the pool around it: `tests/pool/launchers/test_launcher.py`.
 """
 
 from __future__ import annotations

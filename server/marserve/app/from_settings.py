@@ -12,7 +12,7 @@ from marserve.api.request_head import HttpLimits
 from marserve.api.sagemaker import Endpoint
 from marserve.archive.reader import Limits
 from marserve.machine.describe import Machine
-from marserve.pool.launchers.cluster import ClusterOptions
+from marserve.pool.launchers.remote.cluster import ClusterOptions
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.registry.intake.registration import RegistryOptions
 from marserve.settings import KEYS, Settings

@@ -30,12 +30,12 @@ from marserve.machine.visible import order_of_devices
 from marserve.memory.device_room import DeviceRooms
 from marserve.memory.residency import Residency, house, residency_of
 from marserve.messages import Load
-from marserve.pool.cgroups import WorkerCgroups
-from marserve.pool.launchers import Launchers
-from marserve.pool.launchers.cluster import Cluster
+from marserve.pool.launchers.cgroups import WorkerCgroups
+from marserve.pool.launchers.launcher import Launchers
+from marserve.pool.launchers.remote.cluster import Cluster
 from marserve.pool.options import PoolOptions
-from marserve.pool.room import Room
-from marserve.pool.supervisor import Pool
+from marserve.pool.pool import Pool
+from marserve.pool.reservation import Room
 from marserve.registry.changes.hooks import Hooks
 from marserve.registry.intake.intake import Intake
 from marserve.registry.models import Registry

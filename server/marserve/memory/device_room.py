@@ -1,9 +1,10 @@
 """Has a worker begin on a device only where there is memory for it: keeps the books of all versions, chooses devices.
 
-A version's room (`pool/room.py`) is wrapped: host memory stays the inner one's affair. `device_admission.py` decides;
-here the latest readings are brought to it, places are kept for workers that are about to start, and what a worker took
-is remembered for the next one. `device_line.py` has others make room. Where nothing tells how much memory a device has,
-every answer is yes. A device that is lost takes no worker: `device_moves.py` decides where the next one goes.
+A version's room (`pool/reservation.py`) is wrapped: host memory stays the inner one's affair. `device_admission.py`
+decides; here the latest readings are brought to it, places are kept for workers that are about to start, and what a
+worker took is remembered for the next one. `device_line.py` has others make room. Where nothing tells how much memory a
+device has, every answer is yes. A device that is lost takes no worker: `device_moves.py` decides where the next one
+goes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from marserve.memory.device_line import DeviceLine, Guest, SleepyPool, Watch
 from marserve.memory.device_moves import SETTLED_S, Site, choose_site
 from marserve.memory.learned_memory import LearnedMemory
 from marserve.pool.options import PoolOptions
-from marserve.pool.room import Room, Unbounded
+from marserve.pool.reservation import Room, Unbounded
 
 log = logging.getLogger("marserve.registry.memory")
 

@@ -23,9 +23,9 @@ from marserve.errors import NoMemoryNow, NotEnoughMemory
 from marserve.memory.admission import Account, DoesNotFit, Learned, Ledger, Need, budget_of, need_of
 from marserve.memory.eviction import Demand, Resident, choose_victims
 from marserve.memory.learned_memory import Key, LearnedMemory
-from marserve.pool.memory import held_bytes, past_peak_bytes
 from marserve.pool.options import PoolOptions
-from marserve.pool.room import Room, WithoutDevices
+from marserve.pool.reservation import Room, WithoutDevices
+from marserve.pool.worker_end.memory import held_bytes, past_peak_bytes
 from marserve.settings import Settings
 from marserve.telemetry.metrics import MemoryFigures, VersionMetrics
 

@@ -29,9 +29,9 @@ from marserve.node.archives import NodeUnfit
 from marserve.node.server_end import ServerEnd, client_context
 from marserve.node.starting import Starter
 from marserve.node.worker_run import END_GRACE_S, WorkerRun
-from marserve.pool.cause_of_death import Cause
-from marserve.pool.launchers import StartFailed
-from marserve.pool.output import Stream
+from marserve.pool.launchers.launcher import StartFailed
+from marserve.pool.worker_end.cause_of_death import Cause
+from marserve.pool.worker_end.output import Stream
 from marserve.telemetry.output_budget import OutputBudget
 
 log = logging.getLogger("marserve.node")

@@ -22,8 +22,8 @@ from marserve.messages import Load
 from marserve.node.archives import USUAL_CACHE_BYTES, NodeArchives, Prepared, usual_folder
 from marserve.node.origins import origins
 from marserve.node.receiving import Receiver
-from marserve.pool.launchers import Launcher, Launchers
-from marserve.pool.output import WorkerLog
+from marserve.pool.launchers.launcher import Launcher, Launchers
+from marserve.pool.worker_end.output import WorkerLog
 
 
 class Starter:

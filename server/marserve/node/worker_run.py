@@ -13,9 +13,9 @@ from typing import Any, Protocol, cast
 
 from marserve import agent_link as link
 from marserve.node.server_end import ServerEnd
-from marserve.pool.launchers import Launched, Launcher, WorkerEnds
-from marserve.pool.memory import resident_bytes
-from marserve.pool.output import WorkerLog, WorkerOutput
+from marserve.pool.launchers.launcher import Launched, Launcher, WorkerEnds
+from marserve.pool.worker_end.memory import resident_bytes
+from marserve.pool.worker_end.output import WorkerLog, WorkerOutput
 from marserve.shared_page import Page, create_page
 
 LAST_OUTPUT_S = 0.3

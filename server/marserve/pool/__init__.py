@@ -1,1 +1,12 @@
-"""One pool a model version: queue, batcher, dispatcher (pure), and the supervisor that owns its worker processes."""
+"""One pool a model version: queue, batcher, dispatcher (pure), and the processes that answer.
+
+pool         `Pool`: the workers of one version, and the clock that the pure parts lack
+options      how a version is to be served, after all precedence
+reservation  the memory that a pool may use, as the pool asks for it
+sizing/      how many workers, and when one is replaced
+slots/       the life of one worker slot: start, answers, time limits, end
+checks/      whether a version may be given batches
+launchers/   how workers are started
+worker_end/  the server's end of one worker: wire, output, memory, cause of death
+dispatch/    which request goes to which worker, and when
+"""

@@ -85,8 +85,8 @@ class PoolOptions:
 
     With `ray` workers run on the nodes of a Ray cluster.
 
-    `samples` are inputs that `batch_check` compares batches with (`pool/certificate.py`); `batch_check_sample` is the
-    share of served batches that is run again item by item, 0 for none.
+    `samples` are inputs that `batch_check` compares batches with (`pool/checks/certificate.py`); `batch_check_sample`
+    is the share of served batches that is run again item by item, 0 for none.
     """
 
     model: str

@@ -28,7 +28,7 @@ from marserve.errors import (
     QueueFull,
 )
 from marserve.messages import Answer, Part, Receiver, Request
-from marserve.pool.queue import GivenUp
+from marserve.pool.dispatch.queue import GivenUp
 from marserve.registry.catalogue.describe import describe_version, page_of
 from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
 from marserve.registry.catalogue.mirrors import Mirrors

@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 from marserve.environments.requirements import Requirements
 from marserve.errors import MarserveError
 from marserve.messages import Answer, Checked, Load, Part, Receiver, Request, Tolerance
+from marserve.pool.dispatch.queue import GivenUp
 from marserve.pool.options import PoolOptions
-from marserve.pool.queue import GivenUp
 from marserve.telemetry.metrics import VersionMetrics
 
 

@@ -93,7 +93,7 @@ WAS_CANCELLED = Result(499, "", [], CANCELLED)
 UNTOUCHED = Result(200, "", [])
 UNTOUCHED_JSON = Result(200, "", [("content-type", "application/json")])
 
-# Marks the level of a log line on its way to the server; see `pool/output.py`.
+# Marks the level of a log line on its way to the server; see `pool/worker_end/output.py`.
 LEVEL_MARK = "\x1e"
 
 log = logging.getLogger("marserve.worker")

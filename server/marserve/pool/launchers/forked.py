@@ -25,7 +25,6 @@ from marserve import wire
 from marserve.errors import BadFrame
 from marserve.machine.limits import process_limits
 from marserve.messages import Exited, Fork, Forked, Load, NotLoaded, Preload, Stop, Templated, ToWorker
-from marserve.pool.cause_of_death import Cause, Death, Evidence, classify_exit, death_of_load
 from marserve.pool.launchers.endpoints import WorkerEnds
 from marserve.pool.launchers.leftovers import Leftovers
 from marserve.pool.launchers.process import (
@@ -36,7 +35,8 @@ from marserve.pool.launchers.process import (
     parent_of,
     spawn,
 )
-from marserve.pool.output import WorkerLog, WorkerOutput
+from marserve.pool.worker_end.cause_of_death import Cause, Death, Evidence, classify_exit, death_of_load
+from marserve.pool.worker_end.output import WorkerLog, WorkerOutput
 
 # One thread before anything is imported: a numeric library's own pool would make forking unsafe.
 SINGLE_THREADED = limit_threads(1)

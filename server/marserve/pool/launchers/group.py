@@ -26,10 +26,10 @@ import msgspec
 from marserve import wire
 from marserve.errors import BadFrame
 from marserve.messages import DeviceLost, Hello, Load, Loaded, Metrics, NotLoaded, OutOfStep, Rank
-from marserve.pool.cause_of_death import Cause, Death, death_of_load
 from marserve.pool.launchers.endpoints import WorkerEnds
 from marserve.pool.launchers.process import WorkerProcess
-from marserve.pool.output import WorkerOutput
+from marserve.pool.worker_end.cause_of_death import Cause, Death, death_of_load
+from marserve.pool.worker_end.output import WorkerOutput
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo" if sys.platform == "linux" else "lo0"

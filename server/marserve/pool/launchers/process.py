@@ -15,7 +15,7 @@ from pathlib import Path
 
 from marserve.lineage import VARIABLE
 from marserve.messages import Load
-from marserve.pool.cause_of_death import Death
+from marserve.pool.worker_end.cause_of_death import Death
 
 log = logging.getLogger("marserve.pool.launchers")
 

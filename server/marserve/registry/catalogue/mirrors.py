@@ -11,7 +11,7 @@ from typing import Any
 
 from marserve.errors import BadInput, NoWorker, ShadowNotFound, VersionNotFound
 from marserve.messages import Receiver, Request
-from marserve.pool.certifier import can_lend
+from marserve.pool.checks.certifier import can_lend
 from marserve.registry.catalogue.named_answers import NamedReceiver
 from marserve.registry.catalogue.versions import Model, Version, Versions
 from marserve.registry.observing.arms import Arm

@@ -15,7 +15,7 @@ from typing import Any
 
 from marserve.errors import BadInput, MarserveError
 from marserve.messages import Answer, Part, Request
-from marserve.pool.certifier import read_samples
+from marserve.pool.checks.certifier import read_samples
 from marserve.registry.catalogue.versions import Version
 from marserve.registry.pool_protocols import PoolLike
 

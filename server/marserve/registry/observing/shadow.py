@@ -21,8 +21,8 @@ import msgspec
 
 from marserve.errors import BadInput, MarserveError, NoWorker, WaitTooLong
 from marserve.messages import Answer, Receiver, Request, Tolerance
-from marserve.pool.certifier import MOST_PAIRS
-from marserve.pool.queue import LEAST_URGENT
+from marserve.pool.checks.certifier import MOST_PAIRS
+from marserve.pool.dispatch.queue import LEAST_URGENT
 from marserve.registry.observing.yielding import Yielding
 from marserve.registry.pool_protocols import JobLike, PoolLike
 

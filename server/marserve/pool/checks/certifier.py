@@ -1,0 +1,400 @@
+"""Carries out what a version's certificate asks for: has samples checked in a worker, at load, on demand, in service.
+
+One check runs at a time. The dispatcher lends a worker for it (`want_lane`); to whoever watches workers a check is a
+batch without requests, so the response limit holds for each call of the handler in it. Knows no policy of its own:
+`certificate.py` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from marserve.errors import BadInput, Draining, NoWorker, WorkerDied
+from marserve.messages import (
+    Answer,
+    Check,
+    Checked,
+    Item,
+    Load,
+    Part,
+    Request,
+    Result,
+    Results,
+    Sample,
+    Tolerance,
+    pack_head,
+)
+from marserve.pool.checks.certificate import Allowance, Certificate, InService, report_of, sentence_of
+from marserve.pool.dispatch.batcher import Flight
+from marserve.pool.dispatch.dispatcher import Dispatcher
+from marserve.pool.options import PoolOptions
+from marserve.telemetry.metrics import VersionMetrics
+from marserve.wire import Body
+
+log = logging.getLogger("marserve.pool.certifier")
+
+MOST_SAMPLE_BYTES = 64 * 1024 * 1024
+# After so long no further call of the handler is begun in a check.
+CHECK_LIMIT_S = 60.0
+# How many pairs of answers are compared at a time: a worker tells so many differences.
+MOST_PAIRS = 10
+# What a check on demand makes of a version that has no batches: enough to see whether it could have some.
+SIZE_ON_DEMAND = 8
+
+
+class CheckingLife(Protocol):
+    """A worker, as checks see it."""
+
+    warm_up_s: float
+
+    def check(self, check: Check, bodies: Sequence[Body]) -> None:
+        """Send a check."""
+
+
+class CheckedPool(Protocol):
+    """A pool, as its certifier sees it."""
+
+    options: PoolOptions
+    load: Load
+    dispatcher: Dispatcher
+    metrics: VersionMetrics
+
+    @property
+    def slots(self) -> Sequence[object]:
+        """Its worker slots, without those that are leaving."""
+
+    def life_of(self, key: str) -> CheckingLife | None:
+        """The worker behind a lane."""
+
+    def watch_limits(self) -> None:
+        """Something was sent to a worker: look after its response limit."""
+
+
+@dataclass(eq=False)
+class _Order:
+    """A check to be made. `size` is the largest batch; `wanted` are answers that were given (in service).
+
+    Of the kind `answers` they are pairs of them, to be compared within `tolerance`, or by the handler where there is
+    none.
+    """
+
+    kind: Literal["load", "demand", "service", "answers"]
+    inputs: list[list[Part]]
+    size: int
+    limit_s: float
+    requests: list[Request] | None = None
+    wanted: tuple[list[Result], list[Body]] | None = None
+    told: asyncio.Future[Checked] | None = None
+    tolerance: Tolerance | None = None
+
+
+class Certifier:
+    """The checks of one pool. All methods belong to the event loop's thread."""
+
+    def __init__(self, pool: CheckedPool, draw: Callable[[], float] = random.random) -> None:
+        options = pool.options
+        self.certificate = Certificate(options.batch_check, has_samples=bool(options.samples))
+        self.in_service = InService()
+        self.allowance = Allowance()
+        self.samples_batches = options.batch_check_sample > 0
+        self._pool = pool
+        self._draw = draw
+        self._orders: deque[_Order] = deque()
+        self._out: tuple[str, int, _Order] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._item_s = 0.0
+        self._is_stopped = False
+
+    # ------------------------------------------------------------------------------------------- at load
+
+    def start(self) -> None:
+        """Begin to check the model's samples if the certificate asks for that; returns at once."""
+        options = self._pool.options
+        if self._is_stopped or self._reading is not None or not self.certificate.needs_check(options.batch_size):
+            return
+        if any(order.kind == "load" for order in self._orders) or (self._out and self._out[2].kind == "load"):
+            return
+        self._reading = asyncio.create_task(self._order_samples(options.batch_size))
+
+    async def _order_samples(self, size: int) -> None:
+        options = self._pool.options
+        try:
+            inputs = await self._read_samples()
+        except BadInput as error:
+            self.certificate.fail(str(error))
+            self._tell_failure()
+            return
+        finally:
+            self._reading = None
+        limit_s = min(CHECK_LIMIT_S, options.startup_timeout_s)
+        self._order(_Order("load", inputs, size, limit_s))
+
+    async def _read_samples(self) -> list[list[Part]]:
+        options = self._pool.options
+        return await asyncio.to_thread(read_samples, options.samples, Path(self._pool.load.model_dir))
+
+    # ------------------------------------------------------------------------------------------- on demand
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for a check."""
+        return any(order.told is not None for order in self._orders)
+
+    async def check(self, given: Sequence[list[Part]] = ()) -> dict[str, Any]:
+        """Check these inputs, or the model's own samples, and return what describe would say of it.
+
+        What comes out is the certificate's new state. Raises BadInput where there is nothing to check with, NoWorker,
+        Draining, WorkerDied.
+        """
+        pool = self._pool
+        if not can_lend(pool.options):
+            raise BadInput("Batches of this model cannot be checked: it has sequences, steps, or calls side by side.")
+        self._refuse_without_workers()
+        inputs = list(given) or await self._read_samples()
+        if not inputs:
+            raise BadInput(
+                "There is nothing to check with: send samples, or name some as `samples` in the model's configuration."
+            )
+        size = pool.options.batch_size if pool.options.batch_size > 1 else SIZE_ON_DEMAND
+        told: asyncio.Future[Checked] = asyncio.get_running_loop().create_future()
+        checked = await self._carry_out(_Order("demand", inputs, size, CHECK_LIMIT_S, told=told), told)
+        return {"certificate": self.certificate.state, **report_of(checked)}
+
+    async def compare(self, pairs: Sequence[tuple[Answer, Answer]], tolerance: Tolerance | None) -> Checked:
+        """Have a worker compare pairs of answers, the primary's and the shadow's; at most `MOST_PAIRS`.
+
+        Within `tolerance`, or by the handler's own `compare` where that is None. Each pair that differs, or could not
+        be compared, is among the differences, its index as the item. Raises NoWorker, Draining, WorkerDied.
+        """
+        self._refuse_without_workers()
+        results = [Result(answer.status, answer.reason, answer.headers) for pair in pairs for answer in pair]
+        bodies: list[Body] = [answer.body for pair in pairs for answer in pair]
+        told: asyncio.Future[Checked] = asyncio.get_running_loop().create_future()
+        order = _Order("answers", [], 1, CHECK_LIMIT_S, wanted=(results, bodies), told=told, tolerance=tolerance)
+        return await self._carry_out(order, told)
+
+    def _refuse_without_workers(self) -> None:
+        pool = self._pool
+        if pool.dispatcher.is_draining or self._is_stopped:
+            raise Draining
+        if not pool.slots or pool.dispatcher.living_slots <= 0:
+            raise NoWorker(pool.options.model)
+
+    async def _carry_out(self, order: _Order, told: asyncio.Future[Checked]) -> Checked:
+        self._order(order)
+        try:
+            async with asyncio.timeout(self._pool.options.startup_timeout_s + CHECK_LIMIT_S):
+                return await told
+        except TimeoutError:  # workers that do not come to load, or checks before this one that take their time
+            raise NoWorker(self._pool.options.model) from None
+        finally:
+            with contextlib.suppress(ValueError):  # it was begun
+                self._orders.remove(order)
+
+    # ------------------------------------------------------------------------------------------- in service
+
+    def note(self, flight: Flight, message: Results, bodies: Sequence[Body]) -> None:
+        """A batch was answered: perhaps have it run again, item by item. Called after its clients were told."""
+        self.allowance.earn(message.handler_s)
+        options = self._pool.options
+        if len(flight.jobs) < 2 or self._draw() >= options.batch_check_sample:
+            return
+        if self._orders or self._out or self._is_stopped or not self._pool.dispatcher.has_spare_lane:
+            return
+        kept = [
+            index
+            for index, (job, result) in enumerate(zip(flight.jobs, message.results, strict=True))
+            if result.error not in ("expired", "cancelled") and not job.has_sent_pieces and not job.request.is_describe
+        ]
+        # An item alone takes no longer than its whole batch did; once some were run again, it is known better.
+        expected_s = len(kept) * (self._item_s or message.handler_s)
+        if not kept or not self.allowance.affords(expected_s):
+            return
+        requests = [flight.jobs[index].request for index in kept]
+        self._order(
+            _Order(
+                "service",
+                [request.parts for request in requests],
+                1,
+                self.allowance.left_s,
+                requests,
+                ([message.results[index] for index in kept], [bodies[index] for index in kept]),
+            )
+        )
+
+    # ------------------------------------------------------------------------------------------- the pool's news
+
+    def lent(self, key: str, flight: Flight) -> None:
+        """A worker is free for the oldest order."""
+        order = self._orders.popleft() if self._orders else _Order("service", [], 1, 0.0)
+        self._out = (key, flight.number, order)
+        items: list[Item] = []
+        bodies: list[Body] = []
+        for index, parts in enumerate(order.inputs):
+            request = order.requests[index] if order.requests is not None else Request(f"sample-{index}", parts)
+            named = [(part.name, part.content_type) for part in parts]
+            items.append(Item(request.id, named, pack_head(request.headers, request.server_headers), None))
+            bodies.extend(part.body for part in parts)
+        wanted = None
+        if order.wanted is not None:
+            wanted = order.wanted[0]
+            bodies.extend(order.wanted[1])
+        life = self._pool.life_of(key)
+        if life is not None:
+            tolerance = order.tolerance or self._pool.options.batch_tolerance
+            how: Literal["tolerance", "handler"] | None = None
+            if order.kind == "answers":
+                how = "handler" if order.tolerance is None else "tolerance"
+            life.check(Check(flight.number, items, order.size, tolerance, order.limit_s, wanted, how), bodies)
+            self._pool.watch_limits()
+
+    def on_checked(self, key: str, checked: Checked) -> None:
+        """A worker has ended its check. Raises BadFrame when it had none of this number."""
+        pool = self._pool
+        out, self._out = self._out, None
+        if out is not None and out[:2] == (key, checked.number):
+            self._take(out[2], checked)
+        pool.dispatcher.end_loan(key, checked.number, time.monotonic())
+        self._next()
+        self.start()  # the batch size may have grown meanwhile
+
+    def lost(self, key: str, cause: str) -> None:
+        """A worker has ended; if it ran a check, that ended with it."""
+        if self._out is None or self._out[0] != key:
+            return
+        order, self._out = self._out[2], None
+        if order.told is not None and not order.told.done():
+            order.told.set_exception(WorkerDied(cause))
+        elif order.kind == "load" and not self._is_stopped:
+            if self.certificate.lose(cause):
+                self._orders.appendleft(order)
+            else:
+                self._tell_failure()
+        self._next()
+
+    def apply(self) -> None:
+        """Have batches formed as the options say and the certificate allows."""
+        pool = self._pool
+        options = pool.options
+        size = self.certificate.batch_limit(options.batch_size)
+        present = pool.dispatcher.options
+        if (present.batch_size, present.max_batch_delay_s) != (size, options.max_batch_delay_s):
+            pool.dispatcher.reconfigure(
+                batch_size=size, max_batch_delay_s=options.max_batch_delay_s, now=time.monotonic()
+            )
+
+    async def stop(self) -> None:
+        """Make no more checks; who waits for one is told that the server stops."""
+        self._is_stopped = True
+        if self._reading is not None:
+            self._reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reading
+        self._pool.dispatcher.want_no_lane()
+        orders = [*self._orders, *([self._out[2]] if self._out else [])]
+        self._orders.clear()
+        for order in orders:
+            if order.told is not None and not order.told.done():
+                order.told.set_exception(Draining())
+
+    def describe(self, warm_ups: Sequence[float] = ()) -> dict[str, Any]:
+        """What describe says under `batching`; `warm_ups` are how long the workers' warm-ups took, in seconds."""
+        described = self.certificate.describe(self._pool.options.batch_size)
+        if self._orders or self._out or self._reading:
+            described["isChecking"] = True
+        if warm_ups:
+            described["warmUpSeconds"] = [round(seconds, 6) for seconds in warm_ups]
+        if self.samples_batches:
+            described["inService"] = self.in_service.describe()
+        return described
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _order(self, order: _Order) -> None:
+        self._orders.append(order)
+        self._next()
+
+    def _next(self) -> None:
+        if self._orders and self._out is None and not self._is_stopped:
+            self._pool.dispatcher.want_lane(time.monotonic())
+
+    def _take(self, order: _Order, checked: Checked) -> None:
+        metrics = self._pool.metrics
+        if order.kind == "answers":
+            if order.told is not None and not order.told.done():
+                order.told.set_result(checked)
+            return
+        if order.kind == "service":
+            if not order.inputs:
+                return
+            self.allowance.spend(checked.seconds)
+            if checked.calls:
+                seconds = checked.seconds / checked.calls
+                self._item_s = seconds if not self._item_s else 0.8 * self._item_s + 0.2 * seconds
+            metrics.batch_rechecks += 1
+            metrics.recheck_seconds += checked.seconds
+            if self.in_service.take(checked):
+                metrics.batch_differences += 1
+                log.warning("%s: a batch was not answered as its items alone: %s", self._name, sentence_of(checked))
+            return
+        has_passed = self.certificate.take(checked, order.size, time.time())
+        metrics.batch_checks["passed" if has_passed else "failed"] += 1
+        if has_passed:
+            log.info("%s: batches are answered as single requests (%d compared)", self._name, checked.compared)
+        else:
+            self._tell_failure()
+        self.apply()
+        if order.told is not None and not order.told.done():
+            order.told.set_result(checked)
+
+    def _tell_failure(self) -> None:
+        options = self._pool.options
+        limit = self.certificate.batch_limit(options.batch_size)
+        what = "requests run one by one" if limit == 1 and options.batch_size > 1 else "batches are formed all the same"
+        log.warning("%s: %s; %s", self._name, self.certificate.reason, what)
+        self.apply()
+
+    @property
+    def _name(self) -> str:
+        return f"{self._pool.options.model} {self._pool.options.version}"
+
+
+def can_lend(options: PoolOptions) -> bool:
+    """Whether workers of this version can be lent for a check: they run one batch after the other."""
+    return options.sequences is None and not options.continuous_batching and not options.is_concurrent
+
+
+def read_samples(samples: Sequence[Sample], folder: Path) -> list[list[Part]]:
+    """The inputs that the samples stand for, one part `body` each; files are read from `folder`. Blocks.
+
+    Raises BadInput for a file that is not there, or lies outside of the folder, and for too many bytes.
+    """
+    inputs: list[list[Part]] = []
+    total = 0
+    root = folder.resolve()
+    for sample in samples:
+        body = sample.body
+        if sample.file:
+            path = (folder / sample.file).resolve()
+            if not path.is_relative_to(root):
+                raise BadInput(f"The sample {sample.file!r} lies outside of the archive.")
+            try:
+                total += path.stat().st_size
+                body = path.read_bytes() if total <= MOST_SAMPLE_BYTES else b""
+            except OSError as error:
+                raise BadInput(f"The sample {sample.file!r} of the archive cannot be read: {error.strerror}.") from None
+        else:
+            total += len(body)
+        if total > MOST_SAMPLE_BYTES:
+            raise BadInput(f"The samples have more than {MOST_SAMPLE_BYTES} bytes together.")
+        inputs.append([Part("body", body, sample.content_type)])
+    return inputs

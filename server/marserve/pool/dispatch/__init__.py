@@ -1,0 +1,12 @@
+"""Which request goes to which worker, and when. Pure: time is passed in, I/O is asked for.
+
+dispatcher    the life of every request, from `submit` to its one end
+queue         requests that wait: by priority, then age
+batcher       which of them leave together
+hold          how long to wait where every start of a worker failed
+send_ahead    which busy workers may be sent a batch ahead
+least_loaded  which worker has the fewest requests
+sequences     whose turn it is in each sequence
+lengths/      how long inputs are, and how long answers take
+modes/        the dispatchers of versions that ask for more than batches
+"""

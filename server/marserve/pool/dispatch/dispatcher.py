@@ -1,0 +1,1058 @@
+"""The life of every job of one model version, from `submit` to its one end. Pure: time is passed in, I/O is asked for.
+
+It holds the queue, the batcher and what each worker has in flight; it admits, dispatches, hands answers out, splits a
+batch that raised until the guilty item stands alone, runs the items of a dead worker once more elsewhere, refuses for
+a while what killed twice, and ends what was cancelled or is past its deadline. The supervisor carries out what it asks
+for through `Actions` and tells it what happened. The simulation in the tests drives it by the thousand.
+
+Invariant: a job's receiver is told exactly one end (an answer, a last piece, an error), or nothing once it was
+cancelled; and only the flight that holds the job may end it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import heapq
+import math
+from collections.abc import Sequence
+from itertools import count
+from typing import Literal, NamedTuple, Protocol
+
+from marserve.errors import (
+    BadFrame,
+    DeadlinePassed,
+    Draining,
+    FingerprintRefused,
+    HandlerFailed,
+    MarserveError,
+    NoTicket,
+    NoWorker,
+    OutOfMemory,
+    QueueFull,
+    Unavailable,
+    WaitTooLong,
+)
+from marserve.messages import Answer, Raised, Receiver, Request, Result
+from marserve.pool.dispatch.batcher import (
+    AHEAD_BELOW_S,
+    AHEAD_FOR_GOAL_BELOW_S,
+    AHEAD_OF_PRIORITIES_BELOW_S,
+    MAX_JOBS_IN_FLIGHT,
+    Batcher,
+    Flight,
+    WorkerLane,
+)
+from marserve.pool.dispatch.hold import Hold
+from marserve.pool.dispatch.lengths.asked_lengths import AskedLengths, Question
+from marserve.pool.dispatch.lengths.expected_wait import FreeOrder, RunTimes
+from marserve.pool.dispatch.lengths.latency_goal import GoalPolicy
+from marserve.pool.dispatch.lengths.lengths import FROM_HANDLER, read_rule
+from marserve.pool.dispatch.queue import GivenUp, Job, JobQueue, JobState
+from marserve.pool.dispatch.send_ahead import RoomAhead
+from marserve.pool.options import PoolOptions
+from marserve.telemetry.metrics import VersionMetrics
+
+# How long the body of a request that killed two workers is refused (RELIABILITY C3).
+REFUSE_FINGERPRINT_S = 60.0
+MAX_REFUSED_FINGERPRINTS = 1000
+MAX_DEATHS = 2
+# How long a refused client is told to wait at most, and how much later one may come that was told a moment of its own.
+MOST_RETRY_AFTER_S = 60
+APPOINTED_SPREAD_S = 1
+MIN_DEADLINES_BOUND = 256
+# For this long after a request with a priority of its own less is sent ahead (`AHEAD_OF_PRIORITIES_BELOW_S`).
+PRIORITIES_SEEN_S = 10.0
+
+
+class Actions(Protocol):
+    """What the dispatcher asks of the outside world. None of these may call back into the dispatcher."""
+
+    def send(self, key: str, flight: Flight) -> None:
+        """Send the flight's jobs to worker `key`."""
+
+    def ask_lengths(self, key: str, question: Question) -> None:
+        """Ask worker `key` for lengths; the batch of that number is sent to it next."""
+
+    def mark_cancelled(self, key: str, number: int, index: int) -> None:
+        """Tell worker `key` that item `index` of batch `number` is no longer wanted."""
+
+    def hold(self, key: str) -> None:
+        """Read nothing more from worker `key`: it must wait until a client has taken what it streamed."""
+
+    def resume(self, key: str) -> None:
+        """Read again from worker `key`, if it still lives."""
+
+    def lane_emptied(self, key: str) -> None:
+        """A closed lane has nothing in flight any more: the worker may go."""
+
+    def all_ended(self) -> None:
+        """A client that left took the last job with it: nothing waits and nothing runs."""
+
+    def lane_lent(self, key: str, flight: Flight) -> None:
+        """Worker `key` is free for what a lane was wanted for (`want_lane`); `flight` has its number and no jobs."""
+
+
+class Landed(NamedTuple):
+    """A batch that has ended, with one result and one body a job, of which its jobs have not been told."""
+
+    flight: Flight
+    results: Sequence[Result]
+    bodies: Sequence[bytes | bytearray]
+
+
+class Loss(NamedTuple):
+    """How a worker was lost, as `Dispatcher.died` is told it."""
+
+    begun: int
+    error: MarserveError
+    may_retry: bool
+    is_suspect: bool
+    accused: int = 0
+
+
+class Dispatcher:
+    """The pure heart of a pool. All calls come from one thread; `now` is the monotonic clock in seconds.
+
+    `modes/__init__.py` says which kind of it a version gets.
+    """
+
+    # Whether `next_wake` may say something though nothing waits and nothing has a deadline.
+    keeps_time = False
+
+    def __init__(self, options: PoolOptions, metrics: VersionMetrics, actions: Actions) -> None:
+        self.options = options
+        self.metrics = metrics
+        self.queue = JobQueue(options.default_priority)
+        self.is_draining = False
+        self.living_slots = 0
+        self.hold_for_start = Hold()  # while no slot lives
+        self.awaited_device = ""  # what its workers wait for, where all devices that they may have are lost
+        self.last_death = ""  # its class of cause, for clients whose requests no worker can take
+        self._actions = actions
+        self.goal: GoalPolicy | None = None
+        if options.batch_policy == "goal" and options.latency_goal_s is not None:
+            self.goal = GoalPolicy(options.latency_goal_s, options.batch_size, padding_budget=options.padding_budget)
+        # Where no rule says how long inputs are the handler may (docs/batching-goal.md).
+        has_rule = options.length_from not in (None, FROM_HANDLER)
+        self.asked_lengths = AskedLengths(metrics) if self.goal is not None and not has_rule else None
+        self._batcher = Batcher(
+            self.queue,
+            max_batch_size=options.batch_size,
+            max_delay_s=options.max_batch_delay_s,
+            policy=options.batch_policy,
+            goal=self.goal,
+            length_of=read_rule(options.length_from) if has_rule and options.length_from is not None else None,
+            asked_lengths=self.asked_lengths,
+        )
+        self._lanes: dict[str, WorkerLane] = {}
+        self._idle: list[WorkerLane] = []
+        self._deadlines: list[tuple[float, int, Job]] = []
+        self._deadlines_bound = MIN_DEADLINES_BOUND
+        self._tiebreak = count()
+        self._refused: dict[bytes, float] = {}
+        self._ahead = 0
+        self._room_ahead = RoomAhead()
+        self._free_order: FreeOrder | None = None
+        self._mean_runs_s = 0.0  # the sum over all workers
+        self._appointed_until = 0.0  # the time of workers that refused clients were told to come for
+        self._under_way = 0  # batches with workers
+        self._run_times = RunTimes()
+        self._ahead_below_s = AHEAD_BELOW_S
+        self._priorities_until = math.inf  # while that is lowered
+        self._holders: dict[str, int] = {}  # how many jobs keep a worker from being read
+        self._wants_lane = False
+
+    # ------------------------------------------------------------------------------------------- admission
+
+    def submit(self, request: Request, receiver: Receiver, now: float) -> Job:
+        """Take a request, or refuse it at once.
+
+        Raises Draining, NoWorker (no slot lives), FingerprintRefused, NoTicket, QueueFull, WaitTooLong, or
+        DeadlinePassed for one that came too late.
+        """
+        try:
+            return self._admit(request, receiver, now)
+        except (Unavailable, DeadlinePassed) as error:
+            self.metrics.refused[error.cause or "unknown"] += 1
+            if isinstance(error, QueueFull | NoTicket | WaitTooLong) and self._mean_runs_s:
+                error.retry_spread_s = APPOINTED_SPREAD_S
+            raise
+
+    def _admit(self, request: Request, receiver: Receiver, now: float) -> Job:
+        if self.is_draining:
+            raise Draining
+        options = self.options
+        deadline = request.deadline
+        if options.client_timeout_s is not None:
+            latest = now + options.client_timeout_s
+            deadline = latest if deadline is None or latest < deadline else deadline
+        if self._is_stranded(request, now, deadline, now):
+            raise self._no_worker(now)
+        if self._refused:
+            self._refuse_deadly(request, now)
+        waiting = len(self.queue)
+        if options.use_job_ticket and self._tickets() <= waiting + len(self._batcher.groups):
+            raise NoTicket(options.model, retry_after_s=self.appoint_s(now))
+        bound = options.queue_size
+        if not self._idle:
+            bound -= self._ahead
+        elif options.batch_policy == "fixed":
+            bound += options.batch_size  # what an idle worker collects has left TorchServe's queue
+        priority = options.default_priority if request.priority is None else request.priority
+        if priority != options.default_priority:
+            self._ahead_below_s, self._priorities_until = AHEAD_OF_PRIORITIES_BELOW_S, now + PRIORITIES_SEEN_S
+        displaced = None
+        if waiting >= bound:
+            displaced = self.queue.displaceable(priority)
+            if displaced is None:
+                raise QueueFull(options.model, retry_after_s=self.appoint_s(now))
+        job = Job(request, receiver, now, deadline, self, priority)
+        if deadline is not None:
+            self._refuse_late(deadline, priority, now)
+            self._watch_deadline(deadline, job)
+        if displaced is not None:
+            self.queue.displace(displaced)
+            displaced.state = JobState.GROUPED  # in no queue any more; until it is told, it may still be cancelled
+        self.queue.enqueue(job)
+        if self.living_slots <= 0:
+            self.hold_for_start.watch(now, deadline)
+        self.metrics.requests += 1
+        if request.names_version:
+            self.metrics.named_requests += 1
+        if request.is_inner:
+            self.metrics.inner_requests += 1
+        # While every worker is busy, a job that does not fill a batch changes nothing before its delay is up.
+        if (
+            self._idle
+            or waiting + 1 >= options.batch_size
+            or (waiting + 1 == MAX_JOBS_IN_FLIGHT and self.goal is not None)
+        ):
+            self.pump(now)
+        if displaced is not None:
+            self._fail(displaced, QueueFull(options.model, retry_after_s=self.appoint_s(now)), now)
+        return job
+
+    def _is_stranded(self, request: Request, arrived: float, deadline: float | None, now: float) -> bool:
+        """Whether no worker will take a request in a time that it may wait."""
+        return self.living_slots <= 0 and (request.is_rescued or not self.hold_for_start.keeps(arrived, deadline, now))
+
+    def _tickets(self) -> int:
+        """How many requests workers would take at this moment."""
+        return len(self._idle)
+
+    def expected_wait_s(self, priority: int, now: float) -> float | None:
+        """How long a request that came now would wait for its answer: 0 while a worker is idle, None if unknown.
+
+        See `pool/dispatch/lengths/expected_wait.py` for how it is guessed.
+        """
+        if self._idle:
+            return 0.0
+        run_s = self._run_times.typical_s
+        if run_s is None:
+            return None
+        batches = len(self._batcher.groups) + self.queue.before(priority) // self.options.batch_size
+        if self._free_order is None:  # kept from now on: a version whose requests have no deadlines needs none
+            self._free_order = FreeOrder(self._lanes.values())
+        return self._free_order.wait_s(batches, run_s, now)
+
+    def _refuse_late(self, deadline: float, priority: int, now: float) -> None:
+        """Raise if the deadline has passed, or will have before the request is likely to be answered."""
+        if deadline <= now:
+            raise DeadlinePassed("queue")
+        wait_s = self.expected_wait_s(priority, now)
+        if wait_s is not None and now + wait_s >= deadline:
+            raise WaitTooLong(wait_s, deadline - now, retry_after_s=self.appoint_s(now))
+
+    def retry_after_s(self, now: float) -> float:
+        """How long the present queue may take, in whole seconds from 1 to 60: for `Retry-After`.
+
+        Where no worker serves, how long until the next one is started, however long that is.
+        """
+        workers = len(self._lanes)
+        if not workers:
+            return max(1.0, (self.hold_for_start.left_s(now) or 0.0) if self.living_slots <= 0 else 0.0)
+        batches = math.ceil((len(self.queue) + 1) / self.options.batch_size)
+        return float(min(MOST_RETRY_AFTER_S, max(1, math.ceil(batches * self._mean_runs_s / workers / workers))))
+
+    def appoint_s(self, now: float) -> float:
+        """As `retry_after_s`, for one client that is refused: behind those that were refused before it.
+
+        Clients that are told one moment come together, and the queue has room for a few. The time in which what waits
+        and they all are run is dealt out, so that each finds room when it comes, as far as that is within a minute.
+        """
+        least_s = self.retry_after_s(now)
+        workers = len(self._lanes)
+        if not workers or not self._mean_runs_s:
+            return least_s
+        moment = max(now + least_s, self._appointed_until)
+        if moment - now > MOST_RETRY_AFTER_S:
+            moment = now + least_s
+        self._appointed_until = moment + self._mean_runs_s / workers / workers / self.options.batch_size
+        return float(math.ceil(moment - now))
+
+    def _refuse_deadly(self, request: Request, now: float) -> None:
+        for fingerprint in [key for key, until in self._refused.items() if until <= now]:
+            del self._refused[fingerprint]
+        if not self._refused:
+            return  # the common case again: bodies need no digest
+        until = self._refused.get(fingerprint_of(request))
+        if until is not None:
+            raise FingerprintRefused(self.options.model, retry_after_s=float(math.ceil(until - now)))
+
+    def _watch_deadline(self, deadline: float, job: Job) -> None:
+        """Remember when to end `job`. Jobs that ended before are forgotten when they have become the most."""
+        if len(self._deadlines) >= self._deadlines_bound:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].state is not JobState.DONE]
+            heapq.heapify(self._deadlines)
+            self._deadlines_bound = max(MIN_DEADLINES_BOUND, 2 * len(self._deadlines))
+        heapq.heappush(self._deadlines, (deadline, next(self._tiebreak), job))
+
+    # ------------------------------------------------------------------------------------------- workers
+
+    def open_lane(self, key: str, now: float) -> None:
+        """Worker `key` has loaded the model and is idle."""
+        lane = WorkerLane(key)
+        self._lanes[key] = lane
+        self._rest(lane, now)
+        self.pump(now)
+
+    def close_lane(self, key: str) -> bool:
+        """Give worker `key` nothing more. Returns whether it has nothing in flight; else `lane_emptied` will tell."""
+        lane = self._lanes.get(key)
+        if lane is None:
+            return True
+        lane.is_open = False
+        if not lane.flights:
+            self._idle.remove(lane)
+            self._forget_lane(lane)
+            return True
+        self._lane_changed(lane)
+        return False
+
+    def _lane_changed(self, lane: WorkerLane) -> None:
+        """What a worker has in flight is another, or it takes nothing more."""
+        self._room_ahead.note(lane)
+        if self._free_order is not None:
+            self._free_order.note(lane)
+
+    def _forget_lane(self, lane: WorkerLane) -> None:
+        """A worker is gone, or is about to go. Who has it among the idle takes it out there."""
+        del self._lanes[lane.key]
+        self._room_ahead.forget(lane)
+        self._under_way -= sum(not flight.is_check for flight in lane.flights)
+        if self._free_order is not None:
+            self._free_order.forget(lane)
+        self._mean_runs_s = self._mean_runs_s - lane.mean_run_s if self._lanes else 0.0
+
+    def _note_run(self, lane: WorkerLane, handler_s: float) -> None:
+        """A worker's batch has ended, and took `handler_s`."""
+        before = lane.mean_run_s
+        lane.mean_run_s = handler_s if not before else 0.8 * before + 0.2 * handler_s
+        self._mean_runs_s += lane.mean_run_s - before
+        self.metrics.busy_seconds += handler_s
+        self._under_way -= 1
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait: for the first time, or to be run again."""
+        grouped = sum(job.state is JobState.GROUPED for group in self._batcher.groups for job in group)
+        return len(self.queue) + grouped
+
+    @property
+    def running(self) -> int:
+        """Jobs that are with workers."""
+        return sum(len(flight.jobs) for lane in self._lanes.values() for flight in lane.flights)
+
+    @property
+    def busy_lanes(self) -> int:
+        """Workers that have something in flight."""
+        return sum(bool(lane.flights) for lane in self._lanes.values())
+
+    @property
+    def mean_batch_s(self) -> float:
+        """How long batches took of late, over all workers that had one; 0 if none had."""
+        runs = [lane.mean_run_s for lane in self._lanes.values() if lane.mean_run_s]
+        return sum(runs) / len(runs) if runs else 0.0
+
+    def oldest_wait_s(self, now: float) -> float:
+        """How long the job that is next in the queue has waited, 0 if none waits."""
+        oldest = self.queue.oldest()
+        return 0.0 if oldest is None else max(0.0, now - oldest.arrived)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing waits and nothing runs."""
+        return not self._under_way and not self._batcher.has_work
+
+    def flights(self, key: str) -> Sequence[Flight]:
+        """What worker `key` has in flight, oldest first."""
+        lane = self._lanes.get(key)
+        return tuple(lane.flights) if lane is not None else ()
+
+    def quiet_since(self, key: str) -> float | None:
+        """Since when a worker that runs many batches at once has said nothing of one; None where it runs one by one."""
+        return None
+
+    def describe_sequences(self) -> dict[str, int] | None:
+        """What describe says of sequences, None where there are none."""
+        return None
+
+    def ended_in(self, landed: Landed) -> int:
+        """How many requests of a batch have had their end with it."""
+        return len(landed.results)
+
+    def want_lane(self, now: float) -> None:
+        """Have a worker without work lent to the server itself, once, and before requests: `Actions.lane_lent` tells.
+
+        That is at once where one is idle, else as soon as one is. `end_loan` gives it back; a lent worker that dies is
+        simply gone.
+        """
+        self._wants_lane = True
+        if self._idle:
+            self._rest(self._idle.pop(), now)
+
+    def want_no_lane(self) -> None:
+        """Take back a wish that has not been fulfilled."""
+        self._wants_lane = False
+
+    @property
+    def has_spare_lane(self) -> bool:
+        """Whether a worker is idle and nothing waits for one."""
+        return bool(self._idle) and not self._batcher.has_work
+
+    def end_loan(self, key: str, number: int, now: float) -> None:
+        """Worker `key` is done with what it was lent for. Raises BadFrame if it was not."""
+        lane = self._lanes.get(key)
+        if lane is None or not lane.flights or lane.flights[0].number != number or not lane.flights[0].is_check:
+            raise BadFrame(f"worker {key} speaks of check {number}, which it was not running")
+        lane.flights.popleft()
+        self._lane_changed(lane)
+        self._rest(lane, now)
+        self.pump(now)
+
+    def reconfigure(self, *, batch_size: int, max_batch_delay_s: float, now: float) -> None:
+        """Form batches by these values from now on. What was formed before runs as it is."""
+        self.options = dataclasses.replace(self.options, batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
+        self._batcher.max_batch_size = batch_size
+        if self.goal is not None:
+            self.goal.max_batch_size = batch_size
+        self._batcher.max_delay_s = max_batch_delay_s
+        self.pump(now)
+
+    # ------------------------------------------------------------------------------------------- dispatch
+
+    def pump(self, now: float) -> None:
+        """Send whatever should leave now."""
+        if self._deadlines and self._deadlines[0][0] <= now:
+            self._expire(now)
+        if now >= self._priorities_until:
+            self._ahead_below_s, self._priorities_until = AHEAD_BELOW_S, math.inf
+        batcher = self._batcher
+        batcher.workers = len(self._lanes)
+        while batcher.has_work:
+            if self._idle:
+                lane = self._idle[-1]
+                chosen = batcher.next_batch(now, idle=True, ahead=False)
+            else:
+                ahead = self._lane_for_batch_ahead(now)
+                if ahead is None:
+                    return
+                lane = ahead
+                chosen = batcher.next_batch(now, idle=False, ahead=True)
+            if chosen is None:
+                return
+            self._dispatch(lane, *chosen, now)
+        batcher.rest()
+
+    def wake(self, now: float) -> None:
+        """The moment of `next_wake` has come: send what should leave, and end what has waited long enough."""
+        self.pump(now)
+        if now >= self.hold_for_start.look_at:
+            self.fail_stranded(now)
+
+    def next_wake(self) -> float | None:
+        """When to call `wake` though nothing happened; None while it is waited for nothing."""
+        moment = self._next_moment()
+        look_at = self.hold_for_start.look_at
+        return look_at if look_at < (math.inf if moment is None else moment) else moment
+
+    def _next_moment(self) -> float | None:
+        """When a batch's delay or a job's deadline is up."""
+        has_idle = bool(self._idle)
+        wake = self._batcher.next_wake(idle=has_idle, ahead=not has_idle and self._may_send_ahead())
+        while self._deadlines and self._deadlines[0][2].state is JobState.DONE:
+            heapq.heappop(self._deadlines)
+        if self._deadlines and (wake is None or self._deadlines[0][0] < wake):
+            return self._deadlines[0][0]
+        return wake
+
+    def _lane_for_batch_ahead(self, now: float) -> WorkerLane | None:
+        """The least busy of the busy workers that may be sent another batch; None if it would not pay."""
+        policy = self.options.batch_policy
+        has_goal = self.goal is not None  # then whether it pays takes longer to say than whether somebody has room
+        if policy == "fixed" or not (has_goal or self._batcher.pays_ahead(now)):
+            return None
+        below_s = self._ahead_below_s if policy == "idle" else min(self._ahead_below_s, AHEAD_FOR_GOAL_BELOW_S)
+        best = self._room_ahead.least_busy(below_s)
+        if has_goal and best is not None and not self._batcher.pays_ahead(now):
+            return None
+        return best
+
+    def _may_send_ahead(self) -> bool:
+        return self.options.batch_policy == "idle" and self._room_ahead.has_any(self._ahead_below_s)
+
+    def _dispatch(self, lane: WorkerLane, jobs: list[Job], is_group: bool, now: float) -> None:
+        is_ahead = bool(lane.flights)
+        if is_ahead:
+            self._ahead += len(jobs)
+        else:
+            self._idle.pop()
+        lane.last_number += 1
+        flight = Flight(lane.last_number, jobs, is_group, now, is_ahead=is_ahead, key=lane.key)
+        lane.flights.append(flight)
+        self._under_way += 1
+        self._lane_changed(lane)
+        metrics = self.metrics
+        for job in jobs:
+            job.state = JobState.RUNNING
+            job.flight = flight
+            if job.request.names_version:
+                metrics.named_queue_s += now - job.arrived
+        waits_s = [now - job.arrived for job in jobs]
+        metrics.queue_seconds.observe_all(waits_s)
+        if metrics.tap is not None:
+            metrics.tap.queued(waits_s, [now - job.arrived for job in jobs if job.request.names_version])
+        metrics.batch_sizes.observe(len(jobs))
+        if self._batcher.guessed and not is_group:
+            self._ask_lengths(lane, flight)
+        self._actions.send(lane.key, flight)
+
+    # ------------------------------------------------------------------------------------------- lengths
+
+    def offer_lengths(self) -> None:
+        """A worker has loaded a handler that can say how long inputs are."""
+        if self.asked_lengths is not None:
+            self.asked_lengths.is_offered = True
+
+    def is_asked(self, key: str) -> bool:
+        """Whether worker `key` is being asked for lengths: it has, and nothing else is before it."""
+        lane = self._lanes.get(key)
+        if lane is None or lane.question is None:
+            return False
+        return lane.flights[0].number == lane.question.number
+
+    def _ask_lengths(self, lane: WorkerLane, flight: Flight) -> None:
+        """Ask for the lengths that the batcher missed, right before `flight`; one question at a time."""
+        guessed, self._batcher.guessed = self._batcher.guessed, []
+        if self.asked_lengths is None or lane.question is not None:
+            return
+        lane.question = self.asked_lengths.ask(guessed, flight.number, lane.mean_run_s)
+        if lane.question is not None:
+            self._actions.ask_lengths(lane.key, lane.question)
+
+    def told_lengths(self, key: str, number: int, seconds: float, lengths: Sequence[int]) -> None:
+        """Worker `key` has answered the question before batch `number`. Raises BadFrame if it was asked none such."""
+        lane = self._lanes.get(key)
+        question = lane.question if lane is not None else None
+        if lane is None or question is None or self.asked_lengths is None or question.number != number:
+            raise BadFrame(f"worker {key} speaks of lengths before batch {number}, which it was not asked for")
+        if len(lengths) > len(question.jobs) or not 0 <= seconds < math.inf:
+            raise BadFrame(f"worker {key} says {len(lengths)} lengths, of {len(question.jobs)}, in {seconds} s")
+        lane.question = None
+        self.asked_lengths.take(question, lengths, seconds)
+
+    # ------------------------------------------------------------------------------------------- answers
+
+    def finished(
+        self,
+        key: str,
+        number: int,
+        handler_s: float,
+        results: Sequence[Result],
+        bodies: Sequence[bytes | bytearray],
+        now: float,
+    ) -> None:
+        """Worker `key` has ended batch `number`: one result and one body a job, in order.
+
+        That is `land`, `pump` and `tell` in one. Raises BadFrame when that is not what it was running; the worker must
+        then be ended.
+        """
+        landed = self.land(key, number, handler_s, results, bodies, now)
+        self.pump(now)
+        self.tell(landed, now)
+
+    def land(
+        self,
+        key: str,
+        number: int,
+        handler_s: float,
+        results: Sequence[Result],
+        bodies: Sequence[bytes | bytearray],
+        now: float,
+    ) -> Landed:
+        """Book that worker `key` has ended batch `number`, so that `pump` may send it the next; nobody is told yet.
+
+        Raises BadFrame as `finished`.
+        """
+        flight = self._flight(key, number)
+        if not len(results) == len(bodies) == len(flight.jobs):
+            raise BadFrame(f"batch {number} has {len(flight.jobs)} items, its answer {len(results)}")
+        self._land(key, flight, handler_s, now)
+        if self.goal is not None and flight.jobs:
+            length = max(job.length for job in flight.jobs) if self._batcher.knows_lengths else 1
+            self.goal.learn(len(flight.jobs), handler_s, length=length)
+            if self.asked_lengths is not None:
+                self.asked_lengths.earn(handler_s)
+        return Landed(flight, results, bodies)
+
+    def tell(self, landed: Landed, now: float) -> None:
+        """Tell each job of a batch that has landed its answer."""
+        flight = landed.flight
+        metrics, goal = self.metrics, self.goal
+        totals_s: list[float] = []
+        named_s: list[float] = []
+        for job, result, body in zip(flight.jobs, landed.results, landed.bodies, strict=True):
+            if job.deadline is not None and job.deadline <= flight.sent_at and result.error is None:
+                metrics.expired_run += 1
+            if job.flight is not flight or job.state is JobState.DONE:
+                continue
+            if result.error is not None:
+                self._fail_as_told(job, result, now)
+                continue
+            _close(job)
+            if job.held_by is not None:
+                self.resume(job)
+            total_s = now - job.arrived
+            totals_s.append(total_s)
+            if goal is not None:
+                goal.answered(total_s)
+            if job.request.names_version:
+                named_s.append(total_s)
+            metrics.answers[result.status] += 1
+            answer = Answer(body, result.status, result.reason, result.headers)
+            if job.has_sent_pieces:
+                job.receiver.on_piece(answer, True)
+            else:
+                job.receiver.on_answer(answer)
+        metrics.total_seconds.observe_all(totals_s)
+        if named_s:
+            metrics.named_total_s += sum(named_s)
+        if metrics.tap is not None:
+            metrics.tap.answered(totals_s, named_s)
+
+    def piece(
+        self, key: str, number: int, results: Sequence[Result], bodies: Sequence[bytes | bytearray], now: float
+    ) -> None:
+        """One piece of a stream for each job of running batch `number`. Raises BadFrame as `finished`.
+
+        A job whose piece is an error (too large, past its deadline when the batch began) ends here, and alone.
+        """
+        flight = self._flight(key, number)
+        if not len(results) == len(bodies) == len(flight.jobs):
+            raise BadFrame(f"batch {number} has {len(flight.jobs)} items, a piece of it {len(results)}")
+        for index, (job, result, body) in enumerate(zip(flight.jobs, results, bodies, strict=True)):
+            if job.state is JobState.DONE:
+                continue
+            if result.error is None:
+                job.has_sent_pieces = True
+                job.receiver.on_piece(Answer(body, result.status, result.reason, result.headers), False)
+                continue
+            self._actions.mark_cancelled(key, number, index)
+            self._fail_as_told(job, result, now)
+
+    def raised(self, key: str, raised: Raised, now: float) -> list[Job]:
+        """Batch `raised.number` of worker `key` raised as a whole. It is split in halves while it has mates to save.
+
+        One that ran out of memory is halved once even where batches are not isolated: half of it may fit.
+
+        Returns the jobs that failed with it for good.
+        """
+        flight = self._flight(key, raised.number)
+        self._land(key, flight, raised.handler_s, now)
+        live = [job for job in flight.jobs if job.state is not JobState.DONE]
+        # Counted by who was in the batch, not by who still waits: one who has left may have been the guilty one.
+        has_mates = len(flight.jobs) > 1
+        is_memory = raised.kind == "memory"
+        self.metrics.out_of_memory += is_memory
+        may_split = self.options.batch_isolation or (
+            is_memory and self.options.halves_without_memory and not flight.is_group
+        )
+        if has_mates and may_split and not any(job.has_sent_pieces for job in live):
+            middle = len(live) // 2
+            self.metrics.isolated += 1
+            for half in (live[middle:], live[:middle]):
+                if half:
+                    self._group(half)
+            live = []
+        self.pump(now)
+        self.fail_stranded(now)
+        for job in live:
+            self._fail(job, _error_of(raised.kind, raised.message, raised.code, raised.traceback), now)
+        return live
+
+    def died(
+        self,
+        key: str,
+        begun: int,
+        error: MarserveError,
+        *,
+        may_retry: bool,
+        now: float,
+        is_suspect: bool = True,
+        accused: int = 0,
+    ) -> None:
+        """Worker `key` is gone; it had begun batches up to number `begun`.
+
+        What it had not begun goes back to the head of the queue. What it had is run once more, each item by itself,
+        where `may_retry`, the model's options and the item's history allow; else it fails with `error`. Without
+        `may_retry` the batch that was its turn counts as begun: it is what the worker was ended for. Without
+        `is_suspect` its machine was lost, which counts against no request. `accused` is the batch that brought the end
+        on, as far as the worker could tell, 0 where it could not.
+        """
+        self._holders.pop(key, None)  # one that ends in order is read until all that it has said was told
+        lane = self._lanes.get(key)
+        if lane is not None:
+            self._forget_lane(lane)
+            self._lost(lane, Loss(begun, error, may_retry, is_suspect, accused), now)
+
+    def _lost(self, lane: WorkerLane, loss: Loss, now: float) -> None:
+        """Deal with what a dead worker had, as `died` says."""
+        begun, error, may_retry, is_suspect, _ = loss
+        was_asked = self._lose_question(lane, begun)
+        if not lane.flights:
+            self._idle.remove(lane)
+        elif not may_retry and not was_asked:
+            begun = max(begun, lane.flights[0].number)
+        self._ahead -= sum(len(flight.jobs) for flight in list(lane.flights)[1:])
+        failed: list[Job] = []
+        again: list[Job] = []
+        for flight in reversed(lane.flights):
+            live = [job for job in flight.jobs if job.state is not JobState.DONE]
+            if flight.number > begun:
+                self._put_back(live, flight.is_group)
+                continue
+            for job in live:
+                job.lost_worker(is_suspect=is_suspect)
+                if (
+                    may_retry
+                    and self.options.retry_on_worker_death
+                    and job.deaths < MAX_DEATHS
+                    and not job.has_sent_pieces
+                ):
+                    again.append(job)
+                else:
+                    failed.append(job)
+                    if job.deaths >= MAX_DEATHS:
+                        self._refuse(job.request, now)
+        for job in reversed(again):
+            self.metrics.retried += 1
+            self._group([job])
+        self.pump(now)
+        self.fail_stranded(now)
+        for job in failed:
+            self._fail(job, error, now)
+
+    def _lose_question(self, lane: WorkerLane, begun: int) -> bool:
+        """Forget what a dead worker was asked. Returns whether it was at that when it ended: its batch is innocent."""
+        question, lane.question = lane.question, None
+        if question is None or self.asked_lengths is None:
+            return False
+        was_asked = lane.flights[0].number == question.number > begun
+        self.asked_lengths.lost(question, is_guilty=was_asked)
+        return was_asked
+
+    def _flight(self, key: str, number: int) -> Flight:
+        lane = self._lanes.get(key)
+        if lane is None or not lane.flights or lane.flights[0].number != number or lane.flights[0].is_check:
+            raise BadFrame(f"worker {key} speaks of batch {number}, which it was not running")
+        return lane.flights[0]
+
+    def _land(self, key: str, flight: Flight, handler_s: float, now: float) -> None:
+        """Book the end of a lane's first flight. Raises BadFrame for a time that is none."""
+        if not 0 <= handler_s < math.inf:
+            raise BadFrame(f"batch {flight.number} is said to have taken {handler_s} s")
+        lane = self._lanes[key]
+        if lane.question is not None and lane.question.number == flight.number:
+            raise BadFrame(f"batch {flight.number} was answered before the lengths that were asked for before it")
+        lane.flights.popleft()
+        self._note_run(lane, handler_s)
+        self._lane_changed(lane)
+        self._run_times.add(handler_s)
+        self.metrics.handler_seconds.observe(handler_s, len(flight.jobs))
+        if self.metrics.tap is not None:
+            server_s = 0.0 if flight.is_ahead else now - flight.sent_at - handler_s
+            self.metrics.tap.ran([job.request.id for job in flight.jobs], handler_s, server_s)
+        if lane.flights:
+            self._ahead -= len(lane.flights[0].jobs)
+        else:
+            self._rest(lane, now)
+
+    def _rest(self, lane: WorkerLane, now: float) -> None:
+        """A lane has nothing in flight: it is idle, or lent where one was asked for; a closed one may go."""
+        if not lane.is_open:
+            self._forget_lane(lane)
+            self._actions.lane_emptied(lane.key)
+            return
+        if not self._wants_lane:
+            self._idle.append(lane)
+            return
+        self._wants_lane = False
+        lane.last_number += 1
+        flight = Flight(lane.last_number, [], True, now, is_check=True)
+        lane.flights.append(flight)
+        self._lane_changed(lane)
+        self._actions.lane_lent(lane.key, flight)
+
+    def _group(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            job.state = JobState.GROUPED
+            job.flight = None
+        self._batcher.groups.appendleft(jobs)
+
+    def _put_back(self, jobs: list[Job], is_group: bool) -> None:
+        if not jobs:
+            return
+        if is_group:
+            self._group(jobs)
+            return
+        for job in jobs:
+            job.state = JobState.WAITING
+            job.flight = None
+        self.queue.put_back(jobs)
+
+    def _refuse(self, request: Request, now: float) -> None:
+        """Refuse this body for a while. The table is bounded: the entry that ends soonest makes room."""
+        fingerprint = fingerprint_of(request)
+        self._refused.pop(fingerprint, None)
+        if len(self._refused) >= MAX_REFUSED_FINGERPRINTS:
+            del self._refused[next(iter(self._refused))]
+        self._refused[fingerprint] = now + REFUSE_FINGERPRINT_S
+
+    # ------------------------------------------------------------------------------------------- to another version
+
+    def withdraw(self) -> list[Job]:
+        """Take out the jobs that may as well run on another version, oldest first.
+
+        They wait, for the first time or to be run again, and nobody has seen anything of an answer; their clients named
+        no version and did not ask the version about itself. None where there are sequences: those belong to a worker.
+        """
+        if self.options.sequences is not None:
+            return []
+        leaving = [job for group in self._batcher.groups for job in group if _may_leave(job)]
+        for job in leaving:
+            job.state = JobState.WAITING
+        self._batcher.forget_ended_groups()
+        waiting = self.queue.clear()
+        self.queue.put_back([job for job in waiting if not _may_leave(job)])
+        if not len(self.queue):
+            self._batcher.rest()
+        return leaving + [job for job in waiting if _may_leave(job)]
+
+    def adopt(self, jobs: Sequence[Job], now: float) -> None:
+        """Take jobs that another version's dispatcher has given up. They wait here as though they had come here first.
+
+        They were accepted: the queue's bound does not count. They fail where no worker could ever take them.
+        """
+        for job in jobs:
+            job.owner = self
+            job.state = JobState.WAITING
+            job.flight = None
+            job.length, job.length_digest = 0, b""
+            self.queue.enqueue(job)
+            self.metrics.requests += 1
+            if job.deadline is not None:
+                self._watch_deadline(job.deadline, job)
+        self.pump(now)
+        self.fail_stranded(now)
+
+    # ------------------------------------------------------------------------------------------- ends
+
+    def cancel(self, job: Job) -> None:
+        """The client of `job` has gone: drop it where it waits, tell the worker where it runs."""
+        if self._take_out(job):
+            self.metrics.cancelled += 1
+            if self.is_empty:
+                self._actions.all_ended()
+
+    def keeps_the_only_worker(self, job: Job) -> bool:
+        """Whether the only worker still runs the batch in which `job` was cancelled; one sent ahead has not begun."""
+        if job.left_in is None or self.living_slots > 1:
+            return False
+        key, number = job.left_in
+        lane = self._lanes.get(key)
+        return lane is not None and bool(lane.flights) and lane.flights[0].number == number
+
+    def hold(self, job: Job) -> None:
+        """Have nothing more read from the worker that runs `job`, until it is resumed or ends."""
+        key = self._runs_on(job)
+        if key is None:
+            return
+        job.held_by = key
+        self._holders[key] = self._holders.get(key, 0) + 1
+        if self._holders[key] == 1:
+            self._actions.hold(key)
+
+    def _runs_on(self, job: Job) -> str | None:
+        """The worker that has the job's flight; None where it has ended it, or never had it."""
+        flight = job.flight
+        lane = self._lanes.get(flight.key) if flight is not None else None
+        return lane.key if lane is not None and flight in lane.flights else None
+
+    def resume(self, job: Job) -> None:
+        """Take the hold of `job` back; the worker is read again when no other job holds it."""
+        key, job.held_by = job.held_by, None
+        if key is None or key not in self._holders:
+            return
+        self._holders[key] -= 1
+        if not self._holders[key]:
+            del self._holders[key]
+            self._actions.resume(key)
+
+    def _no_worker(self, now: float) -> NoWorker:
+        left_s = self.hold_for_start.left_s(now)
+        return NoWorker(
+            self.options.model, death=self.last_death, retry_after_s=left_s, awaited_device=self.awaited_device
+        )
+
+    def fail_stranded(self, now: float) -> int:
+        """End everything that waits for a worker that comes never, or too late for it; returns how many."""
+        hold = self.hold_for_start
+        if self.living_slots > 0 or not self._batcher.has_work:
+            hold.look_at = math.inf
+            return 0
+        if self.is_draining or hold.next_start is None:
+            return self.fail_waiting(Draining() if self.is_draining else self._no_worker(now), now)
+        grouped = [job for group in self._batcher.groups for job in group if job.state is JobState.GROUPED]
+        failed = 0
+        hold.look_at = math.inf
+        for job in (*grouped, *self.queue.jobs()):
+            if job.state not in (JobState.WAITING, JobState.GROUPED):
+                continue  # a receiver that was told before has cancelled it, or brought a worker for it
+            if self._is_stranded(job.request, job.arrived, job.deadline, now):
+                self._take_out(job)
+                self._tell_error(job, self._no_worker(now), now)
+                failed += 1
+            else:
+                hold.watch(job.arrived, job.deadline)
+        return failed
+
+    def fail_waiting(self, error: MarserveError, now: float) -> int:
+        """End everything that waits with `error`; returns how many. What runs goes on."""
+        return len(self._fail_waiting(error, now))
+
+    def _fail_waiting(self, error: MarserveError, now: float) -> list[Job]:
+        jobs = self.queue.clear()
+        for group in self._batcher.groups:
+            jobs.extend(job for job in group if job.state is JobState.GROUPED)
+        self._batcher.groups.clear()
+        self._batcher.rest()
+        for job in jobs:
+            job.state = JobState.GROUPED  # in no queue any more: whoever is told may cancel others of them
+        for job in jobs:
+            self._fail(job, error, now)
+        return jobs
+
+    def refuse_accepted(self, error: MarserveError, now: float) -> list[GivenUp]:
+        """End everything that waits and everything that runs with `error`; returns what that was, the oldest first.
+
+        Workers are told that nobody wants what they run.
+        """
+        with_workers = [job for lane in self._lanes.values() for flight in lane.flights for job in flight.jobs]
+        waiting = self._fail_waiting(error, now)  # first: nothing more is to leave for a worker
+        given_up = [GivenUp(job.request.id, "waiting", now - job.arrived) for job in waiting]
+        for job in with_workers:
+            if self._take_out(job):  # whoever was told before may have cancelled it
+                where: Literal["running", "stream"] = "stream" if job.has_sent_pieces else "running"
+                given_up.append(GivenUp(job.request.id, where, now - job.arrived))
+                self._tell_error(job, error, now)
+        return sorted(given_up, key=lambda one: -one.age_s)
+
+    def _expire(self, now: float) -> None:
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now:
+            job = heapq.heappop(deadlines)[2]
+            where = "worker" if job.state is JobState.RUNNING else "queue"
+            if job.owner is self and self._take_out(job):
+                self.metrics.expired += 1
+                self._tell_error(job, DeadlinePassed(where), now)
+
+    def _take_out(self, job: Job) -> bool:
+        """End `job` without a word to its receiver; False if it had ended already."""
+        state = job.state
+        if state is JobState.DONE:
+            return False
+        job.state = JobState.DONE  # its flight is still told below
+        if job.held_by is not None:
+            self.resume(job)
+        if state is JobState.WAITING:
+            self.queue.leave(job)
+            if not len(self.queue):
+                self._batcher.rest()
+        elif state is JobState.GROUPED:
+            self._batcher.forget_ended_groups()
+        elif state is JobState.RUNNING and job.flight is not None:
+            key = self._runs_on(job)
+            if key is not None:
+                self._actions.mark_cancelled(key, job.flight.number, job.flight.jobs.index(job))
+                job.left_in = (key, job.flight.number)
+        job.flight = None
+        return True
+
+    def _fail_as_told(self, job: Job, result: Result, now: float) -> None:
+        """End a job with the error that its worker reported for it alone."""
+        if result.error == "expired":
+            self.metrics.expired += 1
+            self._fail(job, DeadlinePassed("worker"), now)
+        else:
+            self._fail(job, _error_of(result.error or "", result.reason, result.status), now)
+
+    def _fail(self, job: Job, error: MarserveError, now: float) -> None:
+        """End a job with an error, unless it has ended: by its deadline, or because whoever was told before left."""
+        if job.state is JobState.DONE:
+            return
+        _close(job)
+        if job.held_by is not None:
+            self.resume(job)
+        self._tell_error(job, error, now)
+
+    def _tell_error(self, job: Job, error: MarserveError, now: float) -> None:
+        metrics = self.metrics
+        total_s = now - job.arrived
+        metrics.errors[error.cause or "unknown"] += 1
+        metrics.total_seconds.observe(total_s)
+        if job.request.names_version:
+            metrics.named_total_s += total_s
+        if metrics.tap is not None:
+            metrics.tap.answered([total_s], [total_s] if job.request.names_version else [])
+        job.receiver.on_error(error)
+
+
+def fingerprint_of(request: Request) -> bytes:
+    """What tells a deadly request again: a digest of its inputs, names and bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in request.parts:
+        name = part.name.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:%d:" % (len(name), len(part.body)))
+        digest.update(name)
+        digest.update(part.body)
+    return digest.digest()
+
+
+def _may_leave(job: Job) -> bool:
+    """Whether a job that waits may as well run on another version."""
+    request = job.request
+    return not (job.state is JobState.DONE or job.has_sent_pieces or request.names_version or request.is_describe)
+
+
+def _close(job: Job) -> None:
+    """The job has ended. It lets go of its flight, which holds it: bodies must not wait for the garbage collector."""
+    job.state = JobState.DONE
+    job.flight = None
+
+
+def _error_of(kind: str, message: str, code: int, traceback: str = "") -> MarserveError:
+    """The typed error behind a kind that the worker reported."""
+    if kind == "memory":
+        return OutOfMemory(message)
+    return HandlerFailed(message, code, traceback)

@@ -1,0 +1,350 @@
+"""The requests of one model version that wait for a worker: by priority and age, within a priority as they came.
+
+A priority is 0 (most urgent) to 9. A job is ordered as though it had come `AGEING_S` later for each step, so urgent
+jobs overtake, but only those that came less than that before them: who waits grows old, and nobody waits for ever.
+
+Pure: no clock, no sockets. A cancelled job leaves at once as far as bound and length are concerned; its place in the
+line is cleared when the line is next walked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from marserve.messages import Receiver, Request
+
+if TYPE_CHECKING:
+    from marserve.pool.dispatch.batcher import Flight
+
+
+DEFAULT_PRIORITY = 5
+LEAST_URGENT = 9
+# How much earlier a job may have come and still be overtaken, in seconds, for each step between two priorities.
+AGEING_S = 1.0
+
+
+class JobState(Enum):
+    """Where a job is: in the queue, in a group that is to be run again, with a worker, or ended (once and for all)."""
+
+    WAITING = auto()
+    GROUPED = auto()
+    RUNNING = auto()
+    DONE = auto()
+
+
+class JobOwner(Protocol):
+    """Who is told that a job's client has gone."""
+
+    def cancel(self, job: Job) -> None:
+        """The client of `job` has gone."""
+
+    def hold(self, job: Job) -> None:
+        """The client of `job` does not keep up with its stream."""
+
+    def resume(self, job: Job) -> None:
+        """The client of `job` has caught up."""
+
+    def keeps_the_only_worker(self, job: Job) -> bool:
+        """Whether the only worker still runs `job`, which was cancelled there."""
+
+
+# So often the loss of a machine speaks against no request that ran on it.
+MAX_LOSSES = 4
+
+
+class Job:
+    """One accepted request on its way through the pool. `cancel()` is for the surface; the rest is the pool's.
+
+    `arrived` and `deadline` are seconds on the monotonic clock. `deaths` counts workers that died with it,
+    `losses` machines that were lost under it, `has_sent_pieces` tells that bytes of an answer have gone out, so that it
+    must not be run again. `held_by` is the worker from which nothing is read until this job's client has taken what was
+    streamed to it.
+    """
+
+    __slots__ = (
+        "arrived",
+        "deadline",
+        "deaths",
+        "flight",
+        "has_sent_pieces",
+        "held_by",
+        "left_in",
+        "length",
+        "length_digest",
+        "losses",
+        "owner",
+        "priority",
+        "receiver",
+        "request",
+        "state",
+        "suspicion",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        receiver: Receiver,
+        arrived: float,
+        deadline: float | None,
+        owner: JobOwner,
+        priority: int = DEFAULT_PRIORITY,
+    ) -> None:
+        self.request = request
+        self.receiver = receiver
+        self.arrived = arrived
+        self.deadline = deadline
+        self.owner = owner
+        self.priority = priority
+        self.deaths = 0
+        self.losses = 0
+        self.length = 0  # of its input, where batches are formed by length
+        self.length_digest = b""  # of its input, while that length is a guess that may be asked for
+        self.has_sent_pieces = False
+        self.state = JobState.WAITING
+        self.flight: Flight | None = None
+        self.held_by: str | None = None
+        self.left_in: tuple[str, int] | None = None
+        """The worker and the batch in which it was cancelled."""
+        self.suspicion: object | None = None
+        """What it has in common with others of which one ended a worker that ran many at once: each runs alone."""
+
+    def lost_worker(self, *, is_suspect: bool) -> None:
+        """Its worker died with it; without `is_suspect` because the machine was lost, which is no request's doing."""
+        if is_suspect or self.losses >= MAX_LOSSES:
+            self.deaths += 1
+        else:
+            self.losses += 1
+
+    def hold(self) -> None:
+        """The client takes its stream more slowly than it is made: no more pieces than are under way, please."""
+        if self.held_by is None and self.state is JobState.RUNNING:
+            self.owner.hold(self)
+
+    def resume(self) -> None:
+        """The client has caught up. May be called at any time."""
+        if self.held_by is not None:
+            self.owner.resume(self)
+
+    def cancel(self) -> None:
+        """The client has gone: the receiver is never called again. May be called at any time, any number of times."""
+        if self.state is not JobState.DONE:
+            self.owner.cancel(self)
+
+    @property
+    def keeps_the_only_worker(self) -> bool:
+        """Whether it was cancelled, and the version's only worker still runs it: what comes after it waits."""
+        return self.left_in is not None and self.owner.keeps_the_only_worker(self)
+
+
+class GivenUp(NamedTuple):
+    """A request that was refused though it had been accepted: its id, where it was, and how old it was in seconds.
+
+    A `stream` had sent pieces of its answer.
+    """
+
+    request_id: str
+    where: Literal["waiting", "running", "stream"]
+    age_s: float
+
+
+class JobQueue:
+    """Waiting jobs. The bound is the dispatcher's to hold: it alone knows what was sent ahead.
+
+    Nearly every job has the model's own priority, `plain`: that line is kept by itself, and while there is no other
+    the queue is no more than a deque.
+    """
+
+    def __init__(self, plain: int = DEFAULT_PRIORITY) -> None:
+        self._plain = plain
+        self._line: deque[Job] = deque()
+        self._length = 0  # of all lines
+        self._others: dict[int, _Line] = {}  # by priority; none is empty
+
+    def __len__(self) -> int:
+        return self._length
+
+    def enqueue(self, job: Job) -> None:
+        """Put a new job at the end of its line."""
+        if job.priority == self._plain:
+            self._line.append(job)
+        else:
+            self._other(job.priority).append(job)
+        self._length += 1
+
+    def put_back(self, jobs: Iterable[Job]) -> None:
+        """Put jobs that a worker gave back unrun at the head of their lines, in their old order."""
+        for job in reversed(list(jobs)):
+            if job.priority == self._plain:
+                self._line.appendleft(job)
+            else:
+                self._other(job.priority).appendleft(job)
+            self._length += 1
+
+    def oldest(self) -> Job | None:
+        """The job that has waited longest, or None."""
+        line = self._line
+        while line and line[0].state is JobState.DONE:
+            line.popleft()
+        if self._others:
+            return min(self._heads(), key=_arrival, default=None)
+        return line[0] if line else None
+
+    def first(self) -> Job | None:
+        """The job whose turn is next, or None."""
+        return min(self._heads(), key=_rank, default=None) if self._others else self.oldest()
+
+    def before(self, priority: int) -> int:
+        """How many of those that wait would go before a new job of this priority (its elders by age not counted)."""
+        if not self._others:
+            return self._length if priority >= self._plain else 0
+        before = sum(line.length for level, line in self._others.items() if level <= priority)
+        if priority >= self._plain:
+            before += self._plain_length()
+        return before
+
+    def displaceable(self, priority: int) -> Job | None:
+        """The job that must make room for one of `priority` in a full queue: the newest of the least urgent; or None.
+
+        It is less urgent than the newcomer. The first in each line stays: it has waited longest, and grows old there.
+        """
+        if not self._others and priority >= self._plain:
+            return None
+        lengths = {level: line.length for level, line in self._others.items()}
+        lengths[self._plain] = self._plain_length()
+        for level in sorted(lengths, reverse=True):
+            if level <= priority:
+                return None
+            if lengths[level] > 1:
+                line = self._line if level == self._plain else self._others[level].jobs
+                while line[-1].state is JobState.DONE:
+                    line.pop()
+                return line[-1]
+        return None
+
+    def displace(self, job: Job) -> None:
+        """Take out the job that `displaceable` has just named: it is the last of its line, and not the only one."""
+        if job.priority == self._plain:
+            self._line.pop()
+        else:
+            self._others[job.priority].jobs.pop()
+            self._shorten(job.priority)
+        self._length -= 1
+
+    def take(self, most: int) -> list[Job]:
+        """Take up to `most` jobs in the order of their turns.
+
+        A describe job always comes alone; explanations and predictions do not mix, since a handler looks at the
+        first row only to tell which it is asked for.
+        """
+        if self._others:
+            return self._take_by_rank(most)
+        taken: list[Job] = []
+        line = self._line
+        while line and len(taken) < most:
+            job = line.popleft()
+            if job.state is JobState.DONE:
+                continue
+            request = job.request
+            if taken and (request.is_describe or request.is_explain != taken[0].request.is_explain):
+                line.appendleft(job)
+                break
+            taken.append(job)
+            if request.is_describe:
+                break
+        self._length -= len(taken)
+        return taken
+
+    def leave(self, job: Job) -> None:
+        """A waiting job was ended (cancelled, past its deadline); the caller has set its state to DONE."""
+        self._length -= 1
+        if job.priority != self._plain:
+            self._shorten(job.priority)
+        # Clients that come and go must not lengthen a line for ever.
+        if len(self._line) > 2 * self._length + 64:
+            self._line = deque(job for job in self._line if job.state is not JobState.DONE)
+
+    def jobs(self) -> list[Job]:
+        """All that waits, line by line, oldest first."""
+        return [job for line in self._lines() for job in line if job.state is not JobState.DONE]
+
+    def clear(self) -> list[Job]:
+        """Take everything out, line by line, oldest first."""
+        jobs = self.jobs()
+        self._line.clear()
+        self._others.clear()
+        self._length = 0
+        return jobs
+
+    # ------------------------------------------------------------------------------------------- several lines
+
+    def _take_by_rank(self, most: int) -> list[Job]:
+        taken: list[Job] = []
+        while len(taken) < most:
+            job = self.first()
+            if job is None:
+                break
+            request = job.request
+            if taken and (request.is_describe or request.is_explain != taken[0].request.is_explain):
+                break
+            taken.append(job)
+            self._length -= 1
+            if job.priority == self._plain:
+                self._line.popleft()
+            else:
+                self._others[job.priority].jobs.popleft()
+                self._shorten(job.priority)
+            if request.is_describe:
+                break
+        return taken
+
+    def _heads(self) -> Iterator[Job]:
+        """The first living job of each line."""
+        for line in self._lines():
+            while line and line[0].state is JobState.DONE:
+                line.popleft()
+            if line:
+                yield line[0]
+
+    def _lines(self) -> list[deque[Job]]:
+        return [self._line, *(other.jobs for other in self._others.values())]
+
+    def _plain_length(self) -> int:
+        return self._length - sum(line.length for line in self._others.values())
+
+    def _other(self, priority: int) -> deque[Job]:
+        """The line of a priority that is not the plain one, with one job more in its count."""
+        line = self._others.get(priority)
+        if line is None:
+            line = self._others[priority] = _Line()
+        line.length += 1
+        return line.jobs
+
+    def _shorten(self, priority: int) -> None:
+        line = self._others[priority]
+        line.length -= 1
+        if not line.length:
+            del self._others[priority]
+        elif len(line.jobs) > 2 * line.length + 64:
+            line.jobs = deque(job for job in line.jobs if job.state is not JobState.DONE)
+
+
+class _Line:
+    """Jobs of one priority in the order they came; `length` counts those that live."""
+
+    __slots__ = ("jobs", "length")
+
+    def __init__(self) -> None:
+        self.jobs: deque[Job] = deque()
+        self.length = 0
+
+
+def _arrival(job: Job) -> float:
+    return job.arrived
+
+
+def _rank(job: Job) -> float:
+    """What orders jobs of several priorities: their arrival, later by `AGEING_S` for each step of less urgency."""
+    return job.arrived + job.priority * AGEING_S

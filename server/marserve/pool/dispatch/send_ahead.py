@@ -1,0 +1,91 @@
+"""Which busy workers may be sent a batch ahead, and which of them is the least busy. Pure.
+
+While requests wait this is asked for each of them, so the answer must not cost a look at every worker. Each worker that
+has room stands in a row with those that have as many batches in flight and are about as quick. A row is in the order in
+which they came into it: its first has run its batch for longest. There are a few rows whatever the number of workers,
+and the least busy worker is the first of one of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+
+from marserve.pool.dispatch.batcher import (
+    AHEAD_BELOW_S,
+    AHEAD_FOR_GOAL_BELOW_S,
+    AHEAD_OF_PRIORITIES_BELOW_S,
+    MANY_AHEAD_BELOW_S,
+    MAX_IN_FLIGHT,
+    MAX_JOBS_IN_FLIGHT,
+    WorkerLane,
+)
+
+# How long a batch may take, in seconds, for another to be sent ahead of its end: one of these is asked for.
+BOUNDS = (MANY_AHEAD_BELOW_S, AHEAD_OF_PRIORITIES_BELOW_S, AHEAD_FOR_GOAL_BELOW_S, AHEAD_BELOW_S)
+
+
+class RoomAhead:
+    """The busy workers with room for another batch. Whoever changes a lane says so: `note` after, `forget` for good.
+
+    A lane stands in one row at most, and knows it (`WorkerLane.row`): it belongs to one of these.
+    """
+
+    __slots__ = ("_rows", "_turn")
+
+    def __init__(self) -> None:
+        # By batches in flight, and by how many of the bounds are too short.
+        self._rows: dict[tuple[int, int], OrderedDict[WorkerLane, int]] = {}
+        self._turn = 0
+
+    def note(self, lane: WorkerLane) -> None:
+        """Something of `lane` has changed: its flights, how long its batches take, or whether it is open.
+
+        It has room if it is open, busy with no suspect, known to be quick, and has few batches.
+        """
+        row = None
+        flights, run_s = lane.flights, lane.mean_run_s
+        if flights and lane.is_open and 0 < run_s < AHEAD_BELOW_S and not flights[0].is_group:
+            held, slow = len(flights), bisect_right(BOUNDS, run_s)
+            if held < MAX_IN_FLIGHT or (not slow and held * len(flights[-1].jobs) < MAX_JOBS_IN_FLIGHT):
+                row = self._rows.get((held, slow))
+                if row is None:
+                    row = self._rows[held, slow] = OrderedDict()
+        before = lane.row
+        if row is before:
+            return
+        if before is not None:
+            del before[lane]
+        lane.row = row
+        if row is not None:
+            self._turn += 1
+            row[lane] = self._turn
+
+    def forget(self, lane: WorkerLane) -> None:
+        """`lane` is gone."""
+        if lane.row is not None:
+            del lane.row[lane]
+            lane.row = None
+
+    def least_busy(self, below_s: float) -> WorkerLane | None:
+        """Who has the fewest batches in flight, of those the one for longest; None where nobody has room.
+
+        Only workers whose batches take less than `below_s` count, one of `BOUNDS`.
+        """
+        slowest = bisect_left(BOUNDS, below_s)
+        best: WorkerLane | None = None
+        least = (0, 0)
+        for (held, slow), row in self._rows.items():
+            if row and slow <= slowest:
+                lane, turn = next(iter(row.items()))
+                if best is None or (held, turn) < least:
+                    best, least = lane, (held, turn)
+        return best
+
+    def has_any(self, below_s: float) -> bool:
+        """Whether somebody has room, of those whose batches take less than `below_s`, one of `BOUNDS`."""
+        slowest = bisect_left(BOUNDS, below_s)
+        return any(row and slow <= slowest for (_, slow), row in self._rows.items())
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rows.values()))

@@ -1,0 +1,409 @@
+"""The sequences of one model version: whose turn it is in each, which worker has it, and when it ends. Pure.
+
+A request names its sequence in a header. Requests of one sequence run in the order they came, one at a time, and all on
+the worker that ran the first: there the handler keeps what it knows of the sequence. Requests of several sequences may
+share a batch.
+
+A sequence lives from its first request until nobody has sent one for `max_idle_s`, its `timeout_s` is over, or its
+handler (a response header) says that it has ended. When its worker ends, what that knew is lost: requests of the
+sequence are refused until one begins it anew, or `max_idle_s` is over. None goes to another worker as though nothing
+had happened. Only a sequence of which no request was answered yet moves: there is nothing to lose.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Collection, Iterable
+from itertools import count
+
+import msgspec
+
+from marserve.errors import SequenceGone, SequencesFull
+from marserve.messages import Request
+from marserve.pool.dispatch.queue import Job, JobQueue, JobState
+from marserve.pool.options import SequenceOptions
+
+# Lost sequences that are remembered; the oldest are forgotten first.
+MAX_LOST = 10_000
+
+NO_SEQUENCES: deque[Sequence] = deque()
+
+
+class Sequence:
+    """One sequence. `waiting` has `length` living jobs; `running` is with a worker, or waits to be run again.
+
+    `lane` is the worker that has it, None before its first request ran. `has_state`: a request of it was run, so that
+    the handler may know something that no other worker does. `id` is None for what is no sequence: a question to the
+    handler itself.
+    """
+
+    __slots__ = ("began", "has_state", "heard", "id", "is_over", "is_ready", "lane", "length", "running", "waiting")
+
+    def __init__(self, sequence_id: str | None, now: float) -> None:
+        self.id = sequence_id
+        self.began = self.heard = now
+        self.waiting: deque[Job] = deque()
+        self.length = 0
+        self.running: Job | None = None
+        self.lane: str | None = None
+        self.has_state = False
+        self.is_ready = False
+        self.is_over = False
+
+    def first(self) -> Job | None:
+        """The job whose turn is next; those that ended meanwhile are dropped."""
+        waiting = self.waiting
+        while waiting and waiting[0].state is JobState.DONE:
+            waiting.popleft()
+        return waiting[0] if waiting else None
+
+
+class SequenceQueue(JobQueue):
+    """Waiting jobs, each in the line of its sequence. Priorities do not count: a sequence has one order."""
+
+    def __init__(self, options: SequenceOptions, model: str) -> None:
+        super().__init__()
+        self._options = options
+        self._model = model
+        self._living: dict[str, Sequence] = {}
+        self._lost: dict[str, float] = {}  # until when, by id; soonest first
+        self._ready: dict[str | None, deque[Sequence]] = {}  # by the worker that has them; None: any may have them
+        self._bound: dict[str, int] = {}
+        self._of: dict[Job, Sequence] = {}
+        self._looks: list[tuple[float, int, Sequence]] = []  # one for each that lives: when to look whether it ends
+        self._tiebreak = count()
+
+    # ------------------------------------------------------------------------------------------- admission
+
+    def admit(self, request: Request) -> Request:
+        """See whether there is room for a request, and return it as its sequence will take it.
+
+        Raises SequencesFull or SequenceGone. The caller has called `expire` before, and enqueues it at once, or never.
+        """
+        options = self._options
+        if request.is_describe:
+            return request
+        if options.max_idle_s <= 0:
+            raise SequenceGone(self._model, "no_sequence_idle_limit")
+        sequence_id, is_spelt = self._read(request, options.id_header)
+        added: list[tuple[str, str]] = []
+        if not sequence_id:
+            sequence_id = f"ts-seq-{request.id}"
+            added = [(options.id_header, sequence_id), (options.start_header, "true")]
+        elif not is_spelt:
+            added = [(options.id_header, sequence_id)]  # as the handler looks it up
+        sequence = self._living.get(sequence_id)
+        if sequence is None:
+            if sequence_id in self._lost and not self._says(request, options.start_header):
+                raise SequenceGone(self._model, "sequence_lost")
+            if len(self._living) >= options.most:
+                raise SequencesFull(self._model, "too_many_sequences")
+        elif sequence.length >= options.queue_size:
+            raise SequencesFull(self._model, "sequence_queue_full")
+        if added or request.priority is not None:
+            headers = [*request.server_headers, *added]
+            request = msgspec.structs.replace(request, server_headers=headers, priority=None)
+        return request
+
+    def lane_of(self, request: Request) -> str | None:
+        """The worker that has the sequence of an admitted request, None where any may have it."""
+        sequence = self._living.get(self._read(request, self._options.id_header)[0])
+        return None if sequence is None else sequence.lane
+
+    def _read(self, request: Request, name: str) -> tuple[str, bool]:
+        """The value of a header that the server or the client set, and whether it is spelt as it should be."""
+        for said, text in request.server_headers:
+            if said == name:
+                return text, True
+        wanted = name.encode("latin-1", "replace")
+        folded = wanted.lower()
+        found, is_spelt = "", False
+        for raw_name, raw_value in request.headers:
+            if raw_name == wanted:
+                found, is_spelt = raw_value.decode("latin-1"), True
+            elif not is_spelt and raw_name.lower() == folded:
+                found = raw_value.decode("latin-1")
+        return found, is_spelt
+
+    def _says(self, request: Request, name: str) -> bool:
+        return self._read(request, name)[0].lower() == "true"
+
+    # ------------------------------------------------------------------------------------------- as a queue
+
+    def enqueue(self, job: Job) -> None:
+        """Put an admitted job at the end of its sequence's line; the first one begins the sequence."""
+        now = job.arrived
+        sequence: Sequence | None
+        if job.request.is_describe:
+            sequence = Sequence(None, now)
+        else:
+            sequence_id = self._read(job.request, self._options.id_header)[0]
+            sequence = self._living.get(sequence_id)
+            if sequence is None:
+                self._lost.pop(sequence_id, None)
+                sequence = self._living[sequence_id] = Sequence(sequence_id, now)
+                self._look_at(sequence, now)
+        self._of[job] = sequence
+        sequence.heard = now
+        sequence.waiting.append(job)
+        sequence.length += 1
+        self._length += 1
+        self._make_ready(sequence)
+
+    def put_back(self, jobs: Iterable[Job]) -> None:
+        """Put jobs that a worker gave back unrun at the head of their lines."""
+        for job in jobs:
+            sequence = self._of[job]
+            self._unbind(sequence)  # it has no state, else its jobs would not be put back
+            sequence.running = None
+            sequence.waiting.appendleft(job)
+            sequence.length += 1
+            self._length += 1
+            self._make_ready(sequence)
+
+    def oldest(self) -> Job | None:
+        """The job that has waited longest, or None."""
+        heads = [sequence.first() for line in self._ready.values() for sequence in line]
+        return min((head for head in heads if head is not None), key=_arrival, default=None)
+
+    def first(self) -> Job | None:
+        """The job that has waited longest, or None."""
+        return self.oldest()
+
+    def before(self, priority: int) -> int:
+        """How many wait; whose turn is first depends on their workers."""
+        return self._length
+
+    def displaceable(self, priority: int) -> Job | None:
+        """None: a request of a sequence makes room for no other."""
+        return None
+
+    def leave(self, job: Job) -> None:
+        """A waiting job was ended; the caller has set its state to DONE."""
+        sequence = self._of.pop(job)
+        sequence.length -= 1
+        self._length -= 1
+        self._forget_unused(sequence)
+
+    def jobs(self) -> list[Job]:
+        """All that waits, in the order it came."""
+        return [job for job, sequence in self._of.items() if job is not sequence.running]
+
+    def clear(self) -> list[Job]:
+        """Take everything out that waits. The sequences live on."""
+        jobs = self.jobs()
+        for job in jobs:
+            sequence = self._of.pop(job)
+            sequence.waiting.clear()
+            sequence.length = 0
+            self._forget_unused(sequence)
+        self._length = 0
+        return jobs
+
+    # ------------------------------------------------------------------------------------------- turns
+
+    def take_for(self, lane: str, most: int, *, mate: Job | None, may_bind: bool) -> list[Job]:
+        """Take up to `most` jobs whose turn it is, of as many sequences, that worker `lane` may run; it has them then.
+
+        `mate` is one of those that run with them already. With `may_bind` it may have further sequences.
+        """
+        taken: list[Job] = []
+        own = self._ready.get(lane, NO_SEQUENCES)
+        free = self._ready.get(None, NO_SEQUENCES) if may_bind else NO_SEQUENCES
+        while len(taken) < most:
+            line = self._line_of_next(own, free)
+            if line is None:
+                break
+            sequence = line[0]
+            job = sequence.waiting[0]
+            company = mate if mate is not None else taken[0] if taken else None
+            if company is not None and not may_run_together(company.request, job.request):
+                break
+            line.popleft()
+            sequence.is_ready = False
+            sequence.waiting.popleft()
+            sequence.length -= 1
+            self._length -= 1
+            sequence.running = job
+            taken.append(job)
+        if not own:
+            self._ready.pop(lane, None)
+        return taken
+
+    def _line_of_next(self, own: deque[Sequence], free: deque[Sequence]) -> deque[Sequence] | None:
+        """Which of two lines has the job that came first; those that have none any more are dropped."""
+        best: deque[Sequence] | None = None
+        arrived = 0.0
+        for line in (own, free):
+            while line:
+                job = line[0].first()
+                if job is None:
+                    line.popleft().is_ready = False
+                    continue
+                if best is None or job.arrived < arrived:
+                    best, arrived = line, job.arrived
+                break
+        return best
+
+    def began(self, job: Job, lane: str) -> None:
+        """A job that was taken, or that is run again, goes to worker `lane`, which has its sequence from now on."""
+        sequence = self._of[job]
+        if sequence.lane != lane:
+            self._unbind(sequence)
+            sequence.lane = lane
+            if not sequence.is_over and sequence.id is not None:
+                self._bound[lane] = self._bound.get(lane, 0) + 1
+
+    def ended(self, job: Job, now: float | None, *, has_run: bool) -> None:
+        """A job that was taken has left its worker for good, or will not be run again: it is its successor's turn."""
+        sequence = self._of.pop(job, None)
+        if sequence is None:
+            return
+        sequence.running = None
+        if now is not None:
+            sequence.heard = now
+        sequence.has_state = sequence.has_state or has_run
+        if sequence.is_over:
+            return
+        is_last = has_run and self._options.frees_ended and not sequence.length
+        if is_last and self._says(job.request, self._options.end_header):
+            self._end(sequence)
+            return
+        self._forget_unused(sequence)
+        self._make_ready(sequence)
+
+    def has_state(self, job: Job) -> bool:
+        """Whether the worker that has the job's sequence knows something of it that would be lost."""
+        return self._of[job].has_state
+
+    # ------------------------------------------------------------------------------------------- ends
+
+    def end(self, ids: Iterable[str], lane: str) -> list[Job]:
+        """The handler of worker `lane` says that these sequences have ended. Returns the jobs that still waited."""
+        jobs: list[Job] = []
+        for sequence_id in ids:
+            sequence = self._living.get(sequence_id.strip())
+            if sequence is not None and sequence.lane == lane:
+                jobs += self._end(sequence)
+        return jobs
+
+    def expire(self, now: float) -> list[Job]:
+        """End the sequences whose time is up. Returns the jobs that still waited."""
+        jobs: list[Job] = []
+        looks = self._looks
+        while looks and looks[0][0] <= now:
+            sequence = heapq.heappop(looks)[2]
+            if sequence.is_over:
+                continue
+            if self._due(sequence) <= now:
+                jobs += self._end(sequence)
+            else:
+                self._look_at(sequence, now)
+        while self._lost:
+            sequence_id, until = next(iter(self._lost.items()))
+            if until > now:
+                break
+            del self._lost[sequence_id]
+        return jobs
+
+    def lane_lost(self, lane: str, moving: Collection[Job], now: float) -> list[Job]:
+        """Worker `lane` is gone; of what it ran the `moving` jobs will be run elsewhere. Returns jobs that cannot be.
+
+        These are the ones that still wait in a sequence which is lost.
+        """
+        jobs: list[Job] = []
+        for sequence in [each for each in self._living.values() if each.lane == lane]:
+            running = sequence.running
+            if not sequence.has_state and running in moving:
+                self._unbind(sequence)
+                continue
+            if running is not None:
+                del self._of[running]
+            jobs += self._end(sequence)
+            if sequence.id is not None:
+                self._lost.pop(sequence.id, None)
+                self._lost[sequence.id] = now + self._options.max_idle_s
+        while len(self._lost) > MAX_LOST:
+            del self._lost[next(iter(self._lost))]
+        self._ready.pop(lane, None)
+        self._bound.pop(lane, None)
+        return jobs
+
+    def has_on(self, lane: str) -> bool:
+        """Whether worker `lane` has sequences that live."""
+        return self._bound.get(lane, 0) > 0
+
+    def count_on(self, lane: str) -> int:
+        """How many living sequences worker `lane` has."""
+        return self._bound.get(lane, 0)
+
+    def next_expiry(self) -> float | None:
+        """When to call `expire` again, or None."""
+        while self._looks and self._looks[0][2].is_over:
+            heapq.heappop(self._looks)
+        return self._looks[0][0] if self._looks else None
+
+    @property
+    def living(self) -> int:
+        """How many sequences live."""
+        return len(self._living)
+
+    @property
+    def lost(self) -> int:
+        """How many sequences are refused because their worker is gone."""
+        return len(self._lost)
+
+    def _end(self, sequence: Sequence) -> list[Job]:
+        """The sequence is over. What runs of it runs on; returns the jobs that still waited."""
+        jobs = [job for job in sequence.waiting if job.state is not JobState.DONE]
+        for job in jobs:
+            del self._of[job]
+        self._length -= sequence.length
+        sequence.waiting.clear()
+        sequence.length = 0
+        sequence.is_over = True
+        self._unbind(sequence)
+        if sequence.id is not None:
+            del self._living[sequence.id]
+        return jobs
+
+    def _unbind(self, sequence: Sequence) -> None:
+        lane, sequence.lane = sequence.lane, None
+        if lane is not None and sequence.id is not None and self._bound.get(lane, 0) > 0:
+            self._bound[lane] -= 1
+            if not self._bound[lane]:
+                del self._bound[lane]
+
+    def _forget_unused(self, sequence: Sequence) -> None:
+        """A sequence of which nothing was run, and nothing will be, need not keep its place."""
+        if not (sequence.has_state or sequence.running is not None or sequence.length or sequence.is_over):
+            self._end(sequence)
+
+    def _make_ready(self, sequence: Sequence) -> None:
+        if not sequence.is_ready and sequence.running is None and sequence.length:
+            sequence.is_ready = True
+            self._ready.setdefault(sequence.lane, deque()).append(sequence)
+
+    def _due(self, sequence: Sequence) -> float:
+        """When the sequence ends if nothing more is heard of it."""
+        options = self._options
+        is_busy = sequence.running is not None or sequence.length > 0
+        idle = float("inf") if is_busy else sequence.heard + options.max_idle_s
+        return min(idle, sequence.began + options.timeout_s) if options.timeout_s else idle
+
+    def _look_at(self, sequence: Sequence, now: float) -> None:
+        """Look at it again when it may be due; while it is busy, from time to time."""
+        when = min(self._due(sequence), now + self._options.max_idle_s)
+        if self._options.timeout_s:
+            when = min(when, sequence.began + self._options.timeout_s)
+        heapq.heappush(self._looks, (when, next(self._tiebreak), sequence))
+
+
+def may_run_together(one: Request, other: Request) -> bool:
+    """Whether two requests may be rows of one call: a question to the handler comes alone, explanations apart."""
+    return not (one.is_describe or other.is_describe) and one.is_explain == other.is_explain
+
+
+def _arrival(job: Job) -> float:
+    return job.arrived

@@ -1,0 +1,526 @@
+"""How workers come to life: in a fresh interpreter, or forked from a template.
+
+`Launchers` is the server's (one for all pools): the environment that workers inherit, and templates that only import
+and that models of many versions share. `Launcher` is one version's, and decides for it: forked after loading where
+that is safe, forked before loading where it is not, fresh where the model's configuration or the system asks for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from marserve.errors import MarserveError, without_stop
+from marserve.lineage import VARIABLE
+from marserve.machine.accelerators import Accelerator, DeviceReading, Vendor
+from marserve.machine.describe import count_cores
+from marserve.machine.devices import Assigner, View, view_of
+from marserve.machine.numa import cpus_near
+from marserve.messages import HEAVY_MODULES, Load, Preload
+from marserve.pool.launchers.cgroups import WorkerCgroups
+from marserve.pool.launchers.endpoints import WorkerEnds
+from marserve.pool.launchers.forked import StartFailed, Template
+from marserve.pool.launchers.fresh import launch_fresh
+from marserve.pool.launchers.group import GroupShape, form_group
+from marserve.pool.launchers.launched import Launched
+from marserve.pool.launchers.leftovers import Leftovers
+from marserve.pool.launchers.process import WorkerProcess
+from marserve.pool.launchers.remote.cluster import Cluster
+from marserve.pool.launchers.remote.ray_launcher import RayLauncher
+from marserve.pool.options import PoolOptions
+from marserve.pool.worker_end.cause_of_death import Cause, Death
+from marserve.pool.worker_end.client import WorkerClient
+from marserve.pool.worker_end.memory import watch_oom_kills
+from marserve.pool.worker_end.output import WorkerLog, WorkerOutput
+
+__all__ = [
+    "AnyLauncher",
+    "GroupShape",
+    "Launched",
+    "Launcher",
+    "Launchers",
+    "StartFailed",
+    "WorkerEnds",
+    "WorkerProcess",
+    "make_launcher",
+]
+
+log = logging.getLogger("marserve.pool.launchers")
+
+LOOK_AT_KILLS_S = 1.0
+LEAST_LOADING = 8
+# Of what a template says against forking it, describe has so many characters.
+MAX_REASONS = 4000
+# A template that several models share has so long to import what it is for; a worker's own start may give up before.
+IMPORT_TIMEOUT_S = 120.0
+# So many templates in a row that do not fork, and workers are started without one (`workerStart: auto`).
+MOST_GIVEN_UP = 2
+
+WorkerStart = Literal["auto", "fork", "fresh"]
+
+
+class Launchers:
+    """What all pools share: the environment that workers inherit, their ids (counted up from `first_worker_id`, those
+    of workers of several processes or devices from `first_group_id`), the `accelerators` of the machine's `vendor` that
+    they are given in turn, how many cores they may keep busy together, where they get control groups (None: nowhere),
+    the way to a Ray cluster, whether the kernel killed any for memory, and templates that only import.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        log: WorkerLog,
+        *,
+        first_worker_id: int = 9000,
+        first_group_id: int = 29500,
+        devices: Assigner | None = None,
+        vendor: Vendor | None = None,
+        accelerators: Sequence[Accelerator] = (),
+        cores: int | None = None,
+        cgroups: WorkerCgroups | None = None,
+        cluster: Cluster | None = None,
+        most_loading: int = 0,
+        read_device: Callable[[int], DeviceReading | None] = lambda device: None,
+        is_device_lost: Callable[[], bool] = lambda: False,
+        restore_folder: Callable[[str], None] = lambda folder: None,
+    ) -> None:
+        """`most_loading`: how many versions load for the first time at once; 0: twice the cores, at least eight.
+
+        `restore_folder` unpacks again what was deleted from a model's folder, and raises where that cannot be.
+        """
+        self.cluster = cluster
+        self.leftovers = Leftovers()
+        self.environment = {**environment, VARIABLE: self.leftovers.lineage}
+        self.log = log
+        self.devices = devices or Assigner(0)
+        self.cores = cores or count_cores()
+        self.first_loads = asyncio.Semaphore(most_loading or max(LEAST_LOADING, 2 * self.cores))
+        self.oom_kills = watch_oom_kills()
+        self.cgroups = cgroups
+        self._kills_look: asyncio.TimerHandle | None = None
+        self._vendor = vendor
+        self._accelerators = tuple(accelerators)
+        self.read_device = read_device
+        self.is_device_lost = is_device_lost
+        self.restore_folder = restore_folder
+        self._next_worker_id = first_worker_id
+        self._next_group_id = first_group_id
+        self._import_templates: dict[tuple[str, ...], asyncio.Task[Template | None]] = {}
+        self._fading: dict[Template, asyncio.Task[None]] = {}
+
+    def next_worker_id(self, level: int = 0) -> str:
+        """An id that no worker of this server had before.
+
+        Those with a parallel `level` count for themselves and in steps of it, as TorchServe's ports of the ranks do.
+        """
+        if level:
+            self._next_group_id += level
+            return str(self._next_group_id - level)
+        self._next_worker_id += 1
+        return str(self._next_worker_id - 1)
+
+    def view(self, gpu_id: int | None, group: Sequence[int] = ()) -> View:
+        """What a worker is told of its device, or of the group of them that it has."""
+        return view_of(gpu_id, group, self._accelerators, self._vendor, is_one_lost=self.is_device_lost())
+
+    def cpus_near(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """The processors near these devices; empty where that is nothing to keep to. Reads a few files of /sys."""
+        if not hasattr(os, "sched_getaffinity"):
+            return ()
+        bus_ids = [self._accelerators[device].bus_id for device in devices if device < len(self._accelerators)]
+        return cpus_near(bus_ids, os.sched_getaffinity(0)) if bus_ids else ()
+
+    def watch_kills(self) -> None:
+        """Look once a second whether the kernel has killed for memory, from now until `close`."""
+        if self._kills_look is None and self.oom_kills.can_be_seen:
+            self._look_at_kills()
+
+    def _look_at_kills(self) -> None:
+        self.oom_kills.look(time.monotonic())
+        self._kills_look = asyncio.get_running_loop().call_later(LOOK_AT_KILLS_S, self._look_at_kills)
+
+    async def import_template(self, modules: tuple[str, ...]) -> Template | None:
+        """A template that has imported these modules and no model; None where even that cannot be forked."""
+        task = self._import_templates.get(modules)
+        if task is not None and task.done():
+            gone = task.cancelled() or task.exception() is not None
+            template = None if gone else task.result()
+            if gone or (template is not None and not template.is_open):
+                task = None
+        if task is None:
+            task = asyncio.create_task(self._open_import_template(modules))
+            self._import_templates[modules] = task
+        return await _share(task)
+
+    @property
+    def shared_pids(self) -> list[int]:
+        """The processes of templates that have only imported."""
+        done = [task for task in self._import_templates.values() if task.done() and not task.cancelled()]
+        templates = [task.result() for task in done if task.exception() is None]
+        return [template.pid for template in templates if template is not None and template.is_open]
+
+    async def _open_import_template(self, modules: tuple[str, ...]) -> Template | None:
+        template = Template("-", "-", self.environment, self.log, self.leftovers)
+        try:
+            async with asyncio.timeout(IMPORT_TIMEOUT_S):
+                ready = await template.open(Preload(list(modules)))
+        except TimeoutError:
+            reason = f"the template that imports {', '.join(modules) or 'nothing'} for several models did not do so"
+            death = Death(Cause.STARTUP_TIMEOUT, f"{reason} within {IMPORT_TIMEOUT_S:g} s and was ended")
+            log.warning("%s", death.detail)
+            raise StartFailed(death) from None
+        if not ready.refusals:
+            return template
+        log.info("importing %s makes forking unsafe: %s", ", ".join(modules), "; ".join(ready.refusals))
+        await template.close()
+        return None
+
+    def let_fade(self, template: Template) -> None:
+        """End a template that was given up, once the last worker that it forked has ended. May be called again."""
+        if template not in self._fading:
+            task = self._fading[template] = asyncio.create_task(template.fade())
+            task.add_done_callback(lambda _: self._fading.pop(template, None))
+
+    def is_fading(self, template: Template) -> bool:
+        """Whether it was given up and is still there."""
+        return template in self._fading
+
+    async def end_fading(self, templates: Iterable[Template]) -> None:
+        """End those of these templates that were given up and are still there, with the workers that they forked."""
+        tasks = [task for template in templates if (task := self._fading.get(template)) is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End the shared templates, and whatever else was started and is still there."""
+        if self._kills_look is not None:
+            self._kills_look.cancel()
+            self._kills_look = None
+        if self.cluster is not None:
+            await self.cluster.close()
+        tasks, self._import_templates = list(self._import_templates.values()), {}
+        for task in tasks:
+            if not task.done():
+                task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Template):
+                await result.close()
+        await self.end_fading(list(self._fading))
+        await self.leftovers.end(self.leftovers.lineage)
+
+
+class Launcher:
+    """Starts the workers of one model version on this machine."""
+
+    is_remote = False
+    threads = 0
+    """How many threads each worker may use; 0: it depends on this machine's cores."""
+
+    def __init__(
+        self,
+        launchers: Launchers,
+        load: Load,
+        start: WorkerStart,
+        *,
+        uses_devices: bool,
+        group: GroupShape | None = None,
+        python: str = "",
+        may_share_imports: bool = True,
+        stays_near: bool = False,
+    ) -> None:
+        """`python` is the interpreter of the model's own environment, empty for the server's, from which alone workers
+        can be forked. Without `may_share_imports` they are never forked from a template that other models share. With
+        `stays_near` workers keep to the processors near their devices.
+        """
+        self._launchers = launchers
+        self._load = load
+        self._start = start
+        self._group = group
+        self._stays_near = stays_near
+        self._why_not_first = ""
+        if group is not None:
+            self._why_not_first = "its workers are groups of processes"
+        elif uses_devices:
+            self._why_not_first = "its workers use devices"
+        elif python:
+            self._why_not_first = "its workers run in a virtual environment (useVenv)"
+        if sys.platform != "linux":
+            self._why_not_first = "this system does not show what is safe"
+        self._may_load_first = start != "fresh" and not self._why_not_first
+        self._may_fork = start != "fresh" and sys.platform == "linux" and may_share_imports and not python
+        self._python = python
+        self._preload: tuple[str, ...] = ("torch",) if uses_devices or group is not None else ()
+        self._template: Template | None = None
+        self._loading: Template | None = None
+        self._opening: asyncio.Task[Template | None] | None = None
+        self._given_up: list[Template] = []  # its own, not those that it shares
+        self._last_given_up: Template | None = None
+        self._given_up_in_a_row = 0
+        self._given_up_warning = ""
+        self.warnings: list[str] = []
+
+    def waits_for(self, worker_id: str) -> str:
+        """What a worker's start waits for: nothing, on this machine."""
+        return ""
+
+    async def reserve(self, worker_id: str) -> None:
+        """Wait until there is a place for this worker: there always is, on this machine."""
+
+    async def launch(
+        self,
+        worker_id: str,
+        ends: WorkerEnds,
+        threads: int,
+        output: WorkerOutput,
+        devices: Sequence[int] = (),
+        gpu_id: int | None = None,
+        client: WorkerClient | None = None,
+    ) -> Launched:
+        """Start one worker on these ends. Raises StartFailed; the caller bounds the wait and closes the ends.
+
+        The further ranks of a group print into `output`; `devices` are those that it is to see, and no others, `gpu_id`
+        the one that it is to use. Whoever starts it on another machine has `client` speak with it.
+        """
+        if self._start == "fork" and self._why_not_first:
+            raise _fork_refused(self._why_not_first)
+        await self._restore_folder()
+        if self._group is not None:
+            return await self._launch_group(self._group, worker_id, ends, threads, output, devices)
+        template = await self._model_template()
+        if template is not None:
+            process = await self._fork(template, worker_id, ends, threads)
+            return Launched(process, needs_load=False, how="forked, model loaded", load_s=template.load_s)
+        view = self._launchers.view(gpu_id, devices)
+        cpus = self._cpus_near(devices or ([] if gpu_id is None else [gpu_id]))
+        if self._may_fork:
+            shared = await self._launchers.import_template(self._preload)
+            if shared is not None:
+                process = await self._fork(shared, worker_id, ends, threads)
+                return Launched(process, needs_load=True, how="forked before loading", view=view, cpus=cpus)
+        launchers = self._launchers
+        lineage = launchers.leftovers.child("fresh")
+        process = launch_fresh(ends, launchers.environment, threads, lineage=lineage, python=self._python)
+        return Launched(process, needs_load=True, how="fresh", view=view, cpus=cpus)
+
+    async def _restore_folder(self) -> None:
+        """Have what was deleted from the model's folder unpacked again. Raises StartFailed if the load needs it."""
+        try:
+            await asyncio.to_thread(self._launchers.restore_folder, self._load.model_dir)
+        except (MarserveError, OSError) as error:
+            why = (
+                error.message if isinstance(error, MarserveError) else f"{self._load.model_dir} is incomplete: {error}"
+            )
+            if self._template is None or not self._template.is_open:
+                raise StartFailed(Death(Cause.LOAD_FAILED, why)) from error
+            log.warning("%s %s: %s; its template has loaded it", self._load.model, self._load.version, why)
+
+    async def _fork(
+        self,
+        template: Template,
+        worker_id: str,
+        ends: WorkerEnds,
+        threads: int,
+        *,
+        more: Sequence[int] = (),
+        seed: int | None = None,
+    ) -> WorkerProcess:
+        """Fork a worker, and see to the replacement of a template that does not answer. Raises StartFailed."""
+        try:
+            process = await template.fork(worker_id, ends, threads, more=more, seed=seed)
+        except StartFailed:
+            if template.why_given_up and template is not self._last_given_up:
+                self._note_given_up(template)
+            raise
+        self._given_up_in_a_row = 0
+        return process
+
+    def _note_given_up(self, template: Template) -> None:
+        """The next worker is forked from another template; after two in a row that did not fork, it is not forked."""
+        if self._given_up_warning:
+            self.warnings.remove(self._given_up_warning)
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        self._given_up_warning = (
+            f"The template that workers are forked from (process {template.pid}) {template.why_given_up} "
+            f"and was replaced ({at})"
+        )
+        self.warnings.append(self._given_up_warning)
+        log.warning("%s %s: %s", self._load.model, self._load.version, self._given_up_warning)
+        self._last_given_up = template
+        self._launchers.let_fade(template)
+        is_own = template is self._template
+        if is_own:
+            self._template = None
+            self._given_up = [*filter(self._launchers.is_fading, self._given_up), template]
+        self._given_up_in_a_row += 1
+        if self._given_up_in_a_row < MOST_GIVEN_UP or self._start == "fork":
+            return
+        self._given_up_in_a_row = 0
+        if is_own:
+            self._may_load_first = False
+            self.warnings.append("Each worker loads the model for itself: templates that have loaded it do not fork")
+        else:
+            self._may_fork = False
+
+    async def end_leftovers(self, process: WorkerProcess, page_inode: int) -> None:
+        """End what a worker that has ended left behind outside of its process group."""
+        leftovers = self._launchers.leftovers
+        await asyncio.gather(*(leftovers.end(lineage, page_inode) for lineage in process.lineages))
+
+    async def _launch_group(
+        self,
+        shape: GroupShape,
+        worker_id: str,
+        ends: WorkerEnds,
+        threads: int,
+        output: WorkerOutput,
+        devices: Sequence[int],
+    ) -> Launched:
+        """Start the ranks of a group: forked from a template that has torch imported, where that is safe, or fresh.
+
+        A group is formed anew whenever one of its ranks dies; without a template each rank would import torch again.
+        """
+        shared = await self._launchers.import_template(self._preload) if self._may_fork else None
+
+        async def start(rank: int, own: WorkerEnds, more: Sequence[int], seed: int) -> WorkerProcess:
+            if shared is None:
+                lineage = self._launchers.leftovers.child("fresh")
+                environment = self._launchers.environment
+                return launch_fresh(own, environment, threads, more, lineage=lineage, python=self._python)
+            return await self._fork(shared, f"{worker_id}.{rank}", own, threads, more=more, seed=seed)
+
+        view = self._launchers.view(devices[0] if devices else None, devices)
+        cpus = self._cpus_near(devices)
+        order = msgspec.structs.replace(self._load, threads=threads, gpu_id=view.gpu_id, cpus=list(cpus))
+        group = await form_group(
+            dataclasses.replace(shape, devices=view.environment, device_count=len(devices) if view.environment else 0),
+            order,
+            worker_id,
+            ends,
+            output,
+            start,
+        )
+        how = f"{shape.size} ranks, {'fresh' if shared is None else 'forked before loading'}"
+        return Launched(group, needs_load=True, how=how, cpus=cpus)
+
+    def _cpus_near(self, devices: Sequence[int]) -> tuple[int, ...]:
+        return self._launchers.cpus_near(devices) if self._stays_near else ()
+
+    async def _model_template(self) -> Template | None:
+        """The template that has loaded the model, opened once for all who wait; None where workers load themselves."""
+        if not self._may_load_first:
+            return None
+        if self._template is not None and self._template.is_open:
+            return self._template
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open_template())
+            self._opening.add_done_callback(self._opened)
+        return await _share(self._opening)
+
+    def _opened(self, task: asyncio.Task[Template | None]) -> None:
+        self._opening = None
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; nobody waiting is no fault
+
+    async def _open_template(self) -> Template | None:
+        load = self._load
+        launchers = self._launchers
+        template = Template(load.model, load.version, launchers.environment, launchers.log, launchers.leftovers)
+        self._loading = template
+        try:
+            ready = await template.open(load)
+        finally:
+            self._loading = None
+        if not ready.refusals:
+            self._template = template
+            return template
+        await template.close()
+        reasons = "; ".join(ready.refusals)[:MAX_REASONS]
+        if self._start == "fork":
+            raise _fork_refused(reasons)
+        self._may_load_first = False
+        self._preload = tuple(name for name in HEAVY_MODULES if name in ready.preload)
+        self.warnings.append(f"Each worker loads the model for itself, forking it is not safe: {reasons}")
+        log.info("%s %s: forking the loaded model is not safe: %s", load.model, load.version, reasons)
+        return None
+
+    @property
+    def template_pids(self) -> list[int]:
+        """The process of the version's template, also while it loads, and of those that were given up and not ended."""
+        templates = (self._template, self._loading, *filter(self._launchers.is_fading, self._given_up))
+        return [template.pid for template in templates if template is not None and template.pid > 0]
+
+    def kill_loading(self) -> None:
+        """End a template that is loading the model, by force; nothing if none is."""
+        if self._loading is not None:
+            self._loading.kill()
+
+    async def give_up_loading(self) -> None:
+        """End a template that takes too long to load; nothing if none is loading."""
+        opening = self._opening
+        if opening is not None:
+            opening.cancel()
+            await asyncio.wait([opening])
+
+    async def close(self) -> None:
+        """End the version's template, and those that were given up. Its workers have ended by now."""
+        await self.give_up_loading()
+        await self.drop_template()
+        await self._launchers.end_fading(self._given_up)
+
+    async def drop_template(self) -> None:
+        """End the version's template, if it is open; the next worker opens another."""
+        template, self._template = self._template, None
+        if template is not None:
+            await template.close()
+
+
+AnyLauncher = Launcher | RayLauncher
+
+
+def make_launcher(launchers: Launchers, options: PoolOptions, load: Load) -> AnyLauncher:
+    """What starts the workers of a version: on this machine, or where its options say."""
+    if options.ray is not None:
+        return RayLauncher(
+            launchers.cluster, launchers.environment, load, options.ray, options.worker_start, options.python
+        )
+    return Launcher(
+        launchers,
+        load,
+        options.worker_start,
+        uses_devices=bool(options.gpu_ids),
+        group=GroupShape(options.ranks, options.parallel_type != "pp") if options.ranks else None,
+        python=options.python,
+        may_share_imports=options.may_share_imports,
+        stays_near=options.stays_near,
+    )
+
+
+def _fork_refused(reasons: str) -> StartFailed:
+    return StartFailed(
+        Death(
+            Cause.FORK_REFUSED,
+            f"workerStart is fork, but the loaded model must not be forked: {without_stop(reasons)}. "
+            "Set workerStart: auto to have each worker load the model for itself.",
+        )
+    )
+
+
+async def _share(opening: asyncio.Task[Template | None]) -> Template | None:
+    """Wait for a template that others may wait for too. Raises StartFailed when one of them gave it up."""
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        waiting = asyncio.current_task()
+        if waiting is not None and waiting.cancelling():
+            raise
+        death = Death(Cause.STARTUP_TIMEOUT, "the template took too long to load and was ended")
+        raise StartFailed(death) from None

@@ -1,0 +1,735 @@
+"""One pool: the workers of one model version, how many there are, and the clock that the pure parts lack.
+
+The supervisor owns the slots, carries out what the dispatcher asks for, wakes it when its next moment comes, and ends
+workers that are past their response limit. Registry and surfaces see `Pool` and nothing else of this package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from marserve.errors import Draining, LoadFailed, MarserveError, NoMemoryNow, NotEnoughMemory
+from marserve.machine.device_readings import describe_usage
+from marserve.machine.devices import choose_group
+from marserve.messages import Answer, Checked, Load, Metrics, Part, Receiver, Request, Tolerance
+from marserve.pool.checks.certifier import Certifier
+from marserve.pool.dispatch.batcher import Flight
+from marserve.pool.dispatch.lengths.asked_lengths import Question
+from marserve.pool.dispatch.modes import make_dispatcher
+from marserve.pool.dispatch.queue import GivenUp, Job
+from marserve.pool.launchers.launcher import Launchers, make_launcher
+from marserve.pool.options import PoolOptions
+from marserve.pool.reservation import Room, Unbounded
+from marserve.pool.sizing.scaling import Scaling
+from marserve.pool.sizing.succession import Succession
+from marserve.pool.sizing.upkeep import Upkeep
+from marserve.pool.slots.first_load import FirstLoad
+from marserve.pool.slots.hang_report import LOOK_BEFORE_S
+from marserve.pool.slots.slot import DeathView, Life, Slot, WorkerView
+from marserve.pool.worker_end.cause_of_death import Cause, Death
+from marserve.pool.worker_end.output import WorkerLog
+from marserve.telemetry.metrics import Gauges, VersionMetrics
+
+__all__ = ["DeathView", "Pool", "WorkerView"]
+
+log = logging.getLogger("marserve.pool")
+
+# How finely the response limit is watched.
+MIN_WATCH_S = 0.02
+MIN_WAKE_S = 0.001
+
+
+class Pool:
+    """The workers of one model version. Built by the registry; all methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        options: PoolOptions,
+        load: Load,
+        launchers: Launchers,
+        metrics: VersionMetrics,
+        worker_log: WorkerLog,
+        *,
+        on_measured: Callable[[Metrics], None] | None = None,
+        on_failed: Callable[[str], None] | None = None,
+        room: Room | None = None,
+    ) -> None:
+        """`on_measured` is given what handlers measure; `on_failed` why, when a crash is to end the server.
+
+        `room` is asked for memory; without one there is no bound.
+        """
+        self.options = options
+        self.room: Room = room or Unbounded()
+        self.on_measured = on_measured or _ignore
+        self.on_failed = on_failed or _ignore
+        load = self.load = msgspec.structs.replace(load, memory_limit_bytes=options.max_worker_memory_bytes)
+        self.metrics = metrics
+        self.log = worker_log
+        self.dispatcher = make_dispatcher(options, metrics, self)
+        self.launcher = make_launcher(launchers, options, load)
+        self.threads = (options.rank_threads if options.ranks else 0) or load.threads or self.launcher.threads
+        if not self.threads:
+            wish = launchers.environment.get("OMP_NUM_THREADS")
+            self.threads = threads_for(options.max_workers * max(1, options.ranks), launchers.cores, wish)
+        self.lives: dict[str, Life] = {}
+        self._launchers = launchers
+        self._slots: list[Slot] = []
+        self._leaving: dict[asyncio.Task[None], Slot] = {}
+        self._minimum, self._maximum = options.min_workers, options.max_workers
+        self._waiters: list[asyncio.Future[None]] = []
+        self._wake: asyncio.TimerHandle | None = None
+        self._wake_at = math.inf  # monotonic seconds; inf while no timer runs
+        self._watch: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+        self._dropping: set[asyncio.Task[None]] = set()
+        self.scaling = Scaling(self)
+        self.first_load = FirstLoad(None if self.launcher.is_remote else launchers.first_loads)
+        self.oom_kills = launchers.oom_kills
+        self.cgroups = launchers.cgroups
+        self._upkeep = Upkeep(options, lambda: list(self.lives.values()))
+        self._succession = Succession(self)
+        self.certifier = Certifier(self)
+        self.certifier.apply()
+        metrics.read_gauges = self._gauges
+
+    # ------------------------------------------------------------------------------------------- requests
+
+    def submit(self, request: Request, receiver: Receiver) -> Job:
+        """Take one request; the receiver hears how it ended. Raises as `Dispatcher.submit`, and NotEnoughMemory."""
+        now = time.monotonic()
+        scaling = self.scaling
+        if scaling.is_resting and not self.dispatcher.is_draining:
+            self._begin_scaling(now)
+        job = self.dispatcher.submit(request, receiver, now)
+        # A timer that is due within the batch delay is due before this job can need one; with a goal there is no delay.
+        options = self.options
+        if job.deadline is not None or (
+            job.flight is None
+            and (options.batch_policy != "goal" or self.dispatcher.living_slots <= 0)
+            and self._wake_at > now + options.max_batch_delay_s
+        ):
+            self._set_wake()
+        return job
+
+    def hand_over(self, other: object, tell: Callable[[Receiver], None]) -> int:
+        """Give the requests that wait, and named no version, to another version's pool; returns how many.
+
+        `tell` is called with the receiver of each.
+        """
+        if not isinstance(other, Pool) or other is self or other.options.sequences is not None:
+            return 0
+        jobs = self.dispatcher.withdraw()
+        for job in jobs:
+            tell(job.receiver)
+        now = time.monotonic()
+        if other.scaling.is_resting and jobs and not other.dispatcher.is_draining:
+            other.scaling.begin(now)
+        other.dispatcher.adopt(jobs, now)
+        other._set_wake()
+        self.slot_changed()  # who waits for the last request to end looks again
+        return len(jobs)
+
+    def _begin_scaling(self, now: float) -> None:
+        try:
+            self.scaling.begin(now)
+        except NotEnoughMemory as error:
+            self.metrics.refused[error.cause] += 1
+            raise
+
+    # ------------------------------------------------------------------------------------------- workers
+
+    def start(self) -> None:
+        """Begin to start the minimum of workers."""
+        log.info(
+            "%s %s: %d threads for each of at most %d workers, on %d cores",
+            self.options.model,
+            self.options.version,
+            self.threads,
+            self.options.max_workers,
+            self._launchers.cores,
+        )
+        self._launchers.watch_kills()
+        self._upkeep.start()
+        self.certifier.start()
+        self.scale(self._minimum, self._maximum)
+
+    def scale(self, minimum: int, maximum: int) -> None:
+        """Fewer workers than `minimum`: start more. More than `maximum`: retire the last ones, when their work is done.
+
+        Slots that gave up are tried again at once. Returns at once; `wait_until_ready` waits. A stopped pool stays so.
+        Raises NotEnoughMemory; nothing has changed then.
+        """
+        if self._is_stopped:
+            return
+        before, count = len(self._slots), min(max(minimum, len(self._slots)), maximum)
+        if count > before:
+            self.room.ask(count)
+        self._minimum, self._maximum = minimum, maximum
+        for slot in self._slots:
+            if slot.has_given_up:
+                slot.has_given_up = False
+                slot.nudge()
+        self.scaling.bound(minimum, maximum, count)
+        self.resize(count)
+        if count < before:
+            self.room.shrink(count)
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The places of workers, oldest first, without those that are leaving."""
+        return self._slots
+
+    @property
+    def leaving(self) -> list[Slot]:
+        """The places of workers that were told to end and have not yet."""
+        return list(self._leaving.values())
+
+    def resize(self, count: int) -> None:
+        """Begin to have `count` workers: start what is missing, retire the last ones when their work is done."""
+        while len(self._slots) < count:
+            slot = self._make_slot()
+            self._slots.append(slot)
+            slot.start()
+        while len(self._slots) > count:
+            slot = self._slots.pop()
+            self._leave(slot, at_once=False)
+        self.slot_changed()
+
+    def _make_slot(self) -> Slot:
+        """A place for one more worker, with its device, or with its group of them."""
+        options, level = self.options, self.options.parallel_level
+        place = self.room.place()
+        if not level or not options.gpu_ids:
+            assign = self._launchers.devices.assign
+            gpu_id = place[0] if place else assign(options.model, options.version, options.gpu_ids)
+            return Slot(self._launchers.next_worker_id(level), self, gpu_id)
+        if place:
+            return Slot(self._launchers.next_worker_id(level), self, place[0], devices=place)
+        living = [slot.devices for slot in self._slots]
+        leaving = [slot.devices for slot in self._leaving.values()]
+        devices = choose_group(options.gpu_ids, level, living, leaving)
+        return Slot(self._launchers.next_worker_id(level), self, devices[0], devices=devices)
+
+    def drop_template(self) -> None:
+        """Begin to end the template: the next worker has to load the model anew."""
+        task = asyncio.create_task(self.launcher.drop_template())
+        self._dropping.add(task)
+        task.add_done_callback(self._dropped)
+
+    def _dropped(self, task: asyncio.Task[None]) -> None:
+        self._dropping.discard(task)
+        self.room.emptied()
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether it may be without workers until a request comes."""
+        return self.scaling.can_wake
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it has requests, or workers that load the model: then it should not be put to sleep."""
+        return not self.dispatcher.is_empty or self.is_loading
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether workers are on their way; not those that wait for a device, or to be tried again."""
+        waits = [slot for slot in self._slots if slot.has_given_up or slot.next_start_at or slot.waits_for_device]
+        return any(not slot.is_ready and slot not in waits for slot in self._slots)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for a worker: a request, or a check."""
+        return bool(self.dispatcher.waiting) or self.certifier.is_awaited
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the next worker is there in milliseconds."""
+        return bool(self.launcher.template_pids)
+
+    def end_loading(self, why: str) -> None:
+        """End what is loading the model: it takes more memory than there is."""
+        death = Death(Cause.OUT_OF_MEMORY, why)
+        for life in self.lives.values():
+            if not life.is_ready:
+                life.kill(death)
+        self.launcher.kill_loading()
+
+    @property
+    def pids_by_worker(self) -> list[list[int]]:
+        """The processes of each worker, of those that are leaving, too."""
+        return [life.pids for life in self.lives.values() if life.pids]
+
+    @property
+    def template_pids(self) -> list[int]:
+        """The process that workers are forked from, if there is one."""
+        return self.launcher.template_pids
+
+    def sleep(self, reason: str) -> None:
+        """Begin to have no process at all until the next request; only for a pool that may, and is not in use."""
+        self.scaling.sleep(reason)
+
+    def make_spare(self, give_up: Callable[[], None] | None) -> None:
+        """It serves nobody for now: `give_up` may be called where its memory is wanted. None: it serves again."""
+        self.room.make_spare(give_up)
+
+    async def wait_until_asleep(self) -> None:
+        """Wait until the processes are gone that were told to end before this call."""
+        ending = {*self._leaving, *self._dropping}
+        if ending:
+            await asyncio.wait(ending)
+
+    def no_memory(self, error: NoMemoryNow) -> None:
+        """The memory for a worker did not come free in time: who waits for a sleeping model hears of it now."""
+        if self.scaling.can_wake:
+            self.dispatcher.fail_waiting(error, time.monotonic())
+            self.scaling.sleep("there was no memory to load it")
+
+    async def wait_until_ready(self) -> bool:
+        """Wait until the minimum of workers has loaded the model.
+
+        Returns False if the pool was scaled or stopped meanwhile, so that it can no longer be. Raises LoadFailed when
+        a worker failed to load, or waits for a device that is lost.
+        """
+        minimum = self._minimum
+        failures = {slot.id: slot.load_failures for slot in self._slots}
+        while self._minimum == minimum and not self._is_stopped:
+            for slot in self._slots:
+                if slot.load_failures > failures.get(slot.id, 0):
+                    raise self._load_failed(slot)
+                if slot.waits_for_device:
+                    raise self._waits_for_device()
+            if self.ready_workers >= minimum:
+                return True
+            await self._change()
+        return False
+
+    async def wait_until_scaled_down(self) -> None:
+        """Wait until the workers that were retired are gone."""
+        while self._leaving:
+            await asyncio.wait(set(self._leaving))
+
+    def workers(self) -> list[WorkerView]:
+        """What describe says of the workers, oldest first."""
+        return [slot.view() for slot in self._slots]
+
+    @property
+    def minimum(self) -> int:
+        """The number of workers asked for."""
+        return self._minimum
+
+    @property
+    def maximum(self) -> int:
+        """The number of workers allowed."""
+        return self._maximum
+
+    @property
+    def ready_workers(self) -> int:
+        """Workers that have loaded the model."""
+        return sum(slot.is_ready for slot in self._slots)
+
+    @property
+    def wanted_workers(self) -> int:
+        """Workers that there should be now: those with a place."""
+        return len(self._slots)
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return self.dispatcher.waiting
+
+    @property
+    def running(self) -> int:
+        """Requests that are with workers."""
+        return self.dispatcher.running
+
+    @property
+    def is_healthy(self) -> bool:
+        """The contract's §1.6: as many slots that have not given up as there should be workers.
+
+        One that waits for a device that is lost counts as given up.
+        """
+        return sum(not slot.has_given_up and not slot.waits_for_device for slot in self._slots) >= self._minimum
+
+    @property
+    def last_death(self) -> DeathView | None:
+        """The latest end of a worker that nobody asked for."""
+        deaths = [slot.last_death for slot in self._slots if slot.last_death is not None]
+        return max(deaths, key=lambda death: death.at, default=None)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Members of describe's answer that only the pool knows."""
+        described: dict[str, Any] = {"threadsPerWorker": self.threads}
+        autoscaler = self.scaling.describe()
+        if autoscaler is not None:
+            described["autoscaler"] = autoscaler
+        if self.dispatcher.goal is not None:
+            described["goal"] = self.dispatcher.goal.describe()
+            if self.dispatcher.asked_lengths is not None and self.dispatcher.asked_lengths.is_offered:
+                described["goal"]["lengths"] = self.dispatcher.asked_lengths.describe()
+        sequences = self.dispatcher.describe_sequences()
+        if sequences is not None:
+            described["sequences"] = sequences
+        described |= self.room.described
+        described["batching"] = self.certifier.describe([life.warm_up_s for life in self._lives_with_warm_up()])
+        return described
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences for describe."""
+        of_workers = [warning for life in self.lives.values() for warning in life.warnings]
+        return list(dict.fromkeys([*self.launcher.warnings, *of_workers]))
+
+    def _lives_with_warm_up(self) -> list[Life]:
+        return [life for life in self.lives.values() if life.is_ready and life.warm_up_s]
+
+    # ------------------------------------------------------------------------------------------- batching
+
+    def reconfigure(self, *, batch_size: int | None = None, max_batch_delay_s: float | None = None) -> None:
+        """Form batches by other values from now on; None leaves one as it is. What was formed before runs as it is.
+
+        The certificate still counts: a larger size than was checked is checked first where the model has samples.
+        """
+        options = self.options
+        self.options = dataclasses.replace(
+            options,
+            batch_size=options.batch_size if batch_size is None else batch_size,
+            max_batch_delay_s=options.max_batch_delay_s if max_batch_delay_s is None else max_batch_delay_s,
+        )
+        for life in self.lives.values():
+            life.allow_batches_of(self.options.batch_size)
+        self.certifier.apply()
+        self.certifier.start()
+        self._set_wake()
+
+    async def check(self, samples: Sequence[list[Part]] = ()) -> dict[str, Any]:
+        """Compare batches of these inputs, or of the model's samples, with single requests; as `Certifier.check`."""
+        if self.scaling.is_resting and not self.dispatcher.is_draining:
+            self._begin_scaling(time.monotonic())  # whoever checks a sleeping model wakes it
+        return await self.certifier.check(samples)
+
+    async def compare(self, pairs: Sequence[tuple[Answer, Answer]], tolerance: Tolerance | None) -> Checked:
+        """Have a worker compare pairs of answers; as `Certifier.compare`."""
+        return await self.certifier.compare(pairs, tolerance)
+
+    def usage_of(self, gpu_id: int | None) -> str:
+        """What a device is doing, in TorchServe's words."""
+        return "N/A" if gpu_id is None else describe_usage(gpu_id, self._launchers.read_device(gpu_id))
+
+    def life_of(self, key: str) -> Life | None:
+        """The worker behind a lane."""
+        return self.lives.get(key)
+
+    # ------------------------------------------------------------------------------------------- the end
+
+    def refuse_new(self) -> None:
+        """Take no more requests; what was accepted goes on."""
+        self.dispatcher.is_draining = True
+
+    async def drain(self, deadline_s: float) -> int:
+        """Wait until nothing waits or runs, at most `deadline_s` seconds. Returns how many requests are left."""
+        self.refuse_new()
+        try:
+            async with asyncio.timeout(deadline_s):
+                while not self.dispatcher.is_empty:
+                    await self._change()
+        except TimeoutError:
+            pass
+        return self.queued + self.running
+
+    def refuse_accepted(self, error: MarserveError) -> list[GivenUp]:
+        """Refuse all that was accepted and is not answered, with `error`; returns what that was, the oldest first."""
+        self.refuse_new()
+        given_up = self.dispatcher.refuse_accepted(error, time.monotonic())
+        self._notify()
+        return given_up
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Drain, then end every worker and the template, and reap them. What is left is refused as Draining.
+
+        Safe to call more than once, and again while it runs: the shorter drain counts.
+        """
+        left = await self.drain(drain_s) if drain_s > 0 else 0
+        self.refuse_new()
+        self._is_stopped = True
+        self.scaling.stop()
+        await self.certifier.stop()
+        await self._upkeep.stop()
+        await self._succession.stop()
+        if left:
+            log.warning("%s %s: %d requests given up", self.options.model, self.options.version, left)
+        self.dispatcher.fail_waiting(Draining(), time.monotonic())
+        for slot in (*self._slots, *self._leaving.values()):
+            self._leave(slot, at_once=True)
+        self._slots.clear()
+        self.dispatcher.living_slots = 0
+        await self.wait_until_scaled_down()
+        if self._dropping:
+            await asyncio.wait(self._dropping)
+        await self.launcher.close()
+        self.room.close()
+        self._launchers.devices.forget(self.options.model, self.options.version)
+        self.dispatcher.fail_waiting(Draining(), time.monotonic())
+        for handle in (self._wake, self._watch):
+            if handle is not None:
+                handle.cancel()
+        self._wake = self._watch = None
+        self._wake_at = math.inf
+        self._notify()
+
+    # ------------------------------------------------------------------------------------------- dispatcher's actions
+
+    def send(self, key: str, flight: Flight) -> None:
+        """Send a flight to the worker behind `key`."""
+        life = self.lives.get(key)
+        if life is not None:
+            life.exchange(flight)
+            if self._watch is None:
+                self.watch_limits()
+
+    def watch_limits(self) -> None:
+        """Something was sent to a worker: look after its response limit."""
+        if self._watch is None:
+            limit_s = self.options.response_timeout_s
+            first_look_s = limit_s - min(LOOK_BEFORE_S, limit_s / 2)
+            self._watch = asyncio.get_running_loop().call_later(first_look_s, self._check_time)
+
+    def lane_lent(self, key: str, flight: Flight) -> None:
+        """A worker is free for a check."""
+        self.certifier.lent(key, flight)
+
+    def ask_lengths(self, key: str, question: Question) -> None:
+        """Ask a worker for lengths."""
+        life = self.lives.get(key)
+        if life is not None:
+            life.ask_lengths(question)
+
+    def mark_cancelled(self, key: str, number: int, index: int) -> None:
+        """Tell a worker that an item is no longer wanted."""
+        life = self.lives.get(key)
+        if life is not None:
+            life.mark_cancelled(number, index)
+
+    def hold(self, key: str) -> None:
+        """A client does not keep up with what a worker streams."""
+        life = self.lives.get(key)
+        if life is not None:
+            life.hold()
+
+    def resume(self, key: str) -> None:
+        """The clients of a worker's streams have caught up."""
+        life = self.lives.get(key)
+        if life is not None:
+            life.resume()
+
+    def lane_emptied(self, key: str) -> None:
+        """A retired worker has done its last batch."""
+        life = self.lives.get(key)
+        if life is not None:
+            life.stop()
+
+    def all_ended(self) -> None:
+        """The last client left: who waits for the end need not wait any longer."""
+        self._notify()
+
+    # ------------------------------------------------------------------------------------------- slots' news
+
+    def slot_changed(self) -> None:
+        """A slot's state changed."""
+        now, dispatcher = time.monotonic(), self.dispatcher
+        dispatcher.living_slots = self._count_living()
+        if dispatcher.living_slots > 0:
+            dispatcher.hold_for_start.end()
+        else:
+            dispatcher.hold_for_start.note(self._next_start(now), now, may_wait=not self.scaling.can_wake)
+        death = self.last_death
+        dispatcher.last_death = "" if death is None else death.cause
+        waits = any(slot.waits_for_device for slot in self._slots)
+        dispatcher.awaited_device = self.room.why_none() if waits else ""
+        dispatcher.fail_stranded(now)
+        self._set_wake()
+        self._notify()
+        self._leave_lost_templates()
+        self.devices_read()
+
+    def devices_read(self) -> None:
+        """Replace a worker whose device is lost, or whose own answers again; try those at once that waited for it."""
+        for slot in self._slots if self.options.gpu_ids else ():
+            site = self.room.site_for(slot.uses, slot.home)
+            if site is None or site == slot.uses:
+                continue
+            if slot.is_ready:
+                self.worker_due(slot, "device")
+            elif slot.next_start_at is not None:
+                slot.nudge()
+
+    def _leave_lost_templates(self) -> None:
+        """Once there is a worker of another template, replace those of one that was given up, which then ends."""
+        ready = [slot for slot in self._slots if slot.is_ready]
+        lost = [slot for slot in ready if slot.has_lost_template]
+        if lost and len(lost) < len(ready):
+            self.worker_due(lost[0], "template")
+
+    def _count_living(self) -> int:
+        """Slots that requests may wait for, and while asleep the one that a request brings.
+
+        Not those that gave up, failed to load more than once, or wait for a device: a client should hear of it now.
+
+        A pool that is awakened for a request lets nobody wait for a second try: who cannot load now is not waited for.
+        """
+        slots = [slot for slot in self._slots if not slot.waits_for_device]
+        if not self.scaling.can_wake:
+            return sum(not slot.has_given_up and not slot.cannot_load for slot in slots)
+        if not self._slots:
+            return 1
+        return sum(not slot.has_given_up and (slot.is_ready or not slot.load_failures) for slot in slots)
+
+    def _next_start(self, now: float) -> float | None:
+        """When the next worker is started by itself, by the monotonic clock; None where none is."""
+        moments = [slot.next_start(now) for slot in self._slots]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def batch_ended(self) -> None:
+        """A batch ended, or a worker did."""
+        dispatcher, options = self.dispatcher, self.options
+        if dispatcher.keeps_time or (
+            # As in `submit`: a timer that is due within the batch delay is due before who waits can need one.
+            len(dispatcher.queue)
+            and (options.batch_policy == "goal" or self._wake_at > time.monotonic() + options.max_batch_delay_s)
+        ):
+            self._set_wake()
+        if self._waiters:
+            self._notify()
+
+    def worker_measured(self, metrics: Metrics) -> None:
+        """Hand on what a handler measured."""
+        self.on_measured(metrics)
+
+    def worker_due(self, slot: Slot, reason: str) -> None:
+        """Replace a worker that has served long enough, when a replacement is there."""
+        if not self._is_stopped and not self.dispatcher.is_draining:
+            self._succession.begin(slot, reason)
+
+    def crashed(self, slot: Slot, death: Death) -> None:
+        """A worker crashed, or a slot was given up: with `onCrash: fail` the server is told to end."""
+        if self.options.on_crash == "fail" and slot in self._slots:
+            self.on_failed(f"{slot.name} ended ({death.cause}): {death.detail}")
+
+    # ------------------------------------------------------------------------------------------- clock
+
+    def _set_wake(self) -> None:
+        """Have the dispatcher looked at again at its next moment."""
+        when = self.dispatcher.next_wake()
+        if when is None:
+            return
+        if self._wake is not None:
+            if self._wake_at <= when:
+                return
+            self._wake.cancel()
+        # uvloop counts whole milliseconds; less than one would be no timer but a turn of the loop after another.
+        delay_s = max(MIN_WAKE_S, when - time.monotonic())
+        self._wake = asyncio.get_running_loop().call_later(delay_s, self._woken)
+        self._wake_at = when
+
+    def _woken(self) -> None:
+        self._wake = None
+        self._wake_at = math.inf
+        self.dispatcher.wake(time.monotonic())
+        self._set_wake()
+        if self._waiters:
+            self._notify()
+
+    def _check_time(self) -> None:
+        """Look at every worker's response limit; look again when the next one may be due."""
+        now = time.monotonic()
+        dues = [life.check_time(now) for life in list(self.lives.values())]
+        waiting = [due for due in dues if due is not None]
+        self._watch = (
+            asyncio.get_running_loop().call_later(max(MIN_WATCH_S, min(waiting) - now), self._check_time)
+            if waiting
+            else None
+        )
+
+    # ------------------------------------------------------------------------------------------- the rest
+
+    def _leave(self, slot: Slot, *, at_once: bool) -> None:
+        """Retire a slot in the background; `wait_until_scaled_down` waits for it."""
+        slot.retire(at_once=at_once)  # not in the task: a request might come before its first step
+        task = asyncio.create_task(slot.wait_until_gone())
+        self._leaving[task] = slot
+        task.add_done_callback(lambda task: self._leaving.pop(task, None))
+
+    def _waits_for_device(self) -> LoadFailed:
+        why = f"its workers wait for a device: {self.room.why_none()}"
+        return LoadFailed(self.options.model, self.options.version, reason=why, cause=Cause.DEVICE_LOST.value)
+
+    def _load_failed(self, slot: Slot) -> LoadFailed:
+        death = slot.last_death
+        return LoadFailed(
+            self.options.model,
+            self.options.version,
+            out_of_memory=death is not None and death.cause == Cause.OUT_OF_MEMORY.value,
+            reason=death.detail if death is not None else "",
+            cause=death.cause if death is not None else "",
+        )
+
+    def _gauges(self) -> Gauges:
+        states = {"ready": 0, "loading": 0, "failed": 0, "stopping": len(self._leaving)}
+        loads: dict[str, float] = {}
+        for slot in self._slots:
+            if slot.is_ready:
+                loads[slot.name] = slot.load_s
+            else:
+                states["failed" if slot.has_given_up else "loading"] += 1
+        states["ready"] = len(loads)
+        target = self.scaling.autoscaler.target
+        sequences = self.dispatcher.describe_sequences()
+        return Gauges(
+            queue_length=self.queued,
+            workers=states,
+            load_s=loads,
+            workers_target=target,
+            sequences=None if sequences is None else sequences["living"],
+            memory_bytes=self.room.held_bytes,
+        )
+
+    def dismiss(self, slot: Slot, *, at_once: bool) -> None:
+        """Retire a slot in the background; its end is waited for with the pool's."""
+        self._leave(slot, at_once=at_once)
+
+    async def changed(self) -> None:
+        """Wait until something about the slots may have changed."""
+        await self._change()
+
+    async def _change(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _notify(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def threads_for(workers: int, cores: int, wish: str | None) -> int:
+    """Intra-op threads for each of `workers` workers: what the operator's OMP_NUM_THREADS says, else a fair share.
+
+    `cores` is how many may be busy at once: the container's quota counts, not the machine's size.
+    """
+    if wish is not None and wish.isdigit() and int(wish) > 0:
+        return int(wish)
+    return max(1, cores // max(1, workers))
+
+
+def _ignore(_: object) -> None:
+    """Nobody asked to be told."""

@@ -1,0 +1,132 @@
+"""Replaces a worker that has served long enough, with its replacement first: no request notices.
+
+A second slot of the same id loads the model; when its worker takes batches it stands in the first one's place, whose
+worker is given nothing more, ends what it has, and goes. One worker of a pool is replaced at a time, so the version
+needs room for one worker more. A replacement that cannot load changes nothing; it is tried again after a while.
+
+Where there is no memory for one worker more, the first one ends what it has and goes before its replacement is started:
+requests wait that long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Protocol
+
+from marserve.pool.reservation import Room
+from marserve.pool.slots.slot import Slot
+from marserve.telemetry.metrics import VersionMetrics
+
+log = logging.getLogger("marserve.pool")
+
+TRY_AGAIN_S = 30.0
+
+
+class Household(Protocol):
+    """The pool, as a succession sees it."""
+
+    metrics: VersionMetrics
+    room: Room
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The places of workers; a successor takes one of them over."""
+
+    async def changed(self) -> None:
+        """Wait until something about the slots may have changed."""
+
+    def slot_changed(self) -> None:
+        """A place was taken over: whoever waits should look again."""
+
+    def dismiss(self, slot: Slot, *, at_once: bool) -> None:
+        """Retire a slot in the background; the pool waits for it at its own end."""
+
+
+class Succession:
+    """The replacements of one pool's workers."""
+
+    def __init__(self, household: Household) -> None:
+        self._household = household
+        self._task: asyncio.Task[None] | None = None
+        self._not_before = 0.0
+        self._is_over = False
+
+    def begin(self, slot: Slot, reason: str) -> None:
+        """Begin to replace a slot's worker; nothing if another replacement is under way, or one failed lately."""
+        if self._task is not None or self._is_over or slot.is_retired or slot not in self._household.slots:
+            return
+        if time.monotonic() < self._not_before:
+            return
+        self._task = asyncio.create_task(self._replace(slot, reason))
+        self._task.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """Replace nobody any more; a replacement that is loading is sent away."""
+        self._is_over = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a worker could not be replaced", exc_info=error)
+        if not self._is_over:
+            self._household.slot_changed()  # the next one may be due
+
+    async def _replace(self, slot: Slot, reason: str) -> None:
+        household = self._household
+        workers = len(household.slots)
+        has_room = household.room.grow(workers + 1) > workers
+        site = household.room.site_for(slot.uses, slot.home) or slot.uses
+        if has_room and not household.room.fits_beside(site):
+            household.room.shrink(workers)
+            has_room = False
+        if not has_room:
+            await self._replace_in_place(slot, reason)
+            return
+        try:
+            await self._replace_beside(slot, reason)
+        finally:
+            household.room.shrink(len(household.slots))
+
+    async def _replace_in_place(self, slot: Slot, reason: str) -> None:
+        household = self._household
+        log.info(
+            "%s is replaced (%s); it goes first, for there is no memory for its replacement beside it",
+            slot.name,
+            reason,
+        )
+        heir = slot.successor()
+        household.slots[household.slots.index(slot)] = heir
+        household.metrics.worker_recycles[reason] += 1
+        household.dismiss(slot, at_once=False)
+        household.slot_changed()
+        await slot.wait_until_gone()
+        if not heir.is_retired:
+            heir.start()
+
+    async def _replace_beside(self, slot: Slot, reason: str) -> None:
+        household = self._household
+        log.info("%s is replaced (%s); its replacement is being started", slot.name, reason)
+        heir = slot.successor()
+        heir.start()
+        try:
+            while not heir.is_ready and not heir.load_failures and slot in household.slots and not slot.is_retired:
+                await household.changed()
+        except BaseException:
+            household.dismiss(heir, at_once=True)
+            raise
+        if not heir.is_ready or slot not in household.slots:
+            if heir.load_failures:
+                why = heir.last_death.detail if heir.last_death is not None else "it did not load"
+                log.warning("%s keeps its worker: a replacement could not be started: %s", slot.name, why)
+                self._not_before = time.monotonic() + TRY_AGAIN_S
+            household.dismiss(heir, at_once=True)
+            return
+        household.slots[household.slots.index(slot)] = heir
+        household.metrics.worker_recycles[reason] += 1
+        household.dismiss(slot, at_once=False)
+        household.slot_changed()

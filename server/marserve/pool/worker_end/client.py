@@ -1,0 +1,334 @@
+"""The server's end of the wire to one worker: batches out, results in. Knows no queue and no policy.
+
+`exchange` turns a flight into one frame; what comes back goes to a `Peer`, the worker's slot. A worker that says what
+no honest worker says is reported through `on_broken` and must be ended.
+
+A flight for a worker that waits for it is written at once. Those that go ahead to a busy worker are gathered until this
+turn of the event loop is over, and small ones share a frame: one write and one encoding for as many as come together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from marserve import wire
+from marserve.errors import BadFrame
+from marserve.messages import (
+    AskLengths,
+    Batch,
+    Batches,
+    Cancel,
+    Check,
+    Checked,
+    DeviceLost,
+    DevicePeak,
+    Hello,
+    Item,
+    Lengths,
+    Load,
+    Loaded,
+    Metrics,
+    NotLoaded,
+    OutOfStep,
+    Piece,
+    Raised,
+    Results,
+    Stop,
+    ToWorker,
+    Warned,
+    pack_head,
+)
+from marserve.pool.dispatch.batcher import Flight
+from marserve.pool.dispatch.lengths.asked_lengths import Question
+from marserve.pool.dispatch.queue import Job
+
+# Bodies of one frame that several flights share: more would keep the worker waiting for the last to begin the first.
+SHARED_FRAME_BYTES = 16 * 1024
+# How often a worker may say what it measured before it answers anything: once a batch, and once after loading.
+MAX_METRICS_UNANSWERED = 2
+# Heads that are kept packed: of how many bytes at most, and how many.
+MAX_KEPT_HEAD_BYTES = 4096
+MAX_KEPT_HEADS = 256
+
+
+class Peer(Protocol):
+    """Who hears what the worker says. Called on the event loop; `BadFrame` raised here ends the worker."""
+
+    def on_results(self, ended: Sequence[tuple[Results, list[wire.Body]]]) -> None:
+        """One batch or more have ended, in this order."""
+
+    def on_raised(self, message: Raised) -> None:
+        """A batch has raised as a whole."""
+
+    def on_piece(self, message: Piece, bodies: list[wire.Body]) -> None:
+        """A piece of a running batch's streams."""
+
+    def on_checked(self, message: Checked) -> None:
+        """A check has ended."""
+
+    def on_lengths(self, message: Lengths) -> None:
+        """The handler has said how long some items are."""
+
+    def on_metrics(self, message: Metrics) -> None:
+        """What the handler measured."""
+
+    def on_loaded(self, message: Loaded) -> None:
+        """The model is loaded."""
+
+    def on_not_loaded(self, message: NotLoaded) -> None:
+        """Loading failed; the worker is on its way out."""
+
+    def on_out_of_step(self, message: OutOfStep) -> None:
+        """The ranks of a group did not end a call alike."""
+
+    def on_device_lost(self, message: DeviceLost) -> None:
+        """The worker's device answers it no more; it is on its way out."""
+
+    def on_device_peak(self, message: DevicePeak) -> None:
+        """What the worker has taken of its device since a batch that was larger than any before."""
+
+    def on_warned(self, message: Warned) -> None:
+        """Sentences for describe that the handler noted after its load."""
+
+    def on_broken(self, error: BadFrame) -> None:
+        """The worker said what no honest worker says."""
+
+    def on_closed(self) -> None:
+        """The connection has ended."""
+
+
+class PackedHeads:
+    """Headers as they travel. Requests whose header was the same share their lists of it: those are packed once."""
+
+    def __init__(self) -> None:
+        self._packed: dict[tuple[int, int], tuple[bytes, object, object]] = {}
+
+    @property
+    def kept(self) -> int:
+        """How many are kept."""
+        return len(self._packed)
+
+    def forget(self) -> None:
+        """Keep none."""
+        self._packed.clear()
+
+    def pack(self, headers: list[tuple[bytes, bytes]], server_headers: list[tuple[str, str]]) -> bytes:
+        """These headers packed, as they were when they were first seen here; nobody changes them."""
+        key = (id(headers), id(server_headers))
+        found = self._packed.get(key)
+        if found is not None:
+            return found[0]
+        packed = pack_head(headers, server_headers)
+        if len(packed) <= MAX_KEPT_HEAD_BYTES:
+            if len(self._packed) >= MAX_KEPT_HEADS:
+                self._packed.clear()
+            self._packed[key] = (packed, headers, server_headers)  # held, so that no other list gets their id
+        return packed
+
+
+class WorkerClient(asyncio.Protocol):
+    """One connection to one worker. `max_frame_bytes` bounds the bodies of one message, whatever its header says."""
+
+    def __init__(self, peer: Peer, *, max_frame_bytes: int = wire.MAX_FRAME_BYTES) -> None:
+        self._peer = peer
+        self._decoder = wire.server_decoder(max_frame_bytes=max_frame_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._heads = PackedHeads()
+        self._gathered: list[Flight] = []
+        self._is_receiving = False  # who told us of it will flush
+        self._said: set[type] = set()  # of the messages that come once in a life, those that came
+        self._metrics_unanswered = 0
+        self.last_sent = 0
+        """The number of the last flight that was written."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ready to send."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def load(self, load: Load) -> None:
+        """Tell the worker what to load."""
+        self._send(load)
+
+    def exchange(self, flight: Flight) -> None:
+        """Send the flight's jobs, at the latest when this turn of the event loop is over; the peer hears the end."""
+        gathered = self._gathered
+        gathered.append(flight)
+        if self._is_receiving:
+            return
+        if not flight.is_ahead:
+            self.flush()
+        elif len(gathered) == 1:
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    @property
+    def gathered(self) -> int:
+        """How many flights wait to be written together."""
+        return len(self._gathered)
+
+    def flush(self) -> None:
+        """Write the flights that were gathered."""
+        flights = self._gathered
+        if not flights:
+            return
+        self._gathered = []
+        self.last_sent = flights[-1].number
+        together: list[Batch] = []
+        bodies: list[wire.Body] = []
+        size = 0
+        for flight in flights:
+            items, more = self._items_of(flight.jobs)
+            more_bytes = sum(map(len, more))
+            if together and size + more_bytes > SHARED_FRAME_BYTES:
+                self._send_batches(together, bodies)
+                together, bodies, size = [], [], 0
+            together.append(Batch(flight.number, items))
+            bodies += more
+            size += more_bytes
+        self._send_batches(together, bodies)
+
+    def _send_batches(self, batches: list[Batch], bodies: list[wire.Body]) -> None:
+        self._write(batches[0] if len(batches) == 1 else Batches(batches), bodies)
+
+    def ask_lengths(self, question: Question) -> None:
+        """Have the handler say how long some items are; the peer hears it."""
+        items, bodies = self._items_of(question.jobs)
+        self._send(AskLengths(question.number, items, question.limit_s), bodies)
+
+    def check(self, check: Check, bodies: Sequence[wire.Body]) -> None:
+        """Have the worker check something; the peer hears what it found."""
+        self._send(check, list(bodies))
+
+    def take_frames_of(self, max_frame_bytes: int) -> None:
+        """Take frames of up to so many bytes, if that is more than until now."""
+        self._decoder.max_frame_bytes = max(self._decoder.max_frame_bytes, max_frame_bytes)
+
+    def cancel(self, number: int, index: int) -> None:
+        """Tell a worker that runs many batches at once that an item is no longer wanted."""
+        self._send(Cancel(number, index))
+
+    def stop(self) -> None:
+        """Ask the worker to finish what it was sent and end."""
+        self._send(Stop())
+
+    def pause_reading(self) -> None:
+        """Read nothing more until told to."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close the connection at once; what is to be sent afterwards is dropped."""
+        # An aborted transport of uvloop's does not say that it is closing, and raises when it is written to.
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Give back all bytes that are held: client and peer refer to each other, which keeps both for a while."""
+        self._decoder.forget()
+        self._heads.forget()
+        self._gathered = []
+
+    def _send(self, message: ToWorker, bodies: list[wire.Body] | None = None) -> None:
+        self.flush()
+        self._write(message, bodies)
+
+    def _write(self, message: ToWorker, bodies: list[wire.Body] | None = None) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return  # its end is on its way to the peer
+        buffers = wire.encode(message, bodies or ())
+        try:
+            if len(buffers) == 1:
+                transport.write(buffers[0])
+            else:
+                transport.writelines(buffers)
+        except RuntimeError:
+            # After a write that failed, uvloop's transport is closed and does not say so before it is told.
+            self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on every message that is now whole, results that come together all at once."""
+        peer = self._peer
+        self._is_receiving = True
+        try:
+            ended: list[tuple[Results, list[wire.Body]]] = []
+            for message, bodies in self._decoder.feed(data):
+                kind: Any = type(message)
+                if kind is Results:
+                    ended.append((cast("Results", message), bodies))
+                    self._metrics_unanswered = 0
+                    continue
+                if ended:
+                    peer.on_results(ended)
+                    ended = []
+                if kind is Metrics:
+                    self._metrics_unanswered += 1
+                    if self._metrics_unanswered > MAX_METRICS_UNANSWERED:
+                        raise BadFrame("it sends measurements without end, and answers nothing")
+                    peer.on_metrics(cast("Metrics", message))
+                    continue
+                self._metrics_unanswered = 0
+                if kind is Raised:
+                    peer.on_raised(cast("Raised", message))
+                elif kind is Piece:
+                    peer.on_piece(cast("Piece", message), bodies)
+                elif kind is Lengths:
+                    peer.on_lengths(cast("Lengths", message))
+                elif kind is OutOfStep:
+                    peer.on_out_of_step(cast("OutOfStep", message))
+                elif kind is DevicePeak:
+                    peer.on_device_peak(cast("DevicePeak", message))
+                elif kind is Warned:
+                    peer.on_warned(cast("Warned", message))
+                elif kind is DeviceLost:
+                    peer.on_device_lost(cast("DeviceLost", message))
+                elif kind is Checked:
+                    peer.on_checked(cast("Checked", message))
+                else:
+                    self._hear_once(kind, message)
+            if ended:
+                peer.on_results(ended)
+        except BadFrame as error:
+            peer.on_broken(error)
+        finally:
+            self._is_receiving = False
+            self.flush()
+
+    def _hear_once(self, kind: type, message: object) -> None:
+        """Hand on what a worker says once in its life. Raises BadFrame for a second time, and for anything else."""
+        if kind in self._said or kind not in (Hello, Loaded, NotLoaded):
+            raise BadFrame(f"it sent {kind.__name__}, which it may not, or may not again")
+        self._said.add(kind)
+        if kind is Loaded:
+            self._peer.on_loaded(cast("Loaded", message))
+        elif kind is NotLoaded:
+            self._peer.on_not_loaded(cast("NotLoaded", message))
+
+    def _items_of(self, jobs: Sequence[Job]) -> tuple[list[Item], list[wire.Body]]:
+        """What travels of jobs, and their bodies behind it."""
+        items: list[Item] = []
+        bodies: list[wire.Body] = []
+        for job in jobs:
+            request = job.request
+            parts = []
+            # Who has had a piece of its answer is never sent a second time, but called with again: it is there already.
+            for part in request.parts if not job.has_sent_pieces else ():
+                parts.append((part.name, part.content_type))
+                bodies.append(part.body)
+            head = self._heads.pack(request.headers, request.server_headers)
+            items.append(Item(request.id, parts, head, job.deadline))
+        return items, bodies
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The worker is gone, or on its way."""
+        self._transport = None
+        self._forget()
+        self._peer.on_closed()
