@@ -71,7 +71,7 @@ def test_what_is_new_enough_and_cannot_be_used_says_its_error(installed: dict[st
 
 def test_a_mistake_in_marserve_is_not_blamed_on_a_package(installed: dict[str, str]) -> None:
     """It would close ports in silence; an error of a package, or one of the wrong version, does so."""
-    here = {"__name__": "marserve.api.grpc_schema"}
+    here = {"__name__": "marserve.api.grpc.schema"}
     with pytest.raises(NameError) as mistake:
         exec("undefined", here)
     with pytest.raises(TypeError) as broken:
@@ -103,7 +103,7 @@ class Panic(BaseException):
 
 def break_packages(monkeypatch: pytest.MonkeyPatch, error: BaseException, *names: str) -> None:
     """Have imports of these packages fail from here on, in modules of marserve that use them too."""
-    users = ("marserve.api.grpc_", *names)
+    users = ("marserve.api.grpc", *names)
     for module in [name for name in sys.modules if name.startswith(users)]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(sys, "meta_path", [Broken(error, *names), *sys.meta_path])

@@ -15,7 +15,6 @@ import httpx
 import pytest
 from fastapi import APIRouter
 
-from marserve.api.application import build_app
 from marserve.api.auth import (
     Access,
     CannotKeepTokens,
@@ -27,7 +26,8 @@ from marserve.api.auth import (
     token_router,
 )
 from marserve.api.browsers import BrowserRules, OwnHosts
-from marserve.api.request_head import Head
+from marserve.api.http.request_head import Head
+from marserve.api.rest.application import build_app
 from marserve.errors import InvalidToken
 from support.http_client import Cut
 from support.http_listener import listening

@@ -9,7 +9,7 @@ import pytest
 
 from marserve.api.come_back import come_back_in
 from marserve.api.errors import error_headers
-from marserve.api.grpc_errors import grpc_status
+from marserve.api.grpc.errors import grpc_status
 from marserve.errors import QueueFull
 
 

@@ -24,18 +24,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import marserve
-from marserve.api import request_body
-from marserve.api.application import split_path
 from marserve.api.decoding import Decoding
-from marserve.api.events import read_events
-from marserve.api.grpc_calls import Calls
-from marserve.api.grpc_open_inference import fill_response, write_request
-from marserve.api.grpc_schema import INFERENCE, OPEN_INFERENCE, Schema
-from marserve.api.inference import MAX_SEGMENTS, read_route
+from marserve.api.grpc.calls import Calls
+from marserve.api.grpc.open_inference import fill_response, write_request
+from marserve.api.grpc.schema import INFERENCE, OPEN_INFERENCE, Schema
+from marserve.api.http import request_body
+from marserve.api.http.inference import MAX_SEGMENTS, read_route
+from marserve.api.http.request_body import FORM, is_quick, read_parts
+from marserve.api.http.request_head import HttpLimits, read_head
 from marserve.api.parameters import read_parameters
-from marserve.api.request_body import FORM, is_quick, read_parts
-from marserve.api.request_head import HttpLimits, read_head
-from marserve.api.traffic import read_object
+from marserve.api.rest.application import split_path
+from marserve.api.rest.models.events import read_events
+from marserve.api.rest.models.traffic import read_object
 from marserve.errors import MarserveError
 from marserve.messages import Part, Request
 from marserve.pool.dispatch.lengths.lengths import MAX_JSON_BYTES, SMALL_JSON_BYTES, read_rule
@@ -65,30 +65,30 @@ IN_A_THREAD = "always called in a thread"
 NO_BODY = "reads no body: a file or a state of the server's own, or one short word"
 
 TABLE = {
-    "api/request_body.py:read_parts": FORMS,
-    "api/request_body.py:_unescape": FORMS,
-    "api/request_body.py:_read_multipart": FORMS,
-    "api/exchange.py:_read_parts": FORMS,
-    "api/inference.py:predict": FORMS,
-    "api/management.py:check": FORMS,
-    "api/inference.py:read_route": HEADS,
-    "api/application.py:split_path": HEADS,
-    "api/request_head.py:_hide": HEADS,
-    "api/request_head.py:read_version": HEADS,
-    "api/schemas.py:": HEADS,
-    "api/events.py:_offered": HEADS,
-    "api/grpc_calls.py:parse": GRPC,
-    "api/grpc_open_inference.py:fill_response": GRPC,
-    "api/grpc_open_inference.py:_read_raw": GRPC,
+    "api/http/request_body.py:read_parts": FORMS,
+    "api/http/request_body.py:_unescape": FORMS,
+    "api/http/request_body.py:_read_multipart": FORMS,
+    "api/http/exchange.py:_read_parts": FORMS,
+    "api/http/inference.py:predict": FORMS,
+    "api/rest/models/management.py:check": FORMS,
+    "api/http/inference.py:read_route": HEADS,
+    "api/rest/application.py:split_path": HEADS,
+    "api/http/request_head.py:_hide": HEADS,
+    "api/http/request_head.py:read_version": HEADS,
+    "api/rest/schemas.py:": HEADS,
+    "api/rest/models/events.py:_offered": HEADS,
+    "api/grpc/calls.py:parse": GRPC,
+    "api/grpc/open_inference.py:fill_response": GRPC,
+    "api/grpc/open_inference.py:_read_raw": GRPC,
     "api/parameters.py:__init__": MANAGEMENT,
     "api/parameters.py:read_parameters": MANAGEMENT,
-    "api/traffic.py:_object_of": MANAGEMENT,
-    "api/event_bodies.py:read_body": MANAGEMENT,
-    "api/event_bodies.py:_read_records": MANAGEMENT,
-    "api/event_bodies.py:_read_sns": MANAGEMENT,
-    "api/event_bodies.py:_read_pubsub": MANAGEMENT,
-    "api/event_bodies.py:_read_azure": MANAGEMENT,
-    "api/event_bodies.py:_read_own": MANAGEMENT,
+    "api/rest/models/traffic.py:_object_of": MANAGEMENT,
+    "api/rest/models/event_bodies.py:read_body": MANAGEMENT,
+    "api/rest/models/event_bodies.py:_read_records": MANAGEMENT,
+    "api/rest/models/event_bodies.py:_read_sns": MANAGEMENT,
+    "api/rest/models/event_bodies.py:_read_pubsub": MANAGEMENT,
+    "api/rest/models/event_bodies.py:_read_azure": MANAGEMENT,
+    "api/rest/models/event_bodies.py:_read_own": MANAGEMENT,
     "pool/dispatch/lengths/lengths.py:length_of": "lengths",
     "pool/dispatch/lengths/lengths.py:_length_of_long": "lengths",
     "workflows/engine.py:_join": "short answers; tests/workflows/test_engine.py has long ones joined by a thread",
@@ -100,7 +100,7 @@ TABLE = {
     "workflows/intake.py:_take_in": IN_A_THREAD,
     "registry/changes/registering.py:take_in": IN_A_THREAD,
     "rollout/watches.py:take_in": IN_A_THREAD,
-    "api/grpc_calls.py:peer_of": NO_BODY,
+    "api/grpc/calls.py:peer_of": NO_BODY,
     "memory/learned_memory.py:read": NO_BODY,
     "registry/catalogue/snapshot.py:lies_as": NO_BODY,
     "registry/catalogue/snapshot.py:read_models": NO_BODY,

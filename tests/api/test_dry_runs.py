@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from marserve.api.application import build_app
-from marserve.api.management import management_router
-from marserve.api.rollouts import rollout_router
-from marserve.api.schemas import DryRunStatus
+from marserve.api.rest.application import build_app
+from marserve.api.rest.models.management import management_router
+from marserve.api.rest.models.rollouts import rollout_router
+from marserve.api.rest.schemas import DryRunStatus
 from marserve.errors import DesiredStateDecides
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.rollout.changes import RefusedChanges

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from marserve.api.management import REGISTER_PARAMETERS, read_registration
 from marserve.api.parameters import JsonParameters, QueryParameters
+from marserve.api.rest.models.management import REGISTER_PARAMETERS, read_registration
 from marserve.errors import BadInput
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.settings.values import MemoryWish

@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from marserve.api.application import build_app
-from marserve.api.description import description_router
-from marserve.api.metrics import metrics_router
+from marserve.api.rest.application import build_app
+from marserve.api.rest.description import description_router
+from marserve.api.rest.platforms.metrics import metrics_router
 from marserve.settings import load_settings
 from marserve.telemetry.metrics import Metrics
 from support.fake_pool import Behaviour

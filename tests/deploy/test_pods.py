@@ -14,7 +14,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from marserve.api.grpc_schema import Schema
+from marserve.api.grpc.schema import Schema
 from support.container import Container, Running
 from support.manifests import Document, documents
 from support.object_stores import Bucket, S3Server

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import yaml
 
-from marserve.api.grpc_schema import MANAGEMENT, Schema
+from marserve.api.grpc.schema import MANAGEMENT, Schema
 from marserve.rollout.desired_state import read
 from support.file_server import file_server, whole
 from support.load_beside import LoadBeside

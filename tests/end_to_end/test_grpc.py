@@ -18,7 +18,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from marserve.api.grpc_schema import INFERENCE, MANAGEMENT, Schema
+from marserve.api.grpc.schema import INFERENCE, MANAGEMENT, Schema
 from support.server import Server, make_archive, poll
 
 SCHEMA = Schema()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 
-from marserve.api.grpc_schema import INFERENCE, Schema
+from marserve.api.grpc.schema import INFERENCE, Schema
 from support import hostile_handler
 from support.hostile_handler import KINDS
 from support.server import Server, make_archive

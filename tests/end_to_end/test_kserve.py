@@ -12,7 +12,7 @@ import grpc
 import httpx
 import pytest
 
-from marserve.api.grpc_schema import INFERENCE, OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE, Schema
+from marserve.api.grpc.schema import INFERENCE, OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE, Schema
 from support.platforms import Started, run_to_end, started, write_properties
 from support.server import free_ports, make_archive, poll
 

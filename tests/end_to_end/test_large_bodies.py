@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from marserve.api.large_answers import LEAVE_FREE_SHARE
+from marserve.api.http.large_answers import LEAVE_FREE_SHARE
 from support.server import Server, make_archive, poll
 
 MEASURE = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from marserve.api.grpc_schema import MANAGEMENT, Schema
+from marserve.api.grpc.schema import MANAGEMENT, Schema
 from support.command_line import marserve
 from support.hub_server import hub_server
 from support.object_stores import Bucket, S3Server

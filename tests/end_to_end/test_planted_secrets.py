@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from marserve.api.grpc_schema import MANAGEMENT, Schema
+from marserve.api.grpc.schema import MANAGEMENT, Schema
 from support.file_server import FileServer, file_server, status, whole
 from support.hub_server import HubServer, hub_server
 from support.object_stores import S3Server

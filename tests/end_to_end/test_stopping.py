@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from marserve.api.grpc_schema import INFERENCE, Schema
+from marserve.api.grpc.schema import INFERENCE, Schema
 from marserve.app.server import LAST_WORKERS_S
 from support.open_loop import OpenLoop, Outcome, Shot, evenly, post
 from support.server import Server, make_archive, poll

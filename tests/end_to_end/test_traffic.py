@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from marserve.api.grpc_schema import INFERENCE, Schema
+from marserve.api.grpc.schema import INFERENCE, Schema
 from support.closed_loop import ask_all
 from support.load_beside import LoadBeside
 from support.open_loop import count_by_status, post

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from marserve.api.schemas import EventsTaken, WatchDescription, WatchList
+from marserve.api.rest.schemas import EventsTaken, WatchDescription, WatchList
 from support.fault_proxy import Fault, fault_proxy
 from support.object_stores import Bucket, S3Server
 from support.server import Server, make_archive, poll

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from marserve.api.request_body import read_parts
+from marserve.api.http.request_body import read_parts
 from marserve.messages import Item, pack_head
 from marserve.worker.checks import rows_of
 from support.command_line import marserve

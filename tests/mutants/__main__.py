@@ -43,10 +43,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "store/fetch_guard": (),
     "archive/pickle_check": (),
     "api/auth": (),
-    "api/request_head": (),
+    "api/http/request_head": (),
     "worker/loop": ("checks", "lengths", "rank", "steps"),
     "store/download": (),
-    "api/http_connection": (),
+    "api/http/connection": (),
 }
 CPU_S = 3.0
 SURVIVORS = (SURVIVED, UNREACHED)

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from marserve.api.desired_state import told
 from marserve.api.errors import error_status
+from marserve.api.rest.models.desired_state import told
 from marserve.errors import (
     ApplyFailed,
     ApplyUnderWay,

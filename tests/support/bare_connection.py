@@ -9,12 +9,13 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from marserve.api import exchange, http_connection
-from marserve.api.byte_ledger import ByteLedger
-from marserve.api.connections import ConnectionTable
-from marserve.api.http_connection import HttpConnection, bind_connection
-from marserve.api.inference import InferenceSurface
-from marserve.api.request_head import HttpLimits
+from marserve.api.http import connection as http_connection
+from marserve.api.http import exchange
+from marserve.api.http.byte_ledger import ByteLedger
+from marserve.api.http.connection import HttpConnection, bind_connection
+from marserve.api.http.connections import ConnectionTable
+from marserve.api.http.inference import InferenceSurface
+from marserve.api.http.request_head import HttpLimits
 from support.fake_data_plane import FakeDataPlane
 from support.http_listener import Counts, Lines, echo_app
 

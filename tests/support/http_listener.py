@@ -16,12 +16,12 @@ import uvicorn
 
 from marserve.api.auth import Tokens
 from marserve.api.browsers import BrowserRules
-from marserve.api.byte_ledger import ByteLedger
-from marserve.api.connections import ConnectionTable
-from marserve.api.http_connection import bind_connection
-from marserve.api.inference import InferenceSurface
-from marserve.api.request_head import HttpLimits
-from marserve.api.response_headers import ResponseHeaders
+from marserve.api.http.byte_ledger import ByteLedger
+from marserve.api.http.connection import bind_connection
+from marserve.api.http.connections import ConnectionTable
+from marserve.api.http.inference import InferenceSurface
+from marserve.api.http.request_head import HttpLimits
+from marserve.api.http.response_headers import ResponseHeaders
 from support.fake_data_plane import FakeDataPlane
 from support.http_client import RawClient, connect
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import httpx
 
-from marserve.api.application import build_app
-from marserve.api.description import description_router
-from marserve.api.health import health_router
-from marserve.api.management import management_router
+from marserve.api.rest.application import build_app
+from marserve.api.rest.description import description_router
+from marserve.api.rest.models.management import management_router
+from marserve.api.rest.platforms.health import health_router
 from marserve.archive.reader import Limits
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.registration import RegistryOptions

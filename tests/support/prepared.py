@@ -51,9 +51,9 @@ COMMANDS = Kind(
     "marserve.cli",
     (
         "marserve.app",
-        "marserve.api.grpc_library",
+        "marserve.api.grpc.library",
         "marserve.app.grpc_ports",
-        "marserve.api.grpc_listener",
+        "marserve.api.grpc.listener",
         "marserve.cli.background",
         "marserve.cli.commands",
         "marserve.cli.foreground",

@@ -1,1 +1,16 @@
-"""What clients speak to: one file a surface, which translates its encoding and no more."""
+"""What clients speak to. Each surface turns its encoding into the same calls, and holds no rule of its own.
+
+http/        connections: bytes to a request, an answer to bytes, limits
+rest/        the APIs over HTTP beside inference
+grpc/        the same calls over gRPC
+errors       which status an error has over HTTP
+auth         the keys, and which a request needs
+browsers     which requests of browsers are refused
+preflights   what a browser asks before it sends
+tls          certificates of listeners
+expiry       when certificates end
+request_ids  ids of requests
+parameters   reads the parameters of management calls
+decoding     threads for bodies that take long to decode
+come_back    when a refused client is told to come back
+"""

@@ -28,12 +28,12 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from marserve.api.application import PrettyJson, error_response, peer_of
 from marserve.api.browsers import BrowserRules
 from marserve.api.errors import ForeignHost, ForeignOrigin
-from marserve.api.late_routes import new_router
+from marserve.api.http.request_head import Head
 from marserve.api.preflights import is_preflight
-from marserve.api.request_head import Head
+from marserve.api.rest.application import PrettyJson, error_response, peer_of
+from marserve.api.rest.late_routes import new_router
 from marserve.errors import InvalidToken, Unavailable
 from marserve.telemetry.log_limit import caused_by
 

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from marserve.api.application import error_response
 from marserve.api.errors import ForeignHost, ForeignOrigin
+from marserve.api.rest.application import error_response
 
 SAFE_METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS", b"GET", b"HEAD", b"OPTIONS"))
 # Probes name a pod by its address, KServe's those of the Open Inference Protocol too.

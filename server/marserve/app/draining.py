@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from marserve.api.connections import ConnectionTable
+from marserve.api.http.connections import ConnectionTable
 from marserve.app.listeners import Listener
 from marserve.app.parts import Parts
 from marserve.app.tasks import wait_for_all
@@ -22,7 +22,7 @@ from marserve.registry.models import Registry
 from marserve.workflows.workflows import Workflows
 
 if TYPE_CHECKING:
-    from marserve.api.grpc_listener import GrpcListener
+    from marserve.api.grpc.listener import GrpcListener
 
 log = logging.getLogger("marserve.app")
 

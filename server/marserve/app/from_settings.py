@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marserve.api.byte_ledger import UNBOUNDED
-from marserve.api.request_head import HttpLimits
-from marserve.api.sagemaker import Endpoint
+from marserve.api.http.byte_ledger import UNBOUNDED
+from marserve.api.http.request_head import HttpLimits
+from marserve.api.rest.platforms.sagemaker import Endpoint
 from marserve.archive.reader import Limits
 from marserve.machine.describe import Machine
 from marserve.pool.launchers.remote.cluster import ClusterOptions
@@ -18,7 +18,7 @@ from marserve.registry.intake.registration import RegistryOptions
 from marserve.settings import KEYS, Settings
 
 if TYPE_CHECKING:
-    from marserve.api.grpc_listener import GrpcLimits
+    from marserve.api.grpc.listener import GrpcLimits
 
 # The key that commands send; a server that was started beside them has no use for it, its workers still less.
 TOKEN_VARIABLE = "MARSERVE_TOKEN"
@@ -95,7 +95,7 @@ def most_bytes_in_flight(settings: Settings, machine: Machine) -> int:
 
 def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None) -> GrpcLimits:
     """The limits of a gRPC client, from the settings."""
-    from marserve.api.grpc_listener import GrpcLimits
+    from marserve.api.grpc.listener import GrpcLimits
 
     return GrpcLimits(
         message_bytes=settings.max_request_size,

@@ -16,7 +16,7 @@ from marserve.optional import is_the_packages, trouble
 from marserve.settings import Settings
 
 if TYPE_CHECKING:
-    from marserve.api.grpc_listener import GrpcListener
+    from marserve.api.grpc.listener import GrpcListener
 
 log = logging.getLogger("marserve.app")
 
@@ -24,7 +24,7 @@ log = logging.getLogger("marserve.app")
 def import_grpc() -> None:
     """Import grpcio as this server needs it, before a plug-in may import it otherwise. `bind_grpc` says what fails."""
     with contextlib.suppress(Exception):
-        from marserve.api import grpc_library  # noqa: F401 - imported for what it does
+        from marserve.api.grpc import library  # noqa: F401 - imported for what it does
 
 
 def bind_grpc(parts: Parts) -> list[GrpcListener]:
@@ -32,7 +32,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
     settings = parts.settings
     import_grpc()
     try:
-        from marserve.api.grpc_listener import GrpcAddress, GrpcPorts
+        from marserve.api.grpc.listener import GrpcAddress, GrpcPorts
     except Exception as error:  # packages that do not fit one another raise errors of their own
         if not is_the_packages("grpc", error):
             raise
@@ -93,7 +93,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
 def taken_grpc_ports(settings: Settings) -> Iterator[CannotStart]:
     """What binding the gRPC ports would raise now, of each; nothing without the libraries that they need."""
     try:
-        from marserve.api.grpc_listener import GrpcAddress, check_free
+        from marserve.api.grpc.listener import GrpcAddress, check_free
     except Exception as error:
         if not is_the_packages("grpc", error):
             raise

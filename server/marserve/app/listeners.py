@@ -24,12 +24,12 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from marserve.api.application import build_app
-from marserve.api.http_connection import HttpConnection, bind_connection
-from marserve.api.inference import InferenceSurface
-from marserve.api.only_here import is_here as is_loopback
+from marserve.api.http.connection import HttpConnection, bind_connection
+from marserve.api.http.inference import InferenceSurface
+from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.preflights import Preflights
-from marserve.api.response_headers import ResponseHeaders
+from marserve.api.rest.application import build_app
+from marserve.api.rest.only_here import is_here as is_loopback
 from marserve.app.cannot_start import CannotStart, cannot_bind
 from marserve.app.from_settings import cors_headers, http_limits
 from marserve.app.parts import Parts

@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from marserve.api.byte_ledger import FAMILIES as LEDGER_FAMILIES
-from marserve.api.byte_ledger import ByteLedger
-from marserve.api.connections import ConnectionTable
 from marserve.api.decoding import Decoding
-from marserve.api.large_answers import LargeAnswers
+from marserve.api.http.byte_ledger import FAMILIES as LEDGER_FAMILIES
+from marserve.api.http.byte_ledger import ByteLedger
+from marserve.api.http.connections import ConnectionTable
+from marserve.api.http.large_answers import LargeAnswers
 from marserve.app.access import AccessControl
 from marserve.app.cannot_start import CannotStart
 from marserve.app.devices import build_device_rooms, usable_devices, watch_devices

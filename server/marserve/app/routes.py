@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from fastapi import APIRouter
 
 from marserve.api.auth import Access, token_router
-from marserve.api.description import description_router
-from marserve.api.desired_state import desired_state_router
-from marserve.api.downloads import downloads_router
-from marserve.api.events import EventSecrets, events_router, watches_router
-from marserve.api.health import health_router
-from marserve.api.kserve import kserve_router
-from marserve.api.management import management_router
-from marserve.api.metrics import metrics_router
-from marserve.api.open_inference import open_inference_router
-from marserve.api.plugin_endpoints import check_patterns, endpoint_router
-from marserve.api.rollouts import rollout_router
-from marserve.api.sagemaker import sagemaker_router
-from marserve.api.workflows import workflow_router
+from marserve.api.rest.description import description_router
+from marserve.api.rest.models.desired_state import desired_state_router
+from marserve.api.rest.models.downloads import downloads_router
+from marserve.api.rest.models.events import EventSecrets, events_router, watches_router
+from marserve.api.rest.models.management import management_router
+from marserve.api.rest.models.rollouts import rollout_router
+from marserve.api.rest.models.workflows import workflow_router
+from marserve.api.rest.platforms.health import health_router
+from marserve.api.rest.platforms.kserve import kserve_router
+from marserve.api.rest.platforms.metrics import metrics_router
+from marserve.api.rest.platforms.open_inference import open_inference_router
+from marserve.api.rest.platforms.plugin_endpoints import check_patterns, endpoint_router
+from marserve.api.rest.platforms.sagemaker import sagemaker_router
 from marserve.app.cannot_start import CannotStart
 from marserve.app.from_settings import sagemaker_endpoint
 from marserve.app.parts import Parts

@@ -1,0 +1,14 @@
+"""The same calls over gRPC. Imported only where its libraries are installed.
+
+listener        the two ports, their limits and services; the only file that makes a grpcio server
+calls           what every call passes: key, wishes, status, log line
+answers         the receiver of one call's answer
+errors          which status an error has
+schema          messages and services as tables, and the classes made of them
+inference       TorchServe's inference service
+management      TorchServe's management service
+open_inference  the Open Inference Protocol
+health          the health service
+reflection      the reflection service
+library         imports grpcio without its fork handlers
+"""

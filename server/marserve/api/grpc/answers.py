@@ -1,0 +1,117 @@
+"""The data plane's receiver for a gRPC call: an answer, or the pieces of a stream, taken one by one.
+
+It knows no messages and no grpcio. A client that takes its pieces slowly slows its worker (`Job.hold`); one that takes
+nothing, while the worker cannot be held, loses its stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from marserve.api.grpc.errors import SlowReader
+from marserve.api.http.inference import Job
+from marserve.errors import MarserveError
+from marserve.messages import Answer
+from marserve.registry.catalogue.traffic import VERSION_HEADER
+
+# A stream's worker is held when so much waits for the client, and goes on when it is less.
+HOLD_ABOVE_BYTES: Final = 64 * 1024
+MOST_WAITING_BYTES: Final = 8 * 1024 * 1024
+
+
+class Pieces:
+    """The pieces of one answer, in order. `next` is called by one task at a time.
+
+    `version_header` says which version answers, from the first piece on, where the answer says so.
+    """
+
+    __slots__ = ("_came", "_error", "_is_held", "_is_over", "_job", "_waiting", "_waiting_bytes", "version_header")
+
+    def __init__(self) -> None:
+        self._waiting: deque[bytes | bytearray] = deque()
+        self._waiting_bytes = 0
+        self._came: asyncio.Future[None] | None = None
+        self._error: MarserveError | None = None
+        self._job: Job | None = None
+        self._is_over = False
+        self._is_held = False
+        self.version_header: tuple[str, str] | None = None
+
+    @classmethod
+    def of(cls, submit: Callable[[Pieces], Job]) -> Pieces:
+        """The pieces of the request that `submit` hands to the data plane. Raises what it raises."""
+        pieces = cls()
+        job = submit(pieces)
+        if not pieces._is_over:
+            pieces._job = job
+        return pieces
+
+    async def next(self) -> bytes | None:
+        """The next piece, None behind the last one. Raises what became of the request."""
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if self._is_over:
+                return None
+            self._came = asyncio.get_running_loop().create_future()
+            try:
+                await self._came
+            finally:
+                self._came = None
+        piece = self._waiting.popleft()
+        self._waiting_bytes -= len(piece)
+        if self._is_held and self._waiting_bytes <= HOLD_ABOVE_BYTES and self._job is not None:
+            self._is_held = False
+            self._job.resume()
+        return bytes(piece)
+
+    def cancel(self) -> None:
+        """Nobody wants the rest."""
+        self._is_over = True
+        job, self._job = self._job, None
+        if job is not None:
+            job.cancel()
+
+    def on_answer(self, answer: Answer) -> None:
+        """The whole answer."""
+        self._take(answer)
+        self._end()
+
+    def on_piece(self, piece: Answer, last: bool) -> None:
+        """One piece."""
+        self._take(piece)
+        if last:
+            self._end()
+        elif self._waiting_bytes > MOST_WAITING_BYTES:
+            self.cancel()
+            self._waiting.clear()
+            self._waiting_bytes = 0
+            self._error = SlowReader(MOST_WAITING_BYTES)
+        elif self._waiting_bytes > HOLD_ABOVE_BYTES and not self._is_held and self._job is not None:
+            self._is_held = True
+            self._job.hold()
+
+    def on_error(self, error: MarserveError) -> None:
+        """No answer, or no rest of it."""
+        self._error = error
+        self._end()
+
+    def _take(self, piece: Answer) -> None:
+        body = piece.body
+        if piece.headers and piece.headers[-1][0] == VERSION_HEADER:
+            self.version_header = piece.headers[-1]
+        self._waiting.append(body)
+        self._waiting_bytes += len(body)
+        self._wake()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._job = None
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._came is not None and not self._came.done():
+            self._came.set_result(None)

@@ -1,0 +1,71 @@
+"""The health service that gRPC's load balancers and probes ask (`grpc.health.v1`). Needs no key, as HTTP's probes.
+
+The whole server (an empty name) and every service of a listener are as well as `/readyz` says: SERVING while requests
+should be sent here. `Watch` tells a change when it sees one; it looks often enough for a probe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any, Final, Protocol
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from marserve.api.grpc.calls import parse_or_abort
+from marserve.registry.catalogue.readiness import Readiness
+
+SERVICE: Final[str] = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+LOOK_S: Final = 0.2
+
+_Request = health_pb2.HealthCheckRequest
+_Response = health_pb2.HealthCheckResponse
+
+
+class ReadinessSource(Protocol):
+    """Says whether requests should be sent here."""
+
+    def readiness(self) -> Readiness:
+        """As `/readyz` says."""
+
+
+class GrpcHealth:
+    """`Check` and `Watch` for these services."""
+
+    def __init__(self, source: ReadinessSource, services: Collection[str]) -> None:
+        self._source = source
+        self._services = frozenset(("", *services))
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """grpcio's handler of the service. It takes bytes: a message that cannot be read is the client's fault."""
+        methods = {
+            "Check": grpc.unary_unary_rpc_method_handler(self.check),
+            "Watch": grpc.unary_stream_rpc_method_handler(self.watch),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def check(self, data: bytes, context: Any) -> bytes:
+        """How a service is now."""
+        request = await parse_or_abort(_Request, data, context)
+        status = self._status(request.service)
+        if status == _Response.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"Service not found: {request.service[:200]}")
+        answer: bytes = _Response(status=status).SerializeToString()
+        return answer
+
+    async def watch(self, data: bytes, context: Any) -> None:
+        """How a service is now, and again after every change, until the client leaves or the server ends."""
+        request = await parse_or_abort(_Request, data, context)
+        told = None
+        while True:
+            status = self._status(request.service)
+            if status != told:
+                await context.write(_Response(status=status).SerializeToString())
+                told = status
+            await asyncio.sleep(LOOK_S)
+
+    def _status(self, service: str) -> int:
+        if service not in self._services:
+            return int(_Response.SERVICE_UNKNOWN)
+        return int(_Response.SERVING if self._source.readiness().is_ready else _Response.NOT_SERVING)

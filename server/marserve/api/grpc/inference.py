@@ -1,0 +1,205 @@
+"""TorchServe's inference service over gRPC: from its messages to the data plane, and back (contract §5.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Final, Protocol
+
+from google.rpc import error_details_pb2
+
+from marserve.api.grpc.answers import Pieces
+from marserve.api.grpc.calls import Answers, Call, Calls
+from marserve.api.grpc.errors import error_reason, grpc_status
+from marserve.api.grpc.schema import INFERENCE, Schema
+from marserve.api.http.inference import DataPlane
+from marserve.api.http.request_body import MAX_PARTS
+from marserve.errors import BadInput, MarserveError
+from marserve.messages import Part, Request
+from marserve.registry.intake.call_modes import SequenceHeaderNames
+
+SERVICE: Final = f"{INFERENCE}.InferenceAPIsService"
+# Requests of one dialogue that may be under way; the client's next one is read when there is room again.
+MOST_AT_ONCE: Final = 64
+
+
+class HealthSource(Protocol):
+    """Says how the server is, by TorchServe's rule."""
+
+    def is_healthy(self) -> bool:
+        """Whether every model has kept its workers."""
+
+
+class GrpcInference:
+    """The four methods of the service."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        calls: Calls,
+        data_plane: DataPlane,
+        health: HealthSource,
+        sequence: SequenceHeaderNames,
+    ) -> None:
+        self._calls = calls
+        self._data_plane = data_plane
+        self._health = health
+        self._sequence = sequence
+        self._response = schema.message(f"{INFERENCE}.PredictionResponse")
+        self._health_response = schema.message(f"{INFERENCE}.TorchServeHealthResponse")
+
+    def answers(self) -> Answers:
+        """The coroutine of each method."""
+        return {
+            "Ping": self._ping,
+            "Predictions": self._predict,
+            "StreamPredictions": self._predict_in_pieces,
+            "StreamPredictions2": self._converse,
+        }
+
+    async def _ping(self, _: Any, call: Call) -> Any:
+        status = "Healthy" if self._health.is_healthy() else "Unhealthy"
+        return self._health_response(health=json.dumps({"status": status}, indent=2))
+
+    async def _predict(self, message: Any, call: Call) -> Any:
+        """One answer; of a handler that streams, its first piece, and the rest is not made."""
+        pieces = self._submit(message, call, call.id, [])
+        try:
+            return self._response(prediction=await pieces.next())
+        finally:
+            call.version_header = pieces.version_header
+            pieces.cancel()
+
+    async def _predict_in_pieces(self, message: Any, call: Call) -> None:
+        pieces = self._submit(message, call, call.id, [])
+        try:
+            while (piece := await pieces.next()) is not None:
+                await call.write(self._response(prediction=piece))
+        finally:
+            call.version_header = pieces.version_header
+            pieces.cancel()
+
+    async def _converse(self, messages: AsyncIterator[Any], call: Call) -> None:
+        """Requests as they come, answers in their order; what is refused is told in place of its answer."""
+        begun: asyncio.Queue[Pieces | MarserveError | None] = asyncio.Queue(MOST_AT_ONCE)
+        unfinished: set[Pieces] = set()
+        under_way = 0
+
+        async def submit_all() -> None:
+            nonlocal under_way
+            number = 0
+            async for message in messages:
+                number += 1
+                under_way += 1
+                self._calls.begin_work()
+                try:
+                    headers, parts = self._read_sequence(message)
+                    pieces = self._submit(message, call, f"{call.id}-{number}", headers, parts)
+                except MarserveError as error:
+                    await begun.put(error)
+                else:
+                    unfinished.add(pieces)
+                    await begun.put(pieces)
+            await begun.put(None)
+
+        async def answer_all() -> None:
+            nonlocal under_way
+            while (one := await begun.get()) is not None:
+                try:
+                    if isinstance(one, MarserveError):
+                        raise one
+                    while (piece := await one.next()) is not None:
+                        await call.write(self._response(prediction=piece))
+                except MarserveError as error:
+                    await call.write(self._refusal(error, call))
+                finally:
+                    under_way -= 1
+                    self._calls.end_work()
+                    if isinstance(one, Pieces):
+                        one.cancel()
+                        unfinished.discard(one)
+
+        submitting = asyncio.create_task(submit_all())
+        answering = asyncio.create_task(answer_all())
+        try:
+            await asyncio.wait((submitting, answering), return_when=asyncio.FIRST_EXCEPTION)
+            for task in (submitting, answering):
+                if task.done():
+                    task.result()
+        finally:
+            submitting.cancel()
+            answering.cancel()
+            await asyncio.wait((submitting, answering))
+            for _ in range(under_way):
+                self._calls.end_work()
+            for pieces in unfinished:
+                pieces.cancel()
+
+    def _submit(
+        self,
+        message: Any,
+        call: Call,
+        request_id: str,
+        headers: list[tuple[bytes, bytes]],
+        parts: list[Part] | None = None,
+    ) -> Pieces:
+        """Hand a request to the data plane. An input is a part; metadata do not reach handlers (contract §5.1)."""
+        model, version = message.model_name, message.model_version or None
+        if not model:
+            raise BadInput("Parameter model_name is required.")
+        if parts is None:
+            _check_inputs(message)
+            parts = [Part(name, value) for name, value in message.input.items()]
+        request = Request(
+            request_id,
+            parts,
+            headers,
+            deadline=call.deadline,
+            names_version=version is not None,
+            priority=call.priority,
+            asked_version=call.asked_version,
+            metadata=call.metadata,
+        )
+        return Pieces.of(lambda pieces: self._data_plane.submit(model, version, request, pieces))
+
+    def _read_sequence(self, message: Any) -> tuple[list[tuple[bytes, bytes]], list[Part]]:
+        """The headers that tell a handler of the sequence, and the inputs that are not about it.
+
+        Every request ends its sequence unless it says otherwise, as over TorchServe's wire; an input entry of a
+        header's name says so.
+        """
+        _check_inputs(message)
+        names = self._sequence
+        parts = []
+        wishes = {names.end: b"true"}
+        for name, value in message.input.items():
+            if name in (names.start, names.end):
+                wishes[name] = value.strip().lower()
+            else:
+                parts.append(Part(name, value))
+        headers = [(name.encode(), b"true") for name, value in wishes.items() if value == b"true"]
+        if message.sequence_id:
+            headers.append((names.id.encode(), message.sequence_id.encode()))
+        elif wishes.get(names.start) != b"true":
+            raise BadInput(
+                f"sequence_id is not given; a request of a sequence has one, or begins one with {names.start}=true "
+                "among its inputs."
+            )
+        return headers, parts
+
+    def _refusal(self, error: MarserveError, call: Call) -> Any:
+        code, description, trailers = grpc_status(error, overload_status=call.overload_status)
+        response = self._response()
+        response.status.code, response.status.message = code.value[0], description
+        detail = error_details_pb2.ErrorInfo(reason=error_reason(error), domain="marserve", metadata=dict(trailers))
+        packed = response.status.details.add()
+        packed.type_url = f"type.googleapis.com/{detail.DESCRIPTOR.full_name}"
+        packed.value = detail.SerializeToString()
+        return response
+
+
+def _check_inputs(message: Any) -> None:
+    """As over HTTP a form may have so many fields. Raises BadInput."""
+    if len(message.input) > MAX_PARTS:
+        raise BadInput(f"The request has {len(message.input)} inputs; it may have {MAX_PARTS}.")

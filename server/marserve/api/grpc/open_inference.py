@@ -1,0 +1,260 @@
+"""The Open Inference Protocol over gRPC: from tensors to a JSON request of the data plane, and back (contract §5.3).
+
+A handler gets one part `body` of `application/json`, as it would over HTTP, and answers JSON; the envelope `kservev2`
+makes both. Tensors come in typed contents or raw; those of the answer go out raw where the request's came so, or where
+a data type (FP16) has no typed form.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from marserve import __version__
+from marserve.api.decoding import Decoding
+from marserve.api.grpc.answers import Pieces
+from marserve.api.grpc.calls import Answers, Call
+from marserve.api.grpc.errors import ReportedInternal
+from marserve.api.grpc.schema import OPEN_INFERENCE_OF_TORCHSERVE, Schema
+from marserve.errors import BadInput, HandlerFailed, ModelNotFound, VersionNotFound, without_stop
+from marserve.messages import Part, Request
+from marserve.registry.models import Registry
+
+JSON_TYPE: Final = "application/json"
+
+
+class DataType(NamedTuple):
+    """How a data type travels: its field of typed contents (empty: none), and `struct`'s word for raw ones."""
+
+    field: str
+    code: str
+
+
+DATA_TYPES: Final = {
+    "BOOL": DataType("bool_contents", "?"),
+    "INT8": DataType("int_contents", "b"),
+    "INT16": DataType("int_contents", "h"),
+    "INT32": DataType("int_contents", "i"),
+    "INT64": DataType("int64_contents", "q"),
+    "UINT8": DataType("uint_contents", "B"),
+    "UINT16": DataType("uint_contents", "H"),
+    "UINT32": DataType("uint_contents", "I"),
+    "UINT64": DataType("uint64_contents", "Q"),
+    "FP16": DataType("", "e"),
+    "FP32": DataType("fp32_contents", "f"),
+    "FP64": DataType("fp64_contents", "d"),
+    "BYTES": DataType("bytes_contents", ""),
+}
+
+
+class GrpcOpenInference:
+    """The six methods of the service, under the name that `package` gives it."""
+
+    def __init__(self, schema: Schema, registry: Registry, package: str, decoding: Decoding | None = None) -> None:
+        self._decoding = decoding or Decoding()
+        self.name = f"{package}.GRPCInferenceService"
+        self._registry = registry
+        self._is_torchserves = package == OPEN_INFERENCE_OF_TORCHSERVE
+        self._responses = {
+            name: schema.message(described.output_type.full_name)
+            for name, described in schema.methods(self.name).items()
+        }
+
+    def answers(self) -> Answers:
+        """The coroutine of each method."""
+        return {
+            "ServerLive": self._live,
+            "ServerReady": self._ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": self._infer,
+        }
+
+    async def _live(self, _: Any, call: Call) -> Any:
+        return self._responses["ServerLive"](live=True)
+
+    async def _ready(self, _: Any, call: Call) -> Any:
+        return self._responses["ServerReady"](ready=True)
+
+    async def _server_metadata(self, _: Any, call: Call) -> Any:
+        return self._responses["ServerMetadata"](
+            name="marserve", version=__version__, extensions=["kserve", "kubeflow"]
+        )
+
+    async def _model_ready(self, message: Any, call: Call) -> Any:
+        if not message.name:
+            raise BadInput("Parameter name is required.")
+        is_ready = self._registry.is_model_ready(message.name, message.version or None)
+        return self._responses["ModelReady"](ready=is_ready)
+
+    async def _model_metadata(self, message: Any, call: Call) -> Any:
+        if not message.name:
+            raise BadInput("Parameter name is required.")
+        self._registry.check_exists(message.name, message.version or None)
+        versions = [described["modelVersion"] for described in self._registry.describe_all(message.name)]
+        return self._responses["ModelMetadata"](name=message.name, versions=versions)
+
+    async def _infer(self, message: Any, call: Call) -> Any:
+        model, version = message.model_name, message.model_version or None
+        if not model:
+            raise BadInput("Parameter model_name is required.")
+        document = await self._decoding.run(call.message_bytes, write_request, message)
+        request = Request(
+            call.id,
+            [Part("body", document, JSON_TYPE)],
+            deadline=call.deadline,
+            names_version=version is not None,
+            priority=call.priority,
+            asked_version=call.asked_version,
+            metadata=call.metadata,
+        )
+        try:
+            pieces = Pieces.of(lambda pieces: self._registry.submit(model, version, request, pieces))
+        except (ModelNotFound, VersionNotFound) as error:
+            raise ReportedInternal(error) if self._is_torchserves else error from None
+        try:
+            body = await pieces.next()
+        finally:
+            call.version_header = pieces.version_header
+            pieces.cancel()
+        response = self._responses["ModelInfer"]()
+        await self._decoding.run(len(body or b""), fill_response, response, message, body or b"")
+        return response
+
+
+def write_request(message: Any) -> bytes:
+    """A `ModelInferRequest` as the protocol's JSON. Raises BadInput for tensors that cannot be read."""
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise BadInput(f"There are {len(message.inputs)} inputs and {len(raw)} raw_input_contents; give one for each.")
+    is_finite = True
+    inputs = []
+    for number, tensor in enumerate(message.inputs):
+        kind = _type_of(tensor)
+        data = _read_raw(tensor, kind, raw[number]) if raw else _read_contents(tensor, kind)
+        # JSON has no word for what is not finite; Python's reader knows three.
+        is_finite = is_finite and (tensor.datatype not in ("FP16", "FP32", "FP64") or math.isfinite(sum(data)))
+        described = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "data": data}
+        inputs.append(_with_parameters(described, tensor.parameters))
+    document = _with_parameters(
+        {"id": message.id, "model_name": message.model_name, "inputs": inputs}, message.parameters
+    )
+    if message.outputs:
+        document["outputs"] = [_with_parameters({"name": one.name}, one.parameters) for one in message.outputs]
+    return msgspec.json.encode(document) if is_finite else json.dumps(document).encode()
+
+
+def fill_response(response: Any, message: Any, body: bytes) -> None:
+    """Write a handler's JSON answer into a `ModelInferResponse`. Raises HandlerFailed for what is none.
+
+    What the answer leaves out of `id` and `model_name` is the request's.
+    """
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        try:
+            document = json.loads(body)  # for NaN and Infinity
+        except (ValueError, RecursionError):
+            raise _bad_answer("it is no JSON") from None
+    if not isinstance(document, dict) or not isinstance(document.get("outputs"), list):
+        raise _bad_answer("it is no object with a list `outputs`")
+    response.id = str(document.get("id") or message.id)
+    response.model_name = str(document.get("model_name") or message.model_name)
+    response.model_version = str(document.get("model_version") or message.model_version)
+    read = [_read_output(output) for output in document["outputs"]]
+    is_raw = bool(message.raw_input_contents) or any(not kind.field for _, kind, _ in read)
+    for output, kind, data in read:
+        try:
+            tensor = response.outputs.add(name=output["name"], datatype=output["datatype"], shape=output["shape"])
+            if is_raw:
+                response.raw_output_contents.append(_write_raw(kind, data))
+            else:
+                getattr(tensor.contents, kind.field).extend(data)
+        except (KeyError, TypeError, ValueError, struct.error, OverflowError) as error:
+            raise _bad_answer(f"output {output.get('name')!r} cannot be written ({error})") from None
+
+
+def _type_of(tensor: Any) -> DataType:
+    kind = DATA_TYPES.get(tensor.datatype)
+    if kind is None:
+        raise BadInput(
+            f"Input {tensor.name!r} has datatype {tensor.datatype!r}; it must be one of {', '.join(DATA_TYPES)}."
+        )
+    return kind
+
+
+def _read_contents(tensor: Any, kind: DataType) -> list[Any]:
+    if not kind.field:
+        raise BadInput(f"Input {tensor.name!r} is {tensor.datatype}, which travels in raw_input_contents only.")
+    values = getattr(tensor.contents, kind.field)
+    return [_in_json(value) for value in values] if tensor.datatype == "BYTES" else list(values)
+
+
+def _read_raw(tensor: Any, kind: DataType, raw: bytes) -> list[Any]:
+    if not kind.code:
+        return [_in_json(element) for element in _elements(tensor.name, raw)]
+    count, rest = divmod(len(raw), struct.calcsize(f"<{kind.code}"))
+    if rest:
+        raise BadInput(f"The raw contents of input {tensor.name!r} are no whole number of {tensor.datatype} values.")
+    return list(struct.unpack(f"<{count}{kind.code}", raw))
+
+
+def _elements(name: str, raw: bytes) -> Iterator[bytes]:
+    """The elements of raw BYTES: each has its length before it, in four bytes."""
+    position = 0
+    while position < len(raw):
+        end = position + 4 + int.from_bytes(raw[position : position + 4], "little")
+        if end > len(raw) or position + 4 > len(raw):
+            raise BadInput(f"The raw contents of input {name!r} end in the middle of an element.")
+        yield raw[position + 4 : end]
+        position = end
+
+
+def _in_json(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _with_parameters(document: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    if parameters:
+        values = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
+        document["parameters"] = {name: getattr(value, chosen) for name, (value, chosen) in values.items() if chosen}
+    return document
+
+
+def _read_output(output: Any) -> tuple[dict[str, Any], DataType, list[Any]]:
+    if not isinstance(output, dict) or not isinstance(output.get("data"), list):
+        raise _bad_answer("an output is no object with a list `data`")
+    kind = DATA_TYPES.get(str(output.get("datatype")))
+    if kind is None:
+        raise _bad_answer(f"output {output.get('name')!r} has datatype {output.get('datatype')!r}")
+    data = list(_flat(output["data"]))
+    if kind is DATA_TYPES["BYTES"]:
+        data = [value.encode() if isinstance(value, str) else msgspec.json.encode(value) for value in data]
+    return output, kind, data
+
+
+def _flat(data: list[Any]) -> Iterator[Any]:
+    for value in data:
+        if isinstance(value, list):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _write_raw(kind: DataType, data: list[Any]) -> bytes:
+    if kind.code:
+        return struct.pack(f"<{len(data)}{kind.code}", *data)
+    return b"".join(len(element).to_bytes(4, "little") + element for element in data)
+
+
+def _bad_answer(why: str) -> HandlerFailed:
+    return HandlerFailed(
+        f"The model's answer is no answer of the Open Inference Protocol: {without_stop(why)}.", code=500
+    )

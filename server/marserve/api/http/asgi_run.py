@@ -1,0 +1,76 @@
+"""The ASGI application around one request: what every answer of a listener has, whoever made it.
+
+Adds the common headers, counts the answer and logs its request. Knows uvicorn's cycle only to ask whether its client
+has gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from marserve.api.errors import error_answer
+from marserve.api.http.byte_ledger import Hold
+from marserve.api.http.listener import Listener
+from marserve.api.http.request_head import Head
+from marserve.errors import MarserveError
+from marserve.telemetry.log_limit import caused_by
+
+log = logging.getLogger("marserve.api")
+
+
+class AsgiRun:
+    """One request on its way through the application. `id` is the request id, also in the scope's state.
+
+    The state's `sent_headers` are those that a handler may see, names in the case they came in: ASGI knows lower case
+    alone.
+    """
+
+    __slots__ = ("_app", "_began", "_cycle", "_has_started", "_listener", "_peer", "_send_on", "head", "hold", "id")
+
+    _send_on: ASGISendCallable
+
+    def __init__(
+        self, listener: Listener, cycle: RequestResponseCycle, app: ASGI3Application, peer: str, head: Head
+    ) -> None:
+        self.id = listener.next_id()
+        # The room of its body: given back when nothing refers to the run any more, so when the application has ended.
+        self.hold: Hold | None = None
+        self._listener = listener
+        self._cycle = cycle
+        self._app = app
+        self._peer = peer
+        self.head = head
+        self._began = monotonic()
+        self._has_started = False
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Run the application; what it lets escape before it has answered becomes an error object."""
+        self._send_on = send
+        scope["state"]["request_id"] = self.id
+        scope["state"]["sent_headers"] = self.head.headers
+        try:
+            await self._app(scope, receive, self._send)
+        except Exception as error:
+            if self._has_started:
+                raise
+            if not isinstance(error, MarserveError):
+                log.exception("Request %s failed: %s", self.id, self.head.line, extra=caused_by(self._peer))
+            status, body, headers = error_answer(error, overload_status=self._listener.overload_status)
+            lines = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+            lines.append((b"content-length", b"%d" % len(body)))
+            await self._send({"type": "http.response.start", "status": status, "headers": lines, "trailers": False})
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _send(self, message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start" and not self._has_started:
+            self._has_started = True
+            if not self._cycle.disconnected:
+                self._listener.record(self._peer, self.head.line, message["status"], self._began, monotonic(), self.id)
+            ours = self._listener.response_headers.of(self.head.lines)
+            headers = ours.complete(list(message.get("headers", [])), self.id)
+            message = {**message, "headers": headers}
+        await self._send_on(message)

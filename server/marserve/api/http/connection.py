@@ -1,0 +1,873 @@
+"""One HTTP/1.1 connection: its limits, and the short way from its parser to the data plane and back (DESIGN §2).
+
+A subclass of uvicorn's protocol class keeps uvicorn's life cycle and TLS. Requests for inference routes are taken here:
+bytes in, one `Request` out; an `Answer` in, one write out; no ASGI scope and no task. Everything else goes on as ASGI.
+
+Requests of one connection are answered one after the other, in the order they came: `active` is the one being answered
+(an `Exchange` of ours, or uvicorn's cycle), the rest are `waiting`, and when many are, reading pauses.
+
+    phase IDLE   between two requests
+          HEAD   a request has begun, its header is not complete
+          BODY   the header is complete, the body is not
+          DEAF   what comes is thrown away: the connection will close after what it still has to answer
+
+A header that was seen before, byte for byte, and accepted, is not parsed again: a client repeats its own, and the
+parser would say the same of it. That holds for whole requests in one read, with a length, on inference routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from time import monotonic
+from typing import Any, ClassVar, Final
+
+import httptools
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from marserve.api.auth import Tokens, authorization_of
+from marserve.api.browsers import BrowserRules
+from marserve.api.decoding import Decoding
+from marserve.api.errors import (
+    BodyTooSlow,
+    HeadersTooLarge,
+    MalformedRequest,
+    NoRoomForBody,
+    RequestTooSlow,
+    TargetTooLong,
+)
+from marserve.api.http.asgi_run import AsgiRun
+from marserve.api.http.byte_ledger import SMALL_BYTES, HeldBytes, Hold, Refusal
+from marserve.api.http.connections import ConnectionTable
+from marserve.api.http.exchange import Exchange
+from marserve.api.http.inference import InferenceSurface
+from marserve.api.http.large_answers import LargeAnswers
+from marserve.api.http.listener import AccessLog, HttpMetrics, Listener
+from marserve.api.http.request_head import (
+    UNKNOWN_LENGTH,
+    Head,
+    Headers,
+    HttpLimits,
+    header_bytes,
+    read_head,
+    strip_upgrade,
+)
+from marserve.api.http.response_headers import ResponseHeaders
+from marserve.api.http.unread import has_unread
+from marserve.errors import BodyTooLarge, MarserveError
+from marserve.telemetry.log_limit import caused_by
+
+log = logging.getLogger("marserve.api")
+
+IDLE: Final = 0
+HEAD: Final = 1
+BODY: Final = 2
+DEAF: Final = 3
+
+END_OF_HEAD: Final = b"\r\n\r\n"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+# A read that may hold chunks goes to the parser in slices: each chunk costs some microseconds, and may have one byte.
+SLICE_BYTES: Final = 4 * 1024
+# For so long slices are read in one step of the loop; one of the worst takes about as long.
+SLICES_S: Final = 0.001
+
+# Requests that may wait on a connection, and bytes that one of them may hold, before it is read from no more.
+READ_AHEAD: Final = 8
+READ_AHEAD_BYTES: Final = 64 * 1024
+# Requests behind an answer of which their client has taken nothing for so long lose their room to others that need it.
+PRESSED_STALL_S: Final = 2.0
+# What the frame of one chunk may take on the wire: sixteen digits and two line ends, and a little more.
+CHUNK_FRAME_BYTES: Final = 24
+
+
+def bind_connection(
+    surface: InferenceSurface | None,
+    limits: HttpLimits,
+    access_log: AccessLog,
+    metrics: HttpMetrics,
+    connections: ConnectionTable,
+    *,
+    response_headers: ResponseHeaders | None = None,
+    overload_status: int = 503,
+    large_answers: LargeAnswers | None = None,
+    tokens: Tokens | None = None,
+    browser_rules: BrowserRules | None = None,
+    decoding: Decoding | None = None,
+) -> type[HttpConnection]:
+    """Make the protocol class of one listener, for uvicorn's `Config(http=…)`.
+
+    `surface` is None on a listener without inference routes. Whoever made `connections` starts and stops it, and closes
+    `large_answers` and `decoding`. With `tokens` inference routes need the inference key; for the other routes
+    `auth.Guard` asks. `browser_rules` judge requests for inference routes that need none.
+    Uvicorn's own access log, `Date` and `Server` headers are best switched off beside it.
+    """
+    shared = Listener(
+        surface,
+        limits,
+        access_log,
+        metrics,
+        connections,
+        response_headers or ResponseHeaders(),
+        overload_status,
+        large_answers or LargeAnswers(ledger=connections.ledger),
+        tokens,
+        browser_rules,
+        decoding,
+    )
+
+    class BoundConnection(HttpConnection):
+        listener = shared
+
+    return BoundConnection
+
+
+class Flow(FlowControl):
+    """uvicorn's control of a connection's flow, which reads only while there is no reason at all to pause."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._holds: set[str] = set()
+
+    def hold(self, why: str) -> None:
+        """Read nothing until `let_go` was called for the same reason."""
+        self._holds.add(why)
+        super().pause_reading()
+
+    def let_go(self, why: str) -> None:
+        """Read again, unless there is another reason not to."""
+        self._holds.discard(why)
+        if not self._holds:
+            super().resume_reading()
+
+    def pause_reading(self) -> None:
+        """Read nothing until `resume_reading`: what was read waits for its turn."""
+        self.hold("backlog")
+
+    def resume_reading(self) -> None:
+        """What was read has had its turn."""
+        self.let_go("backlog")
+
+
+class HttpConnection(HttpToolsProtocol):
+    """One connection of the listener that `bind_connection` gave it."""
+
+    listener: ClassVar[Listener]
+    flow: Flow
+    keep_open: bool
+    # Of the read, and of the request that it belongs to; each is set by the step that comes before its first use.
+    begun: int  # requests whose first byte came with the present read
+    read_bytes: int
+    partial_bytes: int
+    lines: deque[tuple[bytes, bytes]]
+    body: bytes | bytearray
+    body_bytes: int
+    chunks: int
+    framed_bytes: int
+    run: AsgiRun | None  # which gets the body
+    body_since: float
+    body_mark_at: float
+    body_mark_bytes: int
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        # uvicorn lets data follow a request that asked to close; nothing of ours would read it.
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=False)
+        self.phase = IDLE
+        self.active: Exchange | RequestResponseCycle | None = None
+        self.waiting: deque[Exchange | tuple[RequestResponseCycle, AsgiRun]] = deque()
+        self.peer = "/"
+        self.owes_continue = False
+        self._is_advancing = False
+        # The request being read.
+        self.head: Head | None = None
+        self.hold: Hold | None = None  # the room of its body
+        self.replay: tuple[bytes, bytes, Headers] | None = None
+        # Since when, in monotonic seconds; 0: not so.
+        self.idle_since = monotonic()
+        self.head_since = 0.0
+        self.unsent_since = 0.0
+        self.streamed_bytes = 0  # of streams: what was written in all, so that what the client took can be told
+        self.taken_bytes = 0
+        self.counted_unsent = 0  # bytes that wait for the client, as the ledger has them
+        self.has_spoken = False
+
+    # ------------------------------------------------------------------------------------------- the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection in, or say that there are too many."""
+        super().connection_made(transport)
+        self.flow = Flow(transport)
+        self.keep_open = not self.listener.is_leaving
+        if self.client is not None:
+            self.peer = f"/{self.client[0]}:{self.client[1]}"
+        try:
+            self.listener.connections.admit(self, self.client[0] if self.client is not None else None)
+        except MarserveError as error:
+            self._refuse(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone, or was closed: nobody waits for what is still under way."""
+        self.listener.connections.leave(self, self.client[0] if self.client is not None else None)
+        self.phase = DEAF
+        active, self.active = self.active, None
+        if isinstance(active, Exchange):
+            active.abandon()
+        elif active is not None:
+            active.disconnected = True
+            active.message_event.set()
+        self._drop_waiting()
+        self._drop_body()
+        self._count_unsent(0)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sent; a whole request with a known header goes past the parser."""
+        phase = self.phase
+        if phase == IDLE:
+            if self.active is None:
+                end = data.find(END_OF_HEAD) + 4
+                head = self.listener.heads.get(data[:end])
+                if head is not None and len(data) - end == head.body_bytes:
+                    self.has_spoken = True
+                    Exchange(self, head, data[end:]).start()
+                    return
+        elif phase == DEAF:
+            return
+        if len(data) > SLICE_BYTES and self._may_be_chunked(data):
+            self._receive_slices(data)
+        else:
+            self._receive(data)
+
+    def _may_be_chunked(self, data: bytes) -> bool:
+        """Whether a read may hold chunks, each of which takes its time however short it is."""
+        if self.phase == BODY:
+            assert self.head is not None
+            if self.head.body_bytes == UNKNOWN_LENGTH:
+                return True
+            if self.head.body_bytes - self.body_bytes >= len(data):
+                return False
+        return self.phase == HEAD or b"chunked" in data.lower()
+
+    def _receive_slices(self, data: bytes) -> None:
+        """Read slices for a while, the rest in later steps of the loop; nothing more comes until then."""
+        end = monotonic() + SLICES_S
+        for at in range(0, len(data), SLICE_BYTES):
+            if self.phase == DEAF:  # the connection has been refused, or has gone
+                break
+            if at and monotonic() >= end:
+                self.flow.hold("slices")
+                self.loop.call_soon(self._receive_slices, data[at:])
+                return
+            self._receive(data[at : at + SLICE_BYTES])
+        if not self.transport.is_closing():
+            self.flow.let_go("slices")
+
+    def _receive(self, data: bytes) -> None:
+        phase = self.phase
+        self.begun = 0
+        self.read_bytes = len(data)
+        offer_at = None
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            (offer_at,) = upgrade.args
+        except httptools.HttpParserError as error:
+            if self.phase != DEAF:
+                self._on_parser_error(error)
+            return
+        if offer_at is not None:  # not while its exception is handled: it would be the context of the next error
+            self._on_upgrade(data, offer_at)
+            return
+        after = self.phase
+        if after == IDLE:
+            if phase == IDLE and self.begun == 1:
+                self._learn_head(data)
+        elif after == HEAD:
+            self._on_partial_head(phase)
+        elif after == BODY:
+            self._on_partial_body(phase)
+
+    def eof_received(self) -> None:
+        """A client that closes its half has gone, as for TorchServe: the transport closes, and what runs is dropped."""
+
+    def part_after_next_answer(self) -> None:
+        """The server is about to go: say `connection: close` with the next answer. Until then all is as before."""
+        self.keep_open = False
+        if isinstance(self.active, RequestResponseCycle):
+            self.active.keep_alive = False
+
+    def shutdown(self) -> None:
+        """The server is going: answer what is under way, say `connection: close`, and close.
+
+        An idle connection is listened to a little longer, for the request that the client may just be sending.
+        """
+        self.part_after_next_answer()
+        if not self.is_busy:
+            self.loop.call_later(self.listener.limits.drain_idle_s, self.close_if_idle)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being read, waits, or is being answered."""
+        return self.active is not None or self.phase in (HEAD, BODY)
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether an answer is being made, or its client has not taken all of it."""
+        return self.active is not None or self.unsent > 0
+
+    def close_if_idle(self) -> None:
+        """Close unless a request is under way, or has come and was not read yet."""
+        if self.is_busy:
+            return
+        if has_unread(self.transport):  # the loop stalled; what waits is read next
+            self.loop.call_later(self.listener.limits.drain_idle_s, self.close_if_idle)
+        else:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        """The client does not keep up: from now on what waits for it counts."""
+        super().pause_writing()
+        self._count_unsent(self.unsent)
+
+    def resume_writing(self) -> None:
+        """The client has taken nearly all that waited for it: whoever streams to it may go on."""
+        super().resume_writing()
+        self._count_unsent(0)
+        if isinstance(self.active, Exchange):
+            self.active.go_on()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the client to take them."""
+        return self.transport.get_write_buffer_size()
+
+    def stream(self, data: bytes | bytearray) -> None:
+        """Write a piece of an answer that has more."""
+        self.streamed_bytes += len(data)
+        self.transport.write(data)
+        if self.flow.write_paused:
+            self._count_unsent(self.unsent)
+
+    def _count_unsent(self, unsent: int) -> None:
+        if unsent != self.counted_unsent:
+            self.listener.ledger.count_answers(unsent - self.counted_unsent)
+            self.counted_unsent = unsent
+
+    # ------------------------------------------------------------------------------------------- limits of time
+
+    def check(self, now: float) -> None:
+        """Look at every limit of time. Called about once a second."""
+        transport = self.transport
+        if self.counted_unsent:
+            self._count_unsent(self.unsent)
+        if self._is_stalled(now):
+            self.listener.metrics.count_refused("slow_reader")
+            transport.abort()
+        elif isinstance(self.active, Exchange):
+            self.active.look(now, self.unsent)
+        if transport.is_closing():
+            return
+        if self.waiting and self._is_stalled_for(now, PRESSED_STALL_S) and self.listener.ledger.is_pressed(now):
+            self._refuse_waiting()
+        phase = self.phase
+        limits = self.listener.limits
+        if phase == IDLE:
+            if self.active is None:
+                limit = limits.keep_alive_s if self.has_spoken else limits.header_timeout_s
+                if now - self.idle_since >= limit and not has_unread(transport):
+                    transport.close()
+        elif phase == HEAD:
+            if now - self.head_since >= limits.header_timeout_s:
+                self._refuse(RequestTooSlow("header", limits.header_timeout_s))
+        elif phase == BODY:
+            self._check_body(now, limits)
+
+    def _is_stalled(self, now: float) -> bool:
+        """Whether the client has taken nothing of what waits for it for too long."""
+        unsent = self.unsent
+        taken = self.streamed_bytes - unsent
+        if not unsent or not self.unsent_since or taken > self.taken_bytes:
+            self.unsent_since = now
+        self.taken_bytes = taken
+        return self._is_stalled_for(now, self.listener.limits.stall_timeout_s)
+
+    def _is_stalled_for(self, now: float, seconds: float) -> bool:
+        return self.unsent > 0 and now - self.unsent_since >= seconds
+
+    def _check_body(self, now: float, limits: HttpLimits) -> None:
+        if self.flow.read_paused or self.owes_continue:  # it is us who keep the client waiting
+            self.body_since = self.body_mark_at = now
+            self.body_mark_bytes = self.body_bytes
+        elif not self.body_bytes:
+            if now - self.body_since >= limits.body_timeout_s:
+                self._refuse(RequestTooSlow("body", limits.body_timeout_s))
+        elif now - self.body_mark_at >= limits.body_window_s:
+            if self.body_bytes - self.body_mark_bytes < limits.body_bytes_per_s * (now - self.body_mark_at):
+                self._refuse(BodyTooSlow(limits.body_bytes_per_s, limits.body_window_s))
+                return
+            self.body_mark_at = now
+            self.body_mark_bytes = self.body_bytes
+
+    # ------------------------------------------------------------------------------------------- parser callbacks
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        self.phase = HEAD
+        self.has_spoken = True
+        self.begun += 1
+        self.url = b""
+        # One line over the limit tells as much as a million.
+        self.lines = deque(maxlen=self.listener.limits.header_lines + 1)
+
+    def on_url(self, url: bytes) -> None:
+        """The target, or a piece of it."""
+        self.url = self.url + url if self.url else url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header line, as the client wrote it; or a line behind a chunked body, which no header is read from."""
+        self.lines.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Check the header; know the route. Raises what refuses the request, which `data_received` answers."""
+        lines = list(self.lines)
+        listener = self.listener
+        limits = listener.limits
+        if self.read_bytes > limits.header_bytes or self.head_since:
+            self.head_since = 0.0
+            if header_bytes(lines) > limits.header_bytes:
+                raise HeadersTooLarge(limits.header_bytes, "bytes")
+        parser = self.parser
+        head = self.head = read_head(
+            parser.get_method(),
+            self.url,
+            parser.get_http_version(),
+            parser.should_keep_alive(),
+            lines,
+            limits,
+            listener.match,
+        )
+        if listener.tokens is not None and head.route is not None:
+            # Before the body: who has no key sends none. A header that passes may be remembered, key and all.
+            listener.tokens.check("inference", authorization_of(lines))
+        if listener.browser_rules is not None and head.route is not None:
+            listener.browser_rules.check(head.method, head.lines)
+        self.phase = BODY
+        self.run = None
+        self.body = b""
+        self.body_bytes = 0
+        self.body_since = 0.0
+        self.chunks = 0
+        if parser.should_upgrade():
+            self.replay = (head.method, self.url, lines)
+            return
+        if head.body_bytes > SMALL_BYTES:
+            self._open_body(head.body_bytes)
+        if head.route is None:
+            self._begin_asgi(head)
+        elif head.expects_continue:
+            if self.active is None and (self.hold is None or not self.hold.is_waiting):
+                self.transport.write(CONTINUE)
+            else:
+                self.owes_continue = True
+
+    def on_chunk_header(self) -> None:
+        """One more chunk, or the empty last one."""
+        self.chunks += 1
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        received = self.body_bytes + len(body)
+        self.body_bytes = received
+        head = self.head
+        assert head is not None
+        limits = self.listener.limits
+        if received > limits.body_bytes:
+            raise BodyTooLarge(limits.body_bytes)
+        if self.chunks > limits.body_chunks:
+            raise MalformedRequest(f"the body comes in more than {limits.body_chunks} chunks")
+        if self.hold is not None:
+            self._take(self.hold, len(body))
+        if head.route is None:
+            super().on_body(body)
+        elif received == len(body):
+            self.body = body
+        elif isinstance(self.body, bytearray):
+            self.body += body  # in place: a large body is held once
+        else:
+            self.body = HeldBytes(self.body)
+            self.body += body
+
+    def on_message_complete(self) -> None:
+        """The request is whole: ours is submitted now, or when its turn comes."""
+        if self.replay is not None:
+            return
+        head = self.head
+        assert head is not None
+        hold = self._complete_body() if self.body_bytes else None
+        body, self.body = self.body, b""
+        self.phase = IDLE if head.keep_alive else DEAF
+        if head.route is None:
+            super().on_message_complete()
+            return
+        if hold is not None:
+            body = body if isinstance(body, HeldBytes) else HeldBytes(body)
+            body.hold = hold
+        elif isinstance(body, HeldBytes):
+            body = bytes(body)  # without a hold of its own: the exchange counts it
+        exchange = Exchange(self, head, body)
+        if self.active is None:
+            exchange.start()
+        else:
+            self._enqueue(exchange)
+
+    # ------------------------------------------------------------------------------------------- room for bodies
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its client keeps the body back: it may send, or nothing is read for an answer that it does not take.
+
+        Without the latter, a client that takes no answer could keep room for bodies of which it sends nothing.
+        """
+        active = self.active
+        if not self.flow.read_paused or active is None:
+            return not self.flow.read_paused
+        assert self.head is not None
+        is_its_own = self.head.route is None and active is self.cycle
+        return not is_its_own or active.response_started  # type: ignore[union-attr]
+
+    def go_on(self) -> None:
+        """Read the body: it has room now."""
+        self.flow.let_go("room")
+        if self.owes_continue and self.active is None and self.phase == BODY:
+            self.owes_continue = False
+            self.transport.write(CONTINUE)
+
+    def give_up(self, why: Refusal) -> None:
+        """Refuse the body, which has no room."""
+        self._refuse(NoRoomForBody(self.listener.ledger.limit, why))
+
+    def _open_body(self, length: int | None) -> Hold:
+        """Ask for room for the body that begins; nothing is read until it has room. Raises BodyTooLarge."""
+        ledger = self.listener.ledger
+        if length is not None and length > ledger.limit:
+            raise BodyTooLarge(ledger.limit, "max_bytes_in_flight")
+        hold = self.hold = ledger.open(length, self, monotonic())
+        if hold.is_waiting:
+            self.flow.hold("room")
+        return hold
+
+    def _take(self, hold: Hold, size: int) -> None:
+        """Count a piece of the body. Raises BodyTooLarge, NoRoomForBody."""
+        ledger = self.listener.ledger
+        if hold.received + size > ledger.limit:
+            raise BodyTooLarge(ledger.limit, "max_bytes_in_flight")
+        if not hold.take(size, monotonic()):
+            raise NoRoomForBody(ledger.limit)
+        if hold.is_waiting:
+            self.flow.hold("room")
+
+    def _complete_body(self) -> Hold | None:
+        """The body has come: the hold that it keeps, if it keeps one. Raises NoRoomForBody.
+
+        A small one of an inference request is its exchange's to count, one that goes on as ASGI its run's.
+        """
+        ledger = self.listener.ledger
+        hold, self.hold = self.hold, None
+        run, self.run = self.run, None
+        self.flow.let_go("room")
+        if hold is not None and not hold.complete():
+            raise NoRoomForBody(ledger.limit)
+        if run is not None:
+            run.hold = hold or ledger.take(self.body_bytes)
+            if run.hold is None:
+                raise NoRoomForBody(ledger.limit)
+        elif hold is not None and hold.is_small:
+            hold.close()
+            return None
+        return hold
+
+    def _drop_body(self) -> None:
+        """Keep nothing of the body that is being read, and give its room back."""
+        self.body = b""
+        self.run = None
+        hold, self.hold = self.hold, None
+        if hold is not None:
+            hold.close()
+            self.flow.let_go("room")
+
+    def _drop_waiting(self) -> None:
+        """Drop the requests that wait for their turn; they get no answer."""
+        for waiting in self.waiting:
+            if isinstance(waiting, Exchange):
+                waiting.release(self)
+            else:
+                waiting[0].body = bytearray()  # whatever else knows of it, nothing counts these bytes any more
+        self.waiting.clear()
+
+    def _refuse_waiting(self) -> None:
+        """Refuse what waits behind an answer that the client does not take: others need the room of its bodies.
+
+        The first of it is answered with the refusal in its turn, which closes the connection; the rest is dropped.
+        """
+        first = self.waiting[0]
+        head = first.head if isinstance(first, Exchange) else first[1].head
+        self._drop_cycle()
+        self._drop_body()
+        self._drop_waiting()
+        self.phase = DEAF
+        self.replay = None
+        error = NoRoomForBody(self.listener.ledger.limit, "untaken")
+        self.listener.metrics.count_refused(error.cause or "")
+        self._answer_with(error, head)
+
+    # ------------------------------------------------------------------------------------------- reading, step by step
+
+    def _learn_head(self, data: bytes) -> None:
+        """Remember the header of the one request that `data` was, if the same bytes will mean the same again."""
+        head = self.head
+        assert head is not None
+        end = len(data) - head.body_bytes
+        if head.is_repeatable and data.find(END_OF_HEAD) == end - 4 and data.startswith(head.method):
+            self.listener.remember(data[:end], head)
+
+    def _on_partial_head(self, phase_before: int) -> None:
+        """A read ended inside a header: count its bytes, for the parser keeps what is not complete to itself."""
+        limits = self.listener.limits
+        if not self.head_since:
+            self.head_since = monotonic()
+            # Of a read that held the end of another request it is not known how much was header.
+            self.partial_bytes = self.read_bytes if phase_before == IDLE and self.begun == 1 else 0
+        else:
+            self.partial_bytes += self.read_bytes
+        if len(self.url) > limits.request_line_bytes:
+            self._refuse(TargetTooLong(limits.request_line_bytes))
+        elif len(self.lines) > limits.header_lines:
+            self._refuse(HeadersTooLarge(limits.header_lines, "lines"))
+        elif self.partial_bytes > limits.header_bytes + limits.request_line_bytes:
+            self._refuse(HeadersTooLarge(limits.header_bytes, "bytes"))
+
+    def _on_partial_body(self, phase_before: int) -> None:
+        """A read ended inside a body: start its clock, and see that a chunked one is more body than frame."""
+        if not self.body_since:
+            self.body_since = self.body_mark_at = monotonic()
+            self.body_mark_bytes = self.body_bytes
+            self.framed_bytes = self.body_bytes
+        elif phase_before == BODY:
+            self.framed_bytes += self.read_bytes
+        head = self.head
+        assert head is not None
+        if self.hold is None and self.body_bytes and self.replay is None:
+            try:
+                hold = self._open_body(None if head.body_bytes == UNKNOWN_LENGTH else head.body_bytes)
+                self._take(hold, self.body_bytes)
+            except MarserveError as error:
+                self._refuse(error)
+                return
+        if head.body_bytes == UNKNOWN_LENGTH:
+            # Chunk extensions and trailers are read and dropped; without a bound they need never end.
+            spare = self.listener.limits.header_bytes + CHUNK_FRAME_BYTES * self.chunks
+            if self.framed_bytes - self.body_bytes > spare:
+                self._refuse(HeadersTooLarge(self.listener.limits.header_bytes, "bytes"))
+
+    def _on_parser_error(self, error: httptools.HttpParserError) -> None:
+        """The parser, or one of our callbacks inside it, gave the request up."""
+        cause = error.__context__  # what the callback raised
+        if cause is None or isinstance(cause, httptools.HttpParserError):
+            cause = MalformedRequest()
+        elif not isinstance(cause, MarserveError):
+            log.error("A request could not be read", exc_info=cause, extra=caused_by(self.peer))
+        self._refuse(cause)
+
+    def _on_upgrade(self, data: bytes, offset: int) -> None:
+        """The client offered another protocol, and the parser stopped there; but we go on in its version of HTTP.
+
+        Java's client does so with every first request. The header is read once more without the offer, then the body
+        and what follows it: that may be a request with another offer, and then many more of them, so no recursion.
+        """
+        rest = memoryview(data)
+        at: int | None = offset
+        while at is not None:
+            rest = rest[at:]
+            at = self._read_without_offer(rest)
+
+    def _read_without_offer(self, rest: memoryview) -> int | None:
+        """Read the header that was kept without its offer, and `rest`; returns where in it the next offer ended."""
+        assert self.replay is not None
+        assert self.head is not None
+        version = b"1.0" if self.head.is_http10 else b"1.1"
+        (method, target, lines), self.replay = self.replay, None
+        self.parser = httptools.HttpRequestParser(self)
+        kept = b"".join([b"%b: %b\r\n" % line for line in strip_upgrade(lines)])
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version, kept)
+        try:
+            self.parser.feed_data(head)
+            if rest:
+                self.parser.feed_data(rest)
+        except httptools.HttpParserUpgrade as upgrade:
+            at: int
+            (at,) = upgrade.args
+            return at
+        except httptools.HttpParserError as error:
+            if self.phase != DEAF:
+                self._on_parser_error(error)
+            return None
+        if self.phase == HEAD:
+            self._on_partial_head(BODY)
+        elif self.phase == BODY:
+            self._on_partial_body(HEAD)
+        return None
+
+    def _refuse(self, error: BaseException) -> None:
+        """Answer the request being read with an error, in its turn, and close; nothing more is read."""
+        cycle = self._drop_cycle()
+        self._drop_body()
+        phase, self.phase = self.phase, DEAF
+        self.replay = None
+        cause = "too_large" if isinstance(error, BodyTooLarge) else getattr(error, "cause", None)
+        self.listener.metrics.count_refused(cause or "unreadable")
+        if cycle is not None and cycle.response_started:
+            # The application has answered, or begun to, without having read everything; no second answer may follow.
+            if cycle.response_complete:
+                self._close_gently()
+            else:
+                self.transport.abort()
+            return
+        if phase == BODY:
+            assert self.head is not None
+            head = self.head
+        elif phase == HEAD and self.url:
+            head = Head(self.parser.get_method(), self.url, "1.1", False, [])
+        else:
+            head = Head(b"-", b"-", "1.1", False, [])
+        self._answer_with(error, head)
+
+    def _answer_with(self, error: BaseException, head: Head) -> None:
+        """Refuse a request in its turn."""
+        exchange = Exchange(self, head, b"")
+        exchange.refusal = error
+        if self.active is None:
+            exchange.start()
+        else:
+            self.waiting.append(exchange)
+
+    def _drop_cycle(self) -> RequestResponseCycle | None:
+        """The ASGI cycle of the request being read, told that its client has gone; None if it has none."""
+        if self.phase != BODY or self.head is None or self.head.route is not None or self.cycle is None:
+            return None
+        cycle = self.cycle
+        cycle.disconnected = not cycle.response_complete
+        cycle.message_event.set()
+        if cycle is self.active:
+            self.active = None
+        elif self.waiting and isinstance(self.waiting[-1], tuple) and self.waiting[-1][0] is cycle:
+            self.waiting.pop()
+        return cycle
+
+    # ------------------------------------------------------------------------------------------- one after the other
+
+    def finish(self, now: float, keep: bool, *, is_refusal: bool) -> None:
+        """The active exchange has been answered at `now`; `keep` says whether the connection stays."""
+        self.active = None
+        self.idle_since = now
+        if not keep:
+            if is_refusal or not self.keep_open:
+                self._close_gently()
+            else:
+                self._drop_waiting()
+                self.phase = DEAF
+                self.transport.close()
+        elif self.waiting or self.owes_continue:
+            self._advance()
+
+    def on_response_complete(self) -> None:
+        """uvicorn's cycle has been answered."""
+        self.server_state.total_requests += 1
+        self.active = None
+        self.idle_since = monotonic()
+        if not self.transport.is_closing():
+            self._advance()
+
+    def _advance(self) -> None:
+        """Start what waits, until something is active again. What is answered at once comes back here: no recursion."""
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        try:
+            while self.waiting and self.active is None:
+                waiting = self.waiting.popleft()
+                if isinstance(waiting, Exchange):
+                    waiting.start()
+                else:
+                    self._run_asgi(*waiting)
+        finally:
+            self._is_advancing = False
+        if not self.waiting:
+            self.flow.resume_reading()
+            if self.active is None and self.owes_continue and (self.hold is None or not self.hold.is_waiting):
+                self.owes_continue = False
+                if self.phase == BODY:
+                    self.transport.write(CONTINUE)
+
+    def _enqueue(self, waiting: Exchange | tuple[RequestResponseCycle, AsgiRun]) -> None:
+        """Let a request wait for those before it. Raises MalformedRequest where too many wait already."""
+        if len(self.waiting) >= self.listener.limits.pipelined_requests:
+            raise MalformedRequest(f"more than {self.listener.limits.pipelined_requests} requests were sent ahead")
+        self.waiting.append(waiting)
+        # Not at the first: while nothing is read, it is not seen that a client has gone either.
+        if len(self.waiting) >= READ_AHEAD or (isinstance(waiting, Exchange) and len(waiting.body) > READ_AHEAD_BYTES):
+            self.flow.pause_reading()
+
+    def _begin_asgi(self, head: Head) -> None:
+        """Hand the request on as ASGI; its body follows through `on_body`."""
+        url = self.url
+        super().on_message_begin()  # makes the scope
+        self.url = url
+        self.headers.extend([(name.lower(), value) for name, value in head.lines])
+        self.expect_100_continue = head.expects_continue
+        # uvicorn would put the request behind a cycle that is not complete; `_start_asgi_task` sees to the order.
+        self.cycle = None  # type: ignore[assignment]
+        super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Called by uvicorn for a request whose header is complete."""
+        assert self.head is not None
+        run = self.run = AsgiRun(self.listener, cycle, app, self.peer, self.head)
+        run.hold = self.hold
+        if self.active is None:
+            self._run_asgi(cycle, run)
+        else:
+            self._enqueue((cycle, run))
+
+    def _run_asgi(self, cycle: RequestResponseCycle, run: AsgiRun) -> None:
+        self.active = cycle
+        if not self.keep_open:
+            cycle.keep_alive = False
+        super()._start_asgi_task(cycle, run)
+
+    def _close_gently(self) -> None:
+        """Close once the client has had time to read the answer.
+
+        Closing at once while it still sends would reset the connection, and the answer be lost with it (RFC 9112 §9.6).
+        """
+        self.phase = DEAF
+        self._drop_waiting()
+        self._drop_body()
+        transport = self.transport
+        if transport.is_closing():
+            return
+        if transport.can_write_eof():
+            transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(self.listener.limits.linger_s, transport.close)

@@ -1,0 +1,130 @@
+"""The open connections of one or more listeners: how many there may be, and once a second a look at each.
+
+The table has the ledger of the bytes that they hold (`byte_ledger.py`).
+
+One sweep replaces a timer per connection. What a connection must have done by when is the connection's own knowledge;
+the table only asks. `start` and `stop` belong to whoever made the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from marserve.api.errors import TooManyConnections
+from marserve.api.http.byte_ledger import UNBOUNDED, ByteLedger
+from marserve.api.http.request_head import HttpLimits
+
+SWEEP_EVERY_S = 1.0
+
+
+class Connection(Protocol):
+    """What the table needs of a connection."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being read, waits, or is being answered."""
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether an answer is being made, or its client has not taken all of it."""
+
+    def check(self, now: float) -> None:
+        """Close, or refuse what is being sent, if a limit of time is passed at `now` (monotonic seconds)."""
+
+    def close_if_idle(self) -> None:
+        """Close unless a request is under way."""
+
+
+class ConnectionTable:
+    """Every open connection of the listeners that share it."""
+
+    def __init__(self, limits: HttpLimits, ledger: ByteLedger | None = None) -> None:
+        """Without a `ledger` the bytes that they hold have no bound."""
+        self.limits = limits
+        self.ledger = ledger or ByteLedger(UNBOUNDED)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._has_room = False
+        self._connections: set[Connection] = set()
+        self._addresses: dict[str, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def admit(self, connection: Connection, address: str | None) -> None:
+        """Take in a new connection; `address` is the client's, None over a Unix socket.
+
+        Raises TooManyConnections, and takes nothing in, when all of them or its address has as many as it may.
+        """
+        limits = self.limits
+        if len(self._connections) >= limits.connections:
+            raise TooManyConnections("the server", limits.connections)
+        if address is not None:
+            held = self._addresses.get(address, 0)
+            if held >= limits.connections_per_address:
+                raise TooManyConnections("your address", limits.connections_per_address)
+            self._addresses[address] = held + 1
+        self._connections.add(connection)
+
+    def leave(self, connection: Connection, address: str | None) -> None:
+        """Forget a connection; one that was not admitted is no matter."""
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        if address is not None:
+            held = self._addresses[address] - 1
+            if held:
+                self._addresses[address] = held
+            else:
+                del self._addresses[address]
+
+    @property
+    def open_exchanges(self) -> int:
+        """How many connections have a request under way, from its first byte to its answer's last."""
+        return sum(connection.is_busy for connection in self._connections)
+
+    @property
+    def answering(self) -> int:
+        """How many connections have an answer under way, made or being made."""
+        return sum(connection.is_answering for connection in self._connections)
+
+    def close_idle(self) -> None:
+        """Close every connection that has no request under way."""
+        for connection in list(self._connections):
+            connection.close_if_idle()
+
+    def sweep(self, now: float) -> None:
+        """Let every connection look at its limits of time."""
+        for connection in list(self._connections):
+            connection.check(now)
+        self.ledger.turn(now)
+
+    def start(self) -> None:
+        """Begin to sweep once a second, on the running event loop, and to let waiting bodies go on at once."""
+        if self._timer is None:
+            self._loop = asyncio.get_running_loop()
+            self._timer = self._loop.call_later(SWEEP_EVERY_S, self._tick)
+            self.ledger.on_room = self._look_soon
+
+    def stop(self) -> None:
+        """Sweep no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._loop = None
+
+    def _look_soon(self) -> None:
+        """Look soon whether a waiting body has room now. Any thread may call it."""
+        if self._loop is not None and not self._has_room:
+            self._has_room = True
+            self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        self._has_room = False
+        self.ledger.turn(time.monotonic())
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(SWEEP_EVERY_S, self._tick)
+        self.sweep(time.monotonic())

@@ -1,0 +1,407 @@
+"""One inference request and its answer on one connection: the data plane's receiver, and the bytes that go out.
+
+It knows the connection it belongs to, and when its own life is over; reading requests is the connection's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from marserve.api.errors import NoRoomForBody, error_answer
+from marserve.api.http.byte_ledger import SMALL_BYTES, HeldBytes, Hold
+from marserve.api.http.inference import Job
+from marserve.api.http.large_answers import LARGE_ABOVE_BYTES, Feed
+from marserve.api.http.request_body import is_quick, read_parts
+from marserve.api.http.request_head import Head
+from marserve.api.http.response_headers import phrase_of
+from marserve.api.http.stream_errors import error_frame
+from marserve.errors import Draining, HandlerFailed, MarserveError
+from marserve.messages import Answer, Part
+from marserve.telemetry.log_limit import caused_by
+
+if TYPE_CHECKING:
+    from marserve.api.http.connection import HttpConnection
+
+log = logging.getLogger("marserve.api")
+
+# Statuses whose answers have no body, and no length.
+BODILESS: Final = (204, 304)
+# One write copies head and body together; above this two writes are cheaper than the copy.
+ONE_WRITE_BYTES: Final = 64 * 1024
+# A form up to this length is decoded at once; it need not be looked at.
+TINY_BYTES: Final = 512
+
+
+class Exchange:
+    """One inference request and its answer. `id` is the request's; `refusal`: what to answer instead of running it."""
+
+    __slots__ = (
+        "began",
+        "body",
+        "connection",
+        "decoding",
+        "feed",
+        "head",
+        "hold",
+        "id",
+        "is_bodiless",
+        "is_streaming",
+        "job",
+        "keep",
+        "refusal",
+        "small_bytes",
+        "stream_type",
+    )
+
+    def __init__(self, connection: HttpConnection, head: Head, body: bytes | bytearray) -> None:
+        # None once the exchange is over: whatever comes then is nobody's.
+        self.connection: HttpConnection | None = connection
+        self.head = head
+        self.body = body
+        self.id = connection.listener.next_id()
+        self.began = monotonic()
+        self.job: Job | None = None
+        self.decoding: asyncio.Future[list[Part]] | None = None
+        self.feed: Feed | None = None
+        self.stream_type = ""  # of the stream that has begun
+        self.refusal: BaseException | None = None
+        self.is_streaming = False
+        self.is_bodiless = False
+        self.keep = False
+        self.small_bytes = 0  # of its body in the reserve for small ones
+        self.hold: Hold | None = None  # the room of a form whose parts have taken the place of its body
+        if body and type(body) is not HeldBytes:
+            # As `take_small` does it, without a call: nearly every request comes here.
+            ledger, size = connection.listener.ledger, len(body)
+            if size <= SMALL_BYTES and ledger.small + size <= ledger.half:
+                ledger.small += size
+                self.small_bytes = size
+            else:
+                self._count(connection, body)
+
+    def _count(self, connection: HttpConnection, body: bytes | bytearray) -> None:
+        """Find room for a body that has come as a whole; without any the request is refused."""
+        ledger, size = connection.listener.ledger, len(body)
+        if size <= SMALL_BYTES:
+            if ledger.take_small(size):
+                self.small_bytes = size
+                return
+        elif (hold := ledger.take(size)) is not None:
+            self.body = HeldBytes(body)
+            self.body.hold = hold
+            return
+        self.body = b""
+        self.refusal = error = NoRoomForBody(ledger.limit)
+        connection.listener.metrics.count_refused(error.cause or "")
+
+    def release(self, connection: HttpConnection) -> None:
+        """Its body takes no room any more, or the request keeps that room itself."""
+        self.hold = None
+        if self.small_bytes:
+            connection.listener.ledger.release_small(self.small_bytes)
+            self.small_bytes = 0
+
+    def start(self) -> None:
+        """It is this request's turn: submit it, or say why not."""
+        connection, head = self.connection, self.head
+        assert connection is not None
+        connection.active = self
+        body, self.body = self.body, b""
+        if self.refusal is not None:
+            self.on_error(self.refusal)
+            return
+        if head.fault is not None:
+            self.on_error(head.fault)
+            return
+        if head.is_form and isinstance(body, HeldBytes):
+            self.hold = body.hold
+        if head.is_form and len(body) > TINY_BYTES and not is_quick(body, head.content_type or ""):
+            self.decoding = connection.listener.decoding.begin(_read_parts, body, head.content_type or "")
+            self.decoding.add_done_callback(self._decoded)
+        else:
+            self._submit(connection, body, None)
+
+    def _decoded(self, decoding: asyncio.Future[list[Part]]) -> None:
+        """Submit the request: a thread has read the parts of its body."""
+        self.decoding = None
+        connection = self.connection
+        error = None if decoding.cancelled() else decoding.exception()
+        if connection is None or decoding.cancelled():
+            return
+        if error is None:
+            self._submit(connection, b"", decoding.result())
+            return
+        if not isinstance(error, MarserveError):
+            log.error(
+                "The body of request %s could not be read", self.id, exc_info=error, extra=caused_by(connection.peer)
+            )
+        self.on_error(error)
+
+    def _submit(self, connection: HttpConnection, body: bytes | bytearray, parts: list[Part] | None) -> None:
+        """Hand the request to the data plane; `parts` is what was read of its body already, None: nothing."""
+        head = self.head
+        deadline = None if head.timeout_s is None else self.began + head.timeout_s
+        surface = connection.listener.surface
+        assert surface is not None
+        assert head.route is not None
+        try:
+            job = surface.predict(
+                head.route,
+                self.id,
+                head.headers,
+                head.content_type,
+                body,
+                self,
+                deadline,
+                head.priority,
+                head.asked_version,
+                parts,
+            )
+        except MarserveError as error:
+            self.on_error(error)
+        except Exception as error:
+            log.exception("Request %s could not be submitted", self.id, extra=caused_by(connection.peer))
+            self.on_error(error)
+        else:
+            if self.connection is not None:
+                self.job = job
+
+    def abandon(self) -> None:
+        """The client has gone: nobody waits for the answer."""
+        if self.connection is not None:
+            self.release(self.connection)
+        self.connection = None
+        job, self.job = self.job, None
+        if job is not None:
+            job.cancel()
+        if self.decoding is not None:
+            self.decoding.cancel()
+        if self.feed is not None:
+            self.feed.close()
+
+    def on_answer(self, answer: Answer) -> None:
+        """Write the whole answer."""
+        connection = self.connection
+        if connection is None:
+            return
+        head = self.head
+        status = answer.status
+        if head.is_plain and connection.keep_open and status == 200 and not answer.headers and not answer.reason:
+            body = answer.body
+            headers = connection.listener.response_headers
+            plain = (headers.of(head.lines) if headers.has_origins else headers).plain
+            if len(body) <= ONE_WRITE_BYTES:
+                connection.transport.write(plain % (self.id.encode(), len(body), body))
+                self._sent(connection, 200, True)
+            else:
+                self._send(connection, plain % (self.id.encode(), len(body), b""), body, 200, True)
+            return
+        try:
+            self._answer(connection, status, answer.reason, answer.headers, answer.body)
+        except HandlerFailed as error:
+            self._log_refused(connection, error)
+            self.on_error(error)
+
+    def _log_refused(self, connection: HttpConnection, error: HandlerFailed) -> None:
+        log.error("The answer to request %s is not sent: %s", self.id, error, extra=caused_by(connection.peer))
+
+    def on_piece(self, piece: Answer, last: bool) -> None:
+        """Write one piece of a stream; the head goes out with the first (contract §1.8)."""
+        connection = self.connection
+        if connection is None:
+            return
+        if not self.is_streaming:
+            if last:
+                self.on_answer(piece)
+                return
+            try:
+                self._begin_stream(connection, piece)
+            except HandlerFailed as error:
+                if self.job is not None:
+                    self.job.cancel()
+                self._log_refused(connection, error)
+                self.on_error(error)
+                return
+        body = piece.body
+        if body and not self.is_bodiless:
+            was_full = connection.flow.write_paused
+            if self.head.is_http10:
+                connection.stream(body)
+            elif len(body) <= ONE_WRITE_BYTES:
+                connection.stream(b"%x\r\n%b\r\n" % (len(body), bytes(body)))
+            else:
+                connection.stream(b"%x\r\n" % len(body))
+                connection.stream(body)
+                connection.stream(b"\r\n")
+            if connection.flow.write_paused and self.job is not None:
+                self.job.hold()
+            if was_full and connection.unsent > connection.listener.limits.stream_buffer_bytes:
+                connection.listener.metrics.count_refused("slow_reader")
+                self.abandon()
+                connection.transport.abort()
+                return
+        if last:
+            if not self.is_bodiless and not self.head.is_http10:
+                connection.stream(b"0\r\n\r\n")
+            self._end(connection, monotonic(), self.keep and connection.keep_open)
+
+    def go_on(self) -> None:
+        """The client has taken what was written to it."""
+        if self.feed is not None:
+            self.feed.go_on()
+        elif self.is_streaming and self.job is not None:
+            self.job.resume()
+
+    def look(self, now: float, unsent_bytes: int) -> None:
+        """About once a second: a large answer need not wait in memory for a client that is slow to take it."""
+        if self.feed is not None:
+            self.feed.look(now, unsent_bytes)
+
+    def on_error(self, error: BaseException) -> None:
+        """Write an error object; where a stream has begun, break it off so that it cannot pass for a whole one."""
+        connection = self.connection
+        if connection is None:
+            return
+        if self.is_streaming:
+            self.release(connection)
+            self.connection = self.job = None
+            connection.active = None
+            if self.head.is_http10:
+                connection.transport.abort()
+            else:
+                if isinstance(error, Draining) and not self.is_bodiless:
+                    self._tell_in_stream(connection, error)
+                connection.transport.close()
+            return
+        if isinstance(error, Draining):  # the client should look elsewhere for its next request too
+            connection.keep_open = False
+        status, body, headers = error_answer(error, overload_status=connection.listener.overload_status)
+        self._answer(connection, status, phrase_of(status), headers, body)
+
+    def _tell_in_stream(self, connection: HttpConnection, error: MarserveError) -> None:
+        """Say why the stream breaks off, where what it carries has a place for it."""
+        _, body, _ = error_answer(error, overload_status=connection.listener.overload_status)
+        frame = error_frame(self.stream_type, body)
+        if frame:
+            connection.stream(b"%x\r\n%b\r\n" % (len(frame), frame))
+
+    def _answer(
+        self,
+        connection: HttpConnection,
+        status: int,
+        reason: str,
+        headers: list[tuple[str, str]],
+        body: bytes | bytearray,
+    ) -> None:
+        """Write an answer of any kind. Raises HandlerFailed, with nothing written, when its head is no legal HTTP."""
+        keep = self.head.keep_alive and connection.keep_open and self.refusal is None
+        ours = connection.listener.response_headers.of(self.head.lines)
+        start = ours.head(status, reason, headers, keep_alive=keep)
+        if status in BODILESS:
+            start += b"x-request-id: %b\r\n\r\n" % self.id.encode()
+            body = b""
+        else:
+            start += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (self.id.encode(), len(body))
+            if self.head.is_head:
+                body = b""
+        self._send(connection, start, body, status, keep)
+
+    def _begin_stream(self, connection: HttpConnection, piece: Answer) -> None:
+        head = self.head
+        self.is_bodiless = head.is_head or piece.status in BODILESS
+        self.keep = head.keep_alive and connection.keep_open and (self.is_bodiless or not head.is_http10)
+        ours = connection.listener.response_headers.of(head.lines)
+        start = ours.head(piece.status, piece.reason, piece.headers, keep_alive=self.keep)
+        framing = b"" if head.is_http10 or piece.status in BODILESS else b"transfer-encoding: chunked\r\n"
+        connection.stream(start + b"x-request-id: %b\r\n%b\r\n" % (self.id.encode(), framing))
+        self.is_streaming = True
+        self.stream_type = next((value for name, value in piece.headers if name.lower() == "content-type"), "")
+        # Counted and logged at its first piece, as TorchServe does.
+        connection.listener.record(connection.peer, head.line, piece.status, self.began, monotonic(), self.id)
+
+    def _send(self, connection: HttpConnection, start: bytes, body: bytes | bytearray, status: int, keep: bool) -> None:
+        transport = connection.transport
+        if len(body) <= ONE_WRITE_BYTES:
+            transport.write(start + body)
+        elif len(body) <= LARGE_ABOVE_BYTES:
+            transport.write(start)
+            transport.write(body)
+        else:
+            self._send_large(connection, start, body, status, keep)
+            return
+        self._sent(connection, status, keep)
+
+    def _sent(self, connection: HttpConnection, status: int, keep: bool) -> None:
+        """The whole answer was written."""
+        now = monotonic()
+        connection.listener.record(connection.peer, self.head.line, status, self.began, now, self.id)
+        self._end(connection, now, keep)
+
+    def _send_large(
+        self, connection: HttpConnection, start: bytes, body: bytes | bytearray, status: int, keep: bool
+    ) -> None:
+        """Write the head, and the body as the client takes it; the request is over, and its worker free, at once."""
+        self.job = None
+        self.keep = keep
+        connection.listener.record(connection.peer, self.head.line, status, self.began, monotonic(), self.id)
+        connection.stream(start)
+        feed = connection.listener.large_answers.feed(body, _Way(self, connection))
+        if feed.is_open:
+            self.feed = feed
+
+    def fed(self) -> None:
+        """A large answer was written to its end."""
+        self.feed = None
+        connection = self.connection
+        if connection is not None:
+            self._end(connection, monotonic(), self.keep and connection.keep_open)
+
+    def cut(self) -> None:
+        """A large answer cannot be kept for its client: break it off so that it cannot pass for a whole one."""
+        self.feed = None
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            self.release(connection)
+            connection.listener.metrics.count_refused("slow_reader")
+            connection.transport.abort()
+
+    def _end(self, connection: HttpConnection, now: float, keep: bool) -> None:
+        if self.small_bytes:
+            connection.listener.ledger.release_small(self.small_bytes)
+            self.small_bytes = 0
+        self.connection = self.job = self.hold = None
+        connection.finish(now, keep, is_refusal=self.refusal is not None)
+
+
+def _read_parts(body: bytes | bytearray, content_type: str) -> list[Part]:
+    """For a thread."""
+    return read_parts(bytes(body), content_type)
+
+
+class _Way:
+    """Where the pieces of a large answer go: an exchange's connection."""
+
+    __slots__ = ("_connection", "_exchange")
+
+    def __init__(self, exchange: Exchange, connection: HttpConnection) -> None:
+        self._exchange, self._connection = exchange, connection
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough waits for the client, or nothing can be written to it any more."""
+        return self._connection.flow.write_paused or self._connection.transport.is_closing()
+
+    def take(self, piece: bytes) -> None:
+        """Write a piece."""
+        self._connection.stream(piece)
+
+    def fed(self) -> None:
+        """That was the last."""
+        self._exchange.fed()
+
+    def cut(self) -> None:
+        """The rest is lost."""
+        self._exchange.cut()

@@ -1,0 +1,241 @@
+"""The inference surface over HTTP: which target is an inference route, and from a request to the data plane.
+
+It knows no sockets. `http_connection` asks it twice a request: `match` (once per distinct target, then from a table)
+and `predict`, which makes one `Request` of header and body and submits it. The answer's way back is the connection's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import unquote
+
+from marserve.api.http.request_body import is_form, read_fields, read_parts
+from marserve.errors import BadInput, WorkflowNotFound
+from marserve.messages import Part, Receiver, Request
+
+# Targets are the client's; the table of those seen must not grow with them.
+MAX_KNOWN_TARGETS = 1024
+MAX_KNOWN_TARGET_BYTES = 512
+MAX_SEGMENTS = 256
+# As long as a name may be that stands in a path.
+MAX_NAME_BYTES = 8 * 1024
+
+
+class Job(Protocol):
+    """An accepted request."""
+
+    def cancel(self) -> None:
+        """The client has gone: the receiver is not called any more. May be called at any time, and twice."""
+
+    def hold(self) -> None:
+        """The client does not keep up with its stream: have no more of it made. May be called at any time."""
+
+    def resume(self) -> None:
+        """The client has caught up. May be called at any time."""
+
+
+class DataPlane(Protocol):
+    """What takes requests; the registry does."""
+
+    @property
+    def only_startup_model(self) -> str | None:
+        """The model that was loaded at start, if it is exactly one."""
+
+    def submit(self, model: str, version: str | None, request: Request, receiver: Receiver) -> Job:
+        """Take a request for a model's version (None: its default). Raises typed errors when it cannot be taken."""
+
+
+class WorkflowPlane(Protocol):
+    """What takes requests for workflows."""
+
+    def submit(self, workflow: str, request: Request, receiver: Receiver) -> Job:
+        """Take a request for a workflow. Raises typed errors when it cannot be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An inference route, read from a target. Equal targets share one.
+
+    `model` is None on `/invocations` without `?model_name=`. `server_headers` go to the handler over the client's.
+    `query_parts` are the query's parameters on the routes that take them as input, else empty. `is_explain` tells an
+    explanation from a prediction. With `is_workflow` it is a workflow that `model` names.
+    """
+
+    model: str | None
+    version: str | None
+    server_headers: list[tuple[str, str]]
+    query_parts: list[Part]
+    is_explain: bool = False
+    is_workflow: bool = False
+
+
+class InferenceSurface:
+    """Turns inference requests over HTTP into requests of the data plane. Without `workflows` none is found.
+
+    `further_route` is a path that predicts as `/invocations` does, but takes no input from its query.
+    """
+
+    def __init__(
+        self, data_plane: DataPlane, workflows: WorkflowPlane | None = None, further_route: str | None = None
+    ) -> None:
+        self._data_plane = data_plane
+        self._workflows = workflows
+        self._further_route = None if further_route is None else further_route.encode()
+        self._known: dict[bytes, Route | None] = {}
+
+    def match(self, target: bytes) -> Route | None:
+        """The inference route that a request target names, or None. Raises BadInput for an endless query."""
+        known = self._known
+        try:
+            return known[target]
+        except KeyError:
+            route = read_route(target)
+        path = target.partition(b"?")[0]
+        if path == self._further_route and (route is None or _is_bare(path)):
+            route = Route(None, None, [("explain", "False")], [])
+        if len(target) <= MAX_KNOWN_TARGET_BYTES:
+            if len(known) >= MAX_KNOWN_TARGETS:
+                known.clear()
+            known[target] = route
+        return route
+
+    def predict(
+        self,
+        route: Route,
+        request_id: str,
+        headers: list[tuple[bytes, bytes]],
+        content_type: str | None,
+        body: bytes | bytearray,
+        receiver: Receiver,
+        deadline: float | None = None,
+        priority: int | None = None,
+        asked_version: str | None = None,
+        parts: list[Part] | None = None,
+    ) -> Job:
+        """Submit one request; the answer comes to `receiver`, possibly before this returns.
+
+        `parts` is what was read of the body, None where that is still to be done.
+
+        `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the model's own.
+        `asked_version` is a version, or a label, that the client asks for beside the path, which goes before it.
+
+        Raises BadInput for a body that cannot be read, and what the data plane raises.
+        """
+        if parts is not None:
+            pass
+        elif content_type is None or not is_form(content_type):
+            parts = [Part("body", body, content_type)]
+        else:
+            parts = read_parts(bytes(body), content_type)
+        if route.is_workflow:
+            return self._run_workflow(
+                route.model or "", Request(request_id, parts, headers, [], deadline, priority=priority), receiver
+            )
+        if route.query_parts:
+            parts = route.query_parts + parts
+        return self._data_plane.submit(
+            route.model or self._find_model(parts),
+            route.version,
+            Request(
+                request_id,
+                parts,
+                headers,
+                route.server_headers,
+                deadline,
+                is_explain=route.is_explain,
+                names_version=route.version is not None,
+                priority=priority,
+                asked_version=asked_version,
+            ),
+            receiver,
+        )
+
+    def _run_workflow(self, workflow: str, request: Request, receiver: Receiver) -> Job:
+        if self._workflows is None:
+            raise WorkflowNotFound(workflow)
+        return self._workflows.submit(workflow, request, receiver)
+
+    def _find_model(self, parts: list[Part]) -> str:
+        """The model of an `/invocations` that names none in its query (contract §1.2)."""
+        model = self._data_plane.only_startup_model
+        if model is None:
+            named = [part.body for part in parts if part.name == "model_name"]
+            if not named or not named[-1]:
+                raise BadInput("Parameter model_name is required.")
+            if len(named[-1]) > MAX_NAME_BYTES:
+                raise BadInput(f"Parameter model_name has more than {MAX_NAME_BYTES} bytes.")
+            model = named[-1].decode("utf-8", "replace")
+        return model
+
+
+def read_route(target: bytes) -> Route | None:
+    """Read a target in origin or absolute form; None when it is no inference route (contract §1.2).
+
+    Segments are split before they are decoded, so that `%2F` is part of a name (contract, Q48). Raises BadInput for
+    more segments, or parameters, than there can be.
+    """
+    path, _, query = target.partition(b"?")
+    if path[:1] != b"/":
+        scheme, _, rest = path.partition(b"://")
+        if scheme.lower() not in (b"http", b"https"):
+            return None
+        path = b"/" + rest.partition(b"/")[2]
+    if path.count(b"/") > MAX_SEGMENTS:
+        raise BadInput(f"The path has more than {MAX_SEGMENTS} segments.")
+    segments = [unquote(segment) for segment in path.decode("latin-1").rstrip("/").split("/")[1:]]
+    if not segments or not segments[0]:
+        return None
+    first = segments[0]
+    if first in _VERSIONED:
+        return _versioned(segments, _VERSIONED[first])
+    if first in ("v1", "v2"):
+        return _kserve(segments)
+    if first.lower() == "wfpredict":
+        is_named = len(segments) > 1 and segments[1] != ""  # what follows the name says nothing
+        return Route(segments[1], None, [], [], is_workflow=True) if is_named else None
+    match segments:
+        case ["invocations"]:
+            parts = read_fields(query)
+            named = [part.body for part in parts if part.name == "model_name"]
+            return Route(named[-1].decode("utf-8", "replace") or None if named else None, None, [], parts)
+        case ["models", str(model), "invoke"] if model:
+            return Route(model, None, [], read_fields(query))
+        case ["models" | "ping" | "api-description", *_]:
+            return None
+        case [str(model), "predict"]:
+            return Route(model, None, [], read_fields(query))
+        case [str(model), str(version), "predict"] if version:
+            return Route(model, version, [], read_fields(query))
+    return None
+
+
+_VERSIONED = {"predictions": "False", "explanations": "True"}
+_FIXED_BEGINNINGS = (b"predictions", b"explanations", b"wfpredict")
+
+
+def _is_bare(path: bytes) -> bool:
+    """Whether a path names a model as `/{m}/predict` does, TorchServe's oldest route: a chosen route goes before it."""
+    return path.endswith(b"/predict") and path.split(b"/")[1].lower() not in _FIXED_BEGINNINGS
+
+
+def _versioned(segments: list[str], explain: str) -> Route | None:
+    """`/predictions/{m}[/{v}[/any/more]]` and `/explanations/…`."""
+    if len(segments) < 2 or not segments[1] or (len(segments) > 2 and not segments[2]):
+        return None
+    version = segments[2] if len(segments) > 2 else None
+    url_path = "/".join(segments[3:])
+    return Route(segments[1], version, [("url_path", url_path), ("explain", explain)], [], explain == "True")
+
+
+def _kserve(segments: list[str]) -> Route | None:
+    """`/v1/models/{m}:predict`, `/v2/models/{m}/infer` and their `explain`; always the default version."""
+    match segments:
+        case ["v1", "models", str(word)] if ":predict" in word or ":explain" in word:
+            model, _, verb = word.partition(":")
+            explains = verb.startswith("explain")
+        case ["v2", "models", str(model), ("infer" | "explain") as verb]:
+            explains = verb == "explain"
+        case _:
+            return None
+    return Route(model, None, [("explain", str(explains))], [], explains) if model else None

@@ -1,0 +1,121 @@
+"""What the connections of one listening address share: limits, the surface, where answers are counted and logged.
+
+No sockets here. Nothing of it is global: a server makes one for each listener.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from marserve.api.auth import KnownHeads, Tokens
+from marserve.api.browsers import BrowserRules
+from marserve.api.decoding import Decoding
+from marserve.api.http.connections import ConnectionTable
+from marserve.api.http.inference import InferenceSurface
+from marserve.api.http.large_answers import LargeAnswers
+from marserve.api.http.request_head import Head, HttpLimits
+from marserve.api.http.response_headers import ResponseHeaders
+from marserve.api.request_ids import RequestIds
+
+MAX_KNOWN_HEADS: Final = 1024
+MAX_KNOWN_HEAD_BYTES: Final = 2048
+
+
+class AccessLog(Protocol):
+    """Takes a line for each request."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody reads: if not, the line need not be made."""
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether a line ends with the request's id."""
+
+    def write(self, line: str) -> None:
+        """Take one line; never blocks."""
+
+
+class HttpMetrics(Protocol):
+    """Counts answers by the first digit of their status, and what was refused by its cause."""
+
+    responses: list[int]
+
+    def count_refused(self, cause: str) -> None:
+        """Count a request or connection that was refused before it reached a version."""
+
+
+class Listener:
+    """What the connections of one listening address share."""
+
+    __slots__ = (
+        "access_log",
+        "browser_rules",
+        "connections",
+        "decoding",
+        "has_ids",
+        "heads",
+        "is_leaving",
+        "large_answers",
+        "ledger",
+        "limits",
+        "match",
+        "metrics",
+        "next_id",
+        "overload_status",
+        "response_headers",
+        "surface",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        surface: InferenceSurface | None,
+        limits: HttpLimits,
+        access_log: AccessLog,
+        metrics: HttpMetrics,
+        connections: ConnectionTable,
+        response_headers: ResponseHeaders,
+        overload_status: int,
+        large_answers: LargeAnswers,
+        tokens: Tokens | None = None,
+        browser_rules: BrowserRules | None = None,
+        decoding: Decoding | None = None,
+    ) -> None:
+        self.surface = surface
+        self.tokens = tokens
+        self.browser_rules = browser_rules
+        self.match = surface.match if surface is not None else _match_nothing
+        self.limits = limits
+        self.access_log: AccessLog | None = access_log if access_log.is_on else None
+        self.has_ids = access_log.has_ids
+        self.metrics = metrics
+        self.connections = connections
+        self.ledger = connections.ledger
+        self.response_headers = response_headers
+        self.overload_status = overload_status
+        self.large_answers = large_answers
+        self.decoding = decoding or Decoding()
+        # The server is about to stop: every answer asks its client to connect anew, elsewhere.
+        self.is_leaving = False
+        self.heads: dict[bytes, Head] = {} if tokens is None else KnownHeads(tokens)
+        self.next_id = RequestIds().next
+
+    def remember(self, head_bytes: bytes, head: Head) -> None:
+        """Keep an accepted header, so that the same bytes need not be parsed again."""
+        if len(head_bytes) > MAX_KNOWN_HEAD_BYTES:
+            return
+        if len(self.heads) >= MAX_KNOWN_HEADS:
+            self.heads.clear()
+        self.heads[head_bytes] = head
+
+    def record(self, peer: str, line: str, status: int, began: float, now: float, request_id: str) -> None:
+        """Count an answer that begins now, and log its request."""
+        self.metrics.responses[status // 100] += 1
+        if self.access_log is not None:
+            text = f'{peer} "{line}" {status} {int((now - began) * 1000)}'
+            self.access_log.write(f"{text} {request_id}" if self.has_ids else text)
+
+
+def _match_nothing(target: bytes) -> None:
+    """A listener without inference: every request is ASGI."""

@@ -1,0 +1,338 @@
+"""What the header of one request says, checked: is it HTTP/1.1 that can be read in one way only, and within limits?
+
+Pure: no sockets, no clock. The parser (llhttp, strict) has refused folded lines, bare CR and LF, NUL, two lengths, a
+length beside chunks, and what is no token; here is what it lets pass (RELIABILITY A2, B2, B6).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from marserve.api.errors import ExpectationFailed, HeadersTooLarge, MalformedRequest, TargetTooLong
+from marserve.api.http.inference import Route
+from marserve.api.http.request_body import is_form
+from marserve.errors import BadInput, BodyTooLarge, MethodNotAllowed
+from marserve.settings.shown_address import hide_query
+from marserve.telemetry.access_log import legible
+
+UNKNOWN_LENGTH = -1
+
+# In the value of `url`: a query (whose `&` may stand there as it is), and user information, escaped or not.
+_KEY = re.compile(r"([?&]url=[^&?%]*(?:%(?!3[Ff])[^&?%]*)*)(?:\?.*|%3[Ff][^&]*)", re.DOTALL)
+_VALUE = re.compile(r"([?&]url=)([^&]*)")
+_SECRET = re.compile(r"([?&]secret=)[^&]*")
+_USER = re.compile(
+    r"([?&]url=[A-Za-z](?:[A-Za-z0-9+]|%2[Bb])*(?::|%3[Aa])(?:/|%2[Ff]){2})[^/&@?%]*(?:%(?!2[Ff]|40)[^/&@?%]*)*(?:@|%40)"
+)
+
+# Longest relative deadline that a client may name: as far as 31 bits of milliseconds reach, about 25 days.
+MAX_TIMEOUT_MS = 2**31 - 1
+
+# As long as a version may be that stands in a path.
+MAX_VERSION_BYTES = 8 * 1024
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What one client may take. Sizes in bytes, times in seconds.
+
+    A header has `header_timeout_s` from its first byte (a connection that never sends any, from its opening). A body
+    may be silent for `body_timeout_s` before its first byte; after it at least `body_bytes_per_s` are expected,
+    measured over `body_window_s`. `stall_timeout_s` is how long an answer may wait for a client that takes nothing of
+    it; of a stream at most `stream_buffer_bytes` wait for a slow one. `drain_idle_s`: how long a connection without a
+    request is still listened to once the server is going. `linger_s`: how long a refused client is heard out, so that
+    it reads the refusal rather than a reset.
+    """
+
+    header_bytes: int = 64 * 1024
+    header_lines: int = 100
+    request_line_bytes: int = 8 * 1024
+    body_bytes: int = 6_553_500
+    body_chunks: int = 65_536
+    pipelined_requests: int = 256
+    connections: int = 8192
+    connections_per_address: int = 2048
+    stream_buffer_bytes: int = 8 * 1024 * 1024
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    body_bytes_per_s: int = 1024
+    body_window_s: float = 10.0
+    keep_alive_s: float = 75.0
+    stall_timeout_s: float = 60.0
+    drain_idle_s: float = 0.5
+    linger_s: float = 1.0
+
+
+class Head:
+    """One request's header, read. Never changed once made: identical headers share one.
+
+    `headers` are those a handler may see, `lines` all of them; `body_bytes` is UNKNOWN_LENGTH for a chunked body.
+    `line` is the request line as it may stand in a log. `is_plain`: its answer has a body and the connection stays.
+    `is_form`: its body is cut into fields. `is_repeatable`: the same bytes would be read the same again, whatever stood
+    before them.
+    `timeout_s`, `priority` and `asked_version` are what the client asks for, None where it does not; `fault` is what is
+    wrong with what it asks for. An inference route answers with it; the connection is none the worse.
+    """
+
+    __slots__ = (
+        "asked_version",
+        "body_bytes",
+        "content_type",
+        "expects_continue",
+        "fault",
+        "headers",
+        "is_form",
+        "is_head",
+        "is_http10",
+        "is_plain",
+        "is_repeatable",
+        "keep_alive",
+        "line",
+        "lines",
+        "method",
+        "priority",
+        "route",
+        "timeout_s",
+    )
+
+    def __init__(self, method: bytes, target: bytes, version: str, keep_alive: bool, lines: Headers) -> None:
+        self.method = method
+        self.line = request_line(method, target, version)
+        self.keep_alive = keep_alive
+        self.lines = lines
+        self.headers = lines
+        self.is_head = method == b"HEAD"
+        self.is_http10 = version == "1.0"
+        self.is_plain = keep_alive and not self.is_head
+        self.route: Route | None = None
+        self.content_type: str | None = None
+        self.is_form = False
+        self.body_bytes = 0
+        self.expects_continue = False
+        self.is_repeatable = False
+        self.timeout_s: float | None = None
+        self.priority: int | None = None
+        self.asked_version: str | None = None
+        self.fault: BadInput | None = None
+
+
+def request_line(method: bytes, target: bytes, version: str) -> str:
+    """`POST /predictions/noop HTTP/1.1`, fit for one line of a log: no quotation marks, controls, endless targets.
+
+    An address to be fetched from, the parameter `url`, is shown without what may be its key; `secret` is not shown.
+    """
+    text = target.decode("latin-1")
+    if "secret=" in text:
+        text = _SECRET.sub(r"\1…", text)
+    if "url=" in text:
+        text = _VALUE.sub(_hide, _USER.sub(r"\1", _KEY.sub(r"\1?…", text)))
+    return f"{method.decode('latin-1')} {legible(text)} HTTP/{version}"
+
+
+def _hide(found: re.Match[str]) -> str:
+    """A value of `url` without what else of it may be a key; as it was written where there is nothing of the kind."""
+    address = unquote(found[2])
+    shown = hide_query(address)
+    if shown == address:
+        return found[0]
+    return found[1] + "…".join(quote(part, safe="/:@?#=") for part in shown.split("…"))
+
+
+def read_head(
+    method: bytes,
+    target: bytes,
+    version: str,
+    keep_alive: bool,
+    lines: Headers,
+    limits: HttpLimits,
+    match: Callable[[bytes], Route | None],
+) -> Head:
+    """Read a header whose bytes the parser has accepted; `match` finds inference routes.
+
+    Raises an HttpRefusal, MethodNotAllowed (methods of other protocols) or BodyTooLarge (by its announced length).
+    """
+    if len(method) + len(target) + len("  HTTP/1.1\r\n") > limits.request_line_bytes:
+        raise TargetTooLong(limits.request_line_bytes)
+    if len(lines) > limits.header_lines:
+        raise HeadersTooLarge(limits.header_lines, "lines")
+    if version not in ("1.1", "1.0"):
+        raise MalformedRequest("the version must be HTTP/1.1 or HTTP/1.0")
+    if method in _FOREIGN_METHODS:
+        raise MethodNotAllowed
+    if target[:1] != b"/" or b"#" in target:
+        _check_odd_target(method, target)
+        lines = _name_host(target, lines)
+    head = Head(method, target, version, keep_alive, lines)
+    _read_lines(head, lines, is_ping=_PING(target) is not None)
+    if method != b"OPTIONS":
+        head.route = match(target)
+    if head.body_bytes > limits.body_bytes:
+        raise BodyTooLarge(limits.body_bytes)
+    head.is_repeatable = (
+        head.route is not None and keep_alive and not head.expects_continue and head.body_bytes != UNKNOWN_LENGTH
+    )
+    return head
+
+
+def header_bytes(lines: Headers) -> int:
+    """How many bytes these lines took on the wire, their separators and ends included."""
+    return sum(len(name) + len(value) for name, value in lines) + 4 * len(lines)
+
+
+def strip_upgrade(lines: Headers) -> Headers:
+    """The lines without an offer to change protocol, which the server is free to ignore (RFC 9110 §7.8)."""
+    kept = []
+    for name, value in lines:
+        word = name.lower()
+        if word == b"connection":
+            tokens = [token for token in value.split(b",") if token.strip().lower() != b"upgrade"]
+            if tokens:
+                kept.append((name, b",".join(tokens)))
+        elif word != b"upgrade":
+            kept.append((name, value))
+    return kept
+
+
+def _check_odd_target(method: bytes, target: bytes) -> None:
+    """Let an absolute target and the asterisk of OPTIONS pass (RFC 9112 §3.2), nothing else."""
+    is_absolute = target[:7].lower() == b"http://" or target[:8].lower() == b"https://"
+    if b"#" in target or not (is_absolute or target[:1] == b"/" or (method, target) == (b"OPTIONS", b"*")):
+        raise MalformedRequest("the target is neither a path nor an http URL")
+
+
+def _name_host(target: bytes, lines: Headers) -> Headers:
+    """The lines with the host of an absolute target in the place of each `Host`, which does not count beside it."""
+    _, absolute, rest = target.partition(b"://")
+    if not absolute:
+        return lines
+    host = re.split(rb"[/?]", rest, maxsplit=1)[0]
+    return [(name, host if name.lower() == b"host" else value) for name, value in lines]
+
+
+def _read_lines(head: Head, lines: Headers, *, is_ping: bool) -> None:
+    """Read what the lines say. `is_ping`: TorchServe's health check, which old balancers ask for without a Host."""
+    hosts = 0
+    hidden = False
+    for name, value in lines:
+        what = _NOTABLE.get(name) or _NOTABLE.get(name.lower())
+        if what is None:
+            continue
+        if what == "host":
+            hosts += 1
+            if not _HOST(value):
+                raise MalformedRequest("the Host is no host name")
+        elif what == "length":
+            head.body_bytes = int(value)
+        elif what == "type":
+            head.content_type = value.decode("latin-1")
+            head.is_form = is_form(head.content_type)
+        elif what == "hidden":
+            hidden = True
+        elif what in _WISHES:
+            try:
+                _read_wish(head, what, value)
+            except BadInput as error:
+                head.fault = error
+        elif what == "encoding":
+            if value.strip().lower() != b"chunked" or head.body_bytes == UNKNOWN_LENGTH or head.is_http10:
+                raise MalformedRequest("the only Transfer-Encoding that can be read is chunked, once, in HTTP/1.1")
+            head.body_bytes = UNKNOWN_LENGTH
+        elif not head.is_http10:  # HTTP/1.0 knows no Expect (RFC 9110 §10.1.1)
+            if value.strip().lower() != b"100-continue":
+                raise ExpectationFailed
+            head.expects_continue = True
+    if hosts != 1 and (hosts or not (head.is_http10 or is_ping)):
+        raise MalformedRequest("a request has exactly one Host")
+    if head.body_bytes == 0:
+        head.expects_continue = False
+    if hidden:
+        # Handlers take these for the server's own words; a client must not be able to say them (contract, Q4).
+        head.headers = [line for line in lines if _NOTABLE.get(line[0].lower()) != "hidden"]
+
+
+def _read_wish(head: Head, what: str, value: bytes) -> None:
+    """A deadline, a version or a priority. Raises BadInput for a value that is none, or a second one."""
+    if what == "timeout":
+        if head.timeout_s is not None:
+            raise BadInput("x-marserve-timeout-ms stands in the request more than once; it must stand there once.")
+        head.timeout_s = read_timeout_s(value)
+    elif what == "version":
+        if head.asked_version is not None:
+            raise BadInput("x-marserve-version stands in the request more than once; it must stand there once.")
+        head.asked_version = read_version(value)
+    else:
+        if head.priority is not None:
+            raise BadInput("x-marserve-priority stands in the request more than once; it must stand there once.")
+        head.priority = read_priority(value)
+
+
+def read_timeout_s(value: bytes) -> float:
+    """The value of `x-marserve-timeout-ms`, in seconds. Raises BadInput."""
+    if _DIGITS(value) and 1 <= (milliseconds := int(value)) <= MAX_TIMEOUT_MS:
+        return milliseconds / 1000
+    raise BadInput(
+        f"x-marserve-timeout-ms is {_show(value)}; it must be a whole number of milliseconds, 1 to {MAX_TIMEOUT_MS}."
+    )
+
+
+def read_version(value: bytes) -> str:
+    """The value of `x-marserve-version`: a version or a label, what is no plain text of it percent-encoded.
+
+    Raises BadInput for an empty one, and for one that is longer than any that there is.
+    """
+    if len(value) > MAX_VERSION_BYTES:
+        raise BadInput(f"x-marserve-version has {len(value)} bytes; it may have {MAX_VERSION_BYTES}.")
+    if not value.strip():
+        raise BadInput("x-marserve-version is empty; it must name a version of the model, or a label.")
+    return unquote(value.strip().decode("latin-1"), errors="replace")
+
+
+def read_priority(value: bytes) -> int:
+    """The value of `x-marserve-priority`. Raises BadInput."""
+    if len(value) == 1 and value.isdigit():
+        return int(value)
+    raise BadInput(f"x-marserve-priority is {_show(value)}; it must be a whole number from 0 (most urgent) to 9.")
+
+
+def _show(value: bytes) -> str:
+    """The client's own value, fit for a sentence."""
+    text = value.decode("latin-1")
+    return repr(text if len(text) <= 40 else text[:40] + "...")
+
+
+_WISHES = frozenset(("timeout", "priority", "version"))
+_DIGITS = re.compile(rb"[0-9]{1,10}").fullmatch
+
+# Keys are looked up as written first: these spellings cover nearly every client and save a copy in lower case.
+_NOTABLE = {
+    spelling: what
+    for name, what in (
+        (b"host", "host"),
+        (b"content-length", "length"),
+        (b"content-type", "type"),
+        (b"transfer-encoding", "encoding"),
+        (b"expect", "expect"),
+        (b"describe", "hidden"),
+        (b"explain", "hidden"),
+        (b"url_path", "hidden"),
+        (b"x-marserve-timeout-ms", "timeout"),
+        (b"x-marserve-priority", "priority"),
+        (b"x-marserve-version", "version"),
+    )
+    for spelling in (name, name.title())
+}
+
+_FOREIGN_METHODS = frozenset(
+    b"CONNECT PRI SOURCE DESCRIBE ANNOUNCE SETUP PLAY PAUSE TEARDOWN GET_PARAMETER SET_PARAMETER REDIRECT RECORD "
+    b"FLUSH".split()
+)
+
+_PING = re.compile(rb"/ping/?(?:\?.*)?", re.DOTALL).fullmatch
+
+# A host as an address bar has it, with or without port; RFC 3986 allows more, nobody sends more.
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+(?:%25[\w.~-]+)?\]|[\w.~%!$&'()*+,;=-]*)(?::\d*)?", re.ASCII).fullmatch

@@ -1,0 +1,11 @@
+"""The APIs over HTTP, beside inference itself.
+
+application  a listener's FastAPI application, made of routers
+models/      models, traffic, roll-outs, desired state, workflows, events, downloads
+platforms/   health, metrics, KServe, Open Inference, SageMaker, plug-ins
+only_here    refuses callers of other machines
+hang_up      ends what is done for a client that hung up
+late_routes  routes that are analysed at their first request
+schemas      the shapes of answers
+description  the OpenAPI document
+"""

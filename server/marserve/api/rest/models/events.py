@@ -1,0 +1,247 @@
+"""`/events/{source}` and `/watches` of the management API: what object stores tell, and how watches do.
+
+An event only makes a watch look sooner: what is loaded is what the store itself shows below a place that is watched.
+So a forged one costs one request of the store. Who may send: who has the management key, or the source's own secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hmac
+import logging
+import re
+from asyncio import to_thread
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, Path
+from starlette.requests import Request
+from starlette.responses import Response
+
+from marserve.api.auth import authorization_of
+from marserve.api.decoding import SHORT_BYTES
+from marserve.api.rest.application import PrettyJson
+from marserve.api.rest.late_routes import new_router
+from marserve.api.rest.models.event_bodies import Body, read_body
+from marserve.api.rest.schemas import ErrorBody, EventsTaken, StatusMessage, WatchDescription, WatchList
+from marserve.errors import BadInput, BadSettings, BodyTooLarge, InvalidToken
+from marserve.rollout.object_events import ObjectEvent, Verdict
+from marserve.settings.stores import Secret
+from marserve.telemetry.access_log import legible
+from marserve.telemetry.log_limit import caused_by
+
+log = logging.getLogger("marserve.api")
+
+MOST_EVENT_BYTES = 1 << 20
+MOST_SHOWN = 100
+SECRET_HEADERS = ("x-marserve-event-secret", "x-goog-channel-token", "aeg-sas-key")
+SECRET_PARAMETER = "secret"
+_SOURCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
+
+Source = Annotated[str, Path(description="who sends: a name of `event_secrets`, or any with the management key")]
+Name = Annotated[str, Path(description="`name` in the list of watches")]
+
+
+class Watches(Protocol):
+    """The watches of a server, of which this knows no more."""
+
+    def names(self) -> list[str]:
+        """Their names."""
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """How one does."""
+
+    def look(self, name: str) -> None:
+        """Have it look now."""
+
+    def announce(self, events: Sequence[ObjectEvent]) -> list[Verdict]:
+        """Take events."""
+
+
+class EventSecrets:
+    """The secrets of sources, and what else lets a sender in.
+
+    `secrets` are those of the settings, by source; some stand in variables of `environment` or in files. `check_key`
+    raises InvalidToken for what is not the management key; None where the management API asks for none. Then, and
+    without any secret, everybody may send who reaches the management API.
+    """
+
+    def __init__(
+        self,
+        secrets: Mapping[str, Secret],
+        check_key: Callable[[str | bytes | None], None] | None,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._secrets = secrets
+        self._check_key = check_key
+        self._environment = environment
+
+    def check(self, source: str, request: Request) -> None:
+        """Let a request of this source pass. Raises InvalidToken, in the same words whatever was wrong. Blocks."""
+        authorization = authorization_of(request.scope["headers"])
+        if self._check_key is not None:
+            try:
+                self._check_key(authorization)
+            except InvalidToken:
+                pass
+            else:
+                return
+        elif not self._secrets:
+            return
+        # Of a source without a secret something is compared as well: time does not tell which sources there are.
+        secret = self._reveal(source).encode()
+        is_right = False
+        for offered in _offered(request, authorization):
+            is_right |= hmac.compare_digest(offered, secret)
+        if not is_right or not secret:
+            raise InvalidToken("Authorization")
+
+    def _reveal(self, source: str) -> str:
+        """The secret of a source as it is now; empty where it has none, or none can be read."""
+        secret = self._secrets.get(source)
+        if secret is None:
+            return ""
+        try:
+            return secret.reveal(self._environment)
+        except BadSettings as error:
+            log.error("The secret of the event source %s cannot be read: %s", source, error, extra=caused_by(""))
+            return ""
+
+
+def _offered(request: Request, authorization: bytes | None) -> list[bytes]:
+    """Where stores can put a secret: a header, the key of a webhook, the password of an address, its query."""
+    found = [value.encode("latin-1") for name in SECRET_HEADERS for value in request.headers.getlist(name)]
+    found += [value.encode() for value in request.query_params.getlist(SECRET_PARAMETER)]
+    scheme, _, rest = (authorization or b"").strip().partition(b" ")
+    if scheme.lower() == b"bearer":
+        found.append(rest.strip())
+    elif scheme.lower() == b"basic":
+        with contextlib.suppress(binascii.Error):
+            found.append(base64.b64decode(rest.strip(), validate=True).partition(b":")[2])
+    elif scheme:
+        found.append(scheme if not rest else authorization or b"")
+    return found or [b""]
+
+
+def events_router(watches: Watches, secrets: EventSecrets, count: Callable[[str, int], None]) -> APIRouter:
+    """The route that takes events. It asks for keys and secrets itself. `count` is told of outcomes, for metrics."""
+    router = new_router(PrettyJson)
+
+    @router.post(
+        "/events/{source}",
+        operation_id="takeEvents",
+        summary="Tell that objects of a watched store came or went",
+        responses={
+            200: {"model": EventsTaken, "description": "nothing of it is watched"},
+            202: {"model": EventsTaken, "description": "the store is looked at"},
+            400: {"model": ErrorBody},
+            413: {"model": ErrorBody},
+        },
+        openapi_extra={
+            "requestBody": {
+                "description": "an event of S3, MinIO, SNS, EventBridge, Pub/Sub or Event Grid, or `url` of an object",
+                "content": {"application/json": {"schema": {"type": "object"}}},
+            }
+        },
+    )
+    async def take(request: Request, source: Source) -> Response:
+        if not _SOURCE.fullmatch(source):
+            raise BadInput("The name of a source is up to 64 letters, digits, _, . and -.")
+        try:
+            await to_thread(secrets.check, source, request)  # one may stand in a file
+        except InvalidToken:
+            count("unauthorized", 1)
+            raise
+        try:
+            data, headers = await _read(request), {key.lower(): value for key, value in request.headers.items()}
+            body = await read_events(data, headers)
+            verdicts = watches.announce(body.events)
+        except BadInput:
+            count("bad", 1)
+            raise
+        peer = caused_by("" if request.client is None else f"{request.client.host}:{request.client.port}")
+        if body.confirm:
+            log.warning(
+                "Events of %s begin when somebody confirms the subscription: open %s",
+                source,
+                body.confirm.split("?")[0],
+                extra=peer,
+            )
+        if body.reply is not None:
+            return PrettyJson(body.reply)
+        looks = [verdict for verdict in verdicts if verdict.action == "look"]
+        count("look", len(looks))
+        count("ignored", len(verdicts) - len(looks) + len(body.unknown))
+        for verdict in verdicts[:MOST_SHOWN]:
+            why = f" ({verdict.reason})" if verdict.reason else ""
+            log.info("Event of %s: %s: %s%s", source, legible(verdict.event.shown), verdict.action, why, extra=peer)
+        return PrettyJson(
+            {
+                "status": f"{len(looks)} of {len(verdicts) + len(body.unknown)} events make a watch look"
+                if verdicts or body.unknown
+                else "There was no event in it",
+                "events": [verdict.document() for verdict in verdicts[:MOST_SHOWN]],
+                "ignoredKinds": sorted({word[:80] for word in body.unknown})[:MOST_SHOWN],
+            },
+            status_code=202 if looks else 200,
+        )
+
+    return router
+
+
+async def read_events(data: bytes, headers: Mapping[str, str]) -> Body:
+    """The events in a body, read by a thread where it is long. Raises BadInput."""
+    return read_body(data, headers) if len(data) <= SHORT_BYTES else await to_thread(read_body, data, headers)
+
+
+async def _read(request: Request) -> bytes:
+    """The body, bounded as it comes. Raises BodyTooLarge."""
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > MOST_EVENT_BYTES:
+            raise BodyTooLarge(MOST_EVENT_BYTES)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def watches_router(watches: Watches) -> APIRouter:
+    """The routes below `/watches`."""
+    router = new_router(PrettyJson)
+
+    @router.get(
+        "/watches",
+        operation_id="listWatches",
+        summary="List the places that are watched, and how that goes",
+        responses={200: {"model": WatchList}},
+    )
+    async def list_watches() -> Response:
+        described = [watches.describe(name) for name in watches.names()]
+        return PrettyJson({"watches": [_without_archives(each) for each in described]})
+
+    @router.get(
+        "/watches/{name}",
+        operation_id="describeWatch",
+        summary="Describe a watch, with what became of each archive",
+        responses={200: {"model": WatchDescription}, 404: {"model": ErrorBody}},
+    )
+    async def describe_watch(name: Name) -> Response:
+        return PrettyJson(watches.describe(name))
+
+    @router.post(
+        "/watches/{name}/look",
+        operation_id="lookAtWatch",
+        summary="Look at a watched place now",
+        responses={202: {"model": StatusMessage}, 404: {"model": ErrorBody}},
+    )
+    async def look(name: Name) -> Response:
+        watches.look(name)
+        return PrettyJson({"status": f"Watch {name} looks now"}, status_code=202)
+
+    return router
+
+
+def _without_archives(described: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in described.items() if key not in ("archiveList", "archivesShown")}

@@ -1,0 +1,527 @@
+"""The management API over HTTP: from paths and parameters to calls of the registry, and its answers back (contract 2).
+
+It decides nothing about models; what may be done to them, and what went wrong, the registry says.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from asyncio import to_thread
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import WithJsonSchema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from marserve.api.decoding import SHORT_BYTES
+from marserve.api.errors import error_message, error_status, error_type
+from marserve.api.http.request_body import is_form, is_quick, read_parts
+from marserve.api.http.request_head import read_timeout_s
+from marserve.api.http.response_headers import ResponseHeaders
+from marserve.api.parameters import Parameters, QueryParameters, read_parameters
+from marserve.api.rest.application import PrettyJson
+from marserve.api.rest.hang_up import while_connected
+from marserve.api.rest.late_routes import new_router
+from marserve.api.rest.models.swap import add_swap
+from marserve.api.rest.models.traffic import Dry, add_traffic, is_dry
+from marserve.api.rest.schemas import (
+    CheckReport,
+    DryRunStatus,
+    KServeReady,
+    ModelDescription,
+    ModelList,
+    Name,
+    NotThere,
+    RegisterBody,
+    StatusMessage,
+    error_answers,
+)
+from marserve.errors import BadInput, ModelNotFound, VersionNotFound, without_stop
+from marserve.messages import Answer, Part
+from marserve.registry.intake.registration import (
+    Progress,
+    RegisterParameters,
+    default_set_message,
+    unregistered_message,
+)
+from marserve.registry.models import Registry
+from marserve.rollout.changes import Changes, DirectChanges
+from marserve.rollout.dry_runs import DryRuns
+from marserve.rollout.rollouts import Rollouts
+from marserve.settings.values import MemoryWish, read_memory_wish
+
+log = logging.getLogger("marserve.api")
+
+REGISTER_PARAMETERS = (
+    "url",
+    "model_name",
+    "handler",
+    "runtime",
+    "batch_size",
+    "max_batch_delay",
+    "response_timeout",
+    "startup_timeout",
+    "memory",
+    "load",
+    "pinned",
+    "initial_workers",
+    "synchronous",
+    "s3_sse_kms",
+    "dry_run",
+)
+# `timeout` and `number_gpu` stand in TorchServe's documentation and never did anything; its clients still send them.
+SCALE_PARAMETERS = (
+    "min_worker",
+    "max_worker",
+    "synchronous",
+    "model_version",
+    "timeout",
+    "number_gpu",
+    "batch_size",
+    "max_batch_delay",
+    "dry_run",
+)
+
+NO_KMS = (
+    "s3_sse_kms=true asks for a download from S3 with a signature, and this url is no address of S3; name "
+    "s3://bucket/key or https://bucket.s3.region.amazonaws.com/key, or leave s3_sse_kms out."
+)
+UNREGISTER_PARAMETERS = ("model_version", "force", "dry_run")
+
+MOST_CHECK_SAMPLES = 64
+MOST_REMARKS = 1000
+
+# What clients send for "not given" where a number must stand.
+_NOT_GIVEN = {
+    "batch_size": (-1,),
+    "max_batch_delay": (-100, -10000),
+    "response_timeout": (-1,),
+    "startup_timeout": (-1,),
+}
+_NOT_THERE: dict[int | str, dict[str, Any]] = {404: {"model": NotThere}}
+_STATUS: dict[Progress, int] = {"done": 200, "begun": 202, "partial": 206}
+
+# Parameters of queries. They come as text and are read by `QueryParameters`; these say what they mean to be.
+Integer = Annotated[str | None, WithJsonSchema({"type": "integer"})]
+Flag = Annotated[str | None, WithJsonSchema({"type": "boolean"})]
+Limit = Annotated[Integer, Query(description="most models in the answer, 1 to 100; 100 if not given")]
+PageToken = Annotated[Integer, Query(description="`nextPageToken` of the page before")]
+Customized = Annotated[Flag, Query(description="ask the handler too, for `customizedMetadata`")]
+MinWorker = Annotated[Integer, Query(description="fewest workers, 0 ends them all; 1 if not given")]
+MaxWorker = Annotated[Integer, Query(description="most workers; `min_worker` if not given")]
+BatchSize = Annotated[Integer, Query(description="most requests in a batch from now on; as it was if not given")]
+BatchDelay = Annotated[Integer, Query(description="longest wait for a batch from now on, ms; as it was if not given")]
+Forced = Annotated[Flag, Query(description="also a version that has a weight or a label, and these with it")]
+Waiting = Annotated[Flag, Query(description="wait until the workers have loaded the model; true if not given")]
+NotWaiting = Annotated[Flag, Query(description="wait until the workers have loaded the model; false if not given")]
+
+
+def said(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What the API description says of these statuses: a sentence, and with 200 also what a dry run says."""
+    return {status: {"model": DryRunStatus if status == 200 else StatusMessage} for status in statuses}
+
+
+def management_router(
+    registry: Registry, *, enable_model_api: bool, changes: Changes | None = None, rollouts: Rollouts | None = None
+) -> APIRouter:
+    """The routes of the management listener. Without `enable_model_api` none that registers or unregisters.
+
+    `changes` is what calls that change models go to; the registry itself if not given. Dry runs say what the changes
+    have to do with `rollouts`.
+    """
+    changes = changes or DirectChanges(registry)
+    dry_runs = DryRuns(registry, changes, rollouts)
+    router = new_router(PrettyJson)
+    add_traffic(router, registry, changes)  # first: its paths look like those of versions
+    _add_models(router, registry)
+    _add_scale(router, registry, changes, dry_runs)
+    _add_default(router, registry, changes, dry_runs)
+    _add_check(router, registry)
+    if enable_model_api:
+        add_swap(router, registry, changes, REGISTER_PARAMETERS, read_registration)
+        _add_register(router, changes, dry_runs)
+        _add_unregister(router, changes, dry_runs)
+    return router
+
+
+class Remarks:
+    """Says once in the log what was odd about calls that name no model; the same again says nothing."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+
+    def tell(self, call: str, sentences: Iterable[str]) -> None:
+        """Log those of a call's warnings that are new; clients' words are many, so their number is bounded."""
+        for sentence in sentences:
+            if (call, sentence) not in self._told and len(self._told) < MOST_REMARKS:
+                self._told.add((call, sentence))
+                log.warning("%s: %s", call, sentence)
+
+
+def _add_models(router: APIRouter, registry: Registry) -> None:
+    """What is there: list, describe, KServe's question."""
+    remarks = Remarks()
+
+    @router.get("/models", operation_id="listModels", summary="List models", responses={200: {"model": ModelList}})
+    async def list_models(
+        request: Request,
+        limit: Limit = None,
+        next_page_token: PageToken = None,
+    ) -> Response:
+        query = QueryParameters(request.query_params, ("limit", "next_page_token"))
+        page = registry.list_models(query.integer("limit"), query.integer("next_page_token"))
+        remarks.tell("GET /models", query.warnings)
+        return PrettyJson(page.document())
+
+    @router.get(
+        "/models/{model_name}",
+        operation_id="describeModel",
+        summary="Describe a model's default version",
+        responses={200: {"model": list[ModelDescription]}, **error_answers(500, 503, 504), **_NOT_THERE},
+    )
+    async def describe(
+        request: Request,
+        model_name: Name,
+        customized: Customized = None,
+        model_version: Annotated[str | None, Query(description="another version than the default one")] = None,
+    ) -> Response:
+        return await _describe(registry, request, model_name, model_version or None, customized)
+
+    @router.get(
+        "/models/{model_name}/{model_version}",
+        operation_id="version_describeModel",
+        summary="Describe a version, or `all`",
+        responses={200: {"model": list[ModelDescription]}, **error_answers(500, 503, 504), **_NOT_THERE},
+    )
+    async def describe_version(
+        request: Request, model_name: Name, model_version: Name, customized: Customized = None
+    ) -> Response:
+        if model_version == "all":
+            try:
+                return PrettyJson(registry.describe_all(model_name))
+            except ModelNotFound as error:
+                return _not_there_yet(error, registry.arriving(model_name))
+        return await _describe(registry, request, model_name, model_version, customized)
+
+    @router.get(
+        "/v1/models/{model_name}",
+        operation_id="kserveReady",
+        summary="Whether a model can answer (KServe V1)",
+        responses={200: {"model": KServeReady}, **error_answers(404)},
+    )
+    async def is_ready(model_name: Name) -> Response:
+        return PrettyJson({"name": model_name, "ready": registry.is_model_ready(model_name)})
+
+
+async def _describe(
+    registry: Registry, request: Request, model: str, version: str | None, customized: str | None
+) -> Response:
+    try:
+        registry.check_exists(model, version)
+    except (ModelNotFound, VersionNotFound) as error:
+        return _not_there_yet(error, registry.arriving(model, version))
+    if (customized or "").lower() != "true":
+        return PrettyJson([registry.describe(model, version)])
+    told = request.headers.get("x-marserve-timeout-ms")
+    within_s = None if told is None else read_timeout_s(told.encode("latin-1"))
+    headers = getattr(request.state, "sent_headers", request.headers.raw)
+    asking = registry.describe_customized(model, version, within_s, headers)
+    described, answer = await while_connected(request, asking)
+    if len(answer.body) > SHORT_BYTES:
+        return _dress(await to_thread(PrettyJson, [described]), answer)
+    return _dress(PrettyJson([described]), answer)
+
+
+def _not_there_yet(error: ModelNotFound | VersionNotFound, arriving: list[dict[str, Any]]) -> Response:
+    """The error, and how far what is fetched for such a model is; nothing is there to be described before."""
+    if not arriving:
+        raise error
+    document = {"code": error_status(error), "type": error_type(error), "message": error_message(error)}
+    return PrettyJson({**document, "arriving": arriving}, status_code=error_status(error))
+
+
+_FRAMING = frozenset(("content-length", "transfer-encoding", "connection", "keep-alive", "trailer", "upgrade"))
+
+
+def _dress(response: Response, answer: Answer) -> Response:
+    """Give the response the status and the headers that the handler set. Raises HandlerFailed for illegal ones."""
+    ResponseHeaders().head(answer.status, answer.reason, answer.headers, keep_alive=True)
+    response.status_code = answer.status
+    for name, value in answer.headers:
+        if name.lower() not in _FRAMING:
+            response.headers[name] = value
+    return response
+
+
+def _add_scale(router: APIRouter, registry: Registry, changes: Changes, dry_runs: DryRuns) -> None:
+    """What may always be changed: the number of workers, and how batches are formed."""
+
+    async def scale(request: Request, model: str, version: str | None) -> Response:
+        query = QueryParameters(request.query_params, SCALE_PARAMETERS)
+        minimum, maximum = query.whole("min_worker"), query.whole("max_worker")
+        batch_size, delay_ms = query.whole("batch_size"), query.whole("max_batch_delay")
+        is_synchronous = query.flag("synchronous", False)
+        named = version or query.text("model_version") or None
+        delay_s = None if delay_ms is None else delay_ms / 1000
+        tunes = batch_size is not None or delay_ms is not None
+        scales = not tunes or minimum is not None or maximum is not None
+        minimum = 1 if minimum is None else minimum
+        maximum = minimum if maximum is None else maximum
+        if is_dry(request):
+            would = [dry_runs.tune(model, named, batch_size=batch_size, max_batch_delay_s=delay_s)] if tunes else []
+            if scales:
+                would.append(dry_runs.scale(model, named, min_workers=minimum, max_workers=maximum))
+            whole = would[0] if len(would) == 1 else would[0].beside(would[1])
+            return PrettyJson(whole.noting(*query.warnings).document())
+        if query.warnings:
+            registry.remark(model, named, query.warnings)
+        if tunes:
+            told = await changes.tune(model, named, batch_size=batch_size, max_batch_delay_s=delay_s)
+            if not scales:
+                return PrettyJson({"status": told})
+        scaled = await changes.scale(model, named, min_workers=minimum, max_workers=maximum, synchronous=is_synchronous)
+        return PrettyJson({"status": scaled.message}, status_code=_STATUS[scaled.progress])
+
+    answers = {**said(200, 202, 206), **error_answers(400, 404, 500, 503, 507)}
+
+    @router.put(
+        "/models/{model_name}",
+        operation_id="setAutoScale",
+        summary="Scale a model's default version, or change how its batches are formed",
+        responses=answers,
+    )
+    async def scale_default(
+        request: Request,
+        model_name: Name,
+        min_worker: MinWorker = None,
+        max_worker: MaxWorker = None,
+        synchronous: NotWaiting = None,
+        batch_size: BatchSize = None,
+        max_batch_delay: BatchDelay = None,
+        dry_run: Dry = None,
+        model_version: Annotated[str | None, Query(description="another version than the default one")] = None,
+    ) -> Response:
+        return await scale(request, model_name, None)
+
+    @router.put(
+        "/models/{model_name}/{model_version}",
+        operation_id="version_setAutoScale",
+        summary="Scale a version, or change how its batches are formed",
+        responses=answers,
+    )
+    async def scale_version(
+        request: Request,
+        model_name: Name,
+        model_version: Name,
+        min_worker: MinWorker = None,
+        max_worker: MaxWorker = None,
+        synchronous: NotWaiting = None,
+        batch_size: BatchSize = None,
+        max_batch_delay: BatchDelay = None,
+        dry_run: Dry = None,
+    ) -> Response:
+        return await scale(request, model_name, model_version)
+
+
+def _add_default(router: APIRouter, registry: Registry, changes: Changes, dry_runs: DryRuns) -> None:
+    @router.put(
+        "/models/{model_name}/{model_version}/set-default",
+        operation_id="setDefault",
+        summary="Let a version answer requests that name none",
+        responses={**said(200), **error_answers(404, 409)},
+    )
+    async def set_default(request: Request, model_name: Name, model_version: Name, dry_run: Dry = None) -> Response:
+        if is_dry(request):
+            return PrettyJson(dry_runs.set_default(model_name, model_version).document())
+        await changes.set_default(model_name, model_version)
+        has_rule = registry.traffic.rule_of(model_name) is not None
+        return PrettyJson({"status": default_set_message(model_name, model_version, has_rule=has_rule)})
+
+
+def _add_check(router: APIRouter, registry: Registry) -> None:
+    """Whether batches are answered as single requests."""
+
+    async def check(request: Request, model: str, version: str | None) -> Response:
+        body = await request.body()
+        samples: list[list[Part]] = []
+        if body:
+            content_type = request.headers.get("content-type")
+            if content_type is None or not is_form(content_type) or is_quick(body, content_type):
+                parts = read_parts(body, content_type)
+            else:
+                parts = await to_thread(read_parts, body, content_type)
+            # Of a form each value is a sample by itself, as the body of one request.
+            samples = [[Part("body", part.body, part.content_type)] for part in parts]
+        if len(samples) > MOST_CHECK_SAMPLES:
+            raise BadInput(f"There are {len(samples)} samples; a check takes at most {MOST_CHECK_SAMPLES}.")
+        return PrettyJson(await registry.check(model, version, samples))
+
+    answers: dict[int | str, dict[str, Any]] = {200: {"model": CheckReport}, **error_answers(400, 404, 500, 503)}
+    body: dict[str, Any] = {
+        "requestBody": {
+            "description": "one sample, or several as the values of a form; none: the samples of the model",
+            "content": {
+                "*/*": {"schema": {"type": "string", "format": "binary"}},
+                "multipart/form-data": {"schema": {"type": "object"}},
+            },
+        }
+    }
+
+    @router.post(
+        "/models/{model_name}/check",
+        operation_id="checkModel",
+        summary="Compare batches of the default version with single requests",
+        responses=answers,
+        openapi_extra=body,
+    )
+    async def check_default(request: Request, model_name: Name) -> Response:
+        return await check(request, model_name, None)
+
+    @router.post(
+        "/models/{model_name}/{model_version}/check",
+        operation_id="version_checkModel",
+        summary="Compare batches of a version with single requests",
+        responses=answers,
+        openapi_extra=body,
+    )
+    async def check_version(request: Request, model_name: Name, model_version: Name) -> Response:
+        return await check(request, model_name, model_version)
+
+
+def _add_register(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> None:
+    @router.post(
+        "/models",
+        operation_id="registerModel",
+        summary="Register an archive as a version of a model",
+        responses={**said(200, 202, 206), **error_answers(400, 404, 409, 500, 503, 507)},
+        openapi_extra={
+            "requestBody": {
+                "description": "the parameters as JSON, in place of the query",
+                "content": {"application/json": {"schema": RegisterBody.model_json_schema()}},
+            }
+        },
+    )
+    async def register(
+        request: Request,
+        url: Annotated[str | None, Query(description="the archive's name in the model store")] = None,
+        model_name: Annotated[str | None, Query(description="in place of the manifest's name")] = None,
+        handler: Annotated[str | None, Query(description="in place of the manifest's handler")] = None,
+        runtime: Annotated[str | None, Query(description="`python` or `python3`")] = None,
+        batch_size: Annotated[Integer, Query(description="most requests in a batch")] = None,
+        max_batch_delay: Annotated[Integer, Query(description="longest wait for a batch, milliseconds")] = None,
+        response_timeout: Annotated[Integer, Query(description="longest time for a batch, seconds")] = None,
+        startup_timeout: Annotated[Integer, Query(description="longest time to load the model, seconds")] = None,
+        initial_workers: Annotated[Integer, Query(description="workers to start with")] = None,
+        memory: Annotated[str | None, Query(description="memory with one worker, as `2GiB`")] = None,
+        load: Annotated[str | None, Query(description="`start`, or `on_demand`: at the first request")] = None,
+        pinned: Annotated[Flag, Query(description="whether it never makes room for another model")] = None,
+        synchronous: Waiting = None,
+        s3_sse_kms: Annotated[Flag, Query(description="sign the download from an https address of S3")] = None,
+        dry_run: Dry = None,
+    ) -> Response:
+        parameters = await read_parameters(request, REGISTER_PARAMETERS)
+        if is_dry(request, parameters):
+            return PrettyJson((await dry_runs.register(read_registration(parameters))).document())
+        registered = await changes.register(read_registration(parameters))
+        return PrettyJson({"status": registered.message}, status_code=_STATUS[registered.progress])
+
+
+def sign(url: str) -> str:
+    """The address of the same object of S3 that is asked for with a signature. Raises BadInput for what is none.
+
+    Requests to `s3://` addresses always have one, and S3 decrypts for who may: KMS needs nothing else.
+    """
+    if re.match(r"s3[an]?://", url, re.IGNORECASE):
+        return url
+    if not re.match(r"https://", url, re.IGNORECASE):
+        raise BadInput(NO_KMS)
+    return f"s3+{url}"
+
+
+def read_registration(parameters: Parameters) -> RegisterParameters:
+    """What a registration asks for, in seconds. Raises BadInput where the URL, or a value in JSON, cannot be used."""
+    url = parameters.text("url")
+    if url is None:
+        raise BadInput("Parameter url is required.")
+    numbers = {name: _given(parameters, name) for name in _NOT_GIVEN}
+    workers = parameters.integer("initial_workers")
+    if workers is not None and workers < 0:
+        parameters.warnings.append(f"initial_workers is {workers}, which counts as 0")
+        workers = 0
+    if parameters.flag("s3_sse_kms", False):
+        url = sign(url)
+    delay_ms = numbers["max_batch_delay"]
+    synchronous = parameters.flag("synchronous", True)
+    return RegisterParameters(
+        url=url,
+        model_name=parameters.text("model_name") or None,
+        handler=parameters.text("handler") or None,
+        runtime=parameters.text("runtime"),
+        batch_size=numbers["batch_size"],
+        max_batch_delay_s=None if delay_ms is None else delay_ms / 1000,
+        response_timeout_s=numbers["response_timeout"],
+        startup_timeout_s=numbers["startup_timeout"],
+        initial_workers=workers,
+        synchronous=synchronous,
+        memory=_read_memory(parameters),
+        warnings=tuple(parameters.warnings),
+    )
+
+
+def _read_memory(parameters: Parameters) -> MemoryWish:
+    said: dict[str, object] = {name: parameters.text(name) for name in ("memory", "load")}
+    if said["memory"] is not None and str(said["memory"]).isdigit():
+        said["memory"] = int(str(said["memory"]))
+    if parameters.has("pinned"):
+        said["pinned"] = parameters.flag("pinned", False)
+    try:
+        return read_memory_wish(said)
+    except ValueError as error:
+        raise BadInput(f"{without_stop(error)}.") from None
+
+
+def _given(parameters: Parameters, name: str) -> int | None:
+    number = parameters.integer(name)
+    return None if number in _NOT_GIVEN[name] else number
+
+
+def _add_unregister(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> None:
+    answers = {**said(200), **error_answers(403, 404, 408, 409)}
+
+    async def unregister(request: Request, model: str, version: str | None) -> Response:
+        query = QueryParameters(request.query_params, UNREGISTER_PARAMETERS)
+        named = version or query.text("model_version") or None
+        is_forced = query.flag("force", False)
+        if is_dry(request):
+            return PrettyJson(dry_runs.unregister(model, named, force=is_forced).noting(*query.warnings).document())
+        await changes.unregister(model, named, force=is_forced)
+        return PrettyJson({"status": unregistered_message(model)})
+
+    @router.delete(
+        "/models/{model_name}",
+        operation_id="unregisterModel",
+        summary="Unregister a model's only version",
+        responses=answers,
+    )
+    async def unregister_default(
+        request: Request,
+        model_name: Name,
+        model_version: Annotated[str | None, Query(description="the version; needed if there are several")] = None,
+        force: Forced = None,
+        dry_run: Dry = None,
+    ) -> Response:
+        return await unregister(request, model_name, None)
+
+    @router.delete(
+        "/models/{model_name}/{model_version}",
+        operation_id="version_unregisterModel",
+        summary="Unregister a version",
+        responses=answers,
+    )
+    async def unregister_version(
+        request: Request, model_name: Name, model_version: Name, force: Forced = None, dry_run: Dry = None
+    ) -> Response:
+        return await unregister(request, model_name, model_version)

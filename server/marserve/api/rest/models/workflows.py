@@ -1,0 +1,134 @@
+"""The management API of workflows over HTTP (contract 4.3): from paths and parameters to calls, and answers back.
+
+It decides nothing about workflows; what may be done to them, and what went wrong, `workflows` says.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from marserve.api.parameters import Parameters, QueryParameters, read_parameters
+from marserve.api.rest.application import PrettyJson
+from marserve.api.rest.late_routes import new_router
+from marserve.api.rest.models.management import Flag, Integer, Remarks, sign
+from marserve.api.rest.models.traffic import refuse_dry_run
+from marserve.api.rest.schemas import (
+    Name,
+    RegisterWorkflowBody,
+    StatusMessage,
+    WorkflowDescription,
+    WorkflowList,
+    error_answers,
+)
+from marserve.errors import BadInput
+from marserve.workflows.workflows import WorkflowParameters, Workflows
+
+REGISTER_PARAMETERS = ("url", "workflow_name", "response_timeout", "startup_timeout", "s3_sse_kms")
+
+Limit = Annotated[Integer, Query(description="most workflows in the answer, 1 to 100; 100 if not given")]
+PageToken = Annotated[Integer, Query(description="`nextPageToken` of the page before")]
+
+
+def workflow_router(workflows: Workflows, *, enable_model_api: bool) -> APIRouter:
+    """The routes for workflows. Without `enable_model_api` none that registers or unregisters: they run archives' code
+    as those of models do.
+    """
+    router = new_router(PrettyJson)
+    _add_list(router, workflows)
+    if enable_model_api:
+        _add_changes(router, workflows)
+    return router
+
+
+def _add_list(router: APIRouter, workflows: Workflows) -> None:
+    remarks = Remarks()
+
+    @router.get(
+        "/workflows", operation_id="listWorkflows", summary="List workflows", responses={200: {"model": WorkflowList}}
+    )
+    async def list_workflows(request: Request, limit: Limit = None, next_page_token: PageToken = None) -> Response:
+        query = QueryParameters(request.query_params, ("limit", "next_page_token"))
+        page = workflows.list_workflows(query.integer("limit"), query.integer("next_page_token"))
+        remarks.tell("GET /workflows", query.warnings)
+        token = {} if page.next_offset is None else {"nextPageToken": str(page.next_offset)}
+        return PrettyJson(
+            {**token, "workflows": [{"workflowName": name, "workflowUrl": url} for name, url in page.models]}
+        )
+
+    @router.get(
+        "/workflows/{workflow_name}",
+        operation_id="describeWorkflow",
+        summary="Describe a workflow",
+        responses={200: {"model": list[WorkflowDescription]}, **error_answers(404)},
+    )
+    async def describe(workflow_name: Name) -> Response:
+        return PrettyJson([workflows.describe(workflow_name)])
+
+
+def _add_changes(router: APIRouter, workflows: Workflows) -> None:
+    @router.post(
+        "/workflows",
+        operation_id="registerWorkflow",
+        summary="Register a workflow's archive, and its nodes as models",
+        responses={200: {"model": StatusMessage}, **error_answers(400, 404, 409, 500, 503, 507)},
+        openapi_extra={
+            "requestBody": {
+                "description": "the parameters as JSON, in place of the query",
+                "content": {"application/json": {"schema": RegisterWorkflowBody.model_json_schema()}},
+            }
+        },
+    )
+    async def register(
+        request: Request,
+        url: Annotated[str | None, Query(description="the archive's name in the workflow store")] = None,
+        workflow_name: Annotated[str | None, Query(description="in place of the manifest's name")] = None,
+        response_timeout: Annotated[Integer, Query(description="longest time for a batch of a node, seconds")] = None,
+        startup_timeout: Annotated[Integer, Query(description="longest time to load a node, seconds")] = None,
+        s3_sse_kms: Annotated[Flag, Query(description="sign the download from an https address of S3")] = None,
+    ) -> Response:
+        parameters = await read_parameters(request, REGISTER_PARAMETERS)
+        refuse_dry_run("The registration of a workflow", request, parameters)
+        name = await workflows.register(read_workflow_registration(parameters))
+        return PrettyJson({"status": f"Workflow {name} has been registered and scaled successfully."})
+
+    @router.delete(
+        "/workflows/{workflow_name}",
+        operation_id="unregisterWorkflow",
+        summary="Unregister a workflow, and its nodes",
+        responses={200: {"model": StatusMessage}, **error_answers(400, 404, 408)},
+    )
+    async def unregister(request: Request, workflow_name: Name) -> Response:
+        refuse_dry_run("The end of a workflow", request)
+        await workflows.unregister(workflow_name)
+        return PrettyJson({"status": f'Workflow "{workflow_name}" unregistered'})
+
+
+def read_workflow_registration(parameters: Parameters) -> WorkflowParameters:
+    """What a registration asks for, in seconds. Raises BadInput where the URL, or a value in JSON, cannot be used."""
+    url = parameters.text("url")
+    if url is None:
+        raise BadInput("Parameter url is required.")
+    response_timeout, startup_timeout = (_seconds(parameters, name) for name in ("response_timeout", "startup_timeout"))
+    if parameters.flag("s3_sse_kms", False):
+        url = sign(url)
+    return WorkflowParameters(
+        url=url,
+        workflow_name=parameters.text("workflow_name") or None,
+        response_timeout_s=response_timeout,
+        startup_timeout_s=startup_timeout,
+        warnings=tuple(parameters.warnings),
+    )
+
+
+def _seconds(parameters: Parameters, name: str) -> int | None:
+    """A time-out; -1 is what clients send for none of their own. Raises BadInput below 1."""
+    number = parameters.integer(name)
+    if number is None or number == -1:
+        return None
+    if number < 1:
+        raise BadInput(f"{name} must be 1 or more.")
+    return number

@@ -1,0 +1,9 @@
+"""What platforms and tools ask a server for.
+
+health            `/ping` and the probes
+metrics           the Prometheus page
+kserve            KServe's V1 beside inference
+open_inference    Open Inference beside inference
+sagemaker         SageMaker's `/ping` and `/execution-parameters`
+plugin_endpoints  endpoints of installed packages
+"""

@@ -1,0 +1,31 @@
+"""KServe's protocol V1 beside `:predict` and `:explain` (`inference.py`): whether a model can answer.
+
+TorchServe answers this on its management address alone (contract 2.8), which KServe's configuration makes the same as
+that of inference. Under `marserve`, where requests are wrapped as KServe's, the inference address answers it as well.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from marserve.api.rest.application import PrettyJson
+from marserve.api.rest.late_routes import new_router
+from marserve.api.rest.schemas import KServeReady, error_answers
+from marserve.registry.models import Registry
+
+
+def kserve_router(registry: Registry) -> APIRouter:
+    """`GET /v1/models/{model}`; 404 for a model that is not there."""
+    router = new_router(PrettyJson)
+
+    @router.get(
+        "/v1/models/{model_name}",
+        operation_id="kserve_v1_ready",
+        summary="Whether a model can answer (KServe V1)",
+        responses={200: {"model": KServeReady}, **error_answers(404)},
+    )
+    async def is_ready(model_name: str) -> Response:
+        return PrettyJson({"name": model_name, "ready": registry.is_model_ready(model_name)})
+
+    return router

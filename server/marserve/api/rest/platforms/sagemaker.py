@@ -1,0 +1,67 @@
+"""What SageMaker's plug-in for TorchServe adds to the inference listener: its own `/ping`, and `/execution-parameters`.
+
+Both are for `sagemaker_endpoints=true`. `/invocations` and `/models/{m}/invoke` need no setting: they are inference
+routes as all others (contract §1.2, §10.6).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from marserve.api.rest.application import PrettyJson
+from marserve.api.rest.late_routes import new_router
+from marserve.errors import Unavailable
+from marserve.registry.models import Registry
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What a SageMaker endpoint is told. Where it serves many models they come and go, and what must be there is the
+    handler that all of them share: `service_file`, None where that is no file.
+    """
+
+    concurrent_transforms: int
+    max_request_bytes: int
+    is_multi_model: bool = False
+    service_file: Path | None = None
+
+
+def sagemaker_router(registry: Registry, endpoint: Endpoint) -> APIRouter:
+    """The plug-in's two routes. It must come before the health router, whose `/ping` it replaces."""
+    router = new_router(PrettyJson)
+    has_been_well = False
+
+    @router.get("/ping", operation_id="sagemakerPing", summary="Whether a model has been loaded (SageMaker)")
+    async def ping(request: Request) -> Response:
+        nonlocal has_been_well
+        if endpoint.is_multi_model:
+            if endpoint.service_file is not None and not endpoint.service_file.is_file():
+                raise Unavailable("Service file unavailable")
+        else:
+            # Once well, always well: what a worker's death does to an endpoint is not the platform's to mend.
+            has_been_well = has_been_well or registry.has_loaded_model()
+            if not has_been_well:
+                raise Unavailable("Models are not loaded")
+        return Response(json.dumps({"Status": "Healthy"}, indent="\t") + "\n", media_type="application/json")
+
+    @router.get(
+        "/execution-parameters", operation_id="executionParameters", summary="How to send batch transforms (SageMaker)"
+    )
+    async def execution_parameters(request: Request) -> Response:
+        return PrettyJson(
+            {
+                "MaxConcurrentTransforms": endpoint.concurrent_transforms,
+                "BatchStrategy": "MULTI_RECORD",
+                "MaxPayloadInMB": max(1, endpoint.max_request_bytes // MIB),
+            }
+        )
+
+    return router

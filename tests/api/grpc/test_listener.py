@@ -1,0 +1,278 @@
+"""Tests for the gRPC ports: keys, TLS, health, reflection, limits, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from marserve.api.grpc.inference import SERVICE
+from marserve.api.grpc.listener import GrpcAddress, GrpcLimits, GrpcPorts
+from marserve.api.tls import Identity
+from marserve.errors import Draining, InvalidToken
+from support.grpc_house import HERE, SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, refusal
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
+
+REQUEST = SCHEMA.message("org.pytorch.serve.grpc.inference.PredictionsRequest")
+
+
+def predict(client: Client, model: str = "echo", **options: Any) -> Any:
+    """Begin one prediction."""
+    return client.method(SERVICE, "Predictions")(model_name=model, input={"data": b"x"}, **options)
+
+
+def only_with_the_key(value: str | bytes | None) -> None:
+    """Lets one key pass."""
+    if value != "Bearer good":
+        raise InvalidToken("Authorization")
+
+
+async def test_a_call_needs_the_ports_key() -> None:
+    """Every method, known or not; what it wanted is not looked at before."""
+    registry, book = FakeRegistry(), Book()
+    async with inference_port(registry, book=book, authorize=only_with_the_key) as port, client_of(port) as client:
+        refusals = [
+            await refusal(predict(client)),
+            await refusal(predict(client, metadata=[("authorization", "Bearer bad")])),
+            await refusal(client.method(SERVICE, "Ping")()),
+            await refusal(predict(client, metadata=[("x-marserve-timeout-ms", "soon")])),
+            await refusal(client.channel.unary_unary(f"/{SERVICE}/NoSuchCall")(b"")),
+        ]
+        answer = await predict(client, metadata=[("authorization", "Bearer good"), ("protocol", "gRPC")])
+
+    assert set(refusals) == {
+        ("PERMISSION_DENIED", "Token Authorization failed. Token either incorrect, expired, or not provided correctly")
+    }
+    assert (answer.prediction, len(registry.submitted)) == (b"x", 1)
+    assert book.codes == ["PERMISSION_DENIED"] * 5 + ["OK"]
+
+
+async def test_a_stream_needs_the_key_too() -> None:
+    """Before it is begun."""
+    async with inference_port(authorize=only_with_the_key) as port, client_of(port) as client:
+        call = client.method(SERVICE, "StreamPredictions")(model_name="echo", input={"data": b"x"})
+
+        assert (await refusal(call.read()))[0] == "PERMISSION_DENIED"
+
+
+async def test_tls_is_spoken_where_there_is_an_identity() -> None:
+    """With the certificate's name checked; a client in the clear gets nothing."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    identity = Identity(
+        b"".join(pem.bytes() for pem in certificate.cert_chain_pems), certificate.private_key_pem.bytes()
+    )
+    credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+
+    async with inference_port(identity=identity) as port:
+        async with client_of(port, credentials) as client:
+            answer = await predict(client)
+        async with client_of(port) as plain:
+            code, _ = await refusal(predict(plain))
+
+    assert (answer.prediction, code) == (b"x", "UNAVAILABLE")
+
+
+async def test_health_is_readiness() -> None:
+    """For the server, and for every service of the port; it needs no key."""
+    registry = FakeRegistry()
+    async with inference_port(registry, authorize=only_with_the_key) as port, client_of(port) as client:
+        health = health_pb2_grpc.HealthStub(client.channel)
+        well = [(await health.Check(health_pb2.HealthCheckRequest(service=name))).status for name in ("", SERVICE)]
+        registry.is_well = False
+        ill = (await health.Check(health_pb2.HealthCheckRequest())).status
+        unknown = await refusal(health.Check(health_pb2.HealthCheckRequest(service="nobody")))
+
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    assert (well, ill, unknown) == ([serving] * 2, not_serving, ("NOT_FOUND", "Service not found: nobody"))
+
+
+async def test_a_watch_tells_every_change() -> None:
+    """And nothing twice."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        watch = health_pb2_grpc.HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest())
+        seen = [(await watch.read()).status]
+        registry.is_well = False
+        seen.append((await watch.read()).status)
+        watch.cancel()
+
+    assert seen == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
+
+
+async def test_reflection_shows_services_and_their_messages() -> None:
+    """So that tools need no files."""
+    request = reflection_pb2.ServerReflectionRequest
+    async with inference_port(has_open_inference=True) as port, client_of(port) as client:
+        call = reflection_pb2_grpc.ServerReflectionStub(client.channel).ServerReflectionInfo()
+        await call.write(request(list_services=""))
+        listed = await call.read()
+        await call.write(request(file_containing_symbol=SERVICE))
+        described = await call.read()
+        await call.done_writing()
+
+    names = {service.name for service in listed.list_services_response.service}
+    assert {SERVICE, "grpc.health.v1.Health", "inference.GRPCInferenceService"} <= names
+    [raw] = described.file_descriptor_response.file_descriptor_proto[:1]
+    file = descriptor_pb2.FileDescriptorProto.FromString(raw)
+    assert [message.name for message in file.message_type][:2] == ["PredictionsRequest", "PredictionResponse"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("unary_unary", "/grpc.health.v1.Health/Check"),
+        ("unary_stream", "/grpc.health.v1.Health/Watch"),
+        ("stream_stream", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
+    ],
+)
+async def test_bytes_that_are_no_message_are_the_clients_fault(
+    kind: str, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """INVALID_ARGUMENT, and no traceback in the log: whoever reaches the port can send them."""
+    unreadable = b"\x0a\xff"
+    async with inference_port() as port, client_of(port) as client:
+        method = getattr(client.channel, kind)(path)
+        call = method(iter([unreadable])) if kind == "stream_stream" else method(unreadable)
+
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await (call if kind == "unary_unary" else call.read())
+
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "cannot be read as grpc." in refused.value.details()
+    assert not caplog.records
+
+
+async def test_a_method_that_no_service_has_is_unimplemented(caplog: pytest.LogCaptureFixture) -> None:
+    """`List` of the health service is one; grpcio's own answer to it is a traceback."""
+    async with inference_port() as port, client_of(port) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.channel.unary_unary("/grpc.health.v1.Health/List")(b"")
+
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not caplog.records
+
+
+async def test_a_taken_port_is_found_at_once() -> None:
+    """With the system's own reason."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = GrpcAddress("127.0.0.1", taken.getsockname()[1])
+
+        with pytest.raises(OSError) as caught:
+            GrpcPorts(FakeRegistry(), Book(), Book()).bind_inference(address, GrpcLimits())  # type: ignore[arg-type]
+
+    assert caught.value.errno == errno.EADDRINUSE
+
+
+async def test_too_many_header_bytes_are_refused() -> None:
+    """Before the call reaches anybody."""
+    registry = FakeRegistry()
+    async with inference_port(registry, limits=GrpcLimits(header_bytes=2000)) as port, client_of(port) as client:
+        code, _ = await refusal(predict(client, metadata=[("x-long", "a" * 4000)]))
+
+    assert (code, registry.submitted) == ("RESOURCE_EXHAUSTED", [])
+
+
+async def test_an_old_connection_is_asked_to_go_and_its_calls_end() -> None:
+    """Its client comes back on another one, unasked."""
+    registry, book = FakeRegistry(), Book()
+    limits = GrpcLimits(age_s=0.3, age_grace_s=30)
+    async with inference_port(registry, book=book, limits=limits) as port, client_of(port) as client:
+        old = predict(client, "m")
+        job = await registry.wait_for(1)
+        async with asyncio.timeout(20):
+            while True:
+                await predict(client)
+                if len({line.split(" ")[0] for line in book.lines}) > 1:
+                    break
+        job.answer(b"in time")
+
+        assert (await old).prediction == b"in time"
+
+
+async def test_a_stopping_port_lets_answers_end_and_cuts_what_is_idle() -> None:
+    """Watches and silent dialogues would hold it for as long as they like."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        watch = health_pb2_grpc.HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        dialogue = client.method(SERVICE, "StreamPredictions2")()
+        await dialogue.write(REQUEST(model_name="echo", sequence_id="s", input={"data": b"x"}))
+        await dialogue.read()
+        call = predict(client, "m")
+        job = await registry.wait_for(2)
+
+        stopping = asyncio.create_task(port.stop(60.0))
+        await asyncio.sleep(0)
+        job.answer(b"in time")
+        answer = await call
+        async with asyncio.timeout(20):
+            await stopping
+
+        assert answer.prediction == b"in time"
+        assert (await refusal(watch.read()))[0] in ("UNAVAILABLE", "CANCELLED")
+        assert (await refusal(dialogue.read()))[0] in ("UNAVAILABLE", "CANCELLED")
+        assert (await refusal(predict(client)))[0] == "UNAVAILABLE"
+    with socket.socket() as sock:
+        assert sock.connect_ex((port.address.host, port.address.port)) != 0
+
+
+async def test_a_port_that_is_not_waited_for_cancels_what_runs() -> None:
+    """Nothing is left of it."""
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = predict(client, "m")
+        job = await registry.wait_for(1)
+        await port.stop()
+
+        assert (await refusal(call))[0] in ("UNAVAILABLE", "CANCELLED")
+        assert job.is_cancelled
+
+
+async def test_a_port_that_never_accepted_is_given_back() -> None:
+    """A start that fails later leaves nothing."""
+    book = Book()
+    port = GrpcPorts(FakeRegistry(), book, book).bind_inference(HERE, GrpcLimits())  # type: ignore[arg-type]
+
+    await port.stop()
+
+    with socket.socket() as sock:
+        sock.bind((port.address.host, port.address.port))
+
+
+async def test_a_draining_server_says_so() -> None:
+    """UNAVAILABLE is what balancers look elsewhere on."""
+    registry = FakeRegistry(errors={"m": Draining()})
+    async with inference_port(registry) as port, client_of(port) as client:
+        call = predict(client, "m")
+        code, _ = await refusal(call)
+        trailers = dict(await call.trailing_metadata())
+
+    assert (code, trailers["x-marserve-cause"]) == ("UNAVAILABLE", "draining")
+    assert trailers["retry-after"] in {"1", "2", "3"}
+
+
+def test_an_address_is_written_as_urls_have_it() -> None:
+    """IPv6 in brackets."""
+    assert (str(GrpcAddress("::1", 7070)), str(GrpcAddress("localhost", 7071))) == ("[::1]:7070", "localhost:7071")
+
+
+def test_limits_become_grpcios_words() -> None:
+    """In milliseconds and bytes; what is unlimited is not named."""
+    options = dict(GrpcLimits(message_bytes=5, age_s=2.5, keepalive_s=1).options())
+
+    assert options["grpc.max_receive_message_length"] == 5
+    assert options["grpc.max_connection_age_ms"] == 2500
+    assert "grpc.max_connection_age_grace_ms" not in options
+    assert (options["grpc.keepalive_time_ms"], options["grpc.so_reuseport"]) == (1000, 0)

@@ -1,0 +1,116 @@
+"""Tests for the gRPC messages: names and numbers as TorchServe's clients have them compiled in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marserve.api.grpc.schema import Schema
+from support.inventory import inventory
+
+SCHEMA = Schema()
+PREDICT = "org.pytorch.serve.grpc.inference.PredictionsRequest"
+
+
+def grpc_files() -> list[dict[str, Any]]:
+    """What the inventory says of each of TorchServe's `.proto` files."""
+    files: list[dict[str, Any]] = inventory("grpc")
+    return files
+
+
+def full_name(name: str, package: str) -> str:
+    """A message's name with its package."""
+    return name if name.startswith("google.") else f"{package}.{name}"
+
+
+def test_every_method_of_the_inventory_is_there() -> None:
+    """With its messages, and the sides that stream."""
+    walked = 0
+    for file in grpc_files():
+        for service in file["services"]:
+            methods = SCHEMA.methods(service["service"])
+            assert set(methods) == {method["name"] for method in service["methods"]}
+            for method in service["methods"]:
+                made = methods[method["name"]]
+                assert (made.client_streaming, made.server_streaming) == (
+                    method["request_stream"],
+                    method["response_stream"],
+                )
+                assert made.input_type.full_name == full_name(method["request"], file["package"])
+                assert made.output_type.full_name == full_name(method["response"], file["package"])
+                walked += 1
+
+    assert walked == 16
+
+
+def test_every_field_of_the_inventory_is_there() -> None:
+    """With its number, type and label; and there are no others but ours, from 1001 on."""
+    walked = 0
+    for file in grpc_files():
+        for message in file["messages"]:
+            made = SCHEMA.message(full_name(message["message"], file["package"])).DESCRIPTOR
+            ours = {field.name for field in made.fields if field.number > 1000}
+            assert {field["name"] for field in message["fields"]} == set(made.fields_by_name) - ours
+            for field in message["fields"]:
+                described = made.fields_by_name[field["name"]]
+                assert described.number == field["number"], field
+                assert kind_of(described) == field["type"].rpartition(".")[2], field
+                assert described.is_repeated == (field["label"] == "repeated" or field["type"].startswith("map<"))
+                walked += 1
+
+    assert walked >= 60
+
+
+KINDS = {
+    1: "double",
+    2: "float",
+    3: "int64",
+    4: "uint64",
+    5: "int32",
+    8: "bool",
+    9: "string",
+    12: "bytes",
+    13: "uint32",
+}
+
+
+def kind_of(field: Any) -> str:
+    """The type of a field as a `.proto` file writes it, without package."""
+    if field.message_type is None:
+        return KINDS[field.type]
+    if field.message_type.GetOptions().map_entry:
+        entry = field.message_type.fields_by_name
+        return f"map<{kind_of(entry['key'])},{kind_of(entry['value'])}>".rpartition(".")[2]
+    name: str = field.message_type.name
+    return name
+
+
+def test_a_request_is_read_from_its_bytes() -> None:
+    """Written by hand: field number and wire type in one byte, length, content."""
+    data = b"\x0a\x04echo" + b"\x12\x031.0" + b"\x1a\x0b\x0a\x04data\x12\x03abc" + b"\x22\x01s"
+
+    message = SCHEMA.message(PREDICT).FromString(data)
+
+    assert (message.model_name, message.model_version, message.sequence_id) == ("echo", "1.0", "s")
+    assert dict(message.input) == {"data": b"abc"}
+
+
+def test_an_optional_field_knows_whether_it_was_given() -> None:
+    """An empty sequence id is another thing than none."""
+    assert not SCHEMA.message(PREDICT)().HasField("sequence_id")
+    assert SCHEMA.message(PREDICT)(sequence_id="").HasField("sequence_id")
+
+
+def test_a_parameter_has_one_of_three_values() -> None:
+    """The last one set counts."""
+    parameter = SCHEMA.message("inference.InferParameter")(bool_param=True)
+    parameter.string_param = "x"
+
+    assert parameter.WhichOneof("parameter_choice") == "string_param"
+
+
+def test_the_open_inference_service_stands_under_the_standards_name_too() -> None:
+    """Clients of the standard do not know TorchServe's package."""
+    standard = SCHEMA.methods("inference.GRPCInferenceService")
+
+    assert set(standard) == set(SCHEMA.methods("org.pytorch.serve.grpc.openinference.GRPCInferenceService"))
+    assert standard["ModelInfer"].input_type.full_name == "inference.ModelInferRequest"
