@@ -85,7 +85,7 @@ def loaded_after(statement: str) -> set[str]:
 def loaded_by_a_server() -> set[str]:
     """What a server and the commands have loaded; a thread that an import starts fails it."""
     return loaded_after(
-        "import threading, marserve.app, marserve.cli.commands as cli; cli.build_commands(); "
+        "import threading, marserve.app, marserve.cli.command_list as cli; cli.build_commands(); "
         "assert threading.active_count() == 1, threading.enumerate()"
     )
 

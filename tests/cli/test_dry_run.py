@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import typer.main
 
-from marserve.cli.commands import build_commands
-from marserve.cli.pid_file import marserve_pid_file
+from marserve.cli.command_list import build_commands
+from marserve.cli.server.pid_file import marserve_pid_file
 from support.command_line import marserve
 from support.fake_apis import FakeApis, description, description_with_dry_runs, fake_apis
 
@@ -367,7 +367,7 @@ def test_a_stop_is_told_with_what_would_be_answered_first(
     apis: FakeApis, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     """The server goes on."""
-    monkeypatch.setattr("marserve.cli.pid_file.PidFile.running_pid", lambda self: os.getpid())
+    monkeypatch.setattr("marserve.cli.server.pid_file.PidFile.running_pid", lambda self: os.getpid())
 
     ran = marserve("stop", "--dry-run", "--json", "--management", apis.url)
 
@@ -378,7 +378,7 @@ def test_a_stop_is_told_with_what_would_be_answered_first(
 
 def test_a_stop_tells_what_waits_and_what_is_being_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all versions together; a server that does not tell the one tells the other."""
-    monkeypatch.setattr("marserve.cli.pid_file.PidFile.running_pid", lambda self: os.getpid())
+    monkeypatch.setattr("marserve.cli.server.pid_file.PidFile.running_pid", lambda self: os.getpid())
     queue = {"jobQueueStatus": {"remainingCapacity": 1, "pendingRequests": 3}}
     versions = [{**description(version=version), **queue} for version in ("1.0", "2.0")]
 
@@ -395,7 +395,7 @@ def test_a_stop_tells_what_waits_and_what_is_being_answered(monkeypatch: pytest.
 
 def test_a_stop_needs_no_answer_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor has its rehearsal to have its key: the numbers are unknown then, and why."""
-    monkeypatch.setattr("marserve.cli.pid_file.PidFile.running_pid", lambda self: os.getpid())
+    monkeypatch.setattr("marserve.cli.server.pid_file.PidFile.running_pid", lambda self: os.getpid())
     with fake_apis() as apis:
         error = {"code": 400, "type": "InvalidKeyException", "message": "Token Authorization failed."}
         apis.answer("GET /models", error, status=400)

@@ -49,13 +49,13 @@ def interrupted(program: Sequence[str], *, at: bytes, cwd: Path) -> subprocess.C
     ("name", "module", "stopped_at"),
     [
         ("marserve", "marserve.cli", "typer"),
-        ("torchserve", "marserve.cli.torchserve", "marserve.cli.pid_file"),
-        ("torch-model-archiver", "marserve.cli.torch_model_archiver", "marserve.archive.writer"),
-        ("torch-workflow-archiver", "marserve.cli.torch_workflow_archiver", "marserve.workflows.spec"),
-        ("-m", "marserve.cli", "marserve.cli.commands"),
-        ("-m", "marserve.cli.torchserve", "marserve.cli.pid_file"),
-        ("-m", "marserve.cli.torch_model_archiver", "marserve.archive"),
-        ("-m", "marserve.cli.container", "marserve.cli.sagemaker"),
+        ("torchserve", "marserve.cli.torchserve.torchserve", "marserve.cli.server.pid_file"),
+        ("torch-model-archiver", "marserve.cli.torchserve.torch_model_archiver", "marserve.archive.writer"),
+        ("torch-workflow-archiver", "marserve.cli.torchserve.torch_workflow_archiver", "marserve.workflows.spec"),
+        ("-m", "marserve.cli", "marserve.cli.command_list"),
+        ("-m", "marserve.cli.torchserve", "marserve.cli.server.pid_file"),
+        ("-m", "marserve.cli.torchserve.torch_model_archiver", "marserve.archive"),
+        ("-m", "marserve.cli.container", "marserve.cli.platforms.sagemaker"),
         ("-m", "marserve.cli.healthcheck", "marserve.settings"),
     ],
 )
@@ -115,7 +115,7 @@ def test_an_archiver_that_is_interrupted_leaves_no_half_archive(tmp_path: Path) 
         import os, signal, sys, zipfile
         sys.argv = ["torch-model-archiver", "--model-name", "m", "--version", "1", "--handler", "h.py",
                     "--serialized-file", "w.bin", "--export-path", "out"]
-        from marserve.cli.torch_model_archiver import main
+        from marserve.cli.torchserve.torch_model_archiver import main
         import marserve.archive.writer as writer
         real = os.fsync
         os.fsync = os.replace = os.rename = lambda *given: signal.raise_signal(signal.SIGINT)

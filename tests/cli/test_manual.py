@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from marserve.cli.commands import build_commands
+from marserve.cli.command_list import build_commands
 from marserve.cli.manual import manual
 
 PAGE = Path(__file__).parents[2] / "server" / "man" / "marserve.1"

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from marserve.cli import torch_model_archiver, torch_workflow_archiver
+from marserve.cli.torchserve import torch_model_archiver, torch_workflow_archiver
 from support.real_torchserve import install, install_torchserve, running
 from support.server import Server
 from support.workflow_archives import THREE_NODES

@@ -17,8 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from marserve.cli.container import with_defaults
-from marserve.cli.healthcheck import ask, inference_address
+from marserve.cli.platforms.container import with_defaults
+from marserve.cli.platforms.healthcheck import ask, inference_address
 from marserve.settings import load_settings
 from support.processes import living
 from support.server import Server, make_archive

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from marserve.cli import torchserve
+from marserve.cli.torchserve import torchserve
 from marserve.errors import BadSettings
 from marserve.settings import KEYS, Settings, load_settings
 from marserve.settings.values import NO_WISH
 from support.inventory import inventory
 
-SERVER = Path(torchserve.__file__).parents[1]
+SERVER = Path(torchserve.__file__).parents[2]
 
 CONFIG_KEYS = inventory("config_keys")
 FLAGS = [flag for flag in inventory("cli_flags") if flag["program"] == "torchserve"]
@@ -186,10 +186,10 @@ def test_every_key_of_models_is_read_and_used(here: Path, name: str) -> None:
 
 # Flags that are no setting: what they do, and where that is tested.
 ACTIONS = {
-    "version": "tests/cli/test_torchserve.py",
-    "start": "tests/cli/test_torchserve.py",
-    "stop": "tests/cli/test_torchserve.py",
-    "foreground": "tests/cli/test_foreground.py",
+    "version": "tests/cli/torchserve/test_torchserve.py",
+    "start": "tests/cli/torchserve/test_torchserve.py",
+    "stop": "tests/cli/torchserve/test_torchserve.py",
+    "foreground": "tests/cli/server/test_foreground.py",
 }
 
 

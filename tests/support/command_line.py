@@ -9,7 +9,7 @@ from typing import Any
 import typer.main
 from click.testing import CliRunner
 
-from marserve.cli.commands import build_commands
+from marserve.cli.command_list import build_commands
 
 COMMANDS = typer.main.get_command(build_commands())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from marserve.cli.torchserve import parser, settings_of_command
+from marserve.cli.torchserve.torchserve import parser, settings_of_command
 from marserve.migration.findings import Finding
 from marserve.migration.settings_findings import StartTrial
 from marserve.migration.survey import survey

@@ -1,7 +1,19 @@
-"""The command lines: `marserve`, `torchserve`, `torch-model-archiver`. One file a command; nobody imports them.
+"""The command lines: `marserve`, `torchserve`, `torch-model-archiver`. One file a command.
 
-Ctrl-C ends each of them with status 130 and without a traceback. This file sees to that before any other import of a
-command, which together take up to a second, and imports next to nothing itself.
+    models/       one model: register, scale, infer, …
+    changes/      many models, and what is shared out: apply, rollout, traffic, …
+    local/        without a server: archive, fetch, version
+    server/       start, stop, status
+    torchserve/   TorchServe's command lines, and `migrate`
+    platforms/    what containers start and ask
+    progress/     what is shown while a command waits
+    container     the name by which images call `platforms/container.py`
+    healthcheck   the name by which they call `platforms/healthcheck.py`
+    command_list  all commands, in the order of `--help`
+
+Beside them is what commands share: `remote` and `credentials` (the server), `options`, `words` and `typed_settings`
+(what was typed), `output`, `versions` and `dry_run` (what is shown), `manual`, `source_date`. Ctrl-C ends each with
+status 130 and without a traceback; this file sees to that before other imports, and itself imports next to nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +59,7 @@ def main() -> None:
         print(f"marserve {__version__}")
         sys.exit(0)
     # Inside, so that the other two command lines do not load what this one draws tables with.
-    from marserve.cli.commands import COMMANDS, build_commands
+    from marserve.cli.command_list import COMMANDS, build_commands
 
     # One that is not the first word (help, a wrong one) needs all of them.
     asked = [word for word in sys.argv[1:2] or _words_to_complete() if word in COMMANDS]

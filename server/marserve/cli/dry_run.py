@@ -13,8 +13,8 @@ from typing import Any
 from rich.table import Table
 
 from marserve.cli.output import CommandFailed, Output, Step, table
+from marserve.cli.progress.wait_progress import while_showing
 from marserve.cli.remote import QUICK_S, Management
-from marserve.cli.watch import while_showing
 from marserve.errors import without_stop
 
 DRY: Mapping[str, str] = {"dry_run": "true"}

@@ -14,7 +14,7 @@ from typing import Any
 import typer.main
 
 import marserve
-from marserve.cli.commands import build_commands
+from marserve.cli.command_list import build_commands
 
 _PROGRAM = "marserve"
 _STATUSES = (

@@ -2,7 +2,7 @@
 
 import argparse
 
-from marserve.cli.torch_model_archiver import build_parser
+from marserve.cli.torchserve.torch_model_archiver import build_parser
 
 
 class ArgParser:

@@ -1,0 +1,237 @@
+"""`marserve rollout`: let a version take over step by step, unless it is worse; and show, pause, resume, abort."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Annotated, Any
+
+import typer
+
+from marserve.cli.dry_run import HEAD, as_dry, query, rehearse
+from marserve.cli.options import DryRun
+from marserve.cli.output import FAILED_STATUS, AsJson, Interrupted, Output, Step, WrongArguments, table
+from marserve.cli.progress.wait_progress import LOOK_EVERY_S, Lines
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)").fullmatch
+_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+_UNDER_WAY = ("preparing", "running", "paused")
+
+
+def rollout(
+    model: Annotated[str, typer.Argument(help="The model's name.")],
+    version: Annotated[
+        str | None, typer.Argument(help="The version that is to take over; without it the roll-out is shown.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Register this archive first; else the version must be registered.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Its workers, with --url.")] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option("--steps", help="Its shares in percent, rising to 100; 5,25,50,100 if not given."),
+    ] = None,
+    hold: Annotated[
+        str | None, typer.Option("--hold", metavar="TIME", help="How long each step lasts, such as 60s or 5m.")
+    ] = None,
+    max_hold: Annotated[
+        str | None,
+        typer.Option("--max-hold", metavar="TIME", help="How long a step waits at most for enough requests."),
+    ] = None,
+    max_error_increase: Annotated[
+        str | None, typer.Option("--max-error-increase", help="More errors than that are too many; 1% if not given.")
+    ] = None,
+    max_p99_increase: Annotated[
+        str | None,
+        typer.Option("--max-p99-increase", help="A p99 longer by more than that is too slow; 25%, or off."),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option("--compare", help='Mirror requests and compare answers: exact, handler, or {"relative": 1e-3}.'),
+    ] = None,
+    share: Annotated[
+        str | None, typer.Option("--share", help="The share of requests that is mirrored, with --compare; 10%.")
+    ] = None,
+    max_difference: Annotated[
+        str | None, typer.Option("--max-difference", help="More differing answers than that are too many; 0.1%.")
+    ] = None,
+    min_requests: Annotated[
+        int | None, typer.Option("--min-requests", min=1, help="Fewer requests than that are too few to promote by.")
+    ] = None,
+    significance: Annotated[
+        str | None, typer.Option("--significance", help="The chance that an equal version is rolled back; 1%.")
+    ] = None,
+    pause: Annotated[bool, typer.Option("--pause", help="Go no further until resumed.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on.")] = False,
+    abort: Annotated[bool, typer.Option("--abort", help="End it: the version before serves again.")] = False,
+    promote: Annotated[bool, typer.Option("--promote", help="End it: the new version answers all.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Stay until it has ended; exit status 1 unless it was promoted.")
+    ] = False,
+    dry_run: DryRun = False,
+    management: ManagementAddress = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a version take over step by step; it is taken back as soon as it is found to be worse."""
+    with Output(as_json) as output:
+        orders = [name for name, is_given in _given(pause, resume, abort, promote) if is_given]
+        document = {
+            "version": version,
+            "url": url,
+            "workers": workers,
+            "steps": None if steps is None else [_percent_number("--steps", word) for word in steps.split(",")],
+            "hold": _seconds("--hold", hold),
+            "max_hold": _seconds("--max-hold", max_hold),
+            "max_error_increase": _share("--max-error-increase", max_error_increase),
+            "max_p99_increase": None if max_p99_increase == "off" else _share("--max-p99-increase", max_p99_increase),
+            "compare": _compare(compare),
+            "share": _share("--share", share),
+            "max_difference": _share("--max-difference", max_difference),
+            "min_requests": min_requests,
+            "significance": _share("--significance", significance),
+        }
+        document = {key: value for key, value in document.items() if value is not None}
+        if max_p99_increase == "off":
+            document["max_p99_increase"] = None
+        if len(orders) > 1 or (orders and document):
+            raise WrongArguments("One thing at a time: begin a roll-out, or give one order.", "See --help.")
+        if version is None and document:
+            raise WrongArguments("Options of a roll-out need its version.", f"marserve rollout {model} VERSION …")
+        if dry_run and version is None and not orders:
+            raise typer.BadParameter("it needs something to do: a version, or an order", param_hint="--dry-run")
+        if dry_run and follow:
+            raise typer.BadParameter("it goes with no --follow: there is nothing to follow", param_hint="--dry-run")
+        path = f"{model_path(model)}/rollout"
+        with Management(find_address("management", management, config)) as server:
+            if orders and dry_run:
+                rehearse(server, output, "PUT", f"{path}/{orders[0]}")
+                return
+            if orders:
+                told = server.order("PUT", f"{path}/{orders[0]}")
+            elif version is None:
+                told = server.order("GET", path)
+            else:
+                answer = server.ask("POST", path, params=query(dry_run), json=document)
+                if answer.is_error:
+                    raise refused(answer)
+                told = answer.json()
+            if dry_run and version is not None:
+                output.result(as_dry(told), HEAD, *_plan(told))
+                return
+            if follow:
+                told = _follow(server, path, model, output)
+        output.result(told, *_shown(told))
+        if follow and told["state"] != "promoted":
+            raise typer.Exit(FAILED_STATUS)
+
+
+def _given(pause: bool, resume: bool, abort: bool, promote: bool) -> list[tuple[str, bool]]:
+    return [("pause", pause), ("resume", resume), ("abort", abort), ("promote", promote)]
+
+
+def _follow(server: Management, path: str, model: str, output: Output) -> dict[str, Any]:
+    """Show how far it is until it has ended. New events are notes, so that a log file has them too."""
+    told: dict[str, Any] = server.order("GET", path)
+    seen = 0
+    try:
+        with output.progress() as progress:
+            lines = Lines(progress)
+            while True:
+                for event in told["events"][seen:]:
+                    output.note(_event(event))
+                seen = len(told["events"])
+                if told["state"] not in _UNDER_WAY:
+                    return told
+                hold_s = told.get("holdSeconds") or 0
+                elapsed_s = min(told.get("elapsedSeconds") or 0, hold_s)
+                text = f"{told['state']}, {told['share']:g}% to {told['modelName']} {told['modelVersion']}"
+                lines.show([Step(text, int(1000 * elapsed_s), int(1000 * hold_s) or None)])
+                time.sleep(LOOK_EVERY_S)
+                told = server.order("GET", path)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"The roll-out goes on in the server; `marserve rollout {model}` shows how far it is, --abort ends it."
+        ) from None
+
+
+def _shown(told: dict[str, Any]) -> list[Any]:
+    head = (
+        f"{told['modelName']} {told['modelVersion']}, in the place of {told['baseline']}: {told['state']}"
+        + (f", {told['share']:g}% of the requests" if told["state"] in ("running", "paused") else "")
+        + (f" ({told['reason']})" if told["reason"] else "")
+    )
+    lines: list[Any] = [head]
+    findings = told.get("verdict", {}).get("findings", [])
+    if findings:
+        rows = [[each["measure"], each["standing"], each["reason"]] for each in findings]
+        lines.append(table(["measure", "the candidate is", "evidence"], rows))
+    lines.append(table(["at", "what happened"], [_event_row(event) for event in told["events"]]))
+    return lines
+
+
+def _event_row(event: dict[str, Any]) -> list[str]:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
+    return [at, event["event"] + (f": {event['reason']}" if event.get("reason") else "")]
+
+
+def _event(event: dict[str, Any]) -> str:
+    """As in the table, without the day: whoever follows knows it."""
+    at, what = _event_row(event)
+    return f"{at.rpartition(' ')[2]}  {what}"
+
+
+def _plan(told: dict[str, Any]) -> list[Any]:
+    rows = []
+    for step in told["steps"]:
+        found = step["findsErrors"]
+        rows.append(
+            [
+                f"{step['share']:g}%",
+                f"{step['holdSeconds']:g} s",
+                str(step["requests"]),
+                "nothing" if found is None else f"{100 * found:.2g}%",
+                "nothing" if step.get("findsDiffering") is None else f"{100 * step['findsDiffering']:.2g}%",
+            ]
+        )
+    title = f"{told['modelName']} {told['modelVersion']} would take over from {told['baseline']}, at today's traffic:"
+    columns = ["step", "lasts", "requests to it", "finds errors from", "finds differing answers from"]
+    return [title, table(columns, rows)]
+
+
+def _compare(word: str | None) -> Any:
+    if word is None or not word.startswith("{"):
+        return word
+    try:
+        return json.loads(word)
+    except ValueError:
+        raise WrongArguments(
+            f"--compare is {word!r}, which is not JSON.", '{"relative": 1e-3} is an example.'
+        ) from None
+
+
+def _seconds(flag: str, word: str | None) -> float | None:
+    if word is None:
+        return None
+    found = _DURATION(word.strip())
+    if found is None:
+        raise WrongArguments(f"{flag} is {word!r}, which is no time.", "60s, 500ms, 5m and 1h are.")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _share(flag: str, word: str | None) -> float | None:
+    """A share: `0.01` or `1%`."""
+    if word is None:
+        return None
+    is_percent = word.endswith("%")
+    number = _percent_number(flag, word)
+    return number / 100 if is_percent else number
+
+
+def _percent_number(flag: str, word: str) -> float:
+    try:
+        return float(word.strip().removesuffix("%"))
+    except ValueError:
+        raise WrongArguments(f"{flag} is {word!r}, which is no number.", "0.01 and 1% are.") from None

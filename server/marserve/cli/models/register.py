@@ -1,0 +1,119 @@
+"""`marserve register`: brings an archive into a running server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from marserve.cli.dry_run import rehearse
+from marserve.cli.options import DryRun
+from marserve.cli.output import AsJson, Interrupted, Output
+from marserve.cli.progress.downloads import AwaitedDownload
+from marserve.cli.progress.wait_progress import while_showing
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
+from marserve.cli.versions import Description, label, progress_of, ready_workers
+
+
+def register(
+    url: Annotated[str, typer.Argument(help="The archive: its name in the model store, or an allowed URL.")],
+    name: Annotated[str | None, typer.Option("--name", help="Register under this name, not the archive's.")] = None,
+    workers: Annotated[int, typer.Option("--workers", min=0, help="How many workers to start and wait for.")] = 1,
+    handler: Annotated[str | None, typer.Option("--handler", help="Use this handler, not the archive's.")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Requests a batch, at most.")] = None,
+    max_batch_delay: Annotated[
+        int | None, typer.Option("--max-batch-delay", min=0, help="How long a batch may wait to fill, in ms.")
+    ] = None,
+    response_timeout: Annotated[
+        int | None, typer.Option("--response-timeout", min=1, help="How long a batch may take, in s.")
+    ] = None,
+    startup_timeout: Annotated[
+        int | None, typer.Option("--startup-timeout", min=1, help="How long loading may take, in s.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="Memory that the model takes with one worker, as 2GiB.")
+    ] = None,
+    on_demand: Annotated[
+        bool, typer.Option("--on-demand", help="Load it at its first request, and let it make room for others.")
+    ] = False,
+    pinned: Annotated[bool, typer.Option("--pinned", help="Never let it make room for another model.")] = False,
+    dry_run: DryRun = False,
+    management: ManagementAddress = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Register an archive as a model, or as another version of one, and wait until it is loaded."""
+    given = {
+        "url": url,
+        "model_name": name,
+        "handler": handler,
+        "batch_size": batch_size,
+        "max_batch_delay": max_batch_delay,
+        "response_timeout": response_timeout,
+        "startup_timeout": startup_timeout,
+        "initial_workers": workers,
+        "memory": memory,
+        "load": "on_demand" if on_demand else None,
+        "pinned": "true" if pinned else None,
+    }
+    parameters: dict[str, str | int] = {key: value for key, value in given.items() if value is not None}
+    with Output(as_json) as output, Management(find_address("management", management, config)) as server:
+        download = AwaitedDownload(server, url)
+        if dry_run:
+            _rehearse(server, output, parameters, download)
+            return
+        before = {label(version) for version in server.describe_all()}
+
+        def appeared() -> list[Description]:
+            return [version for version in server.describe_all() if label(version) not in before]
+
+        try:
+            answer = while_showing(
+                lambda: server.order("POST", "/models", {**parameters, "synchronous": "true"}, timeout_s=None),
+                lambda: download.steps() or [progress_of(version) for version in appeared()],
+                output,
+                f"Registering {url}",
+            )
+        except KeyboardInterrupt:
+            if download.cancel():
+                raise Interrupted(f"The download of {url} is cancelled; nothing is registered.") from None
+            raise Interrupted(
+                f"The registration of {url} goes on in the server; `marserve models` shows how far it is."
+            ) from None
+        output.result(
+            {
+                "status": answer["status"],
+                "registered": [
+                    {
+                        "model": version["modelName"],
+                        "version": version["modelVersion"],
+                        "isDefault": version.get("isDefault"),
+                        "readyWorkers": ready_workers(version),
+                    }
+                    for version in appeared()
+                ],
+            },
+            answer["status"],
+        )
+
+
+def _rehearse(
+    server: Management, output: Output, parameters: Mapping[str, str | int], download: AwaitedDownload
+) -> None:
+    """The archive is fetched for the look, which may take long."""
+    url = parameters["url"]
+    try:
+        rehearse(
+            server,
+            output,
+            "POST",
+            "/models",
+            {**parameters, "synchronous": "true"},
+            look=download.steps,
+            title=f"Looking at {url}",
+            timeout_s=None,
+        )
+    except KeyboardInterrupt:
+        download.cancel()
+        raise Interrupted(f"The look at {url} is given up; nothing was changed.") from None

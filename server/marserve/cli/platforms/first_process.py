@@ -1,0 +1,164 @@
+"""A minimal init: runs one command, passes signals on, reaps whatever is left to it, ends with the command's status.
+
+It is process 1 of a container, or else what orphans below it are given to, so it works the same outside of one. Knows
+nothing of settings or HTTP. A server that the command left behind counts as part of the command: it gets the signals
+too, and when it ends so does the command, so that no container goes on without its server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from marserve.cli.server.pid_file import MARSERVE_WORD, TORCHSERVE_WORD, PidFile
+
+PR_SET_CHILD_SUBREAPER = 36
+NAME_BYTES = 15  # what the kernel keeps of a process's name
+
+# All but those that speak of this process itself, and those that nobody can catch.
+_OWN = {signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT}
+_OWN |= {signal.SIGSYS, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGKILL, signal.SIGSTOP}
+_PASSED_ON = frozenset(signal.valid_signals() - _OWN)
+_WORDS = (TORCHSERVE_WORD, MARSERVE_WORD)
+_SERVERS = frozenset(word[:NAME_BYTES] for word in _WORDS)
+
+
+class CannotRun(Exception):
+    """The command cannot be started; `status` is what a shell would end with."""
+
+    def __init__(self, program: str, error: OSError) -> None:
+        self.status = 127 if isinstance(error, FileNotFoundError) else 126
+        super().__init__(f"{program!r} cannot be run ({error.strerror})")
+
+
+def look_after(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run the command to its end and return its status; of one that a signal killed, 128 and the signal's number.
+
+    Where the command leaves a server behind, that server's status. Raises CannotRun.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    awaited = _PASSED_ON | {signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    try:
+        return _Family(_start(command, environment, before)).wait(awaited)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Family:
+    """The command, and what it leaves behind."""
+
+    def __init__(self, command: int) -> None:
+        self._command: int | None = command
+        self._servers: set[int] = set()
+        self._status = 0
+        self._server_status: int | None = None
+
+    def wait(self, awaited: frozenset[signal.Signals]) -> int:
+        """Pass signals on and reap until the command and every server it left have ended."""
+        while self._command is not None or self._find_servers():
+            number = signal.sigwait(awaited)
+            if number == signal.SIGCHLD:
+                self._reap()
+            else:
+                self._find_servers()
+                self._pass_on(number)
+        return self._status if self._server_status is None else self._server_status
+
+    def _find_servers(self) -> set[int]:
+        """The servers that were left to this process and still run."""
+        self._servers |= {pid for pid in _children() if pid != self._command and _is_server(pid)}
+        return self._servers
+
+    def _pass_on(self, number: int) -> None:
+        for pid in {*self._servers, *([] if self._command is None else [self._command])}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            pid = found.si_pid
+            # Of one that has ended its name is still there, its command line no more.
+            was_server = pid != self._command and (pid in self._servers or _name(pid) in _SERVERS)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            status = code if code >= 0 else 128 - code
+            self._servers.discard(pid)
+            if pid == self._command:
+                self._command, self._status = None, status
+            elif was_server:
+                self._server_status = status
+                # Whatever waits beside it (`tail -f /dev/null`) would wait for ever.
+                self._pass_on(signal.SIGTERM)
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str], mask: set[int | signal.Signals]) -> int:
+    """The command's process, with the signals that it would have had. Raises CannotRun."""
+    has_terminal = sys.stdin is not None and os.isatty(0)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reader)
+            if has_terminal:
+                _take_terminal()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.execvpe(command[0], list(command), dict(environment))
+        except OSError as error:
+            os.write(writer, str(error.errno).encode())
+        finally:
+            os._exit(127)
+    os.close(writer)
+    with open(reader, "rb") as said:
+        wrong = said.read()
+    if wrong:
+        os.waitpid(pid, 0)
+        number = int(wrong)
+        raise CannotRun(command[0], OSError(number, os.strerror(number)))
+    return pid
+
+
+def _take_terminal() -> None:
+    """Let Ctrl-C reach the command alone, and not this process too, which would pass it on a second time."""
+    os.setpgid(0, 0)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    with contextlib.suppress(OSError):
+        os.tcsetpgrp(0, os.getpid())
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _children() -> list[int]:
+    """Children of this process, none where there is no /proc."""
+    own = str(os.getpid())
+    return [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if _parent(stat) == own]
+
+
+def _parent(stat: Path) -> str:
+    try:
+        return stat.read_text("utf-8", "replace").rpartition(")")[2].split()[1]
+    except (OSError, IndexError):
+        return ""
+
+
+def _is_server(pid: int) -> bool:
+    """Whether the process runs and shows a server's word, which it does from its first instant."""
+    return any(PidFile(Path(os.devnull), word).is_server(pid) for word in _WORDS)
+
+
+def _name(pid: int) -> str:
+    """What the kernel calls a process, also one that has ended and was not reaped; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").rstrip("\n")
+    except OSError:
+        return ""

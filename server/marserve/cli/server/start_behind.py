@@ -1,0 +1,205 @@
+"""Starts a server as a process behind the command, and waits until its models are loaded or one cannot be.
+
+Knows the server's APIs, its console log and how progress is shown. What was typed is `start.py`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from marserve.cli.output import CommandFailed, Interrupted, Output, Step
+from marserve.cli.progress.wait_progress import LOOK_EVERY_S, Lines
+from marserve.cli.remote import Inference, Management
+from marserve.cli.server.background import start_server
+from marserve.cli.server.pid_file import MARSERVE_WORD, AlreadyRunning, PidFile
+from marserve.cli.versions import Description, has_failed, is_ready, label, last_death, progress_of, versions_table
+from marserve.errors import BadSettings, without_stop
+from marserve.settings import Settings
+from marserve.settings.report import sources_report
+
+CONSOLE_LOG = "console.log"
+"""What a server in the background says on standard error, in its log folder: nothing, unless it breaks."""
+
+SERVER_LOG = "ts_log.log"
+# A server that looks for devices answers probes alone (`app/early_probes.py`), with this status. Then it closes these
+# listeners and opens its own: so many times in a row it may be alive and give no answer.
+NOT_READY, MOST_MISSED = 503, 10
+
+
+def start_behind(
+    settings: Settings, arguments: Sequence[str], pid_file: PidFile, timeout_s: float, output: Output
+) -> None:
+    """Start a process of its own for the server, and wait until its models are loaded or one cannot be.
+
+    `arguments` are those of a `marserve start` with these settings. Raises AlreadyRunning, BadSettings, CommandFailed
+    and, where somebody waits no longer, Interrupted.
+    """
+    running = pid_file.running_pid()
+    if running is not None:
+        raise AlreadyRunning(running)
+    with (
+        Inference(str(settings.inference_address), settings=settings) as front,
+        Management(str(settings.management_address), settings=settings) as back,
+    ):
+        if front.is_alive():
+            raise CommandFailed(
+                f"Another server answers at {front.address} already.",
+                "Stop it, or start this one with another --inference-address.",
+            )
+        # Nobody reads its standard output, so it writes files even where a server in front would not.
+        logs = settings.log_location or settings.working_directory / "logs"
+        warnings = [*settings.warnings, *settings.notes]
+        for warning in warnings:
+            output.note(f"Warning: {warning}")
+        sources = sources_report(settings)
+        for line in sources:
+            output.note(line)
+        began = time.time()
+        process = _spawn(arguments, logs)
+        # Written here too, so that `marserve stop` finds a server that is not waited for any longer. Where that cannot
+        # be, the server says why itself, and ends.
+        with contextlib.suppress(AlreadyRunning, BadSettings):
+            pid_file.claim(process.pid)
+        try:
+            versions = _wait_until_settled(process, front, back, time.monotonic() + timeout_s, output, logs, began)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"The server goes on as process {process.pid}; `marserve stop` ends it.", pid=process.pid
+            ) from None
+        finally:
+            if process.poll() is not None:
+                pid_file.release(process.pid)
+        failures = [
+            f"{label(version)} did not load ({last_death(version) or 'no worker is left'})"
+            for version in versions
+            if not is_ready(version)
+        ]
+        failures += front.startup().reasons
+        document = {
+            "pid": process.pid,
+            "inference": front.address,
+            "management": back.address,
+            "ready": not failures,
+            "reasons": failures,
+            "warnings": warnings,
+            "sources": sources,
+            "models": versions,
+        }
+        if failures:
+            what = (
+                f"{without_stop(failures[0])}."
+                if len(failures) == 1
+                else "\n".join([f"{len(failures)} failed:", *_indent(failures)])
+            )
+            raise CommandFailed(
+                f"The server runs as process {process.pid}, but {what}",
+                f"More stands in {logs / SERVER_LOG}. `marserve stop` ends the server.",
+                **document,
+            )
+        output.result(
+            document,
+            f"marserve answers at {front.address} (management {back.address}, process {process.pid}).",
+            versions_table(versions) if versions else "No model is loaded; `marserve register ARCHIVE` adds one.",
+        )
+
+
+def _indent(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _spawn(arguments: Sequence[str], logs: Path) -> subprocess.Popen[bytes]:
+    """The server's process. What it says before its logs are open, and Python's last words, go to the console log."""
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        console = (logs / CONSOLE_LOG).open("wb")
+    except OSError as error:
+        raise BadSettings(
+            f"log_location is {str(logs)!r}, which cannot be written ({error.strerror}); name another folder",
+            key="log_location",
+        ) from error
+    with console:
+        return start_server(
+            "marserve.cli",
+            ["start", "--foreground", *arguments, "--set", f"log_location={logs}"],
+            MARSERVE_WORD,
+            stdout=subprocess.DEVNULL,
+            stderr=console,
+        )
+
+
+def _wait_until_settled(
+    process: subprocess.Popen[bytes],
+    front: Inference,
+    back: Management,
+    deadline: float,
+    output: Output,
+    logs: Path,
+    began: float,
+) -> list[Description]:
+    """Wait until each version has loaded or failed; returns how all versions then are. `deadline` is monotonic.
+
+    `began` is when the process was started, in seconds since the epoch.
+
+    Raises CommandFailed when the server ends meanwhile, or when time is up (it goes on loading then).
+    """
+    with output.progress() as progress:
+        lines = Lines(progress)
+        lines.show([Step("Starting the server")])
+        missed = 0
+        while _still_runs(process):
+            if front.is_alive():
+                try:
+                    startup, versions = front.startup(), back.describe_all()
+                except CommandFailed as failure:
+                    missed = _missed(failure, missed)
+                else:
+                    missed = 0
+                    lines.show([progress_of(version) for version in versions] or [Step("Reading the models")])
+                    if startup.is_well and all(is_ready(version) or has_failed(version) for version in versions):
+                        return versions
+            if time.monotonic() >= deadline:
+                raise CommandFailed(
+                    f"The server runs as process {process.pid}, but its models are not loaded yet.",
+                    "It goes on loading: `marserve status` tells how far it is, `marserve stop` ends it.",
+                    pid=process.pid,
+                )
+    words = (logs / CONSOLE_LOG).read_text("utf-8", "replace").strip().splitlines()
+    raise CommandFailed(
+        words[-1].removeprefix("marserve: ").replace("marserve did not", "The server did not", 1)
+        if words
+        else f"The server ended with status {process.returncode}.",
+        f"More stands in {_log_of_end(logs, began)}; `marserve start --foreground` shows it here.",
+        exit_status=process.returncode,
+    )
+
+
+def _missed(failure: CommandFailed, missed: int) -> int:
+    """How many times in a row there was no answer. Raises the failure, unless the server has not begun to listen."""
+    code = failure.detail.get("code")
+    if code == NOT_READY:
+        return 0
+    if code is not None or missed >= MOST_MISSED:
+        raise failure
+    return missed + 1
+
+
+def _still_runs(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process runs, after a moment in which it may have ended."""
+    try:
+        process.wait(timeout=LOOK_EVERY_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _log_of_end(logs: Path, began: float) -> Path:
+    """The log that says why a server ended: its own, else, before that was open, what it printed."""
+    own = logs / SERVER_LOG
+    try:
+        return own if own.stat().st_mtime >= began - 1 else logs / CONSOLE_LOG
+    except OSError:
+        return logs / CONSOLE_LOG

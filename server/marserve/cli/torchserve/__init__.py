@@ -1,0 +1,14 @@
+"""TorchServe's command lines, and moving from it.
+
+torchserve               `torchserve`; also `python -m marserve.cli.torchserve`
+torch_model_archiver     `torch-model-archiver`
+torch_workflow_archiver  `torch-workflow-archiver`
+migrate                  `marserve migrate`
+"""
+
+
+def main() -> None:
+    """Run `torchserve`: the former name of `torchserve.torchserve.main`, which is imported here and not before."""
+    from marserve.cli.torchserve.torchserve import main as run
+
+    run()

@@ -1,0 +1,92 @@
+"""`marserve` as a whole: which commands there are, and how they take what they cannot use."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from marserve import cli
+from support.command_line import marserve
+
+COMMANDS = ("start", "stop", "status", "archive", "fetch", "register", "models", "set-default")
+COMMANDS += ("traffic", "label", "swap", "shadow", "rollout", "unregister", "scale", "tune", "check")
+COMMANDS += ("plan", "apply", "undo", "history", "watches", "infer", "migrate", "version")
+
+
+def test_help_lists_every_command() -> None:
+    """In the order in which they are needed."""
+    ran = marserve("--help")
+
+    assert ran.status == 0
+    listed = re.findall(r"^[^\w-]*([a-z][a-z-]+)  ", ran.out, re.MULTILINE)
+    assert listed == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_and_speaks_json(command: str) -> None:
+    """`--help` is there, and `--json` for scripts."""
+    ran = marserve(command, "--help")
+
+    assert ran.status == 0
+    assert "--json" in ran.out
+
+
+@pytest.mark.parametrize(
+    "words", [["frobnicate"], ["models", "--frobnicate"], ["scale", "digits"], ["scale", "m", "x"]]
+)
+def test_a_usage_error_is_status_2(words: list[str]) -> None:
+    """As for wrong settings: the caller has to change what it says."""
+    ran = marserve(*words)
+
+    assert ran.status == 2
+    assert ran.out == ""
+
+
+def test_the_module_is_the_command() -> None:
+    """`python -m marserve.cli` starts it where no script is installed."""
+    ran = subprocess.run([sys.executable, "-m", "marserve.cli", "version"], capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0
+    assert "marserve" in ran.stdout
+
+
+def test_the_version_is_told_by_a_flag_too() -> None:
+    """As most programs have it."""
+    ran = marserve("--version")
+
+    assert (ran.status, ran.out) == (0, f"marserve {version('marserve')}\n")
+
+
+def test_a_server_in_front_is_started_without_what_other_commands_need() -> None:
+    """An HTTP client alone would be a tenth of the start."""
+    program = "import sys\nfrom marserve.cli.command_list import build_commands\nbuild_commands(['start'])\n"
+    program += "print('httpx' in sys.modules, 'marserve.cli.changes.plan' in sys.modules)"
+
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert ran.stdout == "False False\n", ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "line", "words"),
+    [
+        ("", "", []),
+        ("source_bash", "", ["version"]),
+        ("complete_bash", "marserve", []),
+        ("complete_bash", "marserve start", []),
+        ("complete_bash", "marserve start ", ["start"]),
+        ("complete_zsh", "marserve start --fore", ["start"]),
+    ],
+)
+def test_tab_imports_the_command_alone_whose_options_it_completes(
+    monkeypatch: pytest.MonkeyPatch, asked: str, line: str, words: list[str]
+) -> None:
+    """All of them where the command itself is typed; for a shell's script any one does."""
+    monkeypatch.setenv("_MARSERVE_COMPLETE", asked)
+    monkeypatch.setenv("COMP_WORDS" if asked.endswith("bash") else "_TYPER_COMPLETE_ARGS", line)
+
+    assert cli._words_to_complete() == words
