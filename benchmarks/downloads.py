@@ -44,9 +44,9 @@ MIB = 1 << 20
 
 FETCH = """
 import json, os, resource, sys, time
-from marserve.store.download import DownloadOptions, download
-from marserve.store.fetch_guard import AllowedUrls, parse_target
-from marserve.store.http import HttpOrigins
+from marserve.store.fetching.download import DownloadOptions, download
+from marserve.store.addresses.fetch_guard import AllowedUrls, parse_target
+from marserve.store.sources.http import HttpOrigins
 url, path, connections = sys.argv[1], sys.argv[2], int(sys.argv[3])
 source = HttpOrigins(AllowedUrls([url[: url.index("/", 8)].replace(".", "[.]") + "/.*", url]))(parse_target(url))
 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -138,8 +138,8 @@ def _start(plan: Plan) -> Figure:
 
 def _fetch_all(plan: Plan, urls: list[str]) -> float:
     """Seconds until all are in a folder, as many at a time as a server fetches."""
-    from marserve.store.fetch_guard import AllowedUrls
-    from marserve.store.fetcher import Fetcher
+    from marserve.store.addresses.fetch_guard import AllowedUrls
+    from marserve.store.fetching.fetcher import Fetcher
 
     store = plan.new_folder("fetched")
     store.mkdir()

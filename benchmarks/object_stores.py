@@ -38,9 +38,9 @@ MIB = 1 << 20
 FETCH = """
 import json, os, resource, sys, time
 before, began = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
-from marserve.store.download import DownloadOptions, download
-from marserve.store.fetch_guard import parse_target
-from marserve.store.object_store import ObjectStores
+from marserve.store.fetching.download import DownloadOptions, download
+from marserve.store.addresses.fetch_guard import parse_target
+from marserve.store.sources.object_store import ObjectStores
 url, path, connections, endpoint = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 environment = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
 source = ObjectStores(environment=environment).open(parse_target(url))

@@ -13,7 +13,7 @@ from marserve.archive.model_config import ModelConfig, read_model_config
 from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import unpack
 from marserve.errors import BadArchive
-from marserve.store.local import LocalStore
+from marserve.store.sources.local import LocalStore
 
 MAKER = Path(__file__).resolve().parents[3] / "shared" / "contract" / "fixtures" / "make_fixtures.py"
 

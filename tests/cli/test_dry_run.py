@@ -358,7 +358,7 @@ def test_a_store_is_listed_only_where_the_start_lists_it(
         raise PermissionError(13, "Permission denied")
 
     make_archive()
-    monkeypatch.setattr("marserve.store.local.LocalStore.names", unreadable)
+    monkeypatch.setattr("marserve.store.sources.local.LocalStore.names", unreadable)
 
     assert marserve("start", *addresses, "--models", "echo.mar", "--dry-run").status == 0
 

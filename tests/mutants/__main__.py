@@ -40,12 +40,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "memory/residency": (),
     "pool/dispatch/dispatcher": ("admission", "asked_lengths", "back_pressure", "handing_over", "hold", "lanes"),
     "wire": (),
-    "store/fetch_guard": (),
+    "store/addresses/fetch_guard": (),
     "archive/pickle_check": (),
     "api/auth": (),
     "api/http/request_head": (),
     "worker/loop": ("checks", "lengths", "rank", "steps"),
-    "store/download": (),
+    "store/fetching/download": (),
     "api/http/connection": (),
 }
 CPU_S = 3.0

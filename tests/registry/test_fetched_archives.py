@@ -31,12 +31,12 @@ from marserve.registry.changes.swap import SwapParameters
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.settings.values import ModelToLoad
-from marserve.store.cache import Cache
-from marserve.store.download import DownloadOptions
-from marserve.store.fetch_guard import AllowedUrls
-from marserve.store.fetcher import Fetcher, FetchOptions
-from marserve.store.http import HttpOrigins
-from marserve.store.local import LocalStore
+from marserve.store.addresses.fetch_guard import AllowedUrls
+from marserve.store.fetching.cache import Cache
+from marserve.store.fetching.download import DownloadOptions
+from marserve.store.fetching.fetcher import Fetcher, FetchOptions
+from marserve.store.sources.http import HttpOrigins
+from marserve.store.sources.local import LocalStore
 from support.archives import good_members, zip_of
 from support.echo_archives import manifest, write_mar
 from support.fault_proxy import Fault, FaultProxy, fault_proxy

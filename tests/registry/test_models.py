@@ -46,8 +46,8 @@ from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.registry.observing.shadow import ShadowSpec
 from marserve.settings import ModelDefaults, ModelToLoad
 from marserve.settings.values import MemoryWish
-from marserve.store.fetch_guard import AllowedUrls
-from marserve.store.fetcher import Fetcher
+from marserve.store.addresses.fetch_guard import AllowedUrls
+from marserve.store.fetching.fetcher import Fetcher
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import Behaviour, FakeDeath
 from support.management_house import House as ManagementHouse

@@ -28,8 +28,8 @@ from marserve.registry.intake.intake import Unpacked
 from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.rollout import arrivals as arrivals_module
 from marserve.rollout.arrivals import MOST_GONE, MOST_TRIES, ArrivalPolicy, Arrivals
-from marserve.store.sightings import Change, ChangeKind
-from marserve.store.source import Entry
+from marserve.store.sources.source import Entry
+from marserve.store.watching.sightings import Change, ChangeKind
 
 pytestmark = pytest.mark.anyio
 

@@ -20,9 +20,9 @@ from marserve.rollout.document_place import (
     Found,
     ObjectPlace,
 )
-from marserve.store.fetch_guard import parse_target
-from marserve.store.object_store import ObjectStores
-from marserve.store.source import Broken, Entry, Replaced, Source
+from marserve.store.addresses.fetch_guard import parse_target
+from marserve.store.sources.object_store import ObjectStores
+from marserve.store.sources.source import Broken, Entry, Replaced, Source
 from support.object_stores import s3_server
 
 

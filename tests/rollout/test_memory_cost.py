@@ -14,8 +14,8 @@ from marserve.errors import ArchiveNotFound
 from marserve.memory.admission import INTERPRETER_BYTES, RUNTIME_BYTES
 from marserve.rollout.desired_state import DesiredVersion
 from marserve.rollout.memory_cost import BLOCK_BYTES, MemoryCost, RangeFile
-from marserve.store.local import LocalStore
-from marserve.store.source import Broken, Entry, Source
+from marserve.store.sources.local import LocalStore
+from marserve.store.sources.source import Broken, Entry, Source
 
 WEIGHTS = 3_000_000
 

@@ -21,11 +21,11 @@ from marserve.rollout.desired_state import NewVersions
 from marserve.rollout.object_events import ObjectEvent
 from marserve.rollout.watches import FAMILIES, Declared, Policies, Watches
 from marserve.settings.watches import WatchedPlace
-from marserve.store.fetch_guard import AllowedUrls, Target, parse_target
-from marserve.store.fetcher import Fetcher
-from marserve.store.http import HttpOrigins
-from marserve.store.local import LocalStore
-from marserve.store.source import Entry, Source
+from marserve.store.addresses.fetch_guard import AllowedUrls, Target, parse_target
+from marserve.store.fetching.fetcher import Fetcher
+from marserve.store.sources.http import HttpOrigins
+from marserve.store.sources.local import LocalStore
+from marserve.store.sources.source import Entry, Source
 from support.echo_archives import manifest, write_mar
 from support.fault_proxy import Fault, fault_proxy
 from support.range_origin import range_origin

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marserve.store.cache import Cache
+from marserve.store.fetching.cache import Cache
 
 
 def used_bytes(cache: Cache) -> int:

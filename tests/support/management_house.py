@@ -19,9 +19,9 @@ from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.registration import RegistryOptions
 from marserve.registry.models import Registry
 from marserve.registry.pool_protocols import EnvironmentsLike
-from marserve.store.fetched_archives import FetchedArchives
-from marserve.store.fetcher import Fetcher
-from marserve.store.local import LocalStore
+from marserve.store.fetching.fetched_archives import FetchedArchives
+from marserve.store.fetching.fetcher import Fetcher
+from marserve.store.sources.local import LocalStore
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import FakeMetrics, FakePools
 

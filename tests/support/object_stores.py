@@ -59,7 +59,9 @@ os._exit(0)
 class StoreProgram(Prepared):
     """The program that asks a store, forked from a process that has imported the library."""
 
-    kind = Kind("marserve.store.object_program", ("marserve.store.object_errors", "obstore.store", "resource"))
+    kind = Kind(
+        "marserve.store.sources.object_program", ("marserve.store.sources.object_errors", "obstore.store", "resource")
+    )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 
 from marserve.archive.reader import Limits
 from marserve.errors import BadDag, BadWorkflow, DigestMismatch, UnsafeArchive, WorkflowArchiveNotFound
-from marserve.store.fetcher import Fetched, Fetcher
+from marserve.store.fetching.fetcher import Fetched, Fetcher
 from marserve.workflows import intake as intake_module
 from marserve.workflows.intake import WorkflowIntake
 from support.workflow_archives import THREE_NODES, war_manifest, write_war

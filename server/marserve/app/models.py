@@ -45,11 +45,11 @@ from marserve.rollout.watches import FAMILIES as WATCH_FAMILIES
 from marserve.rollout.watches import Watches, build_watches, watched_folders
 from marserve.settings import Settings
 from marserve.store.assembly import build_fetcher
-from marserve.store.download_list import FAMILIES as DOWNLOAD_FAMILIES
-from marserve.store.download_list import DownloadList
-from marserve.store.fetched_archives import FetchedArchives
-from marserve.store.fetcher import Fetcher
-from marserve.store.local import LocalStore
+from marserve.store.fetching.download_list import FAMILIES as DOWNLOAD_FAMILIES
+from marserve.store.fetching.download_list import DownloadList
+from marserve.store.fetching.fetched_archives import FetchedArchives
+from marserve.store.fetching.fetcher import Fetcher
+from marserve.store.sources.local import LocalStore
 from marserve.telemetry.metrics import Metrics, VersionMetrics
 from marserve.telemetry.printed_metrics import PrintedMetrics
 from marserve.workflows.intake import WorkflowIntake

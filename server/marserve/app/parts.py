@@ -50,7 +50,7 @@ from marserve.rollout.reconciler import Reconciler
 from marserve.rollout.rollouts import Rollouts, build_rollouts
 from marserve.rollout.watches import Watches
 from marserve.settings import Settings
-from marserve.store.download_list import DownloadList
+from marserve.store.fetching.download_list import DownloadList
 from marserve.telemetry.logs import Logs
 from marserve.telemetry.metrics import Metrics
 from marserve.telemetry.printed_metrics import PrintedMetrics

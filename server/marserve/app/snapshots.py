@@ -18,8 +18,8 @@ from marserve.registry.models import Registry
 from marserve.rollout.watches import watched_folders
 from marserve.settings import Settings
 from marserve.settings.snapshot_files import FolderSnapshots, effective_properties, snapshot_folder
-from marserve.store.fetch_guard import is_address
-from marserve.store.local import LocalStore
+from marserve.store.addresses.fetch_guard import is_address
+from marserve.store.sources.local import LocalStore
 
 log = logging.getLogger("marserve.app")
 

@@ -23,8 +23,8 @@ from marserve.registry.changes.load_at_start import parameters_of_model, paramet
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.registry.intake.startup import models_to_load
 from marserve.settings import Settings
-from marserve.store.fetch_guard import hide_query, is_address
-from marserve.store.local import LocalStore
+from marserve.store.addresses.fetch_guard import hide_query, is_address
+from marserve.store.sources.local import LocalStore
 from marserve.telemetry.logs import configure_logs
 
 _WRITTEN_FOLDERS = ("temporary_folder", "log_location", "state_folder", "download_cache", "environment_folder")

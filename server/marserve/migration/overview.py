@@ -11,7 +11,7 @@ from marserve.errors import BadSettings, MarserveError
 from marserve.migration.findings import Finding
 from marserve.migration.layout import Layout
 from marserve.settings.load import read_properties
-from marserve.store.fetch_guard import AllowedUrls, is_address, parse_target
+from marserve.store.addresses.fetch_guard import AllowedUrls, is_address, parse_target
 
 # How scripts, Dockerfiles, units and files of variables set one.
 _SETS = re.compile(r"^\s*(?:export\s+|ENV\s+|Environment=\"?|-\s+)?([A-Z][A-Z0-9_]*)(?:\s*[=:]\s*|\s+)\S", re.MULTILINE)

@@ -11,7 +11,7 @@ from marserve.migration.script_findings import FOLDERS
 from marserve.registry.catalogue.snapshot import read_models
 from marserve.settings.load import read_properties
 from marserve.settings.snapshot_files import FolderSnapshots
-from marserve.store.fetch_guard import is_address
+from marserve.store.addresses.fetch_guard import is_address
 
 _INSTEAD = "delete it, or start with --ncs"
 

@@ -30,10 +30,10 @@ from marserve.archive.pickle_check import check_folder
 from marserve.archive.reader import Limits, unpack
 from marserve.environments.environments import size_of
 from marserve.errors import BadArchive, MarserveError, without_stop
-from marserve.store.download import DownloadOptions
-from marserve.store.fetch_guard import AllowedUrls, hide_query
-from marserve.store.fetcher import Fetcher, FetchOptions
-from marserve.store.source import Opener
+from marserve.store.addresses.fetch_guard import AllowedUrls, hide_query
+from marserve.store.fetching.download import DownloadOptions
+from marserve.store.fetching.fetcher import Fetcher, FetchOptions
+from marserve.store.sources.source import Opener
 
 log = logging.getLogger("marserve.node")
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from marserve.agent_link import StoreAt
 from marserve.settings.stores import SCHEMES, StoreOptions, Stores
-from marserve.store.fetch_guard import Target
-from marserve.store.object_store import ObjectStores
-from marserve.store.source import Failed, Opener, Source
+from marserve.store.addresses.fetch_guard import Target
+from marserve.store.sources.object_store import ObjectStores
+from marserve.store.sources.source import Failed, Opener, Source
 
 # A store, or whoever gives out credentials, that says nothing for so long: the server has the archive as well.
 SILENCE_S = 5.0

@@ -60,7 +60,7 @@ from marserve.registry.intake.registration import (
 from marserve.registry.observing.shadow import read_shadow
 from marserve.registry.pool_protocols import EnvironmentsLike, JobLike, MetricsBook, PoolFactory
 from marserve.settings.values import LoadModels
-from marserve.store.fetch_guard import hide_query
+from marserve.store.addresses.fetch_guard import hide_query
 
 log = logging.getLogger("marserve.registry")
 

@@ -48,9 +48,9 @@ from marserve.rollout.arrival_names import (
     version_order,
 )
 from marserve.settings.watches import NameRule, NewVersionPolicy, RemovedPolicy
-from marserve.store.digests import split_digest
-from marserve.store.sightings import Change
-from marserve.store.source import Entry
+from marserve.store.addresses.pinned_digest import split_digest
+from marserve.store.sources.source import Entry
+from marserve.store.watching.sightings import Change
 
 log = logging.getLogger("marserve.rollout")
 

@@ -20,12 +20,12 @@ from marserve.rollout.history import History
 from marserve.rollout.memory_cost import MemoryCost
 from marserve.rollout.reconciler import Reconciler
 from marserve.settings.table import Settings
-from marserve.store.fetch_guard import AllowedUrls, Target, hide_query, is_address, parse_target
-from marserve.store.file_source import FileOrigins
-from marserve.store.http import HttpOrigins
-from marserve.store.local import LocalStore
-from marserve.store.object_store import ObjectStores
-from marserve.store.source import Source, SourceError
+from marserve.store.addresses.fetch_guard import AllowedUrls, Target, hide_query, is_address, parse_target
+from marserve.store.sources.file_source import FileOrigins
+from marserve.store.sources.http import HttpOrigins
+from marserve.store.sources.local import LocalStore
+from marserve.store.sources.object_store import ObjectStores
+from marserve.store.sources.source import Source, SourceError
 
 Numbers = Callable[[Reconciler], Mapping[str, float]]
 

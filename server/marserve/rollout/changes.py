@@ -25,7 +25,7 @@ from marserve.registry.models import Registry
 from marserve.registry.observing.shadow import ShadowSpec
 from marserve.rollout.desired_state import DesiredModel, DesiredState, DesiredVersion
 from marserve.rollout.reconciler import Reconciler
-from marserve.store.digests import split_digest
+from marserve.store.addresses.pinned_digest import split_digest
 
 
 class Changes(Protocol):

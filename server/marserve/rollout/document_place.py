@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from marserve.errors import DesiredStateMoved, Unavailable
 from marserve.regular_files import open_regular
 from marserve.rollout.desired_state import LARGEST_DOCUMENT
-from marserve.store.source import Entry, Missing, Replaced, Source, SourceError
+from marserve.store.sources.source import Entry, Missing, Replaced, Source, SourceError
 
 MOST_READS = 3
 

@@ -17,10 +17,10 @@ from marserve.archive.weight_size import Seekable, WeightSize, weigh, weigh_file
 from marserve.errors import MarserveError
 from marserve.memory.admission import need_of
 from marserve.rollout.desired_state import DesiredVersion
-from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import is_address
-from marserve.store.local import LocalStore
-from marserve.store.source import Source, SourceError
+from marserve.store.addresses.fetch_guard import is_address
+from marserve.store.addresses.pinned_digest import split_digest
+from marserve.store.sources.local import LocalStore
+from marserve.store.sources.source import Source, SourceError
 
 log = logging.getLogger("marserve.rollout")
 

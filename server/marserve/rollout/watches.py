@@ -33,14 +33,14 @@ from marserve.rollout.object_events import ObjectEvent, Sequencers, Verdict
 from marserve.rollout.rollouts import Rollouts
 from marserve.settings import Settings
 from marserve.settings.watches import MODEL_STORE, WatchedPlace
-from marserve.store.fetch_guard import AllowedUrls, Target, hide_query, parse_target
-from marserve.store.fetcher import Fetcher
-from marserve.store.local import LocalStore
-from marserve.store.object_store import ObjectStores
-from marserve.store.sightings import Sightings
-from marserve.store.source import Entry, Listing
-from marserve.store.watch import ListedPlace, Place, Watch, is_archive
-from marserve.store.watched_folder import WatchedFolder
+from marserve.store.addresses.fetch_guard import AllowedUrls, Target, hide_query, parse_target
+from marserve.store.fetching.fetcher import Fetcher
+from marserve.store.sources.local import LocalStore
+from marserve.store.sources.object_store import ObjectStores
+from marserve.store.sources.source import Entry, Listing
+from marserve.store.watching.sightings import Sightings
+from marserve.store.watching.watch import ListedPlace, Place, Watch, is_archive
+from marserve.store.watching.watched_folder import WatchedFolder
 
 log = logging.getLogger("marserve.rollout")
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from marserve.errors import BadSettings
 from marserve.settings.table import Settings
-from marserve.store.cache import Cache
-from marserve.store.download import DownloadOptions
-from marserve.store.download_list import DownloadList
-from marserve.store.fetch_guard import AllowedUrls
-from marserve.store.fetcher import Fetcher, FetchOptions
-from marserve.store.hub import Hub
-from marserve.store.object_store import ObjectStores
+from marserve.store.addresses.fetch_guard import AllowedUrls
+from marserve.store.fetching.cache import Cache
+from marserve.store.fetching.download import DownloadOptions
+from marserve.store.fetching.download_list import DownloadList
+from marserve.store.fetching.fetcher import Fetcher, FetchOptions
+from marserve.store.sources.hub import Hub
+from marserve.store.sources.object_store import ObjectStores
 
 
 def build_fetcher(

@@ -27,10 +27,10 @@ from marserve.errors import (
 )
 from marserve.registry.intake.intake import compare_digest, is_trusted, unpack_as
 from marserve.regular_files import open_regular
-from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import hide_query
-from marserve.store.fetcher import Fetched, Fetcher
-from marserve.store.local import LocalStore, look_at
+from marserve.store.addresses.fetch_guard import hide_query
+from marserve.store.addresses.pinned_digest import split_digest
+from marserve.store.fetching.fetcher import Fetched, Fetcher
+from marserve.store.sources.local import LocalStore, look_at
 from marserve.workflows.spec import MAX_BYTES, WorkflowSpec, parse_spec
 
 MISSING = "Workflow not found in workflow store: {name}"

@@ -32,7 +32,7 @@ from marserve.names import check_new_name
 from marserve.registry.catalogue.describe import page_of
 from marserve.registry.intake.intake import Unpacked
 from marserve.registry.intake.registration import ModelPage, Registered, RegisterParameters, Scaled
-from marserve.store.fetch_guard import hide_query
+from marserve.store.addresses.fetch_guard import hide_query
 from marserve.workflows.engine import Engine, Execution, Models, RunnableNode
 from marserve.workflows.intake import UnpackedWorkflow, WorkflowIntake
 from marserve.workflows.spec import Node

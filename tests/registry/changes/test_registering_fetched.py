@@ -15,9 +15,9 @@ from marserve.registry.changes.swap import SwapParameters
 from marserve.registry.intake.plan import Plan
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.settings.values import ModelToLoad
-from marserve.store.fetch_guard import AllowedUrls
-from marserve.store.fetched_archives import FetchedArchives
-from marserve.store.fetcher import Fetcher
+from marserve.store.addresses.fetch_guard import AllowedUrls
+from marserve.store.fetching.fetched_archives import FetchedArchives
+from marserve.store.fetching.fetcher import Fetcher
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import Behaviour
 from support.management_house import House as ManagementHouse

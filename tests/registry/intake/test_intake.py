@@ -18,8 +18,8 @@ from marserve.archive.unpacked import UnpackedArchives
 from marserve.errors import ArchiveNotFound, BadArchive, DigestMismatch, MarserveError, OutOfMemory, UnsafeArchive
 from marserve.registry.intake import intake as intake_module
 from marserve.registry.intake.intake import Intake
-from marserve.store.fetcher import Fetched
-from marserve.store.local import LocalStore
+from marserve.store.fetching.fetcher import Fetched
+from marserve.store.sources.local import LocalStore
 from support.echo_archives import manifest, write_mar
 
 

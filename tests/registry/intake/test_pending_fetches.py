@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marserve.registry.intake.pending_fetches import Coming, model_of
-from marserve.store.download_list import DownloadList
+from marserve.store.fetching.download_list import DownloadList
 
 
 def test_an_archive_on_its_way_tells_how_far_it_is() -> None:

@@ -23,11 +23,11 @@ from marserve.cli.remote import ConfigFile
 from marserve.cli.typed_settings import load_as_typed
 from marserve.errors import ArchiveExists, MarserveError
 from marserve.settings import Settings
+from marserve.store.addresses.fetch_guard import Target, hide_query, parse_target
+from marserve.store.addresses.pinned_digest import BESIDE, split_digest
 from marserve.store.assembly import build_fetcher
-from marserve.store.digests import BESIDE, split_digest
-from marserve.store.download_list import DownloadList
-from marserve.store.fetch_guard import Target, hide_query, parse_target
-from marserve.store.fetcher import Fetcher
+from marserve.store.fetching.download_list import DownloadList
+from marserve.store.fetching.fetcher import Fetcher
 
 
 @dataclass(frozen=True)

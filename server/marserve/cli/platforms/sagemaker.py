@@ -185,7 +185,7 @@ def _one_model(environment: Mapping[str, str], folder: Path) -> dict[str, object
 
 
 def _archives(entries: list[Path]) -> Iterator[str]:
-    from marserve.store.local import ARCHIVE_ENDINGS
+    from marserve.store.sources.local import ARCHIVE_ENDINGS
 
     for entry in entries:
         if _is_unpacked(entry) or (entry.is_file() and entry.name.lower().endswith(ARCHIVE_ENDINGS)):

@@ -6,8 +6,8 @@ from typing import Any
 
 from marserve.cli.output import CommandFailed, Step
 from marserve.cli.remote import Management
-from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import BadTarget, hide_query, is_address
+from marserve.store.addresses.fetch_guard import BadTarget, hide_query, is_address
+from marserve.store.addresses.pinned_digest import split_digest
 
 UNDER_WAY = ("waiting", "downloading")
 

@@ -23,9 +23,9 @@ from marserve.memory.admission import need_of
 from marserve.registry.intake.startup import models_to_load
 from marserve.settings import Settings
 from marserve.settings.report import sources_report
-from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import AllowedUrls, hide_query, is_address, parse_target
-from marserve.store.local import LocalStore
+from marserve.store.addresses.fetch_guard import AllowedUrls, hide_query, is_address, parse_target
+from marserve.store.addresses.pinned_digest import split_digest
+from marserve.store.sources.local import LocalStore
 
 
 def rehearse_start(settings: Settings, pid_file: PidFile, output: Output) -> None:

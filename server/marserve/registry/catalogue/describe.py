@@ -15,7 +15,7 @@ from marserve.archive.model_config import ModelConfig
 from marserve.pool.options import PoolOptions
 from marserve.registry.pool_protocols import DeathLike, PoolLike, WorkerLike
 from marserve.settings.values import NO_WISH, MemoryWish
-from marserve.store.fetch_guard import hide_query
+from marserve.store.addresses.fetch_guard import hide_query
 
 # Instead of a time: a worker that is not started again by itself.
 WHEN_SCALED = "when scaled"

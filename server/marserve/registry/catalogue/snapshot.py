@@ -15,8 +15,8 @@ from urllib.parse import unquote
 from marserve.errors import BadInput, InvalidSnapshot
 from marserve.registry.catalogue.traffic import NO_ROLE, Role, read_role
 from marserve.settings.values import NO_WISH, MemoryWish, read_memory_wish
-from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import is_address
+from marserve.store.addresses.fetch_guard import is_address
+from marserve.store.addresses.pinned_digest import split_digest
 
 DEFAULT_TIMEOUT_S = 120
 # Beyond this nothing can be meant; what the server bears is the plan's to say.

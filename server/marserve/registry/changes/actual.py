@@ -15,7 +15,7 @@ from marserve.registry.intake.effective_options import effective_runtime
 from marserve.registry.intake.plan import declared_options
 from marserve.registry.intake.registration import RegistryOptions
 from marserve.settings.values import ModelDefaults
-from marserve.store.digests import split_digest
+from marserve.store.addresses.pinned_digest import split_digest
 
 # What a version can change while it serves. All else is read when its workers start.
 IN_PLACE = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")

@@ -23,8 +23,8 @@ from marserve.registry.intake.registration import RegisterParameters
 from marserve.registry.intake.startup import models_to_load
 from marserve.settings import ModelToLoad
 from marserve.settings.values import LoadModels
-from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import hide_query
+from marserve.store.addresses.fetch_guard import hide_query
+from marserve.store.addresses.pinned_digest import split_digest
 
 log = logging.getLogger("marserve.registry")
 

@@ -33,9 +33,9 @@ from marserve.registry.intake.pending_fetches import Awaited, Coming
 from marserve.registry.intake.plan import Plan, check_parameters, make_plan
 from marserve.registry.intake.registration import Registered, RegisterParameters, RegistryOptions
 from marserve.registry.pool_protocols import EnvironmentsLike, MetricsBook, PoolFactory
-from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import hide_query
-from marserve.store.fetcher import Fetched, OnBegin
+from marserve.store.addresses.fetch_guard import hide_query
+from marserve.store.addresses.pinned_digest import split_digest
+from marserve.store.fetching.fetcher import Fetched, OnBegin
 
 log = logging.getLogger("marserve.registry")
 

@@ -25,12 +25,12 @@ from marserve.archive.reader import Limits
 from marserve.archive.unpacked import UnpackedArchives
 from marserve.errors import BadArchive, BadInput, DigestMismatch, MarserveError, OutOfMemory
 from marserve.regular_files import open_regular
-from marserve.store.digests import split_digest
-from marserve.store.download_list import Download
-from marserve.store.fetch_guard import hide_query, is_address, parse_target
-from marserve.store.fetched_archives import FetchedArchives
-from marserve.store.fetcher import Fetched, Fetcher, OnBegin
-from marserve.store.local import Found, LocalStore, look_at
+from marserve.store.addresses.fetch_guard import hide_query, is_address, parse_target
+from marserve.store.addresses.pinned_digest import split_digest
+from marserve.store.fetching.download_list import Download
+from marserve.store.fetching.fetched_archives import FetchedArchives
+from marserve.store.fetching.fetcher import Fetched, Fetcher, OnBegin
+from marserve.store.sources.local import Found, LocalStore, look_at
 
 # How often an archive is unpacked that is touched meanwhile.
 UNPACK_ATTEMPTS = 5

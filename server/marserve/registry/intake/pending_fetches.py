@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from marserve.store.digests import split_digest
-from marserve.store.download_list import Download
-from marserve.store.fetch_guard import hide_query
+from marserve.store.addresses.fetch_guard import hide_query
+from marserve.store.addresses.pinned_digest import split_digest
+from marserve.store.fetching.download_list import Download
 
 State = Literal["waiting", "downloading", "unpacking"]
 

@@ -38,8 +38,8 @@ from marserve.registry.intake.startup import name_from_file
 from marserve.registry.pool_protocols import EnvironmentLike
 from marserve.settings import ModelDefaults
 from marserve.settings.values import MemoryWish
-from marserve.store.digests import split_digest
-from marserve.store.fetch_guard import is_store_address
+from marserve.store.addresses.fetch_guard import is_store_address
+from marserve.store.addresses.pinned_digest import split_digest
 
 # What a desired state says of a version beside the keys of its configuration.
 NOT_OF_THE_CONFIG = frozenset({"url", "sha256", "handler", "runtime"})

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from marserve.settings import ModelToLoad
 from marserve.settings.values import LoadModels
-from marserve.store.digests import split_digest
+from marserve.store.addresses.pinned_digest import split_digest
 
 
 def models_to_load(load_models: LoadModels, store_names: Iterable[str]) -> list[ModelToLoad]:

@@ -17,10 +17,10 @@ from pydantic import TypeAdapter
 from marserve.api.rest.application import build_app
 from marserve.api.rest.models.downloads import downloads_router
 from marserve.api.rest.schemas import DownloadsList, ModelDescription, NotThere
-from marserve.store.download_list import FAMILIES, DownloadList
-from marserve.store.fetch_guard import AllowedUrls
-from marserve.store.fetcher import Fetcher
-from marserve.store.source import Failed
+from marserve.store.addresses.fetch_guard import AllowedUrls
+from marserve.store.fetching.download_list import FAMILIES, DownloadList
+from marserve.store.fetching.fetcher import Fetcher
+from marserve.store.sources.source import Failed
 from marserve.telemetry.metrics import Metrics
 from support.echo_archives import manifest, write_mar
 from support.fault_proxy import Fault, FaultProxy, fault_proxy

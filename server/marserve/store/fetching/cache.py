@@ -1,0 +1,402 @@
+"""Keeps what was fetched, by its content: a folder with a size limit that several servers of one machine may share.
+
+    blobs/DIGEST.SIZE.MTIME      a whole file; its name says what it was when it came (SHA-256, bytes, ns)
+    index/HASH                   which blob an address with its ETag was last; JSON
+    claims/HASH                  locked by whoever fetches that address now
+    incoming/NAME                locked by whoever writes it; what nobody has locked a crash has left, and it is deleted
+    lock                         held for moments: whoever counts, adds or deletes blobs
+
+All locks are the kernel's (`flock`), so a crash leaves none. A blob in use is locked too, shared, and never deleted.
+The least recently used goes first when the limit is passed; one that has a second name, a link in a model store, costs
+the cache nothing and is neither counted nor deleted. A blob whose size or time of change is not what its name says was
+written to by somebody and is dropped. Blocks: threads call it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from marserve.regular_files import read_regular
+from marserve.store.fetching.download import Cancel, Downloaded
+from marserve.store.sources.source import Entry
+
+log = logging.getLogger("marserve.store")
+
+CLAIM_LOOK_S = 0.05
+# The lock is held for moments; a server that is stopped meanwhile (SIGSTOP, a frozen container) holds it for good.
+LOCK_LIMIT_S, LOCK_LOOK_S = 5.0, 0.02
+LARGEST_ENTRY = 64 << 10
+_BLOB = re.compile(r"([0-9a-f]{64})\.([0-9]+)\.([0-9]+)")
+_PART = re.compile(r"\.[0-9a-f]{16}\.part")
+_CROSSES = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+class _Seen(msgspec.Struct):
+    """What an address held when it was last fetched."""
+
+    etag: str
+    size: int
+    sha256: str
+
+
+@dataclass(slots=True)
+class Held:
+    """A whole file that stays as long as this is held. `release` it."""
+
+    path: Path
+    sha256: str
+    size: int
+    _descriptor: int
+    _is_last: bool = False
+
+    def release(self) -> None:
+        """Let it go; one that the cache did not keep is deleted. May be called twice."""
+        if self._descriptor < 0:
+            return
+        if self._is_last:
+            self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+class Incoming:
+    """A file that is being written. Its descriptor is open for reading and writing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        while True:
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+            if _is_still(path, self.descriptor):
+                break
+            os.close(self.descriptor)  # somebody swept it up before the lock was ours
+
+    def hand_over(self) -> int:
+        """The descriptor, now its taker's to close."""
+        descriptor, self.descriptor = self.descriptor, -1
+        return descriptor
+
+    def discard(self) -> None:
+        """Delete what was not handed over."""
+        if self.descriptor >= 0:
+            self.path.unlink(missing_ok=True)
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class Cache:
+    """The cache in `folder`, of at most `max_bytes` and what is being fetched."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        """Makes the folder where it is missing. Raises OSError."""
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self._blobs, self._index = folder / "blobs", folder / "index"
+        self._claims, self._incoming = folder / "claims", folder / "incoming"
+        for each in (self._blobs, self._index, self._claims, self._incoming):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            with contextlib.suppress(FileExistsError), (folder / "CACHEDIR.TAG").open("x") as tag:
+                tag.write("Signature: 8a477f597d28d172789f06886806bc55\n# Archives that marserve fetched.\n")
+        except OSError:  # a disk without room: an empty one would stay so for ever
+            (folder / "CACHEDIR.TAG").unlink(missing_ok=True)
+            raise
+        self._sweep()
+
+    # ------------------------------------------------------------------------------------------- looking
+
+    def knows(self, identity: str) -> bool:
+        """Whether something from this address was kept, so that asking the origin for its ETag may pay."""
+        return self._index_of(identity).exists()
+
+    def find(self, identity: str, entry: Entry) -> Held | None:
+        """The file of an object that is unchanged since it was fetched; None where it is not, or is not known."""
+        if entry.etag is None:
+            return None
+        try:
+            seen = msgspec.json.decode(read_regular(self._index_of(identity), LARGEST_ENTRY), type=_Seen)
+        except (OSError, msgspec.DecodeError):
+            return None
+        if seen.etag != entry.etag or (entry.size is not None and entry.size != seen.size):
+            return None
+        return self.find_digest(seen.sha256)
+
+    def find_digest(self, sha256: str) -> Held | None:
+        """The file with this content; None where there is none."""
+        for path in self._blobs.glob(f"{sha256}.*"):
+            held = _hold(path)
+            if held is not None:
+                with contextlib.suppress(OSError):
+                    os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+                return held
+        return None
+
+    # ------------------------------------------------------------------------------------------- adding
+
+    @contextmanager
+    def claim(self, identity: str, cancel: Cancel) -> Iterator[None]:
+        """Be the only one, in all processes, that fetches this address. Waits; raises Failed on cancel."""
+        path = self._claims / _hash(identity)
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                if _try_lock(descriptor) and _is_still(path, descriptor):
+                    break
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+            cancel.check()
+            cancel.wait(CLAIM_LOOK_S)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+    @contextmanager
+    def incoming(self) -> Iterator[Incoming]:
+        """A new file to fetch into; what was not kept when the block ends is deleted."""
+        incoming = Incoming(self._incoming / secrets.token_hex(8))
+        try:
+            yield incoming
+        finally:
+            incoming.discard()
+
+    def keep(self, incoming: Incoming, identity: str, downloaded: Downloaded) -> Held:
+        """Make a whole file part of the cache and hold it. Raises OSError.
+
+        One that is larger than the cache may be is held all the same, and gone when it is released.
+        """
+        descriptor, size = incoming.descriptor, downloaded.entry.size or 0
+        os.fsync(descriptor)
+        if size > self.max_bytes:
+            log.warning("%d bytes are more than download_cache_size, %d: they are not kept", size, self.max_bytes)
+            return Held(incoming.path, downloaded.sha256, size, incoming.hand_over(), True)
+        try:
+            with self._locked():
+                held = self.find_digest(downloaded.sha256)
+                if held is None:
+                    self._make_room(size)
+                    status = os.fstat(descriptor)
+                    path = self._blobs / f"{downloaded.sha256}.{size}.{status.st_mtime_ns}"
+                    incoming.path.rename(path)
+                    fcntl.flock(descriptor, fcntl.LOCK_SH)
+                    held = Held(path, downloaded.sha256, size, incoming.hand_over())
+                if downloaded.entry.etag is not None:
+                    self._write_index(identity, _Seen(downloaded.entry.etag, size, downloaded.sha256))
+            return held
+        except _LockHeld as error:
+            log.warning("%d bytes that were fetched are not kept in the cache: %s", size, error.strerror)
+            return Held(incoming.path, downloaded.sha256, size, incoming.hand_over(), True)
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _index_of(self, identity: str) -> Path:
+        return self._index / _hash(identity)
+
+    def _write_index(self, identity: str, seen: _Seen) -> None:
+        path = self._index_of(identity)
+        new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+        new.write_bytes(msgspec.json.encode(seen))
+        new.rename(path)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Be alone with the folder. Raises _LockHeld while another process has it for `LOCK_LIMIT_S`."""
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            until = time.monotonic() + LOCK_LIMIT_S
+            while not _try_lock(descriptor):
+                if time.monotonic() >= until:
+                    why = f"its lock has been held for {LOCK_LIMIT_S:g} s by another process, which may be stopped"
+                    raise _LockHeld(errno.ETIMEDOUT, why, str(self.folder / "lock"))
+                time.sleep(LOCK_LOOK_S)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _list(self) -> list[_Blob]:
+        """The blobs that only the cache has, least recently used first."""
+        found = []
+        for path in self._blobs.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                if status.st_nlink == 1:
+                    found.append(_Blob(path, status.st_size, status.st_atime_ns))
+        return sorted(found, key=lambda blob: blob.used_ns)
+
+    def _make_room(self, wanted: int) -> None:
+        blobs = self._list()
+        used = sum(blob.size for blob in blobs)
+        is_changed = False
+        for blob in blobs:
+            if used + wanted <= self.max_bytes:
+                break
+            if _delete_unused(blob.path):
+                log.info("The cache gives up %s, %d bytes, to make room", blob.path.name[:12], blob.size)
+                used -= blob.size
+                is_changed = True
+        if is_changed:
+            self._prune_index()
+
+    def _prune_index(self) -> None:
+        """Forget addresses whose file is gone."""
+        kept = {path.name[:64] for path in self._blobs.iterdir()}
+        for path in self._index.iterdir():
+            try:
+                is_known = msgspec.json.decode(read_regular(path, LARGEST_ENTRY), type=_Seen).sha256 in kept
+            except FileNotFoundError:
+                continue
+            except msgspec.DecodeError:
+                is_known = False
+            if not is_known and not path.name.endswith(".new"):
+                path.unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Delete what crashes have left, and what is too much since the limit was lowered."""
+        for path in self._incoming.iterdir():
+            if _delete_unused(path):
+                log.info("Deleted %s, which a server that ended early left behind", path.name)
+        try:
+            with self._locked():
+                for path in self._index.glob("*.new"):
+                    path.unlink(missing_ok=True)
+                self._make_room(0)
+        except _LockHeld as error:
+            log.warning("The cache in %s is not cleared up: %s", self.folder, error.strerror)
+
+
+class _LockHeld(OSError):
+    """Another process has the folder's lock, and goes on having it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Blob:
+    path: Path
+    size: int
+    used_ns: int
+
+
+def put_into(held: Held, folder: Path, name: str) -> Path | None:
+    """Give a held file a name in another folder: a link where that can be, else a copy. None in one that is read-only.
+
+    Raises FileExistsError and never takes another's place; OSError where it cannot be written.
+    """
+    target = folder / name
+    try:
+        os.link(held.path, target)
+        return target
+    except OSError as error:
+        if error.errno not in (*_CROSSES, *READ_ONLY):
+            raise
+    incoming = None
+    try:
+        sweep_parts(folder)
+        incoming = Incoming(part_path(folder))
+        with held.path.open("rb") as source, os.fdopen(os.dup(incoming.descriptor), "wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(incoming.path, target)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in READ_ONLY:
+            raise
+        return None
+    finally:
+        if incoming is not None:
+            incoming.discard()
+    return target
+
+
+def part_path(folder: Path) -> Path:
+    """A name for what is not whole yet: hidden, and known to `sweep_parts`."""
+    return folder / f".{secrets.token_hex(8)}.part"
+
+
+def sweep_parts(folder: Path) -> None:
+    """Delete what servers that ended early have left in a store; what is being written is locked, and stays."""
+    for path in folder.glob(".*.part"):
+        if _PART.fullmatch(path.name) and path.is_file() and _delete_unused(path):
+            log.info("Deleted %s, which a server that ended early left behind", path.name)
+
+
+def _hold(path: Path) -> Held | None:
+    """Hold a blob that is what its name says; drop one that is not."""
+    found = _BLOB.fullmatch(path.name)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # it is being deleted
+            os.close(descriptor)
+            return None
+        status = os.fstat(descriptor)
+        if not _is_still(path, descriptor):
+            os.close(descriptor)
+            return None
+        if found is None or (status.st_size, status.st_mtime_ns) != (int(found[2]), int(found[3])):
+            log.warning("%s of the cache was written to by somebody; it is dropped", path.name[:12])
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+            return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return Held(path, found[1], status.st_size, descriptor)
+
+
+def _delete_unused(path: Path) -> bool:
+    """Delete a file that nobody has locked; says whether it was."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        if not _try_lock(descriptor):
+            return False
+        path.unlink(missing_ok=True)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    """Whether the path still names the file that is open: another may have deleted it before the lock was ours."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _hash(identity: str) -> str:
+    return hashlib.sha256(identity.encode()).hexdigest()

@@ -1,0 +1,196 @@
+"""Which downloads there are, and how far each is. Knows no network; locked, for threads write and the loop reads."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
+
+from marserve.store.fetching.download import Cancel
+
+MOST_ENDED = 50
+
+State = Literal["waiting", "downloading", "done", "failed", "cancelled"]
+Origin = Literal["fetched", "cached"]
+
+
+class DownloadStatus(NamedTuple):
+    """One download as it is now. `size` is None while nobody knows it; `seconds` counts until its end."""
+
+    id: int
+    url: str
+    name: str
+    state: State
+    bytes: int
+    size: int | None
+    seconds: float
+    is_cached: bool
+    reason: str
+
+
+class Download:
+    """One that is under way or waits for its place. The thread that fetches tells it; `cancel` ends it.
+
+    With `has_place` it waits no more, and a thread takes it.
+    """
+
+    def __init__(self, number: int, url: str, name: str, now: float) -> None:
+        self.id = number
+        self.cancel = Cancel()
+        self.received = 0
+        self.url, self._name = url, name
+        self._began, self._ended = now, 0.0
+        self._state: State = "waiting"
+        self._bytes = 0
+        self._size: int | None = None
+        self._reason = ""
+        self._is_cached = False
+        self.has_place = False
+
+    def progress(self, have: int, size: int | None) -> None:
+        """So many bytes are there."""
+        self.received += max(0, have - self._bytes)
+        self._state, self._bytes = "downloading", have
+        if size is not None:
+            self._size = size
+
+    def found(self, size: int) -> None:
+        """Nothing has to be fetched: it was kept."""
+        self._bytes = self._size = size
+        self._is_cached = True
+
+    def end(self, state: State, reason: str, now: float) -> None:
+        """It is over."""
+        self._state, self._reason, self._ended = state, reason, now
+
+    def status(self, now: float) -> DownloadStatus:
+        """How far it is."""
+        seconds = (self._ended or now) - self._began
+        facts = (self._state, self._bytes, self._size, seconds, self._is_cached, self._reason)
+        return DownloadStatus(self.id, self.url, self._name, *facts)
+
+
+class DownloadList:
+    """All that wait for their place or are under way, the last that ended, and how many there were.
+
+    `ended` counts by result: fetched, cached, failed, cancelled.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._queued: dict[int, Download] = {}
+        self._running: dict[int, Download] = {}
+        self._ended: deque[Download] = deque(maxlen=MOST_ENDED)
+        self.ended: Counter[str] = Counter(fetched=0, cached=0, failed=0, cancelled=0)
+        self._ended_bytes = 0
+
+    @contextmanager
+    def queued(self, url: str) -> Iterator[Download]:
+        """A download of an address that waits for its place: it is listed, and can be cancelled, while the block runs.
+
+        Once it `has_place`, `under_way` of this address takes it, with its number.
+        """
+        with self._lock:
+            download = Download(next(self._numbers), url, url.partition("?")[0].rpartition("/")[2], time.monotonic())
+            self._queued[download.id] = download
+        try:
+            yield download
+        finally:
+            with self._lock:
+                is_here = self._queued.pop(download.id, None) is not None
+                if is_here and download.cancel.is_set:
+                    download.end("cancelled", download.cancel.reason, time.monotonic())
+                    self.ended["cancelled"] += 1
+                    self._ended.append(download)
+
+    def _take(self, url: str, name: str) -> Download:
+        """The download of this address that waited and has its place now, or a new one."""
+        for number, queued in self._queued.items():
+            if queued.has_place and queued.url == url:
+                return self._queued.pop(number)
+        return Download(next(self._numbers), url, name, time.monotonic())
+
+    @contextmanager
+    def under_way(self, url: str, name: str) -> Iterator[Download]:
+        """A download of an address (shown as given: no secrets) while the block runs; its error is the reason."""
+        with self._lock:
+            download = self._take(url, name)
+            self._running[download.id] = download
+        try:
+            yield download
+        except BaseException as error:
+            reason = str(getattr(error, "reason", "") or error) or type(error).__name__
+            self._end(download, "cancelled" if download.cancel.is_set else "failed", reason)
+            raise
+        self._end(download, "done", "")
+
+    def _end(self, download: Download, state: State, reason: str) -> None:
+        with self._lock:
+            self._ended_bytes += download.received
+            download.end(state, reason, time.monotonic())
+            status = download.status(0.0)
+            self.ended[state if state != "done" else "cached" if status.is_cached else "fetched"] += 1
+            del self._running[download.id]
+            self._ended.append(download)
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes came; those that came in vain count."""
+        with self._lock:
+            return self._ended_bytes + sum(each.received for each in self._running.values())
+
+    @property
+    def running(self) -> int:
+        """How many are under way."""
+        return len(self._running)
+
+    def statuses(self) -> list[DownloadStatus]:
+        """All, the oldest first."""
+        now = time.monotonic()
+        with self._lock:
+            return [
+                each.status(now)
+                for each in sorted(
+                    (*self._ended, *self._running.values(), *self._queued.values()), key=lambda one: one.id
+                )
+            ]
+
+    def cancel(self, number: int, reason: str) -> bool:
+        """End one; False where none of that number is under way or waits."""
+        with self._lock:
+            download = self._running.get(number) or self._queued.get(number)
+        if download is not None:
+            download.cancel.set(reason)
+        return download is not None
+
+    def cancel_all(self, reason: str) -> None:
+        """End all that are under way or wait."""
+        with self._lock:
+            downloads = [*self._running.values(), *self._queued.values()]
+        for download in downloads:
+            download.cancel.set(reason)
+
+
+FAMILIES: tuple[tuple[str, str, str, str, Callable[[DownloadList], Mapping[str, float]]], ...] = (
+    (
+        "marserve_downloads_total",
+        "counter",
+        "Archives that were asked for by their address, by result.",
+        "result",
+        lambda downloads: dict(downloads.ended),
+    ),
+    ("marserve_downloads", "gauge", "Downloads under way.", "", lambda downloads: {"": downloads.running}),
+    (
+        "marserve_download_bytes_total",
+        "counter",
+        "Bytes that downloads brought.",
+        "",
+        lambda downloads: {"": downloads.bytes},
+    ),
+)
+"""What the metrics page says of downloads: name, type, sentence, label, and where the numbers come from."""

@@ -1,0 +1,402 @@
+"""Brings what an address names to a file of this machine, complete or not at all: judged, fetched or kept, verified.
+
+    address → may it be fetched (`fetch_guard`) → a source for its scheme → kept already (`cache`)? → `download`
+            → its digest → a name in the model store
+
+Blocks: run it in a thread. Several threads may fetch at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from marserve.errors import ArchiveExists, ArchiveNotFound, DigestMismatch, DownloadFailed, OutOfMemory
+from marserve.regular_files import open_regular
+from marserve.store.addresses.fetch_guard import (
+    STORE_SCHEMES,
+    AllowedUrls,
+    Target,
+    hide_query,
+    is_address,
+    is_store_address,
+    parse_target,
+)
+from marserve.store.addresses.pinned_digest import BESIDE, MOST_BESIDE_BYTES, read_digest, split_digest
+from marserve.store.fetching.cache import READ_ONLY, Cache, Held, Incoming, part_path, put_into, sweep_parts
+from marserve.store.fetching.download import (
+    Cancel,
+    Downloaded,
+    DownloadOptions,
+    OnProgress,
+    await_object,
+    download,
+)
+from marserve.store.fetching.download_list import Download, DownloadList
+from marserve.store.fetching.fetched_archives import PlacesFiles
+from marserve.store.sources.file_source import FileOrigins
+from marserve.store.sources.http import HttpOrigins
+from marserve.store.sources.source import Entry, Failed, Gathered, Missing, Opener, Source, SourceError
+
+log = logging.getLogger("marserve.store")
+
+STOPPING = "the server stops"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+DigestRule = Literal["given", "beside", "required"]
+OnBegin = Callable[[Download], None]
+"""Told of the download, as soon as it is on the list, by the thread that fetches."""
+Gather = Callable[[Target, Cancel, OnProgress], Gathered]
+"""Fetches what is a folder of files, or one of them, into a cache of its own. Raises SourceError."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    """How archives are fetched.
+
+    `digests`: which digests are compared, beside those in addresses: none, those of files beside archives where there
+    are some, or all archives must have one. `late_s`: how long an object that is not there is waited for, in seconds.
+    `temporary` is where an archive lies that can get no name in the store; the system's folder if None.
+    """
+
+    download: DownloadOptions = field(default_factory=DownloadOptions)
+    digests: DigestRule = "given"
+    late_s: float = 0.0
+    temporary: Path | None = None
+
+
+@dataclass(slots=True)
+class Fetched:
+    """An archive that was fetched: the file at `path`, or a folder that its own cache keeps. `release` it after use.
+
+    `name` is the last part of its address. `in_store` is the name that it got in the store, or None. `address` is what
+    names exactly this, where that is another address than the one that was asked for.
+    """
+
+    path: Path
+    name: str
+    sha256: str | None
+    in_store: Path | None
+    _undo: contextlib.ExitStack
+    is_new: bool = True
+    address: str = ""
+
+    def discard(self) -> None:
+        """It cannot be used: take its name in the store away again, and release it."""
+        if self.in_store is not None and self.is_new:
+            self.in_store.unlink(missing_ok=True)
+        self.release()
+
+    def release(self) -> None:
+        """It is not read any more. May be called twice."""
+        self._undo.close()
+
+
+class Fetcher:
+    """Fetches archives that the operator allows.
+
+    `openers` make sources, by scheme; http, https and file are there without being given. `gathers` fetch folders.
+    Without a `cache` nothing is kept but what has a name in the store.
+    """
+
+    def __init__(
+        self,
+        allowed: AllowedUrls,
+        options: FetchOptions | None = None,
+        *,
+        openers: Mapping[str, Opener] | None = None,
+        gathers: Mapping[str, Gather] | None = None,
+        cache: Cache | None = None,
+        downloads: DownloadList | None = None,
+    ) -> None:
+        web = HttpOrigins(allowed)
+        self.downloads = downloads or DownloadList()
+        self._allowed = allowed
+        self._options = options or FetchOptions()
+        self._openers: dict[str, Opener] = {"http": web, "https": web, "file": FileOrigins(allowed), **(openers or {})}
+        self._gathers = dict(gathers or {})
+        self._cache = cache
+        self._closing = threading.Event()
+        self._placed: dict[str, int] = {}
+
+    def close(self) -> None:
+        """End what is under way, also what waits for an origin that says nothing. Returns at once."""
+        self._closing.set()
+        self.downloads.cancel_all(STOPPING)
+
+    def fetch_address(
+        self,
+        url: str,
+        store: Path | None,
+        *,
+        on_begin: OnBegin | None = None,
+        places: PlacesFiles | None = None,
+        is_only_a_look: bool = False,
+    ) -> Fetched | None:
+        """Fetch what a registration's `url` names; None where that is a name in the store and no address.
+
+        With `is_only_a_look` the store gets no name of it, and all that would be refused is.
+
+        Raises as `fetch`; ArchiveNotFound, in TorchServe's words, for an address with `..` and where there is no store.
+        """
+        if not self.is_for(url):
+            return None
+        if ".." in url:
+            raise ArchiveNotFound(f"Relative path is not allowed in url: {hide_query(url)}")
+        if store is None:
+            raise ArchiveNotFound("Model store has not been configured.")
+        return self.fetch(url, store, on_begin=on_begin, places=places, is_only_a_look=is_only_a_look)
+
+    def is_for(self, url: str) -> bool:
+        """Whether a registration's `url` is an address, not a name in the store."""
+        return is_address(url)
+
+    def fetch(
+        self,
+        url: str,
+        store: Path | None,
+        *,
+        late_s: float | None = None,
+        on_begin: OnBegin | None = None,
+        places: PlacesFiles | None = None,
+        is_only_a_look: bool = False,
+    ) -> Fetched:
+        """Fetch an archive, and give it the last part of its path as its name in `store` (None: no name).
+
+        A store that is read-only gets none. What is in the store is never replaced; it is taken in the archive's place
+        where the address has a digest and it is that. `late_s` in place of the options'. With `is_only_a_look` it is
+        left as it is.
+
+        Raises ArchiveNotFound (not allowed, no URL that is fetched), ArchiveExists (a file of that name is there),
+        DigestMismatch, DownloadFailed with what happened as its cause, OutOfMemory when the disk is full. Nothing is
+        left after an error.
+        """
+        plain, digest = split_digest(url)
+        target = parse_target(plain)
+        self._allowed.check(target)
+        name = target.file_name
+        if store is not None and target.scheme not in self._gathers and (store / name).exists():
+            return self._existing(store / name, url, digest)
+        if is_only_a_look:
+            store = None
+        with self.downloads.under_way(hide_query(plain), name) as listed:
+            if on_begin is not None:
+                on_begin(listed)
+            if self._closing.is_set():
+                listed.cancel.set(STOPPING)
+            with self._as_typed(url):
+                listed.cancel.check()
+                late_s = self._options.late_s if late_s is None else late_s
+                fetched = self._fetch(target, digest, store, listed, late_s, places)
+        how = "was kept from before" if listed.status(0.0).is_cached else "fetched"
+        log.info("%s from %s: %s", name, hide_query(plain), how)
+        if fetched.in_store is not None and fetched.is_new:
+            with contextlib.suppress(OSError):
+                self._placed[name] = fetched.in_store.stat().st_ino
+        return fetched
+
+    def look(self, url: str, store: Path) -> Entry | None:
+        """What `fetch` would fetch into `store`, as its origin describes it now; None where the store has it already.
+
+        Nothing is fetched but a digest beside it. Raises as `fetch`, as far as that can be known before.
+        """
+        plain, digest = split_digest(url)
+        target = parse_target(plain)
+        self._allowed.check(target)
+        if (store / target.file_name).exists():
+            self._existing(store / target.file_name, url, digest)
+            return None
+        with self._as_typed(url):
+            opener = self._openers.get(target.scheme)
+            if opener is None:
+                raise Failed(f"nothing here reads {target.scheme}://")
+            if digest is None:
+                self._digest_beside(target, opener, Cancel(), 0.0)
+            with contextlib.closing(opener(target)) as source:
+                return source.stat()
+
+    def has_placed(self, path: Path) -> bool:
+        """Whether this very file got its name in a store here: nobody else put it there."""
+        try:
+            return self._placed.get(path.name) == path.stat().st_ino
+        except OSError:
+            return False
+
+    @contextmanager
+    def _as_typed(self, url: str) -> Iterator[None]:
+        """What goes wrong while fetching, as callers know it."""
+        shown = hide_query(split_digest(url)[0])
+        try:
+            yield
+        except FileExistsError as error:
+            raise ArchiveExists(Path(str(error.filename2 or error.filename)).name) from None
+        except OSError as error:
+            if error.errno in _FULL:
+                raise OutOfMemory(f"No space is left to save model: {shown}") from error
+            log.warning("%s could not be fetched: %s", shown, error)
+            raise DownloadFailed(shown, reason=error.strerror or type(error).__name__) from error
+        except SourceError as error:
+            log.warning("%s could not be fetched: %s", shown, error)
+            # TorchServe knows no such addresses, so there are no words of its own to keep to.
+            raise DownloadFailed(shown, reason=str(error), is_told=is_store_address(shown)) from error
+        except DigestMismatch as error:
+            log.warning("%s", error)
+            raise
+
+    # ------------------------------------------------------------------------------------------- one
+
+    def _existing(self, path: Path, url: str, digest: str | None) -> Fetched:
+        """What the store has under that name."""
+        if digest is None or not path.is_file():
+            raise ArchiveExists(path.name)
+        with open_regular(path) as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != digest:
+            raise DigestMismatch(hide_query(split_digest(url)[0]), digest, found, f"{path.name} in the model store")
+        log.info("%s is not fetched: the store has it, with that digest", hide_query(url))
+        return Fetched(path, path.name, digest, path, contextlib.ExitStack(), is_new=False)
+
+    def _fetch(
+        self,
+        target: Target,
+        digest: str | None,
+        store: Path | None,
+        listed: Download,
+        late_s: float,
+        places: PlacesFiles | None,
+    ) -> Fetched:
+        gather = self._gathers.get(target.scheme)
+        if gather is not None:
+            if digest is not None:
+                raise Failed(f"what {target.scheme}:// names is pinned by its revision; leave out what follows the #")
+            found = gather(target, listed.cancel, listed.progress)
+            return Fetched(found.path, target.file_name, None, None, contextlib.ExitStack(), address=found.address)
+        opener = self._openers.get(target.scheme)
+        if opener is None:
+            raise Failed(f"nothing here reads {target.scheme}://")
+        digest = digest or self._digest_beside(target, opener, listed.cancel, late_s)
+        with contextlib.closing(opener(target)) as source, contextlib.ExitStack() as undo:
+            if self._cache is not None:
+                held = self._through_cache(self._cache, source, digest, listed, late_s)
+            else:
+                held = self._alone(source, digest, store, listed, late_s)
+            undo.callback(held.release)
+            if store is not None and places is not None:
+                places.note(store / target.file_name, held.sha256, hide_query(target.url))
+            placed = None if store is None else put_into(held, store, target.file_name)
+            if placed is not None and places is not None:
+                places.placed(placed)
+            if store is not None and placed is None:
+                log.info("%s gets no name in the model store, which is read-only", target.file_name)
+            address = target.url if target.scheme in STORE_SCHEMES else ""
+            if placed is not None and self._cache is None:
+                held.release()
+                return Fetched(placed, target.file_name, held.sha256, placed, contextlib.ExitStack(), address=address)
+            return Fetched(held.path, target.file_name, held.sha256, placed, undo.pop_all(), address=address)
+
+    def _digest_beside(self, target: Target, opener: Opener, cancel: Cancel, late_s: float) -> str | None:
+        """The digest in the file beside the archive, where the operator wants it. Raises SourceError."""
+        if self._options.digests == "given":
+            return None
+        beside = replace(target, path=target.path + BESIDE)
+        self._allowed.check(beside)
+        source = opener(beside)
+        options = DownloadOptions(connections=1, max_bytes=MOST_BESIDE_BYTES)
+        wait_s = late_s if self._options.digests == "required" else 0.0
+        with contextlib.closing(source), tempfile.TemporaryFile() as file, cancel.calling(source.close):
+            try:
+                await_object(source, wait_s, cancel, lambda: download(source, file.fileno(), options, cancel=cancel))
+            except Missing:
+                if self._options.digests == "required":
+                    raise Failed(
+                        f"archive_digests=required, and neither its address has a digest nor is {BESIDE} beside it"
+                    ) from None
+                return None
+            file.seek(0)
+            found = read_digest(file.read().decode(errors="replace"), target.file_name)
+        if found is None:
+            raise Failed(f"the {BESIDE} file beside it has no SHA-256 digest for {target.file_name}")
+        return found
+
+    def _through_cache(self, cache: Cache, source: Source, digest: str | None, listed: Download, late_s: float) -> Held:
+        """What the cache has, or gets."""
+        held = cache.find_digest(digest) if digest is not None else None
+        if held is None:
+            with cache.claim(source.identity, listed.cancel):
+                held = self._found(cache, source, digest, listed)
+                if held is None:
+                    with cache.incoming() as incoming:
+                        downloaded = self._download(source, incoming.descriptor, digest, listed, late_s)
+                        return cache.keep(incoming, source.identity, downloaded)
+        listed.found(held.size)
+        return held
+
+    def _found(self, cache: Cache, source: Source, digest: str | None, listed: Download) -> Held | None:
+        """What was kept of this address, if its origin says that it is unchanged."""
+        if digest is not None:
+            return cache.find_digest(digest)  # another may have fetched it while this one waited
+        if not cache.knows(source.identity):
+            return None
+        try:
+            with listed.cancel.calling(source.close):
+                return cache.find(source.identity, source.stat())
+        except SourceError as error:
+            listed.cancel.check()
+            log.info("%s: %s; whether it is unchanged cannot be told", source.shown, error)
+            return None
+
+    def _alone(self, source: Source, digest: str | None, store: Path | None, listed: Download, late_s: float) -> Held:
+        """Without a cache: a file beside where it gets its name, or of the system's for such; gone when released."""
+        incoming = _part(store, self._options.temporary)
+        try:
+            downloaded = self._download(source, incoming.descriptor, digest, listed, late_s)
+            os.fsync(incoming.descriptor)
+            size = downloaded.entry.size or 0
+            return Held(incoming.path, downloaded.sha256, size, incoming.hand_over(), True)
+        finally:
+            incoming.discard()
+
+    def _download(
+        self, source: Source, descriptor: int, digest: str | None, listed: Download, late_s: float
+    ) -> Downloaded:
+        options = self._options.download
+
+        def once() -> Downloaded:
+            return download(
+                source,
+                descriptor,
+                options,
+                cancel=listed.cancel,
+                on_progress=listed.progress,
+                is_vouched=digest is not None,
+            )
+
+        downloaded = await_object(source, late_s, listed.cancel, once)
+        if digest is not None and downloaded.sha256 != digest:
+            raise DigestMismatch(source.shown, digest, downloaded.sha256)
+        return downloaded
+
+
+def _part(folder: Path | None, temporary: Path | None) -> Incoming:
+    """A new file to fetch into: in the folder if it can be written to, else where temporary files are."""
+    if folder is not None:
+        try:
+            sweep_parts(folder)
+            return Incoming(part_path(folder))
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
+    temporary = temporary or Path(tempfile.gettempdir())
+    temporary.mkdir(parents=True, exist_ok=True)
+    sweep_parts(temporary)
+    return Incoming(part_path(temporary))

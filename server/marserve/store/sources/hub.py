@@ -1,0 +1,158 @@
+"""Models of a hub, `hf://organisation/name@revision`: a repository's snapshot, or one archive of it.
+
+A branch or tag is resolved to the commit it is now; that is fetched and shown, and what a later start finds again.
+Files lie in the cache of huggingface_hub (`HF_HOME`), which other programs share, and a model folder is served from
+there. The library runs in a process of its own (`hub_program`) that ends when nobody waits any more; its messages are
+not passed on, nor is the token: it goes to that process by a variable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marserve.errors import BadSettings
+from marserve.settings.stores import NO_STORES, Stores
+from marserve.store.addresses.fetch_guard import Target
+from marserve.store.fetching.download import Cancel, OnProgress
+from marserve.store.sources.source import Broken, Failed, Gathered, Missing, SourceError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+\-]{0,127}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """What an address of a hub names: `file` is the path of one file in it, None for the repository."""
+
+    organisation: str
+    name: str
+    revision: str
+    file: str | None
+
+    @property
+    def id(self) -> str:
+        """As the hub has it."""
+        return f"{self.organisation}/{self.name}"
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the revision is a commit, which never changes."""
+        return bool(_COMMIT.fullmatch(self.revision))
+
+    def at(self, commit: str) -> str:
+        """The address of the same at this commit."""
+        return f"hf://{self.id}@{commit}{'/' + self.file if self.file else ''}"
+
+
+def read_repository(target: Target) -> Repository:
+    """What an address names. Raises Failed where it is none of a hub's."""
+    first, _, file = target.key.partition("/")
+    name, at, revision = first.partition("@")
+    if not _NAME.fullmatch(name) or (at and not _REVISION.fullmatch(revision)):
+        raise Failed("it is no hf://organisation/name@revision, with a commit, branch or tag as revision")
+    return Repository(target.host, name, revision or "main", file or None)
+
+
+class Hub:
+    """Fetches from a hub. `max_bytes` is what a repository's files may have together."""
+
+    def __init__(
+        self, stores: Stores = NO_STORES, environment: Mapping[str, str] | None = None, *, max_bytes: int = 64 * 1024**3
+    ) -> None:
+        self._stores = stores
+        self._environment = dict(environment or {})
+        self._max_bytes = max_bytes
+
+    def gather(self, target: Target, cancel: Cancel, on_progress: OnProgress) -> Gathered:
+        """Fetch what an address names, if the cache has not got it. Blocks. Raises SourceError."""
+        options = self._stores.choose("hf", target.url)
+        repository = read_repository(target)
+        if options.flag("pinned_only") and not repository.is_pinned:
+            raise Failed(
+                f"{repository.revision} is no commit, and pinned_only in stores wants one: name the 40 hex digits of a "
+                "commit, which never changes"
+            )
+        environment = dict(self._environment)
+        environment["HF_HUB_DISABLE_TELEMETRY"] = "1"
+        if options.text("endpoint_url"):
+            environment["HF_ENDPOINT"] = options.text("endpoint_url") or ""
+        if options.path("cache_folder"):
+            environment["HF_HUB_CACHE"] = str(options.path("cache_folder"))
+        try:
+            token = options.secret("token", self._environment)
+        except BadSettings as error:
+            raise Failed(error.message) from None
+        if options.flag("anonymous"):
+            environment.pop("HF_TOKEN", None)
+            environment["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"
+        elif token:
+            environment["HF_TOKEN"] = token
+        order = {
+            "repository": repository.id,
+            "revision": repository.revision,
+            "file": repository.file,
+            "max_bytes": self._max_bytes,
+        }
+        said = _run(order, environment, cancel, on_progress)
+        if "path" not in said:
+            raise _trouble(said, repository)
+        return Gathered(Path(said["path"]), repository.at(said["commit"]))
+
+
+def _run(order: dict[str, Any], environment: dict[str, str], cancel: Cancel, on_progress: OnProgress) -> dict[str, Any]:
+    """Have the program carry out an order; its last word."""
+    command = [sys.executable, "-m", "marserve.store.sources.hub_program"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with cancel.calling(process.kill):
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(json.dumps(order).encode() + b"\n")
+                    process.stdin.flush()
+                for line in process.stdout:
+                    said: dict[str, Any] = json.loads(line)
+                    if "have" not in said:
+                        return said
+                    on_progress(said["have"], said["total"])
+            finally:
+                process.kill()
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+    cancel.check()
+    return {"trouble": "it ended without a word"}
+
+
+def _trouble(said: dict[str, Any], repository: Repository) -> SourceError:
+    kinds = {said.get("trouble"), *said.get("kinds", ())}
+    status = said.get("status")
+    if "ImportError" in kinds:
+        what = f"{said['what']}; " if "what" in said else ""
+        return Failed(f"hf:// addresses need the extra hf: {what}pip install 'marserve[hf]', then restart the server")
+    if "TooLarge" in kinds:
+        return Failed("its files have more bytes than an archive may have")
+    if "GatedRepoError" in kinds:
+        return Failed(f"{repository.id} is gated: ask for access at the hub, and give the server a token (HF_TOKEN)")
+    if "RevisionNotFoundError" in kinds:
+        return Failed(f"{repository.id} has no revision {repository.revision}")
+    if kinds & {"LocalEntryNotFoundError", "IncompleteSnapshotError", "OfflineModeIsEnabled"}:
+        return Broken("it is not complete in the cache, and the hub is not asked (HF_HUB_OFFLINE) or not reached")
+    if "EntryNotFoundError" in kinds:
+        return Missing(f"{repository.id} has no file {repository.file}")
+    if "RepositoryNotFoundError" in kinds or status in (401, 403):
+        return Failed(f"the hub has no {repository.id}, or the token (HF_TOKEN) may not see it ({status or 404})")
+    if status is not None:
+        kind = Broken if status in (408, 429) or status >= 500 else Failed
+        return kind(f"the hub's answer was {status}")
+    return Broken(f"the hub could not be asked ({said.get('trouble')})")

@@ -1,0 +1,173 @@
+"""The program that asks a hub, in a process of its own: no call of huggingface_hub (extra `hf`) can be taken back.
+
+One order comes as a line of JSON; then standard input is kept open by whoever waits, and its end is the program's. What
+it says are lines of JSON: `have` and `total` in bytes, and at last `path` and `commit`, or `trouble` with its kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Any, TextIO
+
+from marserve.optional import trouble
+
+ARCHIVES = (".mar", ".tar.gz", ".tgz")
+MANIFEST = "MAR-INF/MANIFEST.json"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class CannotImport(Exception):
+    """The library cannot be used; says why."""
+
+
+class TooLarge(Exception):
+    """The files have more bytes than an archive may have."""
+
+
+def main() -> None:
+    """Carry out one order."""
+    say_to = sys.stdout
+    sys.stdout = sys.stderr  # what the library prints is nobody's
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    try:
+        found: dict[str, Any] = fetch(order, say_to)
+    except CannotImport as error:
+        found = {"trouble": "ImportError", "what": str(error)}
+    except Exception as error:
+        # The kinds alone: texts quote addresses, and headers of requests.
+        answer = getattr(error, "response", None)
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        found = {"trouble": type(error).__name__, "kinds": kinds, "status": getattr(answer, "status_code", None)}
+    _say(say_to, found)
+    say_to.flush()
+    os._exit(0)  # the library's threads are waited for by nobody
+
+
+def _end_with_input() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+def _say(to: TextIO, what: dict[str, Any]) -> None:
+    to.write(json.dumps(what) + "\n")
+    to.flush()
+
+
+def fetch(order: dict[str, Any], say_to: TextIO) -> dict[str, Any]:
+    """Fetch a repository's snapshot, the only archive in it, or the file that is named: where it is, and its commit."""
+    try:
+        import httpx2
+        import huggingface_hub as hub
+        from huggingface_hub import constants, errors
+        from huggingface_hub.hf_api import RepoFile
+    except Exception as error:  # one that is broken raises what it likes
+        raise CannotImport(trouble("hf", error)) from None
+
+    repository, revision, file = order["repository"], order["revision"], order["file"]
+    if constants.HF_HUB_OFFLINE:
+        return _of_cache(repository, revision, file)
+    api = hub.HfApi()
+    try:
+        commit = revision if _COMMIT.fullmatch(revision) else api.model_info(repository, revision=revision).sha
+        if _COMMIT.fullmatch(revision):
+            with contextlib.suppress(Exception):  # all of it may be here already: then nobody is asked
+                return _of_cache(repository, revision, file)
+        sizes = {
+            entry.path: entry.size
+            for entry in api.list_repo_tree(repository, recursive=True, revision=commit)
+            if isinstance(entry, RepoFile)
+        }
+    except errors.HfHubHTTPError as error:
+        if error.response is not None and error.response.status_code < 500:
+            raise
+        return _of_cache(repository, revision, file)  # the hub is down; what was fetched before may do
+    except (OSError, httpx2.TransportError):
+        return _of_cache(repository, revision, file)
+    assert commit is not None
+    file = file or _only_archive(sizes)
+    total = sizes.get(file, 0) if file else sum(sizes.values())
+    if total > order["max_bytes"]:
+        raise TooLarge
+    progress = _progress(say_to, total)
+    if file:
+        path = hub.hf_hub_download(repository, file, revision=commit, tqdm_class=progress)
+    else:
+        path = hub.snapshot_download(repository, revision=commit, tqdm_class=progress)
+    if revision != commit:
+        _remember(Path(path), repository, revision, commit)
+    return {"path": path, "commit": commit}
+
+
+def _only_archive(files: Any) -> str | None:
+    """The archive, where a repository is no model folder itself and holds exactly one."""
+    archives = [file for file in files if file.lower().endswith(ARCHIVES)]
+    return archives[0] if MANIFEST not in files and len(archives) == 1 else None
+
+
+def _of_cache(repository: str, revision: str, file: str | None) -> dict[str, Any]:
+    """What was fetched before, complete, without asking anybody. Raises what the library does where it is not."""
+    import huggingface_hub as hub
+    from huggingface_hub import constants
+
+    if file is None:
+        here = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+        with contextlib.suppress(OSError):
+            name = revision if _COMMIT.fullmatch(revision) else (here / "refs" / revision).read_text().strip()
+            folder = here / "snapshots" / name
+            file = _only_archive([str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()])
+    if file is not None:
+        path = Path(hub.hf_hub_download(repository, file, revision=revision, local_files_only=True))
+        inner = len(Path(file).parts)
+        return {"path": str(path), "commit": path.parents[inner - 1].name}
+    path = Path(hub.snapshot_download(repository, revision=revision, local_files_only=True))
+    return {"path": str(path), "commit": path.name}
+
+
+def _remember(path: Path, repository: str, revision: str, commit: str) -> None:
+    """Note in the cache which commit a branch was, so that it is found without the hub."""
+    for parent in path.parents:
+        if parent.name == f"models--{repository.replace('/', '--')}":
+            with contextlib.suppress(OSError):
+                note = parent / "refs" / revision
+                note.parent.mkdir(parents=True, exist_ok=True)
+                new = note.with_name(f"{note.name}.{os.getpid()}")
+                new.write_text(commit)
+                new.replace(note)
+            return
+
+
+def _progress(say_to: TextIO, total: int) -> Any:
+    """A progress bar that says bytes instead of drawing."""
+    from tqdm.auto import tqdm
+
+    lock = threading.Lock()
+    have = 0
+
+    class Progress(tqdm):  # type: ignore[misc, type-arg, unused-ignore]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            options.pop("name", None)
+            self._counts = options.get("unit") == "B" and not str(options.get("desc")).startswith("Downloading bytes")
+            options["file"] = sys.stderr
+            options["disable"] = True
+            super().__init__(*arguments, **options)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            nonlocal have
+            if self._counts and n:
+                with lock:
+                    have += int(n)
+                    _say(say_to, {"have": min(have, total), "total": total})
+            return None
+
+    return Progress
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Objects in S3, Google Cloud Storage and Azure Blob Storage, by obstore (extra `cloud`).
+
+The library is imported when the first such address is opened, and says then whether it can work with the settings. It
+asks stores in processes of their own (`object_process`): an answer of any length costs the server no memory and no
+time of its event loop, and a call that hangs ends with its process.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote
+
+from marserve.errors import BadSettings
+from marserve.optional import trouble
+from marserve.settings.stores import NO_STORES, StoreOptions, Stores
+from marserve.store.addresses.fetch_guard import Target, hide_query
+from marserve.store.sources.object_errors import NAMES, text_of
+from marserve.store.sources.object_process import Answer, Asking, StoreProcess
+from marserve.store.sources.object_settings import (
+    CONNECT_S,
+    SILENCE_S,
+    Connection,
+    connect_az,
+    connect_gs,
+    connect_s3,
+)
+from marserve.store.sources.source import Entry, Failed, SourceError
+
+# How an address names one version of an object.
+VERSIONS = {"s3": "versionId", "gs": "generation", "az": "versionid"}
+
+log = logging.getLogger("marserve.store")
+
+
+class ObjectStores:
+    """Opens objects and listings of what the operator's settings say of stores; `environment` is read for the rest."""
+
+    def __init__(
+        self,
+        stores: Stores = NO_STORES,
+        environment: Mapping[str, str] | None = None,
+        *,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._stores = stores
+        self._environment = dict(environment or {})
+        self._silence_s = silence_s
+        self._warned: set[str] = set()
+
+    def open(self, target: Target) -> ObjectSource:
+        """The object of an address that is allowed. Asks the origin nothing. Raises Failed for wrong settings."""
+        connection = self._connect(target)
+        version = dict(parse_qsl(target.query.removeprefix("?"))).get(VERSIONS[target.scheme])
+        return ObjectSource(target, self._process(target, connection), connection.place, version)
+
+    def list_at(self, target: Target) -> ObjectListing:
+        """What is below an address that is allowed: its path is a prefix of keys. Asks the origin nothing."""
+        connection = self._connect(target)
+        return ObjectListing(target, self._process(target, connection), connection.place)
+
+    def _process(self, target: Target, connection: Connection) -> StoreProcess:
+        return StoreProcess(target.scheme, target.host, connection, self._silence_s + CONNECT_S)
+
+    def _connect(self, target: Target) -> Connection:
+        store_module = _library(target)
+        options: StoreOptions = self._stores.choose(target.scheme, target.url)  # type: ignore[arg-type]
+        try:
+            if target.scheme == "s3":
+                connection = connect_s3(target.host, options, self._environment, self._silence_s)
+                maker = store_module.S3Store
+            elif target.scheme == "gs":
+                connection = connect_gs(target.host, options, self._environment, self._silence_s)
+                maker = store_module.GCSStore
+            else:
+                container, _, account = target.host.partition("@")
+                connection = connect_az(container, account or None, options, self._environment, self._silence_s)
+                maker = store_module.AzureStore
+        except BadSettings as error:
+            raise Failed(error.message) from None
+        except SourceError as error:
+            raise Failed(f"{NAMES[target.scheme]}: {error}") from None
+        try:
+            # Made to hear what the library has against its settings; the one that asks is made in its own process.
+            maker(
+                config=connection.config,
+                client_options=connection.client,
+                **({"credential_provider": connection.provider} if connection.provider else {}),
+            )
+        except Exception as error:
+            raise _settings_trouble(error, target) from None
+        if connection.warning and connection.warning not in self._warned:
+            self._warned.add(connection.warning)
+            log.warning("%s", connection.warning)
+        return connection
+
+
+def _library(target: Target) -> Any:
+    try:
+        import obstore.store  # late: a server without such addresses needs none of it
+    except Exception as error:  # one that is broken raises what it likes
+        raise Failed(
+            f"{target.scheme}:// addresses need the extra cloud: {trouble('cloud', error)}; "
+            "pip install 'marserve[cloud]', then restart the server"
+        ) from None
+    return obstore.store
+
+
+def _settings_trouble(error: Exception, target: Target) -> Failed:
+    """What the library has against its settings, by its kind alone: its words may quote them."""
+    text = text_of(error).lower()
+    what = next(
+        (
+            what
+            for sign, what in (
+                ("cryptoprovider", "the private key of the service account cannot be read"),
+                ("certificate", "the certificates of ca_bundle cannot be read as PEM"),
+                ("pem", "the certificates of ca_bundle cannot be read as PEM"),
+                ("proxy", "proxy_url is no address of a proxy"),
+                ("base64", "a key that should be in base64 is not"),
+                ("private key", "the private key of the service account cannot be read"),
+                ("service account", "the JSON of the service account cannot be read"),
+                ("credential", "the credentials cannot be read"),
+                ("endpoint", "the endpoint is none"),
+                ("url", "the endpoint is none"),
+            )
+            if sign in text
+        ),
+        "the library refuses the settings of the store",
+    )
+    return Failed(f"{NAMES[target.scheme]}: {what}")
+
+
+class ObjectSource:
+    """One object of a bucket. May be read from several threads at once; see `store.source.Source`."""
+
+    def __init__(self, target: Target, process: StoreProcess, place: str, version: str | None) -> None:
+        self._asking = Asking(process)
+        self._key = unquote(target.key)
+        self._version = version
+        self.shown = hide_query(target.url)
+        self.identity = f"{target.url} at {place}"
+        self.file_name = target.file_name
+
+    def stat(self) -> Entry:
+        """See `Source.stat`. One HEAD request."""
+        with self._asking.ask("stat", key=self._key, version=self._version) as answer:
+            return Entry(*answer.told["entry"])
+
+    @contextmanager
+    def read(self, begin: int, end: int | None, of: Entry | None = None) -> Iterator[ObjectReading]:
+        """See `Source.read`. One GET request, which names the ETag of `of`."""
+        known = None if of is None else (of.key, of.size, of.etag)
+        question: dict[str, Any] = {"key": self._key, "version": self._version, "begin": begin, "end": end, "of": known}
+        with self._asking.ask("read", **question) as answer:
+            yield ObjectReading(Entry(*answer.told["entry"]), answer.told["begin"], answer)
+
+    def write(self, data: bytes, of: Entry | None = None, *, is_new: bool = False) -> Entry:
+        """Put `data` in its place, in one request; with `of` only where it is still that, `is_new` where none is.
+
+        Raises Replaced where it is another one by now, and what `stat` raises.
+        """
+        mode: Any = "create" if is_new else "overwrite" if of is None else {"e_tag": of.etag}
+        with self._asking.ask("write", data, key=self._key, mode=mode, bytes=len(data)) as answer:
+            return Entry(*answer.told["entry"])
+
+    def close(self) -> None:
+        """See `Source.close`."""
+        self._asking.close()
+
+
+class ObjectReading:
+    """Bytes of one object on their way; see `store.source.Reading`."""
+
+    def __init__(self, entry: Entry, begin: int, answer: Answer) -> None:
+        self.entry = entry
+        self.begin = begin
+        self._answer = answer
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        """The bytes as they come."""
+        return self._answer.pieces()
+
+
+class ObjectListing:
+    """The objects of a bucket whose keys begin with a prefix; see `store.source.Listing`."""
+
+    def __init__(self, target: Target, process: StoreProcess, place: str) -> None:
+        self._target = target
+        self._process = process
+        self._place = place
+        self._asking = Asking(process)
+        self._prefix = unquote(target.key)
+        self.shown = hide_query(target.url)
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """See `Listing.list`. `prefix` is a beginning of whole keys, as an entry's; one request for each 1,000 keys."""
+        wanted = prefix or self._prefix
+        # The library knows prefixes of whole folders alone.
+        with self._asking.ask("list", folder=wanted.rpartition("/")[0]) as answer:
+            for page in chain([answer.told or []], answer.rest()):
+                for key, *rest in page:
+                    if key.startswith(wanted):
+                        yield Entry(key, *rest)
+
+    def open(self, entry: Entry) -> ObjectSource:
+        """The object of an entry. Asks the origin nothing."""
+        target = Target(self._target.scheme, self._target.host, 0, f"/{quote(entry.key)}", "")
+        return ObjectSource(target, self._process, self._place, None)
+
+    def close(self) -> None:
+        """See `Listing.close`."""
+        self._asking.close()
