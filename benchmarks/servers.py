@@ -24,7 +24,7 @@ import psutil
 import yaml
 from load_generator import CannotMeasure, Load, LoadGenerator
 
-from marserve.archive.writer import ArchiveSpec, write_archive
+from marserve.archive.writing.writer import ArchiveSpec, write_archive
 
 HERE = Path(__file__).parent
 HANDLERS = HERE / "handlers"

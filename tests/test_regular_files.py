@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from marserve.api.tls import read_pem_files
-from marserve.archive.manifest import read_manifest
+from marserve.archive.contents.manifest import read_manifest
 from marserve.errors import BadArchive, BadSettings
 from marserve.memory.learned_memory import LearnedMemory
 from marserve.regular_files import NotRegular, TooLarge, open_regular, read_regular

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from digits_net import DigitsNet
 
-from marserve.archive.writer import ArchiveSpec, write_archive
+from marserve.archive.writing.writer import ArchiveSpec, write_archive
 
 HERE = Path(__file__).resolve().parent
 KINDS = ("torchscript", "eager", "exported", "onnx")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from marserve.archive.manifest import Manifest, read_manifest
-from marserve.archive.model_config import ModelConfig, read_model_config
-from marserve.archive.pickle_check import check_folder
-from marserve.archive.reader import unpack
+from marserve.archive.contents.manifest import Manifest, read_manifest
+from marserve.archive.contents.model_config import ModelConfig, read_model_config
+from marserve.archive.pickles.pickle_check import check_folder
+from marserve.archive.reading.reader import unpack
 from marserve.errors import BadArchive
 from marserve.store.sources.local import LocalStore
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.manifest import MANIFEST_PATH, read_manifest
+from marserve.archive.contents.manifest import MANIFEST_PATH, read_manifest
 from support.inventory import inventory
 
 # Keys that TorchServe itself does nothing with: they stay in the document that handlers see.

@@ -50,7 +50,7 @@ def interrupted(program: Sequence[str], *, at: bytes, cwd: Path) -> subprocess.C
     [
         ("marserve", "marserve.cli", "typer"),
         ("torchserve", "marserve.cli.torchserve.torchserve", "marserve.cli.server.pid_file"),
-        ("torch-model-archiver", "marserve.cli.torchserve.torch_model_archiver", "marserve.archive.writer"),
+        ("torch-model-archiver", "marserve.cli.torchserve.torch_model_archiver", "marserve.archive.writing.writer"),
         ("torch-workflow-archiver", "marserve.cli.torchserve.torch_workflow_archiver", "marserve.workflows.spec"),
         ("-m", "marserve.cli", "marserve.cli.command_list"),
         ("-m", "marserve.cli.torchserve", "marserve.cli.server.pid_file"),
@@ -116,7 +116,7 @@ def test_an_archiver_that_is_interrupted_leaves_no_half_archive(tmp_path: Path) 
         sys.argv = ["torch-model-archiver", "--model-name", "m", "--version", "1", "--handler", "h.py",
                     "--serialized-file", "w.bin", "--export-path", "out"]
         from marserve.cli.torchserve.torch_model_archiver import main
-        import marserve.archive.writer as writer
+        import marserve.archive.writing.writer as writer
         real = os.fsync
         os.fsync = os.replace = os.rename = lambda *given: signal.raise_signal(signal.SIGINT)
         os.link = os.fsync

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from marserve.archive.writer import ArchiveSpec, write_archive
+from marserve.archive.writing.writer import ArchiveSpec, write_archive
 from support.pictures import draw_picture, encode_picture
 from support.server import Server
 

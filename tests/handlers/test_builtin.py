@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.archive.writer import BUILT_IN_HANDLERS as ARCHIVERS_HANDLERS
+from marserve.archive.writing.writer import BUILT_IN_HANDLERS as ARCHIVERS_HANDLERS
 from marserve.registry.intake.handler_check import BUILT_IN_HANDLERS
 from marserve_handlers.builtin import BUILT_IN, find_built_in
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from marserve.archive.model_config import parse_model_config
+from marserve.archive.contents.model_config import parse_model_config
 from marserve.settings import load_settings
 from support.machines import EIGHT_H100, put_nvidia_smi
 from support.pages import block

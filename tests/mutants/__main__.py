@@ -30,7 +30,7 @@ from mutants.session import BROKEN, KILLED, PLAIN, SURVIVED, TIMED_OUT, UNREACHE
 ROOT = Path(__file__).resolve().parents[2]
 #: The rooms that are gone through where none is named, and the files whose claims are on them too.
 ROOMS: dict[str, tuple[str, ...]] = {
-    "archive/member_names": (),
+    "archive/reading/member_names": (),
     "pool/dispatch/batcher": ("admission", "dispatcher"),
     "pool/dispatch/queue": ("admission", "dispatcher"),
     "registry/catalogue/traffic": (),
@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "pool/dispatch/dispatcher": ("admission", "asked_lengths", "back_pressure", "handing_over", "hold", "lanes"),
     "wire": (),
     "store/addresses/fetch_guard": (),
-    "archive/pickle_check": (),
+    "archive/pickles/pickle_check": (),
     "api/auth": (),
     "api/http/request_head": (),
     "worker/loop": ("checks", "lengths", "rank", "steps"),

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from marserve.archive.reader import Limits
-from marserve.archive.unpacked import UnpackedArchives
+from marserve.archive.reading.reader import Limits
+from marserve.archive.reading.unpacked import UnpackedArchives
 from support.processes import until
 from support.running_pool import RunningPool
 

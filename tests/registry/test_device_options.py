@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.model_config import ModelConfig, parse_model_config
+from marserve.archive.contents.model_config import ModelConfig, parse_model_config
 from marserve.errors import BadArchive
 from marserve.pool.options import PoolOptions
 from marserve.registry.intake.effective_options import OptionDefaults, RequestedOptions, effective_options

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.reader import Limits
+from marserve.archive.reading.reader import Limits
 from marserve.errors import (
     ArchiveExists,
     ArchiveNotFound,

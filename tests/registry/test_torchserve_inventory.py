@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.model_config import ModelConfig, parse_model_config
+from marserve.archive.contents.model_config import ModelConfig, parse_model_config
 from marserve.pool.dispatch.modes.steps_and_sequences import STREAM_HEADER
 from marserve.pool.options import PoolOptions
 from marserve.registry.intake.call_modes import SequenceHeaderNames

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.manifest import Manifest
-from marserve.archive.model_config import ModelConfig
+from marserve.archive.contents.manifest import Manifest
+from marserve.archive.contents.model_config import ModelConfig
 from marserve.errors import (
     BadArchive,
     DefaultVersionInUse,

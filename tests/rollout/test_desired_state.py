@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.archive.model_config import KEYS
+from marserve.archive.contents.model_config import KEYS
 from marserve.errors import BadDesiredState
 from marserve.rollout.desired_state import LARGEST_DOCUMENT, DesiredState, NewVersions, read
 from marserve.rollout.schema import schema

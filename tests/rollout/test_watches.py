@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.reader import Limits
+from marserve.archive.reading.reader import Limits
 from marserve.errors import BadInput, BadSettings, WatchNotFound
 from marserve.registry.intake.intake import Intake, Unpacked
 from marserve.registry.intake.pending_fetches import Coming

@@ -14,7 +14,7 @@ from marserve.api.rest.application import build_app
 from marserve.api.rest.description import description_router
 from marserve.api.rest.models.management import management_router
 from marserve.api.rest.platforms.health import health_router
-from marserve.archive.reader import Limits
+from marserve.archive.reading.reader import Limits
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.registration import RegistryOptions
 from marserve.registry.models import Registry

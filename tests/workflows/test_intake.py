@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from marserve.archive.reader import Limits
+from marserve.archive.reading.reader import Limits
 from marserve.errors import BadDag, BadWorkflow, DigestMismatch, UnsafeArchive, WorkflowArchiveNotFound
 from marserve.store.fetching.fetcher import Fetched, Fetcher
 from marserve.workflows import intake as intake_module

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.archive.reader import Limits
+from marserve.archive.reading.reader import Limits
 from marserve.errors import (
     BadDag,
     BadName,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from marserve.api.http.byte_ledger import UNBOUNDED
 from marserve.api.http.request_head import HttpLimits
 from marserve.api.rest.platforms.sagemaker import Endpoint
-from marserve.archive.reader import Limits
+from marserve.archive.reading.reader import Limits
 from marserve.machine.describe import Machine
 from marserve.pool.launchers.remote.cluster import ClusterOptions
 from marserve.registry.intake.call_modes import SequenceHeaderNames

@@ -20,7 +20,7 @@ from marserve.app.from_settings import (
 )
 from marserve.app.metrics import declare_families
 from marserve.app.tasks import keep
-from marserve.archive.unpacked import UnpackedArchives
+from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.environments.environments import Environments
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine

@@ -35,7 +35,7 @@ from marserve.app.models import (
 )
 from marserve.app.snapshots import build_snapshots, read_snapshot
 from marserve.app.tasks import keep
-from marserve.archive.unpacked import UnpackedArchives
+from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
 from marserve.machine.device_watch import DeviceWatch

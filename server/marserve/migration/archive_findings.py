@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from marserve.archive.manifest import MANIFEST_PATH, RUNTIMES, Manifest, read_manifest
-from marserve.archive.model_config import read_model_config
-from marserve.archive.pickle_check import check_folder
-from marserve.archive.reader import unpack
+from marserve.archive.contents.manifest import MANIFEST_PATH, RUNTIMES, Manifest, read_manifest
+from marserve.archive.contents.model_config import read_model_config
+from marserve.archive.pickles.pickle_check import check_folder
+from marserve.archive.reading.reader import unpack
 from marserve.environments.requirements import read_requirements
 from marserve.errors import BadArchive, DependencyFailed, UnsafeArchive
 from marserve.migration.findings import Finding

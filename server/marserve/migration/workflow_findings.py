@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from marserve.archive.bounded_yaml import Marked, load_marked_yaml
-from marserve.archive.reader import Limits, unpack
-from marserve.archive.workflow_manifest import read_workflow_manifest
+from marserve.archive.contents.workflow_manifest import read_workflow_manifest
+from marserve.archive.reading.bounded_yaml import Marked, load_marked_yaml
+from marserve.archive.reading.reader import Limits, unpack
 from marserve.errors import BadDag, MarserveError
 from marserve.migration.findings import Finding
 from marserve.migration.layout import Layout

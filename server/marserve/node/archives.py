@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from marserve.agent_link import ArchiveRef
-from marserve.archive.pickle_check import check_folder
-from marserve.archive.reader import Limits, unpack
+from marserve.archive.pickles.pickle_check import check_folder
+from marserve.archive.reading.reader import Limits, unpack
 from marserve.environments.environments import size_of
 from marserve.errors import BadArchive, MarserveError, without_stop
 from marserve.store.addresses.fetch_guard import AllowedUrls, hide_query

@@ -30,9 +30,9 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from marserve.archive.bounded_yaml import Marked, load_marked_yaml
-from marserve.archive.model_config import KEYS as CONFIG_KEYS
-from marserve.archive.model_config import read_value
+from marserve.archive.contents.model_config import KEYS as CONFIG_KEYS
+from marserve.archive.contents.model_config import read_value
+from marserve.archive.reading.bounded_yaml import Marked, load_marked_yaml
 from marserve.errors import BadArchive, BadDesiredState, BadInput
 from marserve.names import name_fault
 from marserve.registry.catalogue.traffic import check_label, read_traffic

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
-from marserve.archive.model_config import read_value
-from marserve.archive.weight_size import Seekable, WeightSize, weigh, weigh_file
+from marserve.archive.contents.model_config import read_value
+from marserve.archive.contents.weight_size import Seekable, WeightSize, weigh, weigh_file
 from marserve.errors import MarserveError
 from marserve.memory.admission import need_of
 from marserve.rollout.desired_state import DesiredVersion

@@ -9,7 +9,7 @@ import json
 import sys
 from typing import Any
 
-from marserve.archive.model_config import KEYS
+from marserve.archive.contents.model_config import KEYS
 from marserve.registry.intake.effective_options import RUNTIMES
 from marserve.registry.intake.registration import MOST_WORKERS
 from marserve.rollout.desired_state import FORMAT, POLICIES

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
-from marserve.archive.completeness import why_incomplete
-from marserve.archive.reader import Limits
-from marserve.archive.unpacked import UnpackedArchives
+from marserve.archive.reading.completeness import why_incomplete
+from marserve.archive.reading.reader import Limits
+from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.errors import ArchiveNotFound, BadInput, BadSettings, ModelNotFound, RolloutNotFound, WatchNotFound
 from marserve.registry.changes.swap import SwapParameters
 from marserve.registry.intake.intake import Intake, Unpacked, pinned

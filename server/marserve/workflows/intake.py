@@ -12,10 +12,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from marserve.archive.pickle_check import check_folder
-from marserve.archive.reader import Limits
-from marserve.archive.unpacked import UnpackedArchives
-from marserve.archive.workflow_manifest import WorkflowManifest, read_workflow_manifest
+from marserve.archive.contents.workflow_manifest import WorkflowManifest, read_workflow_manifest
+from marserve.archive.pickles.pickle_check import check_folder
+from marserve.archive.reading.reader import Limits
+from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.errors import (
     ArchiveNotFound,
     BadArchive,

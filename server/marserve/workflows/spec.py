@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from marserve.archive.bounded_yaml import load_yaml
+from marserve.archive.reading.bounded_yaml import load_yaml
 from marserve.errors import BadArchive, BadWorkflow
 from marserve.workflows.dag import Dag
 

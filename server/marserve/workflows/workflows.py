@@ -13,8 +13,8 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from marserve.archive.manifest import Manifest
-from marserve.archive.model_config import ModelConfig
+from marserve.archive.contents.manifest import Manifest
+from marserve.archive.contents.model_config import ModelConfig
 from marserve.errors import (
     BadArchive,
     ClientError,

@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from marserve.archive.manifest import read_manifest
+from marserve.archive.contents.manifest import read_manifest
 from marserve.cli.local.archive import archive
 from support.archives import zip_of
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from marserve import __version__
-from marserve.archive.reader import unpack
-from marserve.archive.workflow_manifest import read_workflow_manifest
+from marserve.archive.contents.workflow_manifest import read_workflow_manifest
+from marserve.archive.reading.reader import unpack
 from marserve.cli.torchserve import torch_model_archiver
 from marserve.cli.torchserve.torch_workflow_archiver import main
 from support.inventory import inventory

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.model_config import ModelConfig
+from marserve.archive.contents.model_config import ModelConfig
 from marserve.messages import Load
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.describe import Facts, describe_version

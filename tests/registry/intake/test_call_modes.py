@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.model_config import ModelConfig, parse_model_config
+from marserve.archive.contents.model_config import ModelConfig, parse_model_config
 from marserve.registry.intake.call_modes import CallMode, SequenceHeaderNames, read_call_mode
 
 NAMES = SequenceHeaderNames("X-Id", "X-Start", "X-End")

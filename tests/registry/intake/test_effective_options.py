@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.model_config import ModelConfig
+from marserve.archive.contents.model_config import ModelConfig
 from marserve.errors import BadInput, NotEnoughDevices
 from marserve.messages import Sample
 from marserve.pool.options import PoolOptions, RayOptions

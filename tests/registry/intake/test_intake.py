@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from marserve.archive import file_digests
-from marserve.archive import unpacked as unpacked_module
-from marserve.archive.reader import Limits
-from marserve.archive.unpacked import UnpackedArchives
+from marserve.archive.reading import file_digests
+from marserve.archive.reading import unpacked as unpacked_module
+from marserve.archive.reading.reader import Limits
+from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.errors import ArchiveNotFound, BadArchive, DigestMismatch, MarserveError, OutOfMemory, UnsafeArchive
 from marserve.registry.intake import intake as intake_module
 from marserve.registry.intake.intake import Intake

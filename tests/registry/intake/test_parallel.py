@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marserve.archive.model_config import parse_model_config
+from marserve.archive.contents.model_config import parse_model_config
 from marserve.errors import BadArchive, NotEnoughDevices
 from marserve.registry.intake.parallel import MOST_RANKS, Parallel, read_parallel
 

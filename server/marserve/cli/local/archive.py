@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from marserve.archive.model_config import KEYS, ModelConfig, parse_model_config
-from marserve.archive.pickle_check import check_files
-from marserve.archive.writer import (
+from marserve.archive.contents.model_config import KEYS, ModelConfig, parse_model_config
+from marserve.archive.pickles.pickle_check import check_files
+from marserve.archive.writing.writer import (
     BUILT_IN_HANDLERS,
     FORMATS,
     ArchiveSpec,

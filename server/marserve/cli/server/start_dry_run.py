@@ -14,7 +14,7 @@ from rich.table import Table
 from marserve.app.grpc_ports import taken_grpc_ports
 from marserve.app.listeners import taken_addresses
 from marserve.app.places import refuse_unusable
-from marserve.archive.weight_size import weigh
+from marserve.archive.contents.weight_size import weigh
 from marserve.cli.dry_run import HEAD, MIB, as_dry
 from marserve.cli.output import CommandFailed, Output, table
 from marserve.cli.server.pid_file import AlreadyRunning, PidFile

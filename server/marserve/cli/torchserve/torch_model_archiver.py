@@ -12,8 +12,15 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from marserve.archive.manifest import RUNTIMES
-from marserve.archive.writer import FORMATS, ArchiveSpec, check_export_path, output_path, plan_archive, write_archive
+from marserve.archive.contents.manifest import RUNTIMES
+from marserve.archive.writing.writer import (
+    FORMATS,
+    ArchiveSpec,
+    check_export_path,
+    output_path,
+    plan_archive,
+    write_archive,
+)
 from marserve.cli import Interruptible
 from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import CannotArchive

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from marserve.archive.workflow_writer import WorkflowArchiveSpec, workflow_output_path, write_workflow_archive
-from marserve.archive.writer import check_export_path
+from marserve.archive.writing.workflow_writer import WorkflowArchiveSpec, workflow_output_path, write_workflow_archive
+from marserve.archive.writing.writer import check_export_path
 from marserve.cli import Interruptible
 from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import BadWorkflow, CannotArchive

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from marserve.archive.model_config import ModelConfig
+from marserve.archive.contents.model_config import ModelConfig
 from marserve.pool.options import PoolOptions
 from marserve.registry.pool_protocols import DeathLike, PoolLike, WorkerLike
 from marserve.settings.values import NO_WISH, MemoryWish

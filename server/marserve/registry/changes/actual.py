@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from marserve.archive.model_config import KEYS
+from marserve.archive.contents.model_config import KEYS
 from marserve.errors import MarserveError
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.versions import Version

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from marserve.archive.model_config import ModelConfig
+from marserve.archive.contents.model_config import ModelConfig
 from marserve.pool.options import SequenceOptions
 
 

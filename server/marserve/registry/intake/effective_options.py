@@ -23,7 +23,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from marserve.archive.model_config import ModelConfig
+from marserve.archive.contents.model_config import ModelConfig
 from marserve.errors import BadArchive, BadInput
 from marserve.pool.options import PoolOptions, RayOptions
 from marserve.registry.catalogue.snapshot import SnapshotVersion

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marserve.agent_link import ArchiveRef
-from marserve.archive.file_digests import FileDigests
-from marserve.archive.manifest import Manifest, read_manifest
-from marserve.archive.model_config import ModelConfig, read_model_config
-from marserve.archive.pickle_check import check_folder
-from marserve.archive.reader import Limits
-from marserve.archive.unpacked import UnpackedArchives
+from marserve.archive.contents.manifest import Manifest, read_manifest
+from marserve.archive.contents.model_config import ModelConfig, read_model_config
+from marserve.archive.pickles.pickle_check import check_folder
+from marserve.archive.reading.file_digests import FileDigests
+from marserve.archive.reading.reader import Limits
+from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.errors import BadArchive, BadInput, DigestMismatch, MarserveError, OutOfMemory
 from marserve.regular_files import open_regular
 from marserve.store.addresses.fetch_guard import hide_query, is_address, parse_target

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from marserve.archive.model_config import ModelConfig
+from marserve.archive.contents.model_config import ModelConfig
 from marserve.errors import BadArchive, NotEnoughDevices
 from marserve.machine.devices import most_groups
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from marserve.agent_link import ArchiveRef
-from marserve.archive.model_config import declare
-from marserve.archive.weight_size import weigh
+from marserve.archive.contents.model_config import declare
+from marserve.archive.contents.weight_size import weigh
 from marserve.documents import pack
 from marserve.environments.requirements import Requirements, read_requirements
 from marserve.errors import BadArchive, BadInput, DependencyFailed, LoadFailed

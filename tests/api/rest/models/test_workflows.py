@@ -13,7 +13,7 @@ from marserve.api.parameters import JsonParameters, QueryParameters
 from marserve.api.rest.application import build_app
 from marserve.api.rest.models.workflows import REGISTER_PARAMETERS, read_workflow_registration, workflow_router
 from marserve.api.rest.schemas import WorkflowDescription, WorkflowList
-from marserve.archive.reader import Limits
+from marserve.archive.reading.reader import Limits
 from marserve.errors import BadInput, WorkflowNotFound
 from marserve.workflows.intake import WorkflowIntake
 from marserve.workflows.workflows import WorkflowOptions, WorkflowParameters, Workflows

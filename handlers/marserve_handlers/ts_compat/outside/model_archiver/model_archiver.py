@@ -1,5 +1,5 @@
 """The archiver's name for `ModelArchiver`."""
 
-from marserve.archive.model_archiver import ModelArchiver
+from marserve.archive.writing.model_archiver import ModelArchiver
 
 __all__ = ["ModelArchiver"]

@@ -1,5 +1,5 @@
 """The archiver's name for `ModelArchiverConfig`."""
 
-from marserve.archive.model_archiver import ModelArchiverConfig
+from marserve.archive.writing.model_archiver import ModelArchiverConfig
 
 __all__ = ["ModelArchiverConfig"]

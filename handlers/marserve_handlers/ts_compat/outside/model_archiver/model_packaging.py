@@ -6,7 +6,7 @@ import os
 import shutil
 from typing import Any
 
-from marserve.archive.model_archiver import ModelArchiverConfig
+from marserve.archive.writing.model_archiver import ModelArchiverConfig
 from marserve.errors import CannotArchive as ModelArchiverError
 from model_archiver.arg_parser import ArgParser
 from model_archiver.model_packaging_utils import ModelExportUtils

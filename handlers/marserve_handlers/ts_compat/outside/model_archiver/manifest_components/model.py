@@ -1,5 +1,5 @@
 """The archiver's name for a manifest's section `model`."""
 
-from marserve.archive.model_export import Model
+from marserve.archive.writing.model_export import Model
 
 __all__ = ["Model"]

@@ -1,0 +1,8 @@
+"""What an archive says of itself.
+
+manifest           `MAR-INF/MANIFEST.json`
+model_config       `model-config.yaml`
+workflow_manifest  `WAR-INF/MANIFEST.json`
+weight_size        how many bytes of weights it holds
+torchscript        TorchScript files without what is for debugging
+"""

@@ -1,0 +1,7 @@
+"""What the pickles of an archive would do, found without doing it.
+
+pickle_check    checks every pickle of an archive
+pickle_program  what one pickle would do
+containers      files that hold other files, unpacked piece by piece
+check_budget    how much time and work a check may take
+"""

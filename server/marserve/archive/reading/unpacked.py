@@ -1,0 +1,239 @@
+"""Folders of unpacked archives, and how what was deleted from one is unpacked again.
+
+Cleaners of temporary folders delete what is old, file by file, while a server may use it for months. Each folder is
+noted with its archive, the archive's SHA-256 digest and the names in it. `restore` looks whether all names are there,
+and takes those that are missing from the archive, if its digest is the same. A file that is there is left alone, as a
+handler may have written it; one with another size or time than it was unpacked with is told in the log, once.
+
+Everything here blocks; threads may call it at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import stat
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from marserve.archive.reading.file_digests import FileDigests, state_of
+from marserve.archive.reading.reader import Limits, unpack
+from marserve.errors import BadArchive
+
+log = logging.getLogger("marserve.archive")
+
+# How many changed files a warning names.
+MOST_NAMED = 5
+
+
+@dataclass(slots=True)
+class _Noted:
+    """What a folder was unpacked from; texts call it `label`. `names` are relative, a folder's before those in it.
+
+    Each file's name has the size and the time of the last change that it had, in nanoseconds; None for folders.
+    """
+
+    archive: Path
+    sha256: str
+    limits: Limits
+    names: dict[str, tuple[int, int] | None]
+    label: str
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    told: set[str] = field(default_factory=set)
+    is_discarded: bool = False
+
+
+class UnpackedArchives:
+    """The folders that a server unpacked and has not deleted yet."""
+
+    def __init__(self) -> None:
+        self.digests = FileDigests()
+        self._noted: dict[str, _Noted] = {}
+
+    def unpack(self, archive: Path, folder: Path, limits: Limits, label: str = "") -> str:
+        """Unpack an archive into a new folder and note it; returns its SHA-256 digest. Raises as `reader.unpack`.
+
+        Texts call it `label`, the file's own name if there is none. The digest is computed meanwhile. It is empty if
+        the archive was replaced or changed meanwhile.
+        """
+        before = state_of(archive.stat())
+        known = self.digests.known(archive)
+        digesting = _Digesting(self.digests, archive) if known is None else None
+        try:
+            unpack(archive, folder, limits, label)
+        except BaseException:
+            if digesting is not None:
+                digesting.is_vain.set()
+            raise
+        sha256 = known if known is not None else digesting.wait() if digesting is not None else ""
+        if state_of(archive.stat()) != before:
+            sha256 = ""
+        names = _look(folder, _names(folder))
+        self._noted[str(folder)] = _Noted(archive.resolve(), sha256, limits, names, label or archive.name)
+        return sha256
+
+    def discard(self, folder: Path) -> None:
+        """Delete a folder. May be called twice; waits for a `restore` of it."""
+        noted = self._noted.pop(str(folder), None)
+        if noted is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        with noted.lock:
+            noted.is_discarded = True
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def restore(self, folder: str) -> None:
+        """Unpack again what is missing from this folder; does nothing for one that was not unpacked here.
+
+        Raises BadArchive where that cannot be, with the reason, and OSError when reading or writing fails.
+        """
+        noted = self._noted.get(folder)
+        if noted is None:
+            return
+        with noted.lock:
+            if noted.is_discarded:
+                return
+            target = Path(folder)
+            _refuse_strangers(target)
+            found = _look(target, noted.names)
+            _tell_changed(noted, target, found)
+            missing = [name for name in noted.names if name not in found]
+            if missing:
+                _unpack_again(self.digests, noted, target, missing)
+
+
+class _Digesting:
+    """Computes a file's digest beside the caller; after it where the system gives no thread."""
+
+    def __init__(self, digests: FileDigests, path: Path) -> None:
+        self.is_vain = threading.Event()
+        self._digests = digests
+        self._path = path
+        self._found: str | None = None
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, name="digest", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
+
+    def wait(self) -> str:
+        """The digest. Raises OSError when reading fails."""
+        if self._thread is not None:
+            self._thread.join()
+        return self._found if self._found is not None else self._digests.of(self._path)
+
+    def _run(self) -> None:
+        with contextlib.suppress(Exception):  # `wait` tries again, and raises
+            self._found = self._digests.of(self._path, self.is_vain)
+
+
+def _look(folder: Path, names: Collection[str]) -> dict[str, tuple[int, int] | None]:
+    """Which of the names are there; a file with its size and the time of its last change, None for all else."""
+    found: dict[str, tuple[int, int] | None] = {}
+    for name in names:
+        with contextlib.suppress(OSError):
+            seen = os.lstat(os.path.join(folder, name))
+            found[name] = (seen.st_size, seen.st_mtime_ns) if stat.S_ISREG(seen.st_mode) else None
+    return found
+
+
+def _tell_changed(noted: _Noted, folder: Path, found: Mapping[str, tuple[int, int] | None]) -> None:
+    """Warn of files that are not as they were unpacked, of each once. Python writes its `.pyc` files itself."""
+    changed = [
+        name
+        for name, now in found.items()
+        if now != noted.names[name] and name not in noted.told and not name.endswith(".pyc")
+    ]
+    if not changed:
+        return
+    noted.told.update(changed)
+    texts = []
+    for name in changed[:MOST_NAMED]:
+        before, now = noted.names[name], found[name]
+        sizes = f" ({before[0]} bytes then, {now[0]} now)" if before and now and before[0] != now[0] else ""
+        texts.append(f"{name}{sizes}")
+    if len(changed) > MOST_NAMED:
+        texts.append(f"{len(changed) - MOST_NAMED} more")
+    log.warning(
+        "%d of %d files and folders that were unpacked from %s were changed in %s: %s. Workers that start now read "
+        "what is there; swap the model, or register it again, unless its handler writes them",
+        len(changed),
+        len(noted.names),
+        noted.label,
+        folder,
+        ", ".join(texts),
+    )
+
+
+def _unpack_again(digests: FileDigests, noted: _Noted, folder: Path, missing: Collection[str]) -> None:
+    archive, count = noted.archive, f"{len(missing)} of {len(noted.names)}"
+    what = f"{count} files and folders that were unpacked from {noted.label} have been deleted from {folder}"
+    _compare(digests, noted, what)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+    again = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.again"
+    try:
+        unpack(archive, again, noted.limits, noted.label)
+        _compare(digests, noted, what)  # it may have been replaced since it was looked at
+        for name in missing:
+            source, target = again / name, folder / name
+            if source.is_dir():
+                target.mkdir(exist_ok=True)
+            else:
+                source.rename(target)
+        noted.names.update(_look(folder, missing))
+        noted.told.difference_update(missing)
+    finally:
+        shutil.rmtree(again, ignore_errors=True)
+    log.warning("%s, and were unpacked again; a cleaner of temporary folders should leave this one out", what)
+
+
+def _compare(digests: FileDigests, noted: _Noted, what: str) -> None:
+    """Raise BadArchive where the archive is gone, or is not the one that was unpacked."""
+    if not noted.sha256:
+        raise BadArchive(
+            f"{what}, and cannot be unpacked again: {noted.archive} was changed while it was unpacked. "
+            "Swap the model for what is there now"
+        )
+    try:
+        found = digests.of(noted.archive)
+    except OSError as error:
+        raise BadArchive(
+            f"{what}, and cannot be unpacked again: {noted.archive} cannot be read ({error.strerror or error}). "
+            "Put the archive back, or swap the model for another one"
+        ) from error
+    if found != noted.sha256:
+        raise BadArchive(
+            f"{what}, and cannot be unpacked again: {noted.archive} has another SHA-256 digest now, {found}; it was "
+            f"{noted.sha256}. Swap the model for what is there now, or put the old archive back"
+        )
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """Raise BadArchive where another user has made the folder, or the one above it, after ours was deleted.
+
+    The names of both are no secret, and in a temporary folder everybody may make one; workers would run what is in it.
+    """
+    for each in (folder.parent, folder):
+        try:
+            found = each.lstat()
+        except FileNotFoundError:
+            return
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise BadArchive(
+                f"The folder of the unpacked archive was deleted, and {each} is no folder of this server's user now. "
+                "Delete it, or restart the server"
+            )
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder, as relative names; a folder comes before what is in it."""
+    names = []
+    for where, folders, files in os.walk(folder):
+        inner = os.path.relpath(where, folder)
+        names += [name if inner == "." else f"{inner}/{name}" for name in (*folders, *files)]
+    return names
