@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 from marserve.app import early_probes, look
-from marserve.app.cannot_start import CannotStart
+from marserve.app.building.cannot_start import CannotStart
 from marserve.app.draining import Stop
 from marserve.app.early_probes import EarlyProbes
 from marserve.app.listeners import bind

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.app.cannot_start import CannotStart
+from marserve.app.building.cannot_start import CannotStart
 from marserve.app.preemption import FileNotice, Preemption, find_notices, notice_signal
 from marserve.errors import BadSettings
 from marserve.settings import Settings, load_settings

@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from marserve.app import server
-from marserve.app.access import AccessControl
-from marserve.app.cannot_start import CannotStart
-from marserve.app.tasks import keep
+from marserve.app.building.access import AccessControl
+from marserve.app.building.cannot_start import CannotStart
+from marserve.app.building.tasks import keep
 from marserve.machine.describe import describe_machine
 from marserve.settings import Settings, load_settings
 

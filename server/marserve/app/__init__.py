@@ -1,13 +1,20 @@
 """Assembly: settings in, a running server out. Nothing else builds objects.
 
-`run(settings)` is a server's whole life: logs, machine, parts, listeners; then it waits for SIGTERM or SIGINT, drains
-and ends. `server.py` is that life, `draining.py` its end. What it consists of is made in `parts.py`, with `models.py`
-(what loads and runs models), `snapshots.py`, `metrics.py` and `access.py` (keys and TLS); `routes.py` says which
-surface answers on a listener, `listeners.py` and `grpc_ports.py` bind them. `from_settings.py` turns settings into the
-options that the parts ask for.
+server           a server's life: start, serve, end
+building/        the parts, made of the settings
+listeners        HTTP listeners: bound first, accepting once ready
+grpc_ports       the gRPC ports
+look             the look at the machine that a start begins with
+early_probes     answers probes during that
+draining         how the server ends
+last_resort      ends a process whose end hangs
+preemption       notices that the machine is taken away
+service_manager  tells systemd
+places           the folders that a server writes
+trial            a start tried, with nothing served
 """
 
-from marserve.app.cannot_start import CannotStart
+from marserve.app.building.cannot_start import CannotStart
 from marserve.app.server import run
 
 __all__ = ["CannotStart", "run"]

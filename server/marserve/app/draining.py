@@ -15,9 +15,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marserve.api.http.connections import ConnectionTable
+from marserve.app.building.parts import Parts
+from marserve.app.building.tasks import wait_for_all
 from marserve.app.listeners import Listener
-from marserve.app.parts import Parts
-from marserve.app.tasks import wait_for_all
 from marserve.registry.models import Registry
 from marserve.workflows.workflows import Workflows
 

@@ -14,7 +14,7 @@ from collections import Counter
 from functools import partial
 from types import TracebackType
 
-from marserve.app.cannot_start import cannot_bind
+from marserve.app.building.cannot_start import cannot_bind
 from marserve.app.listeners import HANDSHAKE_S, apis_by_address, bind
 from marserve.settings import Address, Settings
 

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from marserve.app.access import grpc_identity
-from marserve.app.cannot_start import CannotStart, cannot_bind
-from marserve.app.from_settings import grpc_limits, sequence_headers
-from marserve.app.parts import Parts
+from marserve.app.building.access import grpc_identity
+from marserve.app.building.cannot_start import CannotStart, cannot_bind
+from marserve.app.building.from_settings import grpc_limits, sequence_headers
+from marserve.app.building.parts import Parts
 from marserve.errors import BadSettings
 from marserve.optional import is_the_packages, trouble
 from marserve.settings import Settings

@@ -30,10 +30,10 @@ from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.preflights import Preflights
 from marserve.api.rest.application import build_app
 from marserve.api.rest.only_here import is_here as is_loopback
-from marserve.app.cannot_start import CannotStart, cannot_bind
-from marserve.app.from_settings import cors_headers, http_limits
-from marserve.app.parts import Parts
-from marserve.app.routes import Routers, build_routes, own_access
+from marserve.app.building.cannot_start import CannotStart, cannot_bind
+from marserve.app.building.from_settings import cors_headers, http_limits
+from marserve.app.building.parts import Parts
+from marserve.app.building.routes import Routers, build_routes, own_access
 from marserve.settings import Address, Settings
 
 BACKLOG = 2048

@@ -9,7 +9,7 @@ import ssl
 from functools import partial
 from typing import Any
 
-from marserve.app.cannot_start import CannotStart
+from marserve.app.building.cannot_start import CannotStart
 from marserve.app.draining import Stop
 from marserve.app.early_probes import EarlyProbes
 from marserve.errors import BadSettings, without_stop

@@ -21,21 +21,21 @@ from typing import Any
 
 from marserve import __version__
 from marserve.allocator import BY_SERVER, keep_large_blocks
-from marserve.app.access import AccessControl, prepare_access
-from marserve.app.cannot_start import CannotStart
+from marserve.app.building.access import AccessControl, prepare_access
+from marserve.app.building.cannot_start import CannotStart
+from marserve.app.building.metrics import watch_machine
+from marserve.app.building.parts import Parts, build_parts
+from marserve.app.building.snapshots import write_snapshots
+from marserve.app.building.tasks import has_succeeded, keep
 from marserve.app.draining import CLOSE_CONNECTIONS_S, Stop, drain
 from marserve.app.grpc_ports import bind_grpc, import_grpc
 from marserve.app.hanging_calls import give_up_hanging
 from marserve.app.last_resort import LastResort
 from marserve.app.listeners import bind_listeners
 from marserve.app.look import look_at_machine
-from marserve.app.metrics import watch_machine
-from marserve.app.parts import Parts, build_parts
 from marserve.app.places import refuse_unusable
 from marserve.app.preemption import Preemption, find_notices, notice_signal
 from marserve.app.service_manager import ServiceManager
-from marserve.app.snapshots import write_snapshots
-from marserve.app.tasks import has_succeeded, keep
 from marserve.errors import CallHangs
 from marserve.machine.describe import Machine
 from marserve.machine.start_watch import StartWatch

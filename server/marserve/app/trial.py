@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from marserve.app.access import prepare_access
-from marserve.app.cannot_start import CannotStart
-from marserve.app.parts import Parts, build_parts
+from marserve.app.building.access import prepare_access
+from marserve.app.building.cannot_start import CannotStart
+from marserve.app.building.parts import Parts, build_parts
 from marserve.errors import BadSettings, MarserveError
 from marserve.machine.describe import describe_machine
 from marserve.registry.changes.load_at_start import parameters_of_model, parameters_of_version

@@ -22,7 +22,7 @@ from marserve.api.http.request_head import (
     request_line,
     strip_upgrade,
 )
-from marserve.app.from_settings import http_limits
+from marserve.app.building.from_settings import http_limits
 from marserve.errors import BadInput, BodyTooLarge, MethodNotAllowed
 from marserve.settings import load_settings
 

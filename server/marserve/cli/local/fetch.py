@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from marserve.app.building.stores import build_fetcher
 from marserve.cli.dry_run import HEAD, as_dry
 from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Interrupted, Output, Step
@@ -25,7 +26,6 @@ from marserve.errors import ArchiveExists, MarserveError
 from marserve.settings import Settings
 from marserve.store.addresses.fetch_guard import Target, hide_query, parse_target
 from marserve.store.addresses.pinned_digest import BESIDE, split_digest
-from marserve.store.assembly import build_fetcher
 from marserve.store.fetching.download_list import DownloadList
 from marserve.store.fetching.fetcher import Fetcher
 

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from marserve.app.tasks import has_succeeded, keep
+from marserve.app.building.tasks import has_succeeded, keep
 
 pytestmark = pytest.mark.anyio
 

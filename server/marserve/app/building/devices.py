@@ -7,8 +7,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
-from marserve.app.metrics import declare_families
-from marserve.app.tasks import keep
+from marserve.app.building.desired_state import state_folder
+from marserve.app.building.metrics import declare_families
+from marserve.app.building.tasks import keep
 from marserve.machine.accelerators import DeviceReading
 from marserve.machine.describe import Machine
 from marserve.machine.device_readings import DeviceReader
@@ -17,7 +18,6 @@ from marserve.machine.devices import Assigner, cap
 from marserve.machine.tools import each_within
 from marserve.memory.device_room import DeviceRooms
 from marserve.memory.learned_memory import LearnedMemory
-from marserve.rollout.assembly import state_folder
 from marserve.settings import Settings
 from marserve.telemetry.metrics import Metrics
 

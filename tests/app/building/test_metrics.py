@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from marserve.app.cannot_start import CannotStart
-from marserve.app.metrics import build_metrics, declare_families
+from marserve.app.building.cannot_start import CannotStart
+from marserve.app.building.metrics import build_metrics, declare_families
 from marserve.machine.describe import describe_machine
 from marserve.settings import load_settings
 from marserve.telemetry.logs import configure_logs

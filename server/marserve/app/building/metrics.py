@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn, TypeVar
 
-from marserve.app.cannot_start import CannotStart
+from marserve.app.building.cannot_start import CannotStart
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine, Meter
 from marserve.machine.device_watch import DeviceWatch

@@ -22,9 +22,9 @@ from marserve.api.rest.platforms.metrics import metrics_router
 from marserve.api.rest.platforms.open_inference import open_inference_router
 from marserve.api.rest.platforms.plugin_endpoints import check_patterns, endpoint_router
 from marserve.api.rest.platforms.sagemaker import sagemaker_router
-from marserve.app.cannot_start import CannotStart
-from marserve.app.from_settings import sagemaker_endpoint
-from marserve.app.parts import Parts
+from marserve.app.building.cannot_start import CannotStart
+from marserve.app.building.from_settings import sagemaker_endpoint
+from marserve.app.building.parts import Parts
 from marserve.errors import BadSettings
 
 log = logging.getLogger("marserve.app")

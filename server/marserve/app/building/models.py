@@ -10,16 +10,18 @@ from pathlib import Path
 
 import msgspec
 
-from marserve.app.cannot_start import CannotStart
-from marserve.app.from_settings import (
+from marserve.app.building.cannot_start import CannotStart
+from marserve.app.building.desired_state import DesiredStates, state_folder
+from marserve.app.building.from_settings import (
     archive_limits,
     cluster_options,
     environment_folder,
     registry_options,
     worker_environment,
 )
-from marserve.app.metrics import declare_families
-from marserve.app.tasks import keep
+from marserve.app.building.metrics import declare_families
+from marserve.app.building.stores import build_fetcher
+from marserve.app.building.tasks import keep
 from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.environments.environments import Environments
 from marserve.errors import BadSettings
@@ -39,12 +41,10 @@ from marserve.pool.reservation import Room
 from marserve.registry.changes.hooks import Hooks
 from marserve.registry.intake.intake import Intake
 from marserve.registry.models import Registry
-from marserve.rollout.assembly import DesiredStates, state_folder
 from marserve.rollout.rollouts import Rollouts
 from marserve.rollout.watches import FAMILIES as WATCH_FAMILIES
 from marserve.rollout.watches import Watches, build_watches, watched_folders
 from marserve.settings import Settings
-from marserve.store.assembly import build_fetcher
 from marserve.store.fetching.download_list import FAMILIES as DOWNLOAD_FAMILIES
 from marserve.store.fetching.download_list import DownloadList
 from marserve.store.fetching.fetched_archives import FetchedArchives

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.app.from_settings import (
+from marserve.app.building.from_settings import (
     cors_headers,
     environment_folder,
     registry_options,

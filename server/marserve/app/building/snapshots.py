@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 from marserve import __version__
-from marserve.app.cannot_start import CannotStart
-from marserve.app.tasks import has_succeeded
+from marserve.app.building.cannot_start import CannotStart
+from marserve.app.building.tasks import has_succeeded
 from marserve.errors import ArchiveNotFound, BadSettings, InvalidSnapshot
 from marserve.plugins import find_snapshot_store
 from marserve.registry.catalogue.snapshot import SnapshotVersion, check_archives, read_models

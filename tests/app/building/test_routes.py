@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marserve.app.routes import own_access
+from marserve.app.building.routes import own_access
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from marserve.api.expiry import expiry_warning
 from marserve.api.rest.only_here import OnlyHere
 from marserve.api.rest.platforms.health import PROBES
 from marserve.api.tls import Identity, make_up_identity, read_keystore, read_pem_files, server_context
-from marserve.app.cannot_start import CannotStart
+from marserve.app.building.cannot_start import CannotStart
 from marserve.errors import BadSettings
 from marserve.settings import Address, Settings
 from marserve.settings.open_management import shares_its_port

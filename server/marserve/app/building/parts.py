@@ -16,12 +16,14 @@ from marserve.api.http.byte_ledger import FAMILIES as LEDGER_FAMILIES
 from marserve.api.http.byte_ledger import ByteLedger
 from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.large_answers import LargeAnswers
-from marserve.app.access import AccessControl
-from marserve.app.cannot_start import CannotStart
-from marserve.app.devices import build_device_rooms, usable_devices, watch_devices
-from marserve.app.from_settings import http_limits, most_bytes_in_flight
-from marserve.app.metrics import build_metrics, declare_families
-from marserve.app.models import (
+from marserve.app.building.access import AccessControl
+from marserve.app.building.cannot_start import CannotStart
+from marserve.app.building.desired_state import FAMILIES as DESIRED_STATE_FAMILIES
+from marserve.app.building.desired_state import DesiredStates
+from marserve.app.building.devices import build_device_rooms, usable_devices, watch_devices
+from marserve.app.building.from_settings import http_limits, most_bytes_in_flight
+from marserve.app.building.metrics import build_metrics, declare_families
+from marserve.app.building.models import (
     build_environments,
     build_launchers,
     build_registry,
@@ -33,8 +35,8 @@ from marserve.app.models import (
     prepare_watches,
     read_desired_state,
 )
-from marserve.app.snapshots import build_snapshots, read_snapshot
-from marserve.app.tasks import keep
+from marserve.app.building.snapshots import build_snapshots, read_snapshot
+from marserve.app.building.tasks import keep
 from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
@@ -44,8 +46,6 @@ from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.catalogue.snapshot_writer import SnapshotWriter
 from marserve.registry.intake.scratch import Scratch, remove_orphans
 from marserve.registry.models import Registry
-from marserve.rollout.assembly import FAMILIES as DESIRED_STATE_FAMILIES
-from marserve.rollout.assembly import DesiredStates
 from marserve.rollout.reconciler import Reconciler
 from marserve.rollout.rollouts import Rollouts, build_rollouts
 from marserve.rollout.watches import Watches

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from marserve.app.cannot_start import CannotStart
-from marserve.app.snapshots import build_snapshots, read_snapshot, write_snapshots
+from marserve.app.building.cannot_start import CannotStart
+from marserve.app.building.snapshots import build_snapshots, read_snapshot, write_snapshots
 from marserve.settings import Settings, load_settings
 
 

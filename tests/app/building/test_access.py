@@ -13,8 +13,8 @@ import trustme
 from marserve.api.browsers import BrowserRules
 from marserve.api.errors import ForeignHost, ForeignOrigin
 from marserve.api.tls import Identity, make_up_identity
-from marserve.app.access import grpc_identity, listeners_identity, prepare_access
-from marserve.app.cannot_start import CannotStart
+from marserve.app.building.access import grpc_identity, listeners_identity, prepare_access
+from marserve.app.building.cannot_start import CannotStart
 from marserve.errors import BadSettings, InvalidToken
 from marserve.settings import Address, Settings, load_settings
 from marserve.settings.table import Entry
