@@ -11,11 +11,11 @@ import pytest
 
 from marserve.api.tls import read_pem_files
 from marserve.archive.contents.manifest import read_manifest
+from marserve.desired_state.document_place import FilePlace
+from marserve.desired_state.history import History
 from marserve.errors import BadArchive, BadSettings
 from marserve.memory.learned_memory import LearnedMemory
 from marserve.regular_files import NotRegular, TooLarge, open_regular, read_regular
-from marserve.rollout.document_place import FilePlace
-from marserve.rollout.history import History
 from marserve.rollout.records import Records
 
 pytestmark = pytest.mark.timeout(20)

@@ -58,7 +58,18 @@ DECODERS = {
     *("unquote_to_bytes", "parse_qsl", "PushMultipartParser", "parse_options_header", "a2b_qp", "unhexlify", "unpack"),
     *("read_parts", "read_fields", "JsonParameters"),
 }
-ROOMS = ("api", "registry", "pool", "workflows", "rollout", "telemetry", "environments", "memory")
+ROOMS = (
+    "api",
+    "registry",
+    "pool",
+    "workflows",
+    "rollout",
+    "telemetry",
+    "environments",
+    "memory",
+    "arrivals",
+    "desired_state",
+)
 
 FORMS, HEADS, GRPC, MANAGEMENT = "forms", "heads", "grpc", "management"
 IN_A_THREAD = "always called in a thread"
@@ -94,12 +105,12 @@ TABLE = {
     "workflows/engine.py:_join": "short answers; tests/workflows/test_engine.py has long ones joined by a thread",
     "registry/catalogue/metadata_of_handler.py:read_metadata": IN_A_THREAD,
     "registry/changes/trial.py:_json_of": IN_A_THREAD,
-    "rollout/desired_state.py:read": IN_A_THREAD,
+    "desired_state/document.py:read": IN_A_THREAD,
     "workflows/spec.py:_load": IN_A_THREAD,
     "registry/intake/intake.py:_take_in": IN_A_THREAD,
     "workflows/intake.py:_take_in": IN_A_THREAD,
     "registry/changes/registering.py:take_in": IN_A_THREAD,
-    "rollout/watches.py:take_in": IN_A_THREAD,
+    "arrivals/watches.py:take_in": IN_A_THREAD,
     "api/grpc/calls.py:peer_of": NO_BODY,
     "memory/learned_memory.py:read": NO_BODY,
     "registry/catalogue/snapshot.py:lies_as": NO_BODY,
@@ -108,9 +119,9 @@ TABLE = {
     "environments/environments.py:_read_record": NO_BODY,
     "environments/environments.py:_kept": NO_BODY,
     "environments/requirements.py:_without_file_scheme": NO_BODY,
-    "rollout/history.py:_read": NO_BODY,
+    "desired_state/history.py:_read": NO_BODY,
     "rollout/records.py:read": NO_BODY,
-    "rollout/watches.py:_listed": NO_BODY,
+    "arrivals/watches.py:_listed": NO_BODY,
     "telemetry/metric_definitions.py:read_metrics_file": NO_BODY,
 }
 

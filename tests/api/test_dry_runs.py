@@ -14,9 +14,9 @@ from marserve.api.rest.application import build_app
 from marserve.api.rest.models.management import management_router
 from marserve.api.rest.models.rollouts import rollout_router
 from marserve.api.rest.schemas import DryRunStatus
+from marserve.desired_state.policies import RefusedChanges
 from marserve.errors import DesiredStateDecides
 from marserve.registry.intake.registration import RegisterParameters
-from marserve.rollout.changes import RefusedChanges
 from marserve.rollout.course import read_rollout
 from marserve.rollout.rollouts import Rollouts
 from support.management_house import House, client_of

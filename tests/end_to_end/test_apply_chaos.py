@@ -19,7 +19,7 @@ import psutil
 import pytest
 import yaml
 
-from marserve.rollout.desired_state import DesiredState, read
+from marserve.desired_state.document import DesiredState, read
 from support.server import Server, make_archive, poll
 
 pytestmark = pytest.mark.system

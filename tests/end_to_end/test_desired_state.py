@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from marserve.api.grpc.schema import MANAGEMENT, Schema
-from marserve.rollout.desired_state import read
+from marserve.desired_state.document import read
 from support.file_server import file_server, whole
 from support.load_beside import LoadBeside
 from support.object_stores import S3Server

@@ -34,7 +34,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "pool/dispatch/batcher": ("admission", "dispatcher"),
     "pool/dispatch/queue": ("admission", "dispatcher"),
     "registry/catalogue/traffic": (),
-    "rollout/diff": (),
+    "desired_state/diff": (),
     "rollout/judge": ("timeline",),
     "memory/admission": (),
     "memory/residency": (),

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from marserve.cli.changes.unnamed import AdoptingFile, added_to, with_consent
 from marserve.cli.output import CommandFailed, Interrupted, Output
-from marserve.rollout.desired_state import read
+from marserve.desired_state.document import read
 from support.command_line import marserve
 from support.fake_apis import FakeApis, fake_apis
 

@@ -30,9 +30,9 @@ from marserve.api.grpc.schema import OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERV
 from marserve.api.http.byte_ledger import ByteLedger
 from marserve.api.http.listener import AccessLog
 from marserve.api.tls import Identity
+from marserve.desired_state.policies import Changes
 from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.registry.models import Registry
-from marserve.rollout.changes import Changes
 
 # No call is longer than its answer may be, which workers bound (`max_response_size`).
 UNLIMITED: Final = -1

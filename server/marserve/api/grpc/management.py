@@ -16,11 +16,11 @@ from marserve.api.grpc.errors import ModelApiDisabled
 from marserve.api.grpc.schema import MANAGEMENT, Schema
 from marserve.api.parameters import QueryParameters
 from marserve.api.rest.models.management import REGISTER_PARAMETERS, read_registration
+from marserve.desired_state.policies import Changes, DirectChanges
 from marserve.errors import BadInput
 from marserve.names import json_escaped
 from marserve.registry.intake.registration import default_set_message, unregistered_message
 from marserve.registry.models import Registry
-from marserve.rollout.changes import Changes, DirectChanges
 
 SERVICE: Final = f"{MANAGEMENT}.ManagementAPIsService"
 

@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from marserve.desired_state.document import read
+from marserve.desired_state.document_place import DocumentPlace, DocumentUnreadable, FilePlace, Found, ObjectPlace
+from marserve.desired_state.history import History
+from marserve.desired_state.memory_cost import MemoryCost
+from marserve.desired_state.policies import AdoptedChanges, Changes, DirectChanges, RefusedChanges
+from marserve.desired_state.reconciler import Reconciler
 from marserve.errors import BadDesiredState, BadSettings, MarserveError
 from marserve.registry.models import Registry
-from marserve.rollout.changes import AdoptedChanges, Changes, DirectChanges, RefusedChanges
-from marserve.rollout.desired_state import read
-from marserve.rollout.document_place import DocumentPlace, DocumentUnreadable, FilePlace, Found, ObjectPlace
-from marserve.rollout.history import History
-from marserve.rollout.memory_cost import MemoryCost
-from marserve.rollout.reconciler import Reconciler
 from marserve.settings.table import Settings
 from marserve.store.addresses.fetch_guard import AllowedUrls, Target, hide_query, is_address, parse_target
 from marserve.store.sources.file_source import FileOrigins

@@ -23,6 +23,8 @@ from marserve.app.building.metrics import declare_families
 from marserve.app.building.stores import build_fetcher
 from marserve.app.building.tasks import keep
 from marserve.archive.reading.unpacked import UnpackedArchives
+from marserve.arrivals.watches import FAMILIES as WATCH_FAMILIES
+from marserve.arrivals.watches import Watches, build_watches, watched_folders
 from marserve.environments.environments import Environments
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
@@ -42,8 +44,6 @@ from marserve.registry.changes.hooks import Hooks
 from marserve.registry.intake.intake import Intake
 from marserve.registry.models import Registry
 from marserve.rollout.rollouts import Rollouts
-from marserve.rollout.watches import FAMILIES as WATCH_FAMILIES
-from marserve.rollout.watches import Watches, build_watches, watched_folders
 from marserve.settings import Settings
 from marserve.store.fetching.download_list import FAMILIES as DOWNLOAD_FAMILIES
 from marserve.store.fetching.download_list import DownloadList

@@ -38,6 +38,8 @@ from marserve.app.building.models import (
 from marserve.app.building.snapshots import build_snapshots, read_snapshot
 from marserve.app.building.tasks import keep
 from marserve.archive.reading.unpacked import UnpackedArchives
+from marserve.arrivals.watches import Watches
+from marserve.desired_state.reconciler import Reconciler
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
 from marserve.machine.device_watch import DeviceWatch
@@ -46,9 +48,7 @@ from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.catalogue.snapshot_writer import SnapshotWriter
 from marserve.registry.intake.scratch import Scratch, remove_orphans
 from marserve.registry.models import Registry
-from marserve.rollout.reconciler import Reconciler
 from marserve.rollout.rollouts import Rollouts, build_rollouts
-from marserve.rollout.watches import Watches
 from marserve.settings import Settings
 from marserve.store.fetching.download_list import DownloadList
 from marserve.telemetry.logs import Logs

@@ -10,12 +10,12 @@ from typing import Any
 from marserve import __version__
 from marserve.app.building.cannot_start import CannotStart
 from marserve.app.building.tasks import has_succeeded
+from marserve.arrivals.watches import watched_folders
 from marserve.errors import ArchiveNotFound, BadSettings, InvalidSnapshot
 from marserve.plugins import find_snapshot_store
 from marserve.registry.catalogue.snapshot import SnapshotVersion, check_archives, read_models
 from marserve.registry.catalogue.snapshot_writer import SnapshotWriter
 from marserve.registry.models import Registry
-from marserve.rollout.watches import watched_folders
 from marserve.settings import Settings
 from marserve.settings.snapshot_files import FolderSnapshots, effective_properties, snapshot_folder
 from marserve.store.addresses.fetch_guard import is_address

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, refused
+from marserve.desired_state.diff import compare
+from marserve.desired_state.document import read
+from marserve.desired_state.schema import schema
 from marserve.errors import BadDesiredState, some_of
-from marserve.rollout.desired_state import read
-from marserve.rollout.diff import compare
-from marserve.rollout.schema import schema
 
 PLAN_LIMIT_S = 120.0
 DocumentFile = Annotated[

@@ -16,9 +16,9 @@ import yaml
 
 from marserve.cli.changes.plan import named, plan_lines
 from marserve.cli.output import CommandFailed, Interrupted, Output, WrongArguments
+from marserve.desired_state.document import DesiredState, read
+from marserve.desired_state.document_place import FilePlace, Found
 from marserve.errors import BadDesiredState, BadSettings, MarserveError
-from marserve.rollout.desired_state import DesiredState, read
-from marserve.rollout.document_place import FilePlace, Found
 
 Prune = Annotated[
     bool, typer.Option("--prune", help="Unload versions that came by calls and that the document does not name.")

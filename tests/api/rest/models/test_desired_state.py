@@ -8,9 +8,9 @@ import pytest
 
 from marserve.api.rest.application import build_app
 from marserve.api.rest.models.desired_state import desired_state_router
+from marserve.desired_state.history import History
+from marserve.desired_state.reconciler import Reconciler
 from marserve.registry.intake.registration import RegisterParameters
-from marserve.rollout.history import History
-from marserve.rollout.reconciler import Reconciler
 from support.management_house import House, client_of
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.api.rest.models.event_bodies import MOST_EVENTS, read_body
+from marserve.arrivals.object_events import ObjectEvent, Sequencers
 from marserve.errors import BadInput
-from marserve.rollout.object_events import ObjectEvent, Sequencers
 
 
 def s3_record(name: str = "ObjectCreated:Put", key: str = "models/m.mar", **thing: Any) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.models.traffic import Dry, is_dry
 from marserve.api.rest.schemas import error_answers
+from marserve.desired_state.diff import Diff
+from marserve.desired_state.reconciler import Reconciler, Unnamed
+from marserve.desired_state.schema import schema
 from marserve.errors import BadInput
-from marserve.rollout.diff import Diff
-from marserve.rollout.reconciler import Reconciler, Unnamed
-from marserve.rollout.schema import schema
 
 Number = Annotated[str, Path(description="`number` in the history")]
 

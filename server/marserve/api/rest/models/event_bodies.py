@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import unquote, unquote_plus, urlsplit
 
+from marserve.arrivals.object_events import ObjectEvent
 from marserve.errors import BadInput
-from marserve.rollout.object_events import ObjectEvent
 
 MOST_EVENTS = 1000
 MOST_DEPTH = 3

@@ -26,8 +26,8 @@ from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.models.event_bodies import Body, read_body
 from marserve.api.rest.schemas import ErrorBody, EventsTaken, StatusMessage, WatchDescription, WatchList
+from marserve.arrivals.object_events import ObjectEvent, Verdict
 from marserve.errors import BadInput, BadSettings, BodyTooLarge, InvalidToken
-from marserve.rollout.object_events import ObjectEvent, Verdict
 from marserve.settings.stores import Secret
 from marserve.telemetry.access_log import legible
 from marserve.telemetry.log_limit import caused_by

@@ -39,6 +39,8 @@ from marserve.api.rest.schemas import (
     StatusMessage,
     error_answers,
 )
+from marserve.desired_state.dry_runs import DryRuns
+from marserve.desired_state.policies import Changes, DirectChanges
 from marserve.errors import BadInput, ModelNotFound, VersionNotFound, without_stop
 from marserve.messages import Answer, Part
 from marserve.registry.intake.registration import (
@@ -48,8 +50,6 @@ from marserve.registry.intake.registration import (
     unregistered_message,
 )
 from marserve.registry.models import Registry
-from marserve.rollout.changes import Changes, DirectChanges
-from marserve.rollout.dry_runs import DryRuns
 from marserve.rollout.rollouts import Rollouts
 from marserve.settings.values import MemoryWish, read_memory_wish
 

@@ -16,10 +16,10 @@ from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.models.traffic import Dry, is_dry, read_object
 from marserve.api.rest.schemas import Name, RolloutBody, RolloutStatus, ShadowBody, ShadowStatus, body_of, error_answers
+from marserve.desired_state.policies import Changes, DirectChanges
 from marserve.errors import RouteNotFound
 from marserve.registry.models import Registry
 from marserve.registry.observing.shadow import read_shadow
-from marserve.rollout.changes import Changes, DirectChanges
 from marserve.rollout.course import read_rollout
 from marserve.rollout.rollouts import ORDERS, Rollouts
 

@@ -13,11 +13,11 @@ from marserve.api.parameters import Parameters, read_parameters
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.models.traffic import is_dry
 from marserve.api.rest.schemas import Name, SwapBody, SwapStatus, error_answers
+from marserve.desired_state.policies import Changes
 from marserve.errors import BadInput, without_stop
 from marserve.registry.changes.swap import SwapOrder, SwapParameters, Swapped
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.registry.models import Registry
-from marserve.rollout.changes import Changes
 
 SWAP_PARAMETERS = ("version", "order", "keep_old", "check", "dry_run")
 

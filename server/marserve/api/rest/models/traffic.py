@@ -29,10 +29,10 @@ from marserve.api.rest.schemas import (
     body_of,
     error_answers,
 )
+from marserve.desired_state.policies import Changes
 from marserve.errors import BadInput
 from marserve.registry.catalogue.traffic import read_traffic
 from marserve.registry.models import Registry
-from marserve.rollout.changes import Changes
 
 MOST_BODY_BYTES = 1 << 20
 

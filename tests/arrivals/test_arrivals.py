@@ -1,4 +1,4 @@
-"""Claims of `marserve.rollout.arrivals`: what becomes of archives that appear, change and go."""
+"""Claims of `marserve.arrivals.arrivals`: what becomes of archives that appear, change and go."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 
 from marserve.archive.contents.manifest import Manifest
 from marserve.archive.contents.model_config import ModelConfig
+from marserve.arrivals import arrivals as arrivals_module
+from marserve.arrivals.arrivals import MOST_GONE, MOST_TRIES, ArrivalPolicy, Arrivals
 from marserve.errors import (
     BadArchive,
     DefaultVersionInUse,
@@ -26,8 +28,6 @@ from marserve.errors import (
 )
 from marserve.registry.intake.intake import Unpacked
 from marserve.registry.intake.registration import Registered, RegisterParameters
-from marserve.rollout import arrivals as arrivals_module
-from marserve.rollout.arrivals import MOST_GONE, MOST_TRIES, ArrivalPolicy, Arrivals
 from marserve.store.sources.source import Entry
 from marserve.store.watching.sightings import Change, ChangeKind
 

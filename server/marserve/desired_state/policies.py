@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from marserve.desired_state.document import DesiredModel, DesiredState, DesiredVersion
+from marserve.desired_state.reconciler import Reconciler
 from marserve.errors import (
     BadInput,
     DefaultVersionInUse,
@@ -23,8 +25,6 @@ from marserve.registry.catalogue.traffic import Traffic, check_label
 from marserve.registry.intake.registration import Registered, RegisterParameters, Scaled
 from marserve.registry.models import Registry
 from marserve.registry.observing.shadow import ShadowSpec
-from marserve.rollout.desired_state import DesiredModel, DesiredState, DesiredVersion
-from marserve.rollout.reconciler import Reconciler
 from marserve.store.addresses.pinned_digest import split_digest
 
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from marserve.desired_state.document import DesiredModel, DesiredState, DesiredVersion
 from marserve.registry.changes.actual import IN_PLACE, ActualModel, ActualState, ActualVersion
-from marserve.rollout.desired_state import DesiredModel, DesiredState, DesiredVersion
 
 Kind = Literal[
     "load", "scale-up", "wait-ready", "switch", "tune", "default", "labels", "traffic", "shadow", "scale-down", "unload"

@@ -1,4 +1,4 @@
-"""Claims of `marserve.rollout.arrival_names`: which model and version an archive is."""
+"""Claims of `marserve.arrivals.arrival_names`: which model and version an archive is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from marserve.rollout.arrival_names import (
+from marserve.arrivals.arrival_names import (
     PlaceName,
     choose_name,
     is_newer,

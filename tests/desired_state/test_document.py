@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.archive.contents.model_config import KEYS
+from marserve.desired_state.document import LARGEST_DOCUMENT, DesiredState, NewVersions, read
+from marserve.desired_state.schema import schema
 from marserve.errors import BadDesiredState
-from marserve.rollout.desired_state import LARGEST_DOCUMENT, DesiredState, NewVersions, read
-from marserve.rollout.schema import schema
 
 WHOLE = b"""
 models:
@@ -223,7 +223,7 @@ def test_the_schema_knows_every_key_of_a_version() -> None:
 
 
 def test_the_published_schema_is_this_one() -> None:
-    """`python -m marserve.rollout.schema > docs/models.schema.json` writes it."""
+    """`python -m marserve.desired_state.schema > docs/models.schema.json` writes it."""
     published = Path(__file__).parents[2] / "docs" / "models.schema.json"
 
     assert json.loads(published.read_text()) == schema()

@@ -16,6 +16,11 @@ import pytest
 
 from marserve.api.errors import error_status
 from marserve.api.rest.models.desired_state import told
+from marserve.desired_state.document import DesiredVersion, NewVersions, read
+from marserve.desired_state.document_place import DocumentUnreadable, FilePlace, Found
+from marserve.desired_state.history import History
+from marserve.desired_state.policies import AdoptedChanges
+from marserve.desired_state.reconciler import DesiredStateIsAnother, Reconciler
 from marserve.errors import (
     ApplyFailed,
     ApplyUnderWay,
@@ -26,11 +31,6 @@ from marserve.errors import (
 )
 from marserve.messages import Answer, Part, Request
 from marserve.registry.intake.registration import RegisterParameters
-from marserve.rollout.changes import AdoptedChanges
-from marserve.rollout.desired_state import DesiredVersion, NewVersions, read
-from marserve.rollout.document_place import DocumentUnreadable, FilePlace, Found
-from marserve.rollout.history import History
-from marserve.rollout.reconciler import DesiredStateIsAnother, Reconciler
 from support.fake_pool import Behaviour, FakePool
 from support.management_house import House
 from support.receivers import Told

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from marserve.errors import DesiredStateMoved
-from marserve.rollout import document_place
-from marserve.rollout.document_place import (
+from marserve.desired_state import document_place
+from marserve.desired_state.document_place import (
     ABSENT,
     DocumentMissing,
     DocumentUnreadable,
@@ -20,6 +19,7 @@ from marserve.rollout.document_place import (
     Found,
     ObjectPlace,
 )
+from marserve.errors import DesiredStateMoved
 from marserve.store.addresses.fetch_guard import parse_target
 from marserve.store.sources.object_store import ObjectStores
 from marserve.store.sources.source import Broken, Entry, Replaced, Source

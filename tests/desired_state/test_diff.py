@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marserve.desired_state.diff import PHASES, Step, compare, is_as_wanted
+from marserve.desired_state.document import DesiredModel, DesiredState, DesiredVersion, NewVersions
 from marserve.registry.changes.actual import ActualModel, ActualState, ActualVersion
-from marserve.rollout.desired_state import DesiredModel, DesiredState, DesiredVersion, NewVersions
-from marserve.rollout.diff import PHASES, Step, compare, is_as_wanted
 
 BASE = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1, "maxBatchDelay": 100}
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from marserve.desired_state.document import LARGEST_DOCUMENT
 from marserve.errors import DesiredStateMoved, Unavailable
 from marserve.regular_files import open_regular
-from marserve.rollout.desired_state import LARGEST_DOCUMENT
 from marserve.store.sources.source import Entry, Missing, Replaced, Source, SourceError
 
 MOST_READS = 3

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from marserve.rollout.desired_state import DesiredState, read
-from marserve.rollout.history import History
+from marserve.desired_state.document import DesiredState, read
+from marserve.desired_state.history import History
 
 
 def state(number: int) -> DesiredState:

@@ -19,17 +19,17 @@ from urllib.parse import quote, unquote
 from marserve.archive.reading.completeness import why_incomplete
 from marserve.archive.reading.reader import Limits
 from marserve.archive.reading.unpacked import UnpackedArchives
+from marserve.arrivals.arrival_names import name_from_place
+from marserve.arrivals.arrivals import ArrivalPolicy, Arrivals, Canaries, Models
+from marserve.arrivals.object_events import ObjectEvent, Sequencers, Verdict
+from marserve.desired_state.document import NewVersions
 from marserve.errors import ArchiveNotFound, BadInput, BadSettings, ModelNotFound, RolloutNotFound, WatchNotFound
 from marserve.registry.changes.swap import SwapParameters
 from marserve.registry.intake.intake import Intake, Unpacked, pinned
 from marserve.registry.intake.pending_fetches import Coming
 from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.registry.models import Registry
-from marserve.rollout.arrival_names import name_from_place
-from marserve.rollout.arrivals import ArrivalPolicy, Arrivals, Canaries, Models
 from marserve.rollout.course import read_rollout
-from marserve.rollout.desired_state import NewVersions
-from marserve.rollout.object_events import ObjectEvent, Sequencers, Verdict
 from marserve.rollout.rollouts import Rollouts
 from marserve.settings import Settings
 from marserve.settings.watches import MODEL_STORE, WatchedPlace

@@ -6,10 +6,10 @@ roll-outs have to do with it is said.
 
 from __future__ import annotations
 
+from marserve.desired_state.policies import Changes
 from marserve.registry.changes.dry_run import Rehearsed
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.registry.models import Registry
-from marserve.rollout.changes import Changes
 from marserve.rollout.rollouts import Rollouts
 
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from marserve.desired_state.adoption import adopt, as_document
+from marserve.desired_state.diff import compare
+from marserve.desired_state.document import DesiredState, read
+from marserve.desired_state.document_place import FilePlace
+from marserve.desired_state.history import History
+from marserve.desired_state.reconciler import Reconciler
 from marserve.errors import ApplyFailed, BadInput, NothingToUndo, WouldUnload
 from marserve.registry.catalogue.traffic import read_traffic
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.registry.observing.shadow import ShadowSpec
-from marserve.rollout.adoption import adopt, as_document
-from marserve.rollout.desired_state import DesiredState, read
-from marserve.rollout.diff import compare
-from marserve.rollout.document_place import FilePlace
-from marserve.rollout.history import History
-from marserve.rollout.reconciler import Reconciler
 from marserve.settings.values import MemoryWish
 from support.echo_archives import manifest, write_mar
 from support.management_house import House

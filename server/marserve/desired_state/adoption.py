@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from marserve.desired_state.document import DesiredModel, DesiredState, DesiredVersion, read
 from marserve.registry.changes.actual import ActualModel, ActualState, ActualVersion
-from marserve.rollout.desired_state import DesiredModel, DesiredState, DesiredVersion, read
 from marserve.settings.shown_address import hide_query
 
 Name = tuple[str, str]

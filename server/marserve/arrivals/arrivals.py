@@ -18,6 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+from marserve.arrivals.arrival_names import (
+    are_numbered,
+    choose_name,
+    is_newer,
+    name_from_place,
+    oldest_first,
+    version_order,
+)
 from marserve.errors import (
     ArchiveNotFound,
     BadInput,
@@ -39,14 +47,6 @@ from marserve.errors import (
 )
 from marserve.registry.intake.intake import Unpacked
 from marserve.registry.intake.registration import Registered, RegisterParameters
-from marserve.rollout.arrival_names import (
-    are_numbered,
-    choose_name,
-    is_newer,
-    name_from_place,
-    oldest_first,
-    version_order,
-)
 from marserve.settings.watches import NameRule, NewVersionPolicy, RemovedPolicy
 from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.sources.source import Entry

@@ -20,6 +20,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
+from marserve.desired_state.adoption import Name, adopt, as_document, problems
+from marserve.desired_state.diff import Diff, Step, compare, is_as_wanted
+from marserve.desired_state.document import DesiredState, DesiredVersion, NewVersions, read
+from marserve.desired_state.document_place import ABSENT, DocumentMissing, DocumentPlace, DocumentUnreadable, Found
+from marserve.desired_state.history import Applied, History
 from marserve.errors import (
     ApplyFailed,
     ApplyUnderWay,
@@ -37,11 +42,6 @@ from marserve.registry.catalogue.versions import Version
 from marserve.registry.changes.actual import ActualState, ActualVersion
 from marserve.registry.changes.transaction import Commit, Transaction
 from marserve.registry.intake.registration import RegisterParameters
-from marserve.rollout.adoption import Name, adopt, as_document, problems
-from marserve.rollout.desired_state import DesiredState, DesiredVersion, NewVersions, read
-from marserve.rollout.diff import Diff, Step, compare, is_as_wanted
-from marserve.rollout.document_place import ABSENT, DocumentMissing, DocumentPlace, DocumentUnreadable, Found
-from marserve.rollout.history import Applied, History
 
 log = logging.getLogger("marserve.rollout")
 

@@ -1,4 +1,5 @@
-"""Claims of `marserve.rollout.watches`: which watch an event is for, what can be watched, and what a state declares."""
+"""Claims of `marserve.arrivals.watches`: which watch an event is for, what can be watched, and what a state
+declares."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from typing import Any
 import pytest
 
 from marserve.archive.reading.reader import Limits
+from marserve.arrivals.object_events import ObjectEvent
+from marserve.arrivals.watches import FAMILIES, Declared, Policies, Watches
+from marserve.desired_state.document import NewVersions
 from marserve.errors import BadInput, BadSettings, WatchNotFound
 from marserve.registry.intake.intake import Intake, Unpacked
 from marserve.registry.intake.pending_fetches import Coming
 from marserve.registry.intake.registration import Registered, RegisterParameters
-from marserve.rollout.desired_state import NewVersions
-from marserve.rollout.object_events import ObjectEvent
-from marserve.rollout.watches import FAMILIES, Declared, Policies, Watches
 from marserve.settings.watches import WatchedPlace
 from marserve.store.addresses.fetch_guard import AllowedUrls, Target, parse_target
 from marserve.store.fetching.fetcher import Fetcher

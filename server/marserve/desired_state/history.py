@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
+from marserve.desired_state.document import DesiredState, read
+from marserve.desired_state.document_place import replace_file
 from marserve.errors import BadDesiredState
 from marserve.regular_files import read_regular
-from marserve.rollout.desired_state import DesiredState, read
-from marserve.rollout.document_place import replace_file
 
 log = logging.getLogger("marserve.rollout")
 
