@@ -9,8 +9,8 @@ reads it, so that its lines are not even made. Plain counters, an addition each,
 from __future__ import annotations
 
 from marserve.cli import main
-from marserve.telemetry.access_log import AccessLog
-from marserve.telemetry.metrics import Histogram
+from marserve.telemetry.logs.access_log import AccessLog
+from marserve.telemetry.metrics.counts import Histogram
 
 
 def _observe_nothing(histogram: Histogram, value: float, times: int = 1) -> None:

@@ -122,7 +122,7 @@ TABLE = {
     "desired_state/history.py:_read": NO_BODY,
     "rollout/records.py:read": NO_BODY,
     "arrivals/watches.py:_listed": NO_BODY,
-    "telemetry/metric_definitions.py:read_metrics_file": NO_BODY,
+    "telemetry/metrics/metric_definitions.py:read_metrics_file": NO_BODY,
 }
 
 

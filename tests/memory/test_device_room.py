@@ -18,7 +18,7 @@ from marserve.memory.device_room import DeviceRoom, DeviceRooms
 from marserve.memory.learned_memory import LearnedMemory
 from marserve.pool.options import PoolOptions
 from marserve.pool.reservation import Room, Unbounded
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 
 
 @dataclass

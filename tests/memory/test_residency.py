@@ -18,7 +18,7 @@ from marserve.memory.admission import MIB, Learned
 from marserve.memory.learned_memory import LearnedMemory
 from marserve.memory.residency import Residency, Sizes, Tenancy, house, sizes_of
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,7 @@ from marserve.memory.learned_memory import LearnedMemory
 from marserve.memory.residency import Doing, Residency, Sizes, Tenancy, house, residency_of
 from marserve.pool.options import PoolOptions
 from marserve.settings import Settings
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 
 pytestmark = pytest.mark.anyio
 

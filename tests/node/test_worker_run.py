@@ -16,7 +16,7 @@ from marserve.node.agent import Agent
 from marserve.node.worker_run import WorkerRun
 from marserve.pool.launchers.launcher import Launched, WorkerEnds
 from marserve.pool.launchers.process import WorkerProcess
-from marserve.telemetry.output_budget import OutputBudget
+from marserve.telemetry.logs.output_budget import OutputBudget
 
 pytestmark = pytest.mark.anyio
 

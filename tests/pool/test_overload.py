@@ -20,7 +20,7 @@ from marserve.messages import Answer, Part, Request, Result
 from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 
 RUN_S = 0.01
 WORKERS = 4

@@ -13,7 +13,7 @@ from marserve.pool.dispatch.lengths.asked_lengths import Question
 from marserve.pool.dispatch.modes import make_dispatcher
 from marserve.pool.dispatch.queue import Job
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 from support.receivers import Told
 
 LAST = Result(200, "", [])

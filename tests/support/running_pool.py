@@ -27,7 +27,7 @@ from marserve.pool.options import PoolOptions
 from marserve.pool.pool import Pool
 from marserve.pool.reservation import Room
 from marserve.pool.worker_end.output import WorkerOutput
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 from support.model_folders import OBEDIENT, write_model
 from support.patience import PATIENCE_S
 from support.prepared import Kind, Prepared, prepare

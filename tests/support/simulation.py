@@ -37,7 +37,7 @@ from marserve.pool.dispatch.lengths.asked_lengths import Question
 from marserve.pool.dispatch.modes import make_dispatcher
 from marserve.pool.dispatch.queue import AGEING_S, LEAST_URGENT, Job, JobState
 from marserve.pool.options import PoolOptions, SequenceOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 
 ECHO = Result(200, "", [])
 MORE = Result(200, "", [("ts_stream_next", "true")])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from marserve.telemetry.output_budget import OutputBudget
+from marserve.telemetry.logs.output_budget import OutputBudget
 
 
 class Line(NamedTuple):

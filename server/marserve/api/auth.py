@@ -35,7 +35,7 @@ from marserve.api.preflights import is_preflight
 from marserve.api.rest.application import PrettyJson, error_response, peer_of
 from marserve.api.rest.late_routes import new_router
 from marserve.errors import InvalidToken, Unavailable
-from marserve.telemetry.log_limit import caused_by
+from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 

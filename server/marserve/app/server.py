@@ -43,8 +43,8 @@ from marserve.machine.threads import DaemonThreads
 from marserve.optional import reason
 from marserve.registry.models import Registry
 from marserve.settings import Settings, sources_report, startup_report
-from marserve.telemetry.log_limit import TELL_EVERY_S
-from marserve.telemetry.logs import Logs, configure_logs
+from marserve.telemetry.logs.log_limit import TELL_EVERY_S
+from marserve.telemetry.logs.logs import Logs, configure_logs
 
 log = logging.getLogger("marserve.app")
 

@@ -25,7 +25,7 @@ from marserve.registry.intake.startup import models_to_load
 from marserve.settings import Settings
 from marserve.store.addresses.fetch_guard import hide_query, is_address
 from marserve.store.sources.local import LocalStore
-from marserve.telemetry.logs import configure_logs
+from marserve.telemetry.logs.logs import configure_logs
 
 _WRITTEN_FOLDERS = ("temporary_folder", "log_location", "state_folder", "download_cache", "environment_folder")
 

@@ -27,7 +27,7 @@ from marserve.memory.device_eviction import (
 )
 from marserve.memory.eviction import Demand
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 
 log = logging.getLogger("marserve.registry.memory")
 

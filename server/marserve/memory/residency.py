@@ -27,7 +27,7 @@ from marserve.pool.options import PoolOptions
 from marserve.pool.reservation import Room, WithoutDevices
 from marserve.pool.worker_end.memory import held_bytes, past_peak_bytes
 from marserve.settings import Settings
-from marserve.telemetry.metrics import MemoryFigures, VersionMetrics
+from marserve.telemetry.metrics.counts import MemoryFigures, VersionMetrics
 
 log = logging.getLogger("marserve.registry.memory")
 

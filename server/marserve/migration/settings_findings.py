@@ -20,7 +20,7 @@ from marserve.migration.snapshot_findings import judge_models
 from marserve.settings import KEYS, Settings, load_settings
 from marserve.settings.load import read_properties
 from marserve.settings.values import Reading, Wrong
-from marserve.telemetry.metric_definitions import read_metrics_file
+from marserve.telemetry.metrics.metric_definitions import read_metrics_file
 
 _LINE = re.compile(r", line (\d+)\)?\.?$")
 # What names folders and files of the machine that the server runs on, which need not be this one.

@@ -32,7 +32,7 @@ from marserve.node.worker_run import END_GRACE_S, WorkerRun
 from marserve.pool.launchers.launcher import StartFailed
 from marserve.pool.worker_end.cause_of_death import Cause
 from marserve.pool.worker_end.output import Stream
-from marserve.telemetry.output_budget import OutputBudget
+from marserve.telemetry.logs.output_budget import OutputBudget
 
 log = logging.getLogger("marserve.node")
 

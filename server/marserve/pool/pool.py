@@ -36,7 +36,7 @@ from marserve.pool.slots.hang_report import LOOK_BEFORE_S
 from marserve.pool.slots.slot import DeathView, Life, Slot, WorkerView
 from marserve.pool.worker_end.cause_of_death import Cause, Death
 from marserve.pool.worker_end.output import WorkerLog
-from marserve.telemetry.metrics import Gauges, VersionMetrics
+from marserve.telemetry.metrics.counts import Gauges, VersionMetrics
 
 __all__ = ["DeathView", "Pool", "WorkerView"]
 

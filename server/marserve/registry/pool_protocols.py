@@ -14,7 +14,7 @@ from marserve.errors import MarserveError
 from marserve.messages import Answer, Checked, Load, Part, Receiver, Request, Tolerance
 from marserve.pool.dispatch.queue import GivenUp
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 
 
 class JobLike(Protocol):

@@ -1,1 +1,5 @@
-"""What the server process says about itself: metrics, logs, the access log. Workers only send numbers and lines."""
+"""What the server process says about itself. Workers only send numbers and lines.
+
+metrics/  what is counted, and the pages and lines made of it
+logs/     the logs, bounded
+"""

@@ -36,7 +36,7 @@ from marserve.errors import (
     WorkflowBusy,
 )
 from marserve.messages import Answer, Part, Receiver, Request
-from marserve.telemetry.log_limit import caused_by
+from marserve.telemetry.logs.log_limit import caused_by
 from marserve.workflows.dag import Dag, Walk
 
 log = logging.getLogger("marserve.workflows")

@@ -12,7 +12,7 @@ from marserve.app.building.cannot_start import CannotStart
 from marserve.app.building.metrics import build_metrics, declare_families
 from marserve.machine.describe import describe_machine
 from marserve.settings import load_settings
-from marserve.telemetry.logs import configure_logs
+from marserve.telemetry.logs.logs import configure_logs
 
 
 class Page:

@@ -15,7 +15,7 @@ from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.queue import Job
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 from support.receivers import Told
 
 RUN_S = 1.0

@@ -30,8 +30,8 @@ from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import MAX_REFUSED_FINGERPRINTS, Dispatcher, fingerprint_of
 from marserve.pool.dispatch.queue import GivenUp, Job, JobState
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.measurements import Answered, Event, Queued, Ran, Tap
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
+from marserve.telemetry.metrics.measurements import Answered, Event, Queued, Ran, Tap
 from support.blind import Blind
 from support.receivers import Told
 

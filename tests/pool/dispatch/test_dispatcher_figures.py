@@ -13,8 +13,8 @@ from marserve.messages import Part, Request, Result
 from marserve.pool.dispatch.dispatcher import PRIORITIES_SEEN_S, Dispatcher
 from marserve.pool.dispatch.lengths.asked_lengths import Question
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.measurements import Event, Ran, Tap
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
+from marserve.telemetry.metrics.measurements import Event, Ran, Tap
 from support.mode_stage import LAST, ModeStage
 from support.receivers import Told
 

@@ -10,7 +10,7 @@ from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.sequences import SequenceQueue
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 from support.receivers import Told
 
 

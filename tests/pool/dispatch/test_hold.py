@@ -16,7 +16,7 @@ from marserve.pool.dispatch.hold import HOLD_S, Hold
 from marserve.pool.dispatch.modes import make_dispatcher
 from marserve.pool.dispatch.queue import Job
 from marserve.pool.options import PoolOptions, SequenceOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 from support.receivers import Told
 
 

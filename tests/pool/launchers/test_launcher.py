@@ -24,7 +24,7 @@ from marserve.pool.launchers.process import WorkerProcess
 from marserve.pool.pool import Pool
 from marserve.pool.slots.slot import STOP_GRACE_S
 from marserve.pool.worker_end.cause_of_death import Cause
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 from support.processes import living, until
 from support.running_pool import RunningPool, worker_environment
 from support.worker_logs import KeptLines

@@ -15,7 +15,7 @@ import uvloop
 
 from marserve.pool.worker_end.output import KEPT_LINES, LAST_TURNS, ReadEnd, WorkerOutput
 from marserve.pool.worker_end.output_lines import BYTES_A_TURN, LINES_A_TURN, MAX_LINE_BYTES, TurnSize
-from marserve.telemetry.output_budget import SHARED_BURST_BYTES, TURN_S, Turns
+from marserve.telemetry.logs.output_budget import SHARED_BURST_BYTES, TURN_S, Turns
 from support.worker_logs import KeptLines
 
 pytestmark = pytest.mark.anyio

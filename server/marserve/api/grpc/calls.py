@@ -28,8 +28,8 @@ from marserve.api.http.listener import AccessLog
 from marserve.api.http.request_head import read_priority, read_timeout_s, read_version
 from marserve.api.request_ids import RequestIds
 from marserve.errors import BadInput, MarserveError
-from marserve.telemetry.access_log import access_line
-from marserve.telemetry.log_limit import caused_by
+from marserve.telemetry.logs.access_log import access_line
+from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 

@@ -17,7 +17,7 @@ from marserve.api.http.byte_ledger import Hold
 from marserve.api.http.listener import Listener
 from marserve.api.http.request_head import Head
 from marserve.errors import MarserveError
-from marserve.telemetry.log_limit import caused_by
+from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 

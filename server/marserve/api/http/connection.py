@@ -60,7 +60,7 @@ from marserve.api.http.request_head import (
 from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.http.unread import has_unread
 from marserve.errors import BodyTooLarge, MarserveError
-from marserve.telemetry.log_limit import caused_by
+from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 

@@ -20,7 +20,7 @@ from marserve.api.http.response_headers import phrase_of
 from marserve.api.http.stream_errors import error_frame
 from marserve.errors import Draining, HandlerFailed, MarserveError
 from marserve.messages import Answer, Part
-from marserve.telemetry.log_limit import caused_by
+from marserve.telemetry.logs.log_limit import caused_by
 
 if TYPE_CHECKING:
     from marserve.api.http.connection import HttpConnection

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from marserve.api.http.byte_ledger import UNBOUNDED, ByteLedger
 from marserve.machine.threads import DaemonThreads
-from marserve.telemetry.log_limit import caused_by
+from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 

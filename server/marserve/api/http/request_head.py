@@ -16,7 +16,7 @@ from marserve.api.http.inference import Route
 from marserve.api.http.request_body import is_form
 from marserve.errors import BadInput, BodyTooLarge, MethodNotAllowed
 from marserve.settings.shown_address import hide_query
-from marserve.telemetry.access_log import legible
+from marserve.telemetry.logs.access_log import legible
 
 UNKNOWN_LENGTH = -1
 

@@ -34,7 +34,7 @@ from marserve.errors import (
     without_stop,
 )
 from marserve.names import json_escaped
-from marserve.telemetry.log_limit import caused_by
+from marserve.telemetry.logs.log_limit import caused_by
 
 # A reason in a header: long enough for an exception's words, short enough for any proxy.
 MAX_REASON_CHARACTERS = 500

@@ -25,7 +25,7 @@ from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.schemas import ErrorBody, Name
 from marserve.errors import MarserveError
 from marserve.registry.models import Registry
-from marserve.telemetry.log_limit import caused_by
+from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 

@@ -19,7 +19,7 @@ from marserve.machine.tools import each_within
 from marserve.memory.device_room import DeviceRooms
 from marserve.memory.learned_memory import LearnedMemory
 from marserve.settings import Settings
-from marserve.telemetry.metrics import Metrics
+from marserve.telemetry.metrics.counts import Metrics
 
 log = logging.getLogger("marserve.app")
 

@@ -15,12 +15,12 @@ from marserve.machine.describe import Machine, Meter
 from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.measuring_program import ProgramFailed, run_program
 from marserve.settings import Settings
-from marserve.telemetry.logs import Logs
-from marserve.telemetry.metric_definitions import BUILT_IN, read_metrics_file
-from marserve.telemetry.metric_line import parse_line
-from marserve.telemetry.metrics import LEGACY_PAGE, Metrics
-from marserve.telemetry.metrics_log import MetricsLog
-from marserve.telemetry.model_metrics import ModelMetrics
+from marserve.telemetry.logs.logs import Logs
+from marserve.telemetry.metrics.counts import LEGACY_PAGE, Metrics
+from marserve.telemetry.metrics.handler_metrics import ModelMetrics
+from marserve.telemetry.metrics.metric_definitions import BUILT_IN, read_metrics_file
+from marserve.telemetry.metrics.metric_line import parse_line
+from marserve.telemetry.metrics.metrics_log import MetricsLog
 
 log = logging.getLogger("marserve.app")
 

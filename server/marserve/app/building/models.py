@@ -50,8 +50,8 @@ from marserve.store.fetching.download_list import DownloadList
 from marserve.store.fetching.fetched_archives import FetchedArchives
 from marserve.store.fetching.fetcher import Fetcher
 from marserve.store.sources.local import LocalStore
-from marserve.telemetry.metrics import Metrics, VersionMetrics
-from marserve.telemetry.printed_metrics import PrintedMetrics
+from marserve.telemetry.metrics.counts import Metrics, VersionMetrics
+from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 from marserve.workflows.intake import WorkflowIntake
 from marserve.workflows.workflows import WorkflowOptions, Workflows
 

@@ -51,9 +51,9 @@ from marserve.registry.models import Registry
 from marserve.rollout.rollouts import Rollouts, build_rollouts
 from marserve.settings import Settings
 from marserve.store.fetching.download_list import DownloadList
-from marserve.telemetry.logs import Logs
-from marserve.telemetry.metrics import Metrics
-from marserve.telemetry.printed_metrics import PrintedMetrics
+from marserve.telemetry.logs.logs import Logs
+from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 from marserve.workflows.workflows import Workflows
 
 

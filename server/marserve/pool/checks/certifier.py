@@ -37,7 +37,7 @@ from marserve.pool.checks.certificate import Allowance, Certificate, InService, 
 from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.wire import Body
 
 log = logging.getLogger("marserve.pool.certifier")

@@ -51,7 +51,7 @@ from marserve.pool.dispatch.lengths.lengths import FROM_HANDLER, read_rule
 from marserve.pool.dispatch.queue import GivenUp, Job, JobQueue, JobState
 from marserve.pool.dispatch.send_ahead import RoomAhead
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 
 # How long the body of a request that killed two workers is refused (RELIABILITY C3).
 REFUSE_FINGERPRINT_S = 60.0

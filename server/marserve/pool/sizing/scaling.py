@@ -22,7 +22,7 @@ from marserve.pool.reservation import Room
 from marserve.pool.sizing.autoscaler import Autoscaler, Decision, Observation
 from marserve.pool.slots.slot import Slot
 from marserve.pool.worker_end.memory import own_bytes
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 
 log = logging.getLogger("marserve.pool.scaling")
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from marserve.pool.reservation import Room
 from marserve.pool.slots.slot import Slot
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 
 log = logging.getLogger("marserve.pool")
 

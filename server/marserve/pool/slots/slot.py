@@ -65,7 +65,7 @@ from marserve.pool.worker_end.client import WorkerClient
 from marserve.pool.worker_end.memory import OomKills, resident_bytes
 from marserve.pool.worker_end.output import WorkerLog, WorkerOutput
 from marserve.shared_page import Page, create_page
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.wire import Body
 
 log = logging.getLogger("marserve.pool")

@@ -5,7 +5,7 @@ standard output and WARNING on standard error. The newest lines are kept: they s
 
 A worker that prints a gigabyte slows no other model down. After each turn its pipe rests for a while, which grows with
 the turn's cost and with the turns of all other pipes; meanwhile the worker may have to wait in `print`. What is more
-than the log takes (`telemetry/output_budget.py`) is counted and dropped, and once a second a line says how much.
+than the log takes (`telemetry/logs/output_budget.py`) is counted and dropped, and once a second a line says how much.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol, cast
 
 from marserve.pool.worker_end.output_lines import BYTES_A_TURN, LineCutter, Skipped, TurnSize, read_lines
-from marserve.telemetry.output_budget import CUT_S, OutputBudget, Turns
+from marserve.telemetry.logs.output_budget import CUT_S, OutputBudget, Turns
 
 KEPT_LINES = 20
 # How many turns a pipe gets at its end, when it rests no more: twice what it holds and what was read last.

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from marserve.errors import ClientError, HandlerFailed, MarserveError, OutOfMemory, Unavailable, WorkerDied
 from marserve.messages import Answer, Receiver, Request
 from marserve.registry.pool_protocols import JobLike, PoolLike
-from marserve.telemetry.histogram import Histogram
+from marserve.telemetry.metrics.histogram import Histogram
 
 # Each bound is 4 % above the one before: fine enough to tell a p99 from one that is a tenth larger.
 LATENCY_BOUNDS = tuple(0.0001 * 1.04**step for step in range(400))

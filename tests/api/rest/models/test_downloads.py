@@ -21,7 +21,7 @@ from marserve.store.addresses.fetch_guard import AllowedUrls
 from marserve.store.fetching.download_list import FAMILIES, DownloadList
 from marserve.store.fetching.fetcher import Fetcher
 from marserve.store.sources.source import Failed
-from marserve.telemetry.metrics import Metrics
+from marserve.telemetry.metrics.counts import Metrics
 from support.echo_archives import manifest, write_mar
 from support.fault_proxy import Fault, FaultProxy, fault_proxy
 from support.management_house import House, client_of

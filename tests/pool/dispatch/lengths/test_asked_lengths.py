@@ -24,7 +24,7 @@ from marserve.pool.dispatch.lengths.asked_lengths import (
 )
 from marserve.pool.dispatch.queue import Job
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 from support.processes import until
 from support.receivers import Told
 from support.running_pool import RunningPool

@@ -29,8 +29,8 @@ from marserve.api.rest.schemas import ErrorBody, EventsTaken, StatusMessage, Wat
 from marserve.arrivals.object_events import ObjectEvent, Verdict
 from marserve.errors import BadInput, BadSettings, BodyTooLarge, InvalidToken
 from marserve.settings.stores import Secret
-from marserve.telemetry.access_log import legible
-from marserve.telemetry.log_limit import caused_by
+from marserve.telemetry.logs.access_log import legible
+from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 

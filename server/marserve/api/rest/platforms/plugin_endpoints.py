@@ -22,7 +22,7 @@ from marserve.api.rest.late_routes import new_router
 from marserve.errors import BadSettings, MarserveError, Unavailable
 from marserve.plugins import EndpointAnswer, EndpointCall, InstalledEndpoint
 from marserve.registry.models import Registry
-from marserve.telemetry.log_limit import caused_by
+from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 

@@ -24,7 +24,7 @@ from marserve.messages import Request
 from marserve.pool.checks.certificate import Allowance
 from marserve.pool.dispatch.lengths.lengths import body_bytes
 from marserve.pool.dispatch.queue import Job, JobState
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 
 # How much of the seconds that workers are busy may go into asking, and how much of it can be saved up.
 BUSY_SHARE = 0.05

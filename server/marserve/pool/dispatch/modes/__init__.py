@@ -11,7 +11,7 @@ from marserve.pool.dispatch.dispatcher import Actions, Dispatcher
 from marserve.pool.dispatch.modes.coroutines import ConcurrentDispatcher
 from marserve.pool.dispatch.modes.steps_and_sequences import StatefulDispatcher
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 
 
 def make_dispatcher(options: PoolOptions, metrics: VersionMetrics, actions: Actions) -> Dispatcher:

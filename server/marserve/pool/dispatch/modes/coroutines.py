@@ -25,7 +25,7 @@ from marserve.pool.dispatch.least_loaded import Fewest
 from marserve.pool.dispatch.modes.direct import DirectDispatcher
 from marserve.pool.dispatch.queue import Job, JobState
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 
 
 class ConcurrentDispatcher(DirectDispatcher):

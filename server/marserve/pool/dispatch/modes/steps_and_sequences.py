@@ -27,7 +27,7 @@ from marserve.pool.dispatch.modes.direct import DirectDispatcher
 from marserve.pool.dispatch.queue import Job, JobState
 from marserve.pool.dispatch.sequences import SequenceQueue, may_run_together
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 
 STREAM_HEADER = "ts_stream_next"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marserve.telemetry.histogram import Histogram
+from marserve.telemetry.metrics.histogram import Histogram
 
 
 def test_a_value_equal_to_a_bound_counts_under_it() -> None:

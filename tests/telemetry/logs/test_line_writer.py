@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.telemetry.line_writer import DescriptorSink, LineWriter, RollingFile
+from marserve.telemetry.logs.line_writer import DescriptorSink, LineWriter, RollingFile
 from support.small_disk import small_disk
 
 
@@ -278,7 +278,7 @@ def test_a_disk_that_is_full_does_not_end_the_log() -> None:
 
 def test_trouble_is_told_when_it_begins_and_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once each, however many batches are lost between; the log itself says how many lines those were."""
-    monkeypatch.setattr("marserve.telemetry.line_writer._REST_S", 0.02)
+    monkeypatch.setattr("marserve.telemetry.logs.line_writer._REST_S", 0.02)
     told: list[str | None] = []
     is_told = threading.Semaphore(0)
 
@@ -436,7 +436,7 @@ def test_a_log_without_room_to_be_packed_grows_until_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No try leaves anything behind or costs a line, and archives of before stay."""
-    monkeypatch.setattr("marserve.telemetry.line_writer._ROLL_REST_S", 0.0)
+    monkeypatch.setattr("marserve.telemetry.logs.line_writer._ROLL_REST_S", 0.0)
     never = threading.Event()
     dice = random.Random(0)
     lines = [dice.randbytes(4_000).hex().encode() + b"\n" for _ in range(20)]

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from marserve.messages import Metric
-from marserve.telemetry.metric_definitions import BUILT_IN, Definition, Definitions
-from marserve.telemetry.metrics import CONTENT_TYPE, Gauges, Metrics, VersionMetrics
-from marserve.telemetry.model_metrics import ModelMetrics
+from marserve.telemetry.metrics.counts import CONTENT_TYPE, Gauges, Metrics, VersionMetrics
+from marserve.telemetry.metrics.handler_metrics import ModelMetrics
+from marserve.telemetry.metrics.metric_definitions import BUILT_IN, Definition, Definitions
 from support.inventory import inventory
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def read_page(metrics: Metrics, *names: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

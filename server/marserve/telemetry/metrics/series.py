@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marserve.telemetry.histogram import Histogram
-from marserve.telemetry.metric_definitions import Definition
+from marserve.telemetry.metrics.histogram import Histogram
+from marserve.telemetry.metrics.metric_definitions import Definition
 
 MAX_SERIES = 1000
 

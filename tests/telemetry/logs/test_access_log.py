@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marserve.telemetry.access_log import AccessLog, access_line, legible
+from marserve.telemetry.logs.access_log import AccessLog, access_line, legible
 
 
 def test_a_line_reads_as_torchserve_writes_it() -> None:

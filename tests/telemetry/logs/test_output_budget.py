@@ -6,7 +6,7 @@ import heapq
 
 import pytest
 
-from marserve.telemetry.output_budget import (
+from marserve.telemetry.logs.output_budget import (
     CUT_S,
     ERROR_BURST_BYTES,
     HEAD_BYTES,

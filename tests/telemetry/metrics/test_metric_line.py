@@ -10,7 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from marserve.messages import Metric
-from marserve.telemetry.metric_line import java_double, java_doubles, line_middle, line_start, marked_part, parse_line
+from marserve.telemetry.metrics.metric_line import (
+    java_double,
+    java_doubles,
+    line_middle,
+    line_start,
+    marked_part,
+    parse_line,
+)
 
 # The grammar that people's parsers have: contract 3.3.
 WRITTEN = re.compile(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from marserve.messages import Metric
-from marserve.telemetry.metric_definitions import BUILT_IN, KINDS, Definition, Definitions
+from marserve.telemetry.metrics.metric_definitions import BUILT_IN, KINDS, Definition, Definitions
 
 log = logging.getLogger("marserve.telemetry")
 

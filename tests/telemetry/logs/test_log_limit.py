@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import marserve
-from marserve.telemetry.log_limit import (
+from marserve.telemetry.logs.log_limit import (
     CLIENT_BURST_BYTES,
     CLIENT_BYTES_PER_S,
     HEAD_BYTES,

@@ -21,10 +21,10 @@ from typing import Any, Literal, NamedTuple, cast
 
 from marserve.errors import BadSettings
 from marserve.names import escaped
-from marserve.telemetry.access_log import AccessLog, AccessRecord, TextAccessLog
-from marserve.telemetry.line_writer import DescriptorSink, LineWriter, RollingFile, Sink
-from marserve.telemetry.log_limit import LIBRARIES, LogLimit
-from marserve.telemetry.output_budget import OutputBudget
+from marserve.telemetry.logs.access_log import AccessLog, AccessRecord, TextAccessLog
+from marserve.telemetry.logs.line_writer import DescriptorSink, LineWriter, RollingFile, Sink
+from marserve.telemetry.logs.log_limit import LIBRARIES, LogLimit
+from marserve.telemetry.logs.output_budget import OutputBudget
 
 log = logging.getLogger("marserve.telemetry")
 
@@ -247,8 +247,8 @@ LogRecord = AccessRecord | ServerLine | Announcement
 class _ServerLogHandler(logging.Handler):
     """Passes records of Python's logging on. Text is made here: arguments may change before a thread looks at them.
 
-    Of records that clients cause only so many pass (`telemetry/log_limit.py`): those of libraries, and those whose call
-    says so with `caused_by`.
+    Of records that clients cause only so many pass (`telemetry/logs/log_limit.py`): those of libraries, and those whose
+    call says so with `caused_by`.
     """
 
     def __init__(self, writers: list[LineWriter[LogRecord]]) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from marserve.errors import BadSettings
-from marserve.telemetry.access_log import access_line
-from marserve.telemetry.log_limit import caused_by
-from marserve.telemetry.logs import Logs, configure_logs
+from marserve.telemetry.logs.access_log import access_line
+from marserve.telemetry.logs.log_limit import caused_by
+from marserve.telemetry.logs.logs import Logs, configure_logs
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 
@@ -300,7 +300,7 @@ def test_a_line_of_the_access_log_has_the_time_at_which_it_was_written(
     times_s = [10.0001, 10.0004, 10.0011, 10.9999, 11.0, 10.0011]
     with opened(console, tmp_path) as logs:
         for at_s in times_s:
-            monkeypatch.setattr("marserve.telemetry.access_log.time.time", lambda at_s=at_s: at_s)
+            monkeypatch.setattr("marserve.telemetry.logs.access_log.time.time", lambda at_s=at_s: at_s)
             logs.access.write(f"/ {at_s}")
         monkeypatch.undo()
 

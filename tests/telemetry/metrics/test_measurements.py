@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from marserve.telemetry.measurements import ONCE, ClassCounts, Event, Measurement, RequestCounts, Tap, measurements_of
+from marserve.telemetry.metrics.measurements import (
+    ONCE,
+    ClassCounts,
+    Event,
+    Measurement,
+    RequestCounts,
+    Tap,
+    measurements_of,
+)
 
 
 def said_by(events: list[Event]) -> list[Measurement]:

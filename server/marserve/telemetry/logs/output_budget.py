@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from marserve.telemetry.bucket import Bucket
+from marserve.telemetry.logs.bucket import Bucket
 
 # Costs are bytes as they stand in the log; this much stands before each line.
 HEAD_BYTES = 100

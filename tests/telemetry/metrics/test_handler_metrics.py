@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from marserve.messages import Metric
-from marserve.telemetry.metric_definitions import BUILT_IN, Definition, Definitions
-from marserve.telemetry.model_metrics import MAX_DETECTED, MAX_IDS, MAX_WORDS, ModelMetrics
+from marserve.telemetry.metrics.handler_metrics import MAX_DETECTED, MAX_IDS, MAX_WORDS, ModelMetrics
+from marserve.telemetry.metrics.metric_definitions import BUILT_IN, Definition, Definitions
 
 DEPTH = Definition("Depth", "gauge", "m", ("ModelName", "Level", "Hostname"))
 LISTED = Definitions({"Front": Definition("Front", "gauge", "m", ("Host",))}, {"Depth": DEPTH})

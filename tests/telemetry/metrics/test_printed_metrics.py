@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 
 from marserve.messages import Metric
-from marserve.telemetry.output_budget import OutputBudget
-from marserve.telemetry.printed_metrics import PrintedMetrics
+from marserve.telemetry.logs.output_budget import OutputBudget
+from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 
 LINE = "[METRICS]Seen.Count:1|#ModelName:m,Level:Model|#type:COUNTER|#hostname:box,1717105307,id"
 

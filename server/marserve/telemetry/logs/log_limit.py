@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from marserve.telemetry.bucket import Bucket
+from marserve.telemetry.logs.bucket import Bucket
 
 HEAD_BYTES = 100
 CLIENT_BYTES_PER_S, CLIENT_BURST_BYTES = 256, 8 << 10

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from marserve.messages import Metric
-from marserve.telemetry.logs import WorkerLog
-from marserve.telemetry.metric_line import MARK, marked_part, parse_line
-from marserve.telemetry.output_budget import OutputBudget
+from marserve.telemetry.logs.logs import WorkerLog
+from marserve.telemetry.logs.output_budget import OutputBudget
+from marserve.telemetry.metrics.metric_line import MARK, marked_part, parse_line
 
 
 class PrintedMetrics:

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from marserve.telemetry.measurements import ClassCounts, Event, Measurement, RequestCounts, measurements_of
-from marserve.telemetry.metric_definitions import Definition
-from marserve.telemetry.metric_line import java_doubles, line_middle, line_start
-from marserve.telemetry.metrics import VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
+from marserve.telemetry.metrics.measurements import ClassCounts, Event, Measurement, RequestCounts, measurements_of
+from marserve.telemetry.metrics.metric_definitions import Definition
+from marserve.telemetry.metrics.metric_line import java_doubles, line_middle, line_start
 
 log = logging.getLogger("marserve.telemetry")
 

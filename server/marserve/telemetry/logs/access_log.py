@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
-from marserve.telemetry.line_writer import LineWriter
+from marserve.telemetry.logs.line_writer import LineWriter
 
 AccessRecord = tuple[float, str]
 

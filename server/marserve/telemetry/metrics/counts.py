@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from marserve.messages import Metric
-from marserve.telemetry.histogram import Histogram
-from marserve.telemetry.measurements import (
+from marserve.telemetry.metrics.handler_metrics import PREDICTION_TIME, ModelMetrics
+from marserve.telemetry.metrics.histogram import Histogram
+from marserve.telemetry.metrics.measurements import (
     FROM_EVENTS,
     HOST,
     ClassCounts,
@@ -33,11 +34,10 @@ from marserve.telemetry.measurements import (
     Said,
     Tap,
 )
-from marserve.telemetry.metric_definitions import BUILT_IN, Definition, Definitions
-from marserve.telemetry.model_metrics import PREDICTION_TIME, ModelMetrics
-from marserve.telemetry.series import Series, labels
-from marserve.telemetry.series import escape as _escape
-from marserve.telemetry.series import number as _number
+from marserve.telemetry.metrics.metric_definitions import BUILT_IN, Definition, Definitions
+from marserve.telemetry.metrics.series import Series, labels
+from marserve.telemetry.metrics.series import escape as _escape
+from marserve.telemetry.metrics.series import number as _number
 
 log = logging.getLogger("marserve.telemetry")
 

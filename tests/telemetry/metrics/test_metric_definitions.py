@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from marserve.errors import BadSettings
-from marserve.telemetry.metric_definitions import BUILT_IN, Definition, read_metrics_file
+from marserve.telemetry.metrics.metric_definitions import BUILT_IN, Definition, read_metrics_file
 from support.inventory import inventory
 
 FILE = """

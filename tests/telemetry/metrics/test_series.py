@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marserve.telemetry.metric_definitions import Definition
-from marserve.telemetry.series import BOUNDS, MAX_SERIES, Series
+from marserve.telemetry.metrics.metric_definitions import Definition
+from marserve.telemetry.metrics.series import BOUNDS, MAX_SERIES, Series
 
 
 def series(kind: str) -> Series:

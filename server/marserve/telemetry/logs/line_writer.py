@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Generic, NamedTuple, Protocol, TypeVar, cast
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("marserve.telemetry.line_writer")
 
 Record = TypeVar("Record")
 
