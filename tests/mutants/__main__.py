@@ -44,7 +44,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "archive/pickles/pickle_check": (),
     "api/auth": (),
     "api/http/request_head": (),
-    "worker/loop": ("checks", "lengths", "rank", "steps"),
+    "worker/loop": ("checks", "lengths", "rank", "continuous_batching"),
     "store/fetching/download": (),
     "api/http/connection": (),
 }

@@ -1063,7 +1063,7 @@ def test_a_handler_that_is_a_coroutine_is_warmed_up_one_by_one_and_then_served_b
             done.append([type(message) for message, _ in self.connection.sent])
             raise EOFError
 
-    monkeypatch.setattr("marserve.worker.concurrent.ConcurrentLoop", Loop)
+    monkeypatch.setattr("marserve.worker.coroutines.ConcurrentLoop", Loop)
     model = model_of(echo, is_concurrent=True, warm_up=[Sample(body=b"w")])
 
     assert run(Server(), page, model) == 0

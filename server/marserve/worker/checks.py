@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marserve.messages import Check, Checked, Item, Result, Sample, pack_head
-from marserve.worker.device_memory import give_back
+from marserve.worker.device.device_memory import give_back
 from marserve.worker.load import LoadedModel
 from marserve.worker.loop import decode_value
 from marserve.worker.outgoing import has_run_out, say, shown

@@ -49,9 +49,10 @@ from marserve.messages import (
     Warned,
 )
 from marserve.shared_page import Page
-from marserve.worker.device_loss import find_loss
-from marserve.worker.device_memory import give_back, taken_bytes
-from marserve.worker.device_use import check_device_use
+from marserve.worker.continuous_batching import begin_step, say_what_follows
+from marserve.worker.device.device_loss import find_loss
+from marserve.worker.device.device_memory import give_back, taken_bytes
+from marserve.worker.device.device_use import check_device_use
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.memory_limit import limit_memory
 from marserve.worker.outgoing import (
@@ -68,7 +69,6 @@ from marserve.worker.outgoing import (
     warnings_since,
 )
 from marserve.worker.rank import LOOK_FOR_ENDS_S, Follower, Leader, Peer, open_store
-from marserve.worker.steps import begin_step, say_what_follows
 from marserve_handlers.context import Context
 from marserve_handlers.device_errors import is_out_of_memory
 from marserve_handlers.errors import (
@@ -85,7 +85,7 @@ from marserve_handlers.errors import (
 from marserve_handlers.metrics import MetricsCache
 
 if TYPE_CHECKING:
-    from marserve.worker.concurrent import ConcurrentLoop
+    from marserve.worker.coroutines import ConcurrentLoop
 
 RECEIVE_BYTES = 256 * 1024
 HAS_EXPIRED = Result(504, "", [], EXPIRED)
@@ -231,7 +231,7 @@ class WorkerLoop:
         problems: list[str] = []
         concurrent: ConcurrentLoop | None = None
         if self._model.load.is_concurrent:
-            from marserve.worker.concurrent import ConcurrentLoop  # here: few models need an event loop
+            from marserve.worker.coroutines import ConcurrentLoop  # here: few models need an event loop
 
             concurrent = ConcurrentLoop(self, self._connection, self._page, self._model)
         if self._model.load.warm_up and (self._model.load.rank is None or self._model.load.rank.rank == 0):

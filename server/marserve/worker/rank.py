@@ -43,8 +43,8 @@ from marserve.messages import (
     ToServer,
 )
 from marserve.shared_page import Page
-from marserve.worker.device_loss import find_loss
-from marserve.worker.device_memory import give_back
+from marserve.worker.device.device_loss import find_loss
+from marserve.worker.device.device_memory import give_back
 from marserve.worker.load import Handle, LoadedModel
 from marserve.worker.outgoing import has_run_out, loss_told_by, traceback_of
 

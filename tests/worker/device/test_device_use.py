@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from marserve.messages import Load
-from marserve.worker.device_use import check_device_use
+from marserve.worker.device.device_use import check_device_use
 from marserve.worker.load import LoadedModel
 from marserve_handlers.errors import ModelNotLoadable
 from support.model_context import make_context

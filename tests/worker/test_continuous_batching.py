@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from marserve.messages import Item, pack_head
-from marserve.worker.steps import begin_step, say_what_follows
+from marserve.worker.continuous_batching import begin_step, say_what_follows
 from marserve_handlers.context import Context
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from marserve.worker.device_memory import runtimes
+from marserve.worker.device.device_memory import runtimes
 from marserve.worker.outgoing import MAX_NAME, cut, words_of
 from marserve_handlers.device_errors import is_out_of_memory
 

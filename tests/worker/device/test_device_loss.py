@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marserve.worker.device_loss import find_loss
+from marserve.worker.device.device_loss import find_loss
 
 ASSERT = "CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in https://docs.nvidia.com"
 
