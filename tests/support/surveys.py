@@ -6,7 +6,7 @@ from pathlib import Path
 
 from marserve.cli.torchserve.torchserve import parser, settings_of_command
 from marserve.migration.findings import Finding
-from marserve.migration.settings_findings import StartTrial
+from marserve.migration.judges.settings_findings import StartTrial
 from marserve.migration.survey import survey
 
 FLAGS = [flag for action in parser()._actions for flag in action.option_strings]

@@ -1,6 +1,10 @@
-"""What moving from TorchServe asks for: a folder of its user's is read, nothing of it is run, and a report is made.
+"""What moving from TorchServe asks for: a folder is read, nothing of it is run, and a report is made.
 
-`layout.py` finds the pieces (settings, stores, start scripts, snapshots), a file each judges one sort of them, and
-`survey.py` puts their findings together. `compare.py` asks two running servers the same and compares the answers.
-Knows no terminal; `marserve migrate` is the command.
+survey    the whole survey of one folder
+layout    finds the pieces: settings, stores, scripts, snapshots
+judges/   a file judges one sort of piece
+overview  what the settings say that other pieces are judged by
+volumes   which folders a container sees
+findings  what a survey says
+compare   two running servers, asked the same
 """

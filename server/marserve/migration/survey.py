@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from marserve.migration.archive_findings import judge_archive, judge_model_folder
-from marserve.migration.deployment_findings import judge_deployment
 from marserve.migration.findings import Finding, in_order
+from marserve.migration.judges.archive_findings import judge_archive, judge_model_folder
+from marserve.migration.judges.deployment_findings import judge_deployment
+from marserve.migration.judges.package_findings import judge_packages
+from marserve.migration.judges.script_findings import FOLDERS, Starts, judge_script
+from marserve.migration.judges.settings_findings import StartTrial, judge_settings, judge_start
+from marserve.migration.judges.snapshot_findings import judge_snapshots
 from marserve.migration.layout import Layout, find_layout, follow_volumes
 from marserve.migration.overview import Overview, read_overview
-from marserve.migration.package_findings import judge_packages
-from marserve.migration.script_findings import FOLDERS, Starts, judge_script
-from marserve.migration.settings_findings import StartTrial, judge_settings, judge_start
-from marserve.migration.snapshot_findings import judge_snapshots
 from marserve.migration.volumes import judge_volumes, read_volumes
 
 ReadCommand = Callable[[Sequence[str]], dict[str, object]]

@@ -12,8 +12,8 @@ from pathlib import Path
 import yaml
 
 from marserve.migration.findings import Finding
+from marserve.migration.judges.script_findings import logical_lines
 from marserve.migration.layout import Layout, Volume
-from marserve.migration.script_findings import logical_lines
 
 MAX_BYTES = 1_000_000
 _NAMES_THE_SERVER = ("torchserve", "marserve")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from marserve.migration.findings import Finding
-from marserve.migration.imports import TS, internal_in_ts, is_there, missing_in_ts, read_imports, refusing_in_ts
+from marserve.migration.judges.imports import TS, internal_in_ts, is_there, missing_in_ts, read_imports, refusing_in_ts
 
 MAX_SOURCE_BYTES = 4_000_000
 # Distributions whose modules have another name; for the rest the two are alike but for dashes.

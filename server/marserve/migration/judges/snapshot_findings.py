@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from marserve.errors import BadSettings, MarserveError
 from marserve.migration.findings import Finding
+from marserve.migration.judges.script_findings import FOLDERS
 from marserve.migration.layout import Layout
-from marserve.migration.script_findings import FOLDERS
 from marserve.registry.catalogue.snapshot import read_models
 from marserve.settings.load import read_properties
 from marserve.settings.snapshot_files import FolderSnapshots

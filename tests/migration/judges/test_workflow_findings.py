@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.migration.workflow_findings import find_loop
+from marserve.migration.judges.workflow_findings import find_loop
 from support.archives import zip_of
 from support.surveys import actions
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import yaml
 
 from marserve.migration.findings import Finding
+from marserve.migration.judges.script_findings import Starts, judge_command, judge_image, judge_lines, judge_variable
+from marserve.migration.judges.settings_findings import judge_text
 from marserve.migration.layout import Layout
 from marserve.migration.overview import Overview
-from marserve.migration.script_findings import Starts, judge_command, judge_image, judge_lines, judge_variable
-from marserve.migration.settings_findings import judge_text
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 64

@@ -13,10 +13,10 @@ from typing import Any
 from marserve.api.tls import read_keystore, read_pem_files, server_context
 from marserve.errors import BadSettings
 from marserve.migration.findings import Finding
+from marserve.migration.judges.script_findings import FOLDERS, judge_plugins
+from marserve.migration.judges.snapshot_findings import judge_models
 from marserve.migration.layout import Layout
 from marserve.migration.overview import Overview, judge_location
-from marserve.migration.script_findings import FOLDERS, judge_plugins
-from marserve.migration.snapshot_findings import judge_models
 from marserve.settings import KEYS, Settings, load_settings
 from marserve.settings.load import read_properties
 from marserve.settings.values import Reading, Wrong

@@ -12,9 +12,9 @@ from marserve.archive.reading.bounded_yaml import Marked, load_marked_yaml
 from marserve.archive.reading.reader import Limits, unpack
 from marserve.errors import BadDag, MarserveError
 from marserve.migration.findings import Finding
+from marserve.migration.judges.source_findings import judge_source
 from marserve.migration.layout import Layout
 from marserve.migration.overview import Overview, judge_location
-from marserve.migration.source_findings import judge_source
 from marserve.workflows.intake import WorkflowIntake
 
 

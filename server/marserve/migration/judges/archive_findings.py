@@ -17,11 +17,11 @@ from marserve.archive.reading.reader import unpack
 from marserve.environments.requirements import read_requirements
 from marserve.errors import BadArchive, DependencyFailed, UnsafeArchive
 from marserve.migration.findings import Finding
-from marserve.migration.imports import is_there, names_of
+from marserve.migration.judges.imports import is_there, names_of
+from marserve.migration.judges.source_findings import judge_source, module_of
+from marserve.migration.judges.workflow_findings import judge_workflow
 from marserve.migration.layout import Layout
 from marserve.migration.overview import Overview
-from marserve.migration.source_findings import judge_source, module_of
-from marserve.migration.workflow_findings import judge_workflow
 from marserve.registry.intake.handler_check import find_defect, folder_of
 from marserve.registry.intake.handler_check import module_of as handler_module
 
