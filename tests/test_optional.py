@@ -14,7 +14,7 @@ from marserve.app import server
 from marserve.app.grpc_ports import bind_grpc, taken_grpc_ports
 from marserve.errors import BadSettings
 from marserve.machine.device_readings import DeviceReader
-from marserve.machine.tools import ToolOutput
+from marserve.machine.vendors.tools import ToolOutput
 from marserve.optional import is_the_packages, trouble
 
 REQUIRES = [

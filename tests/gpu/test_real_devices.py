@@ -15,7 +15,7 @@ import pytest
 from marserve.machine.describe import Machine, describe_machine
 from marserve.machine.device_readings import DeviceReader
 from marserve.machine.numa import cpus_near
-from marserve.machine.tools import each_within
+from marserve.machine.vendors.tools import each_within
 from support.server import Server, make_archive, poll
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch, pytest.mark.timeout(300)]

@@ -12,7 +12,7 @@ import pytest
 from marserve.errors import BadSettings
 from marserve.machine.accelerators import MIB, DeviceReading
 from marserve.machine.describe import Meter, count_cores, describe_machine, figures_of
-from marserve.machine.tools import ToolOutput
+from marserve.machine.vendors.tools import ToolOutput
 from support.fake_nvml import missing
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from marserve.machine.accelerators import MIB, DeviceReading
 from marserve.machine.device_readings import DeviceReader, Readings, describe_usage, read_cards, read_table
-from marserve.machine.nvml import import_nvml
-from marserve.machine.tools import ToolOutput
+from marserve.machine.vendors.nvml import import_nvml
+from marserve.machine.vendors.tools import ToolOutput
 from support.fake_nvml import FakeGpu, FakeNvml, NVMLError, missing
 
 TABLE = "0, 50, 300, 400, 20, 61\n1, [N/A], 200, 400, [N/A], 40\n"

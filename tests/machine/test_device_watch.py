@@ -16,7 +16,7 @@ from marserve.machine.accelerators import MIB, Accelerator
 from marserve.machine.device_readings import DeviceReader
 from marserve.machine.device_watch import NOT_LISTED, DeviceWatch
 from marserve.machine.finding import read_nvidia
-from marserve.machine.tools import ToolOutput
+from marserve.machine.vendors.tools import ToolOutput
 from support.fake_nvml import FakeGpu, FakeNvml, missing
 
 pytestmark = pytest.mark.anyio

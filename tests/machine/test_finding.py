@@ -11,7 +11,7 @@ import pytest
 
 from marserve.machine.accelerators import MIB, Accelerator, Vendor, sys_bus_id
 from marserve.machine.finding import find_installed, read_nvidia, with_instances
-from marserve.machine.tools import Run, ToolOutput
+from marserve.machine.vendors.tools import Run, ToolOutput
 from support.fake_nvml import FakeGpu, FakeNvml, missing
 from support.machines import EIGHT_H100, MIG_LIST, MIG_TABLE
 

@@ -15,7 +15,7 @@ from marserve.app.early_probes import EarlyProbes
 from marserve.errors import BadSettings, without_stop
 from marserve.machine.describe import LOOK_S, Machine, describe_machine
 from marserve.machine.own_thread import in_own_thread
-from marserve.machine.tools import Tools
+from marserve.machine.vendors.tools import Tools
 from marserve.settings import Settings
 
 log = logging.getLogger("marserve.app")

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from marserve.errors import BadSettings, without_stop
 from marserve.machine.accelerators import Accelerator, DeviceReading, Vendor
 from marserve.machine.finding import Installed, find_installed, has_nvidia_driver
-from marserve.machine.nvml import import_nvml
-from marserve.machine.tools import Run, Tools
+from marserve.machine.vendors.nvml import import_nvml
+from marserve.machine.vendors.tools import Run, Tools
 from marserve.machine.visible import choose_visible, names_device
 
 _ROOT = Path("/")

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from marserve.machine.accelerators import MIB, DeviceReading, Vendor, sys_bus_id
 from marserve.machine.finding import card_rows
-from marserve.machine.nvml import Nvml, NvmlMissing, import_nvml
-from marserve.machine.tables import Unreadable, read_figure, read_integer, read_rows
-from marserve.machine.tools import Run
+from marserve.machine.vendors.nvml import Nvml, NvmlMissing, import_nvml
+from marserve.machine.vendors.tables import Unreadable, read_figure, read_integer, read_rows
+from marserve.machine.vendors.tools import Run
 
 log = logging.getLogger("marserve.machine")
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from marserve.machine.accelerators import MIB, Accelerator, Vendor, sys_bus_id
-from marserve.machine.nvml import Nvml, NvmlMissing, import_nvml
-from marserve.machine.tables import Unreadable, read_integer, read_lines, read_rows
-from marserve.machine.tools import Run
+from marserve.machine.vendors.nvml import Nvml, NvmlMissing, import_nvml
+from marserve.machine.vendors.tables import Unreadable, read_integer, read_lines, read_rows
+from marserve.machine.vendors.tools import Run
 
 # One line a GPU. `mig.mode.current` is not known to drivers before 450, which then answer nothing to all of it.
 _NVIDIA_FIELDS = "index,uuid,name,pci.bus_id,memory.total,mig.mode.current"

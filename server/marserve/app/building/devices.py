@@ -15,7 +15,7 @@ from marserve.machine.describe import Machine
 from marserve.machine.device_readings import DeviceReader
 from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.devices import Assigner, cap
-from marserve.machine.tools import each_within
+from marserve.machine.vendors.tools import each_within
 from marserve.memory.device_room import DeviceRooms
 from marserve.memory.learned_memory import LearnedMemory
 from marserve.settings import Settings

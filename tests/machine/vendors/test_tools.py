@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.machine.tools import MOST_BYTES, Tools, each_within
+from marserve.machine.vendors.tools import MOST_BYTES, Tools, each_within
 
 
 def test_a_tool_that_succeeds_has_no_complaint() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from marserve.machine.tables import Unreadable, read_figure, read_integer, read_lines, read_rows
+from marserve.machine.vendors.tables import Unreadable, read_figure, read_integer, read_lines, read_rows
 
 
 @pytest.mark.parametrize("text", ["0, " + "F" * 200_000, "x" * 1_000_000, '0, "' + ("a" * 4000 + "\n") * 40])
