@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from marserve.messages import Checked
-from marserve.pool.checks.certificate import Allowance, Certificate, InService
+from marserve.pool.checks.certificate import Certificate, InService
+from marserve.pool.dispatch.lengths.allowance import Allowance
 
 DIFFERENCE = ("together (4)", 1, "score", "2", "1")
 

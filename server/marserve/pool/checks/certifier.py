@@ -33,9 +33,10 @@ from marserve.messages import (
     Tolerance,
     pack_head,
 )
-from marserve.pool.checks.certificate import Allowance, Certificate, InService, report_of, sentence_of
+from marserve.pool.checks.certificate import Certificate, InService, report_of, sentence_of
 from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
+from marserve.pool.dispatch.lengths.allowance import Allowance
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.wire import Body

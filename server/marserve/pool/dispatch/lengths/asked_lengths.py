@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from marserve.messages import Request
-from marserve.pool.checks.certificate import Allowance
+from marserve.pool.dispatch.lengths.allowance import Allowance
 from marserve.pool.dispatch.lengths.lengths import body_bytes
 from marserve.pool.dispatch.queue import Job, JobState
 from marserve.telemetry.metrics.counts import VersionMetrics
