@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Literal
 from figures import Figure, Goal
 
 from marserve.messages import Answer, Part, Request, Result
-from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
+from marserve.pool.dispatch.jobs import Flight
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 

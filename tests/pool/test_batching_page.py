@@ -8,9 +8,8 @@ from typing import Any
 
 from marserve.errors import WorkerDied
 from marserve.messages import Part, Raised, Request, Result
-from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
-from marserve.pool.dispatch.lengths.asked_lengths import Question
+from marserve.pool.dispatch.jobs import Flight, Question
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.receivers import Told

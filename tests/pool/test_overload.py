@@ -17,8 +17,8 @@ import pytest
 
 from marserve.errors import DeadlinePassed, MarserveError, QueueFull, WaitTooLong
 from marserve.messages import Answer, Part, Request, Result
-from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
+from marserve.pool.dispatch.jobs import Flight
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 

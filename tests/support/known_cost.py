@@ -13,9 +13,8 @@ from itertools import count
 
 from marserve.errors import MarserveError, QueueFull
 from marserve.messages import Answer, Part, Request, Result
-from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
-from marserve.pool.dispatch.lengths.asked_lengths import Question
+from marserve.pool.dispatch.jobs import Flight, Question
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 

@@ -8,10 +8,8 @@ from typing import Any
 
 from marserve.errors import WorkerDied
 from marserve.messages import Part, Raised, Request, Result
-from marserve.pool.dispatch.batcher import Flight
-from marserve.pool.dispatch.lengths.asked_lengths import Question
+from marserve.pool.dispatch.jobs import Flight, Job, Question
 from marserve.pool.dispatch.modes import make_dispatcher
-from marserve.pool.dispatch.queue import Job
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.receivers import Told

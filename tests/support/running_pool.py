@@ -18,7 +18,7 @@ import marserve
 import marserve_handlers
 from marserve.errors import MarserveError
 from marserve.messages import Answer, Load, Part, Request
-from marserve.pool.dispatch.queue import Job
+from marserve.pool.dispatch.jobs import Job
 from marserve.pool.launchers import process
 from marserve.pool.launchers.forked import SINGLE_THREADED
 from marserve.pool.launchers.launcher import Launchers

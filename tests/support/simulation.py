@@ -32,10 +32,10 @@ from marserve.errors import (
     WorkerDied,
 )
 from marserve.messages import Answer, Part, Raised, Request, Result
-from marserve.pool.dispatch.batcher import MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT, Flight
-from marserve.pool.dispatch.lengths.asked_lengths import Question
+from marserve.pool.dispatch.batcher import MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT
+from marserve.pool.dispatch.jobs import Flight, Job, JobState, Question
 from marserve.pool.dispatch.modes import make_dispatcher
-from marserve.pool.dispatch.queue import AGEING_S, LEAST_URGENT, Job, JobState
+from marserve.pool.dispatch.queue import AGEING_S, LEAST_URGENT
 from marserve.pool.options import PoolOptions, SequenceOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 

@@ -21,10 +21,9 @@ from marserve.machine.device_readings import describe_usage
 from marserve.machine.devices import choose_group
 from marserve.messages import Answer, Checked, Load, Metrics, Part, Receiver, Request, Tolerance
 from marserve.pool.checks.certifier import Certifier
-from marserve.pool.dispatch.batcher import Flight
-from marserve.pool.dispatch.lengths.asked_lengths import Question
+from marserve.pool.dispatch.jobs import Flight, Job, Question
 from marserve.pool.dispatch.modes import make_dispatcher
-from marserve.pool.dispatch.queue import GivenUp, Job
+from marserve.pool.dispatch.queue import GivenUp
 from marserve.pool.launchers.launcher import Launchers, make_launcher
 from marserve.pool.options import PoolOptions
 from marserve.pool.reservation import Room, Unbounded

@@ -11,9 +11,8 @@ import pytest
 
 from marserve.errors import WorkerDied
 from marserve.messages import Part, Raised, Request, Result
-from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
-from marserve.pool.dispatch.queue import Job
+from marserve.pool.dispatch.jobs import Flight, Job
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.processes import until

@@ -8,9 +8,10 @@ import pytest
 
 from marserve.messages import Part, Request
 from marserve.pool.dispatch.batcher import Batcher
+from marserve.pool.dispatch.jobs import Job, JobState
 from marserve.pool.dispatch.lengths.asked_lengths import AskedLengths
 from marserve.pool.dispatch.lengths.latency_goal import GoalPolicy
-from marserve.pool.dispatch.queue import Job, JobQueue, JobState
+from marserve.pool.dispatch.queue import JobQueue
 from support.receivers import Told
 
 

@@ -26,9 +26,9 @@ from marserve.errors import (
     WorkerDied,
 )
 from marserve.messages import Answer, Part, Raised, Request, Result
-from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import MAX_REFUSED_FINGERPRINTS, Dispatcher, fingerprint_of
-from marserve.pool.dispatch.queue import GivenUp, Job, JobState
+from marserve.pool.dispatch.jobs import Flight, Job, JobState
+from marserve.pool.dispatch.queue import GivenUp
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.telemetry.metrics.measurements import Answered, Event, Queued, Ran, Tap

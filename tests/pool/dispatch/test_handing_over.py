@@ -6,8 +6,8 @@ from typing import Any
 
 from marserve.errors import DeadlinePassed, NoWorker
 from marserve.messages import Answer, Part, Request, Result
-from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
+from marserve.pool.dispatch.jobs import Flight
 from marserve.pool.dispatch.sequences import SequenceQueue
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics

@@ -10,11 +10,10 @@ import pytest
 
 from marserve.errors import DeadlinePassed, MarserveError, NoWorker, QueueFull
 from marserve.messages import Part, Request, Result
-from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.hold import HOLD_S, Hold
+from marserve.pool.dispatch.jobs import Flight, Job
 from marserve.pool.dispatch.modes import make_dispatcher
-from marserve.pool.dispatch.queue import Job
 from marserve.pool.options import PoolOptions, SequenceOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.receivers import Told

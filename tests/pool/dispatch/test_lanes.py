@@ -9,8 +9,8 @@ import pytest
 
 from marserve.errors import BadFrame, WorkerDied
 from marserve.messages import Part, Request, Result
-from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
+from marserve.pool.dispatch.jobs import Flight
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.receivers import Told

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.pool.dispatch.batcher import WorkerLane
+from marserve.pool.dispatch.jobs import WorkerLane
 from marserve.pool.dispatch.least_loaded import Fewest
 
 STEPS = st.lists(

@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from marserve.messages import Part, Request
-from marserve.pool.dispatch.queue import Job, JobQueue, JobState
+from marserve.pool.dispatch.jobs import Job, JobState
+from marserve.pool.dispatch.queue import JobQueue
 from support.receivers import Told
 
 

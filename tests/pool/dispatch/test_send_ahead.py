@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.pool.dispatch.batcher import MANY_AHEAD_BELOW_S, MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT, Flight, WorkerLane
+from marserve.pool.dispatch.batcher import MANY_AHEAD_BELOW_S, MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT
+from marserve.pool.dispatch.jobs import Flight, WorkerLane
 from marserve.pool.dispatch.send_ahead import BOUNDS, RoomAhead
 
 

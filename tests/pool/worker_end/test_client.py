@@ -37,9 +37,7 @@ from marserve.messages import (
     ToServer,
     pack_head,
 )
-from marserve.pool.dispatch.batcher import Flight
-from marserve.pool.dispatch.lengths.asked_lengths import Question
-from marserve.pool.dispatch.queue import Job
+from marserve.pool.dispatch.jobs import Flight, Job, Question
 from marserve.pool.worker_end.client import (
     MAX_KEPT_HEAD_BYTES,
     MAX_KEPT_HEADS,

@@ -34,8 +34,8 @@ from marserve.messages import (
     pack_head,
 )
 from marserve.pool.checks.certificate import Certificate, InService, report_of, sentence_of
-from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
+from marserve.pool.dispatch.jobs import Flight
 from marserve.pool.dispatch.lengths.allowance import Allowance
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics

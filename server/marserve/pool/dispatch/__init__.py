@@ -1,6 +1,7 @@
 """Which request goes to which worker, and when. Pure: time is passed in, I/O is asked for.
 
 dispatcher    the life of every request, from `submit` to its one end
+jobs          jobs, batches under way, workers: the data
 queue         requests that wait: by priority, then age
 batcher       which of them leave together
 hold          how long to wait where every start of a worker failed

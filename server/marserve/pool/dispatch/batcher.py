@@ -19,14 +19,14 @@ go before everything that waits.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections import deque
 from typing import Literal
 
-from marserve.pool.dispatch.lengths.asked_lengths import AskedLengths, Question
+from marserve.pool.dispatch.jobs import Job, JobState
+from marserve.pool.dispatch.lengths.asked_lengths import AskedLengths
 from marserve.pool.dispatch.lengths.latency_goal import GoalPolicy
 from marserve.pool.dispatch.lengths.lengths import LengthOf
-from marserve.pool.dispatch.queue import Job, JobQueue, JobState
+from marserve.pool.dispatch.queue import JobQueue
 
 # A batch is sent ahead only to a worker whose batches take less than this: what it hides is the time on the wire.
 AHEAD_BELOW_S = 0.05
@@ -42,40 +42,6 @@ LENGTHS_AMONG = 4
 # as make one batch of this many jobs (24 % less CPU a request for an echo with batch size 1, `benchmarks/echo.py`).
 MANY_AHEAD_BELOW_S = 0.0002
 MAX_JOBS_IN_FLIGHT = 16
-
-
-@dataclass(eq=False, slots=True)
-class Flight:
-    """A batch that left for a worker. `number` counts up from 1 for each worker; `is_group` must not be mixed.
-
-    `is_check`: no jobs, but something of the server's own that occupies the worker for a while. `is_ahead`: the worker
-    was busy with another when this one left. `key` is the worker's.
-    """
-
-    number: int
-    jobs: list[Job]
-    is_group: bool
-    sent_at: float
-    is_check: bool = False
-    is_ahead: bool = False
-    key: str = ""
-
-
-@dataclass(eq=False, slots=True)
-class WorkerLane:
-    """What the pure side knows of one worker: what it has in flight, oldest first, and how long its batches take.
-
-    `question`: lengths it was asked for before one of these batches, and has not said yet. `row`: where it stands among
-    those that may be sent another (`pool/dispatch/send_ahead.py`).
-    """
-
-    key: str
-    flights: deque[Flight] = field(default_factory=deque)
-    last_number: int = 0
-    mean_run_s: float = 0.0
-    is_open: bool = True
-    question: Question | None = None
-    row: OrderedDict[WorkerLane, int] | None = None
 
 
 class Batcher:

@@ -40,15 +40,14 @@ from marserve.pool.dispatch.batcher import (
     AHEAD_OF_PRIORITIES_BELOW_S,
     MAX_JOBS_IN_FLIGHT,
     Batcher,
-    Flight,
-    WorkerLane,
 )
 from marserve.pool.dispatch.hold import Hold
-from marserve.pool.dispatch.lengths.asked_lengths import AskedLengths, Question
+from marserve.pool.dispatch.jobs import Flight, Job, JobState, Question, WorkerLane
+from marserve.pool.dispatch.lengths.asked_lengths import AskedLengths
 from marserve.pool.dispatch.lengths.expected_wait import FreeOrder, RunTimes
 from marserve.pool.dispatch.lengths.latency_goal import GoalPolicy
 from marserve.pool.dispatch.lengths.lengths import FROM_HANDLER, read_rule
-from marserve.pool.dispatch.queue import GivenUp, Job, JobQueue, JobState
+from marserve.pool.dispatch.queue import GivenUp, JobQueue
 from marserve.pool.dispatch.send_ahead import RoomAhead
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from marserve.pool.dispatch.batcher import WorkerLane
+from marserve.pool.dispatch.jobs import WorkerLane
 
 
 class Fewest:

@@ -18,8 +18,8 @@ from marserve.pool.dispatch.batcher import (
     MANY_AHEAD_BELOW_S,
     MAX_IN_FLIGHT,
     MAX_JOBS_IN_FLIGHT,
-    WorkerLane,
 )
+from marserve.pool.dispatch.jobs import WorkerLane
 
 # How long a batch may take, in seconds, for another to be sent ahead of its end: one of these is asked for.
 BOUNDS = (MANY_AHEAD_BELOW_S, AHEAD_OF_PRIORITIES_BELOW_S, AHEAD_FOR_GOAL_BELOW_S, AHEAD_BELOW_S)

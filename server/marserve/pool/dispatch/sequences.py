@@ -21,7 +21,8 @@ import msgspec
 
 from marserve.errors import SequenceGone, SequencesFull
 from marserve.messages import Request
-from marserve.pool.dispatch.queue import Job, JobQueue, JobState
+from marserve.pool.dispatch.jobs import Job, JobState
+from marserve.pool.dispatch.queue import JobQueue
 from marserve.pool.options import SequenceOptions
 
 # Lost sequences that are remembered; the oldest are forgotten first.

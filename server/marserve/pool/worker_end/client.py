@@ -40,9 +40,7 @@ from marserve.messages import (
     Warned,
     pack_head,
 )
-from marserve.pool.dispatch.batcher import Flight
-from marserve.pool.dispatch.lengths.asked_lengths import Question
-from marserve.pool.dispatch.queue import Job
+from marserve.pool.dispatch.jobs import Flight, Job, Question
 
 # Bodies of one frame that several flights share: more would keep the worker waiting for the last to begin the first.
 SHARED_FRAME_BYTES = 16 * 1024

@@ -11,18 +11,16 @@ import pytest
 
 from marserve.errors import BadFrame, WorkerDied
 from marserve.messages import Answer, Part, Request, Result
-from marserve.pool.dispatch.batcher import Flight
 from marserve.pool.dispatch.dispatcher import Dispatcher
+from marserve.pool.dispatch.jobs import Flight, Job, Question
 from marserve.pool.dispatch.lengths.asked_lengths import (
     FIRST_ITEMS,
     MAX_BYTES,
     MAX_DEATHS,
     MAX_KNOWN,
     AskedLengths,
-    Question,
     digest_of,
 )
-from marserve.pool.dispatch.queue import Job
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.processes import until

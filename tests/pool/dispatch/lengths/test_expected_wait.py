@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.pool.dispatch.batcher import Flight, WorkerLane
+from marserve.pool.dispatch.jobs import Flight, WorkerLane
 from marserve.pool.dispatch.lengths.expected_wait import FEWEST_RUNS, FreeOrder, RunTimes
 
 

@@ -16,14 +16,13 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from marserve.messages import Request
+from marserve.pool.dispatch.jobs import Job, JobState, Question
 from marserve.pool.dispatch.lengths.allowance import Allowance
 from marserve.pool.dispatch.lengths.lengths import body_bytes
-from marserve.pool.dispatch.queue import Job, JobState
 from marserve.telemetry.metrics.counts import VersionMetrics
 
 # How much of the seconds that workers are busy may go into asking, and how much of it can be saved up.
@@ -42,16 +41,6 @@ SURE_RATIOS = 15
 MAX_DEATHS = 3
 # What is kept of an input that the handler could not say a length for.
 NONE = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Question:
-    """Jobs whose lengths a worker is asked for, right before batch `number`."""
-
-    number: int
-    jobs: Sequence[Job]
-    digests: Sequence[bytes]
-    limit_s: float
 
 
 class AskedLengths:

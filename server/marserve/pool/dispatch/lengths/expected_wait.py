@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable
 from statistics import median
 
-from marserve.pool.dispatch.batcher import WorkerLane
+from marserve.pool.dispatch.jobs import WorkerLane
 
 KEPT_RUNS = 32
 FEWEST_RUNS = 5

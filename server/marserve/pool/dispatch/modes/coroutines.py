@@ -19,11 +19,10 @@ from collections.abc import Sequence
 
 from marserve.errors import BadFrame
 from marserve.messages import Receiver, Request, Result
-from marserve.pool.dispatch.batcher import Flight, WorkerLane
 from marserve.pool.dispatch.dispatcher import MAX_DEATHS, Actions, Loss
+from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
 from marserve.pool.dispatch.least_loaded import Fewest
 from marserve.pool.dispatch.modes.direct import DirectDispatcher
-from marserve.pool.dispatch.queue import Job, JobState
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import heapq
 
-from marserve.pool.dispatch.batcher import Flight, WorkerLane
 from marserve.pool.dispatch.dispatcher import Dispatcher
-from marserve.pool.dispatch.queue import Job, JobState
+from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
 
 
 class DirectDispatcher(Dispatcher):

@@ -21,10 +21,9 @@ from collections.abc import Sequence
 
 from marserve.errors import MarserveError, NoTicket, SequenceGone
 from marserve.messages import Answer, Receiver, Request, Result
-from marserve.pool.dispatch.batcher import Flight, WorkerLane
 from marserve.pool.dispatch.dispatcher import MAX_DEATHS, Actions, Landed, Loss
+from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
 from marserve.pool.dispatch.modes.direct import DirectDispatcher
-from marserve.pool.dispatch.queue import Job, JobState
 from marserve.pool.dispatch.sequences import SequenceQueue, may_run_together
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
