@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from marserve.store.fetching.cache import Cache, Held, Incoming, part_path, put_into, sweep_parts
-from marserve.store.fetching.download import Cancel, Downloaded
-from marserve.store.sources.source import Entry, Failed
+from marserve.store.fetching.download import Downloaded
+from marserve.store.sources.source import Cancel, Entry, Failed
 from support.caches import used_bytes
 
 KIB = 1024

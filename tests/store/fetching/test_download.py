@@ -26,7 +26,6 @@ from marserve.store.fetching.download import (
     LEAST_BYTES_PER_S,
     PROGRESS_BYTES,
     Attempts,
-    Cancel,
     Downloaded,
     DownloadOptions,
     Pace,
@@ -34,7 +33,7 @@ from marserve.store.fetching.download import (
     download,
 )
 from marserve.store.sources.http import HttpOrigins, HttpSource, _tls
-from marserve.store.sources.source import Broken, Entry, Failed, Missing
+from marserve.store.sources.source import Broken, Cancel, Entry, Failed, Missing
 from support.fault_proxy import Fault, FaultProxy, fault_proxy
 from support.file_server import file_server
 from support.range_origin import RangeOrigin, range_origin

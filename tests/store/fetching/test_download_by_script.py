@@ -18,16 +18,8 @@ import pytest
 
 from marserve.settings.table import Settings
 from marserve.store.fetching import download as module
-from marserve.store.fetching.download import (
-    Attempts,
-    Cancel,
-    Downloaded,
-    DownloadOptions,
-    Pace,
-    await_object,
-    download,
-)
-from marserve.store.sources.source import Broken, Entry, Failed, Missing, Replaced, SourceError
+from marserve.store.fetching.download import Attempts, Downloaded, DownloadOptions, Pace, await_object, download
+from marserve.store.sources.source import Broken, Cancel, Entry, Failed, Missing, Replaced, SourceError
 
 DATA = bytes(range(256)) * 40
 ENTRY = Entry("m.mar", len(DATA), '"1"', 5.0)

@@ -16,10 +16,10 @@ from marserve.errors import ArchiveExists, ArchiveNotFound, DigestMismatch, Down
 from marserve.store.addresses.fetch_guard import AllowedUrls, Target
 from marserve.store.fetching.byte_ranges import MIB
 from marserve.store.fetching.cache import Cache
-from marserve.store.fetching.download import Cancel, DownloadOptions, OnProgress
+from marserve.store.fetching.download import DownloadOptions
 from marserve.store.fetching.download_list import MOST_ENDED, DownloadList
 from marserve.store.fetching.fetcher import DigestRule, Fetcher, FetchOptions
-from marserve.store.sources.source import Gathered
+from marserve.store.sources.source import Cancel, Gathered, OnProgress
 from support.caches import used_bytes
 from support.fault_proxy import Fault, fault_proxy
 from support.range_origin import RangeOrigin, range_origin

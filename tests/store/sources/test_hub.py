@@ -15,9 +15,8 @@ import pytest
 from marserve.settings.stores import STORES
 from marserve.settings.values import Reading
 from marserve.store.addresses.fetch_guard import parse_target
-from marserve.store.fetching.download import Cancel
 from marserve.store.sources.hub import Hub, Repository, read_repository
-from marserve.store.sources.source import Broken, Failed, Gathered, Missing, SourceError
+from marserve.store.sources.source import Broken, Cancel, Failed, Gathered, Missing, SourceError
 from support.hub_server import HubServer, hub_server
 from support.prepared import Kind, Prepared
 from support.server import poll

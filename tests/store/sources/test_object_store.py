@@ -25,10 +25,10 @@ import trustme
 from marserve.settings.stores import STORES
 from marserve.settings.values import Reading
 from marserve.store.addresses.fetch_guard import parse_target
-from marserve.store.fetching.download import Cancel, DownloadOptions, download
+from marserve.store.fetching.download import DownloadOptions, download
 from marserve.store.sources.object_errors import TEXT_CHARACTERS, explain
 from marserve.store.sources.object_store import ObjectSource, ObjectStores
-from marserve.store.sources.source import Broken, Entry, Failed, Missing, Replaced, SourceError
+from marserve.store.sources.source import Broken, Cancel, Entry, Failed, Missing, Replaced, SourceError
 from support.object_stores import AZURE_ACCOUNT, AZURE_KEY, Bucket, S3Server, StoreProgram, azure_server
 from support.odd_store import MODIFIED, OddStore, an_object, odd_store, trouble
 from support.server import free_ports, poll

@@ -32,8 +32,8 @@ from pathlib import Path
 import msgspec
 
 from marserve.regular_files import read_regular
-from marserve.store.fetching.download import Cancel, Downloaded
-from marserve.store.sources.source import Entry
+from marserve.store.fetching.download import Downloaded
+from marserve.store.sources.source import Cancel, Entry
 
 log = logging.getLogger("marserve.store")
 

@@ -22,7 +22,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from marserve.store.fetching.byte_ranges import FIRST_PART_BYTES, MIB, Part, Parts
-from marserve.store.sources.source import Broken, Entry, Failed, Missing, Reading, Replaced, Source, SourceError
+from marserve.store.sources.source import (
+    Broken,
+    Cancel,
+    Entry,
+    Failed,
+    Missing,
+    OnProgress,
+    Reading,
+    Replaced,
+    Source,
+    SourceError,
+)
 
 log = logging.getLogger("marserve.store")
 
@@ -37,7 +48,6 @@ HASH_BYTES = 1 * MIB
 FIRST_LATE_PAUSE_S = 0.25
 MOST_LATE_PAUSE_S = 5.0
 
-OnProgress = Callable[[int, int | None], None]
 """Told how many bytes there are, and of how many (None: unknown). Called from any thread of the download, one a time.
 
 The first number falls back to 0 when a download begins anew.
@@ -62,55 +72,6 @@ class Downloaded:
 
     entry: Entry
     sha256: str
-
-
-class Cancel:
-    """Ends a download from another thread: sets a flag, wakes who waits, and runs what was left with it."""
-
-    def __init__(self) -> None:
-        self.reason = "it was given up"
-        self._event = threading.Event()
-        self._lock = threading.Lock()
-        self._actions: list[Callable[[], None]] = []
-
-    def set(self, reason: str | None = None) -> None:
-        """Cancel. May be called twice, from any thread; the first reason stays."""
-        with self._lock:
-            if self._event.is_set():
-                return
-            self.reason = reason or self.reason
-            self._event.set()
-            actions = list(self._actions)
-        for action in actions:
-            action()
-
-    @property
-    def is_set(self) -> bool:
-        """Whether it was cancelled."""
-        return self._event.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait so long, or until it is cancelled; says which."""
-        return self._event.wait(seconds)
-
-    def check(self) -> None:
-        """Raise Failed if it was cancelled."""
-        if self._event.is_set():
-            raise Failed(self.reason)
-
-    @contextlib.contextmanager
-    def calling(self, action: Callable[[], None]) -> Iterator[None]:
-        """Have `action` called when it is cancelled meanwhile; at once if it was."""
-        with self._lock:
-            is_set = self._event.is_set()
-            self._actions.append(action)
-        if is_set:
-            action()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._actions.remove(action)
 
 
 class Pace:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
-from marserve.store.fetching.download import Cancel
+from marserve.store.sources.source import Cancel
 
 MOST_ENDED = 50
 

@@ -34,19 +34,22 @@ from marserve.store.addresses.fetch_guard import (
 )
 from marserve.store.addresses.pinned_digest import BESIDE, MOST_BESIDE_BYTES, read_digest, split_digest
 from marserve.store.fetching.cache import READ_ONLY, Cache, Held, Incoming, part_path, put_into, sweep_parts
-from marserve.store.fetching.download import (
-    Cancel,
-    Downloaded,
-    DownloadOptions,
-    OnProgress,
-    await_object,
-    download,
-)
+from marserve.store.fetching.download import Downloaded, DownloadOptions, await_object, download
 from marserve.store.fetching.download_list import Download, DownloadList
 from marserve.store.fetching.fetched_archives import PlacesFiles
 from marserve.store.sources.file_source import FileOrigins
 from marserve.store.sources.http import HttpOrigins
-from marserve.store.sources.source import Entry, Failed, Gathered, Missing, Opener, Source, SourceError
+from marserve.store.sources.source import (
+    Cancel,
+    Entry,
+    Failed,
+    Gathered,
+    Missing,
+    OnProgress,
+    Opener,
+    Source,
+    SourceError,
+)
 
 log = logging.getLogger("marserve.store")
 

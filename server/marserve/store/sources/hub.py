@@ -21,8 +21,7 @@ from typing import Any
 from marserve.errors import BadSettings
 from marserve.settings.stores import NO_STORES, Stores
 from marserve.store.addresses.fetch_guard import Target
-from marserve.store.fetching.download import Cancel, OnProgress
-from marserve.store.sources.source import Broken, Failed, Gathered, Missing, SourceError
+from marserve.store.sources.source import Broken, Cancel, Failed, Gathered, Missing, OnProgress, SourceError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+\-]{0,127}")

@@ -7,11 +7,15 @@ the sentence what to say. Sentences carry no secrets. What may be opened at all 
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+OnProgress = Callable[[int, int | None], None]
 
 if TYPE_CHECKING:  # the process that asks an object store imports this, and little else
     from marserve.store.addresses.fetch_guard import Target
@@ -144,3 +148,52 @@ class Gathered:
 
 Opener = Callable[["Target"], Source]
 """Makes the source of an address that is allowed; one for each scheme. Asks the origin nothing; raises SourceError."""
+
+
+class Cancel:
+    """Ends a download from another thread: sets a flag, wakes who waits, and runs what was left with it."""
+
+    def __init__(self) -> None:
+        self.reason = "it was given up"
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._actions: list[Callable[[], None]] = []
+
+    def set(self, reason: str | None = None) -> None:
+        """Cancel. May be called twice, from any thread; the first reason stays."""
+        with self._lock:
+            if self._event.is_set():
+                return
+            self.reason = reason or self.reason
+            self._event.set()
+            actions = list(self._actions)
+        for action in actions:
+            action()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it was cancelled."""
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long, or until it is cancelled; says which."""
+        return self._event.wait(seconds)
+
+    def check(self) -> None:
+        """Raise Failed if it was cancelled."""
+        if self._event.is_set():
+            raise Failed(self.reason)
+
+    @contextlib.contextmanager
+    def calling(self, action: Callable[[], None]) -> Iterator[None]:
+        """Have `action` called when it is cancelled meanwhile; at once if it was."""
+        with self._lock:
+            is_set = self._event.is_set()
+            self._actions.append(action)
+        if is_set:
+            action()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._actions.remove(action)
