@@ -26,7 +26,7 @@ from marserve.errors import (
     VersionInUse,
     VersionNotFound,
 )
-from marserve.registry.intake.intake import Unpacked
+from marserve.registry.catalogue.plan import Unpacked
 from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.store.sources.source import Entry
 from marserve.store.watching.sightings import Change, ChangeKind

@@ -18,7 +18,8 @@ from marserve.arrivals.object_events import ObjectEvent
 from marserve.arrivals.watches import FAMILIES, Declared, Policies, Watches
 from marserve.desired_state.document import NewVersions
 from marserve.errors import BadInput, BadSettings, WatchNotFound
-from marserve.registry.intake.intake import Intake, Unpacked
+from marserve.registry.catalogue.plan import Unpacked
+from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.pending_fetches import Coming
 from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.settings.watches import WatchedPlace

@@ -45,7 +45,7 @@ from marserve.errors import (
     VersionInUse,
     VersionNotFound,
 )
-from marserve.registry.intake.intake import Unpacked
+from marserve.registry.catalogue.plan import Unpacked
 from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.settings.watches import NameRule, NewVersionPolicy, RemovedPolicy
 from marserve.store.addresses.pinned_digest import split_digest

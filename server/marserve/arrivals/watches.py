@@ -24,8 +24,9 @@ from marserve.arrivals.arrivals import ArrivalPolicy, Arrivals, Canaries, Models
 from marserve.arrivals.object_events import ObjectEvent, Sequencers, Verdict
 from marserve.desired_state.document import NewVersions
 from marserve.errors import ArchiveNotFound, BadInput, BadSettings, ModelNotFound, RolloutNotFound, WatchNotFound
+from marserve.registry.catalogue.plan import Unpacked
 from marserve.registry.changes.swap import SwapParameters
-from marserve.registry.intake.intake import Intake, Unpacked, pinned
+from marserve.registry.intake.intake import Intake, pinned
 from marserve.registry.intake.pending_fetches import Coming
 from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.registry.models import Registry

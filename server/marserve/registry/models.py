@@ -33,6 +33,7 @@ from marserve.registry.catalogue.describe import describe_version, page_of
 from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
 from marserve.registry.catalogue.mirrors import Mirrors
 from marserve.registry.catalogue.named_answers import NamedReceiver
+from marserve.registry.catalogue.plan import Unpacked
 from marserve.registry.catalogue.readiness import Readiness, Standing, judge
 from marserve.registry.catalogue.snapshot import SnapshotVersion, archive_name
 from marserve.registry.catalogue.traffic import choose_version
@@ -47,7 +48,7 @@ from marserve.registry.changes.registering import Registering, log_failure, rema
 from marserve.registry.changes.swap import SwapParameters, Swapped, Swapping
 from marserve.registry.changes.transaction import TrafficSetters, Transaction
 from marserve.registry.changes.under_way import Changes
-from marserve.registry.intake.intake import Intake, Unpacked
+from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.registration import (
     ModelPage,
     Registered,

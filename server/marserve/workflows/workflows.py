@@ -30,7 +30,7 @@ from marserve.errors import (
 from marserve.messages import Receiver, Request
 from marserve.names import check_new_name
 from marserve.registry.catalogue.describe import page_of
-from marserve.registry.intake.intake import Unpacked
+from marserve.registry.catalogue.plan import Unpacked
 from marserve.registry.intake.registration import ModelPage, Registered, RegisterParameters, Scaled
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.workflows.engine import Engine, Execution, Models, RunnableNode

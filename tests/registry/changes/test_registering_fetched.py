@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from marserve.errors import ArchiveExists, LoadFailed, VersionConflict
+from marserve.registry.catalogue.plan import Plan
 from marserve.registry.changes.swap import SwapParameters
-from marserve.registry.intake.plan import Plan
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.settings.values import ModelToLoad
 from marserve.store.addresses.fetch_guard import AllowedUrls

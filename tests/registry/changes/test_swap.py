@@ -28,10 +28,9 @@ from marserve.errors import (
 )
 from marserve.messages import Answer, Part, Request
 from marserve.pool.options import PoolOptions
+from marserve.registry.catalogue.plan import Plan, Unpacked
 from marserve.registry.catalogue.traffic import Traffic
 from marserve.registry.changes.swap import SwapOrder, SwapParameters, Swapped
-from marserve.registry.intake.intake import Unpacked
-from marserve.registry.intake.plan import Plan
 from marserve.registry.intake.registration import RegisterParameters
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import Behaviour, FakePool

@@ -1,6 +1,7 @@
 """What is registered, and what it says of itself.
 
 versions             the table of models and versions, and the default
+plan                 what a version is made of
 traffic              which version answers a request
 traffic_control      weights, sticky keys and labels, asked and ordered
 mirrors              shadows and watched arms, asked and ordered

@@ -20,8 +20,8 @@ from marserve.errors import (
     VersionNotFound,
 )
 from marserve.messages import Request
+from marserve.registry.catalogue.plan import Plan
 from marserve.registry.catalogue.traffic import VERSION_HEADER, Reason, Role, Rule, Traffic
-from marserve.registry.intake.plan import Plan
 from marserve.registry.observing.observers import Beside
 from marserve.registry.pool_protocols import PoolLike
 

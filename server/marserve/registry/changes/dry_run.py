@@ -14,10 +14,11 @@ from typing import Any
 from marserve.errors import Draining
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.mirrors import Mirrors
+from marserve.registry.catalogue.plan import Plan
 from marserve.registry.catalogue.versions import Version, Versions
 from marserve.registry.changes.hooks import Hooks
 from marserve.registry.changes.registering import Registering, bounds_of, most_at_work
-from marserve.registry.intake.plan import Plan, check_parameters
+from marserve.registry.intake.plan import check_parameters
 from marserve.registry.intake.registration import RegisterParameters, RegistryOptions, check_batching, check_workers
 
 NOT_LOADED = "whether its workers can load it is not tried"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from marserve.pool.options import PoolOptions
+from marserve.registry.catalogue.plan import Plan
 from marserve.registry.catalogue.versions import Version
-from marserve.registry.intake.plan import Plan
 
 
 class Foresee(Protocol):

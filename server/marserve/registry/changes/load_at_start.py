@@ -13,12 +13,12 @@ import random
 from collections.abc import Sequence
 
 from marserve.errors import LoadFailed, MarserveError
+from marserve.registry.catalogue.plan import Plan, Unpacked
 from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.catalogue.versions import Versions
 from marserve.registry.changes.registering import Registering
 from marserve.registry.changes.under_way import Changes
-from marserve.registry.intake.intake import Intake, Unpacked
-from marserve.registry.intake.plan import Plan
+from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.registry.intake.startup import models_to_load
 from marserve.settings import ModelToLoad

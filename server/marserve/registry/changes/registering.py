@@ -23,14 +23,15 @@ from marserve.errors import (
     LoadFailed,
 )
 from marserve.names import check_new_name
+from marserve.registry.catalogue.plan import Plan, Unpacked
 from marserve.registry.catalogue.snapshot import archive_name
 from marserve.registry.catalogue.versions import Version, Versions
 from marserve.registry.changes.hooks import Hooks
 from marserve.registry.changes.under_way import Changes
 from marserve.registry.intake.installing import Installations
-from marserve.registry.intake.intake import Intake, Unpacked
+from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.pending_fetches import Awaited, Coming
-from marserve.registry.intake.plan import Plan, check_parameters, make_plan
+from marserve.registry.intake.plan import check_parameters, make_plan
 from marserve.registry.intake.registration import Registered, RegisterParameters, RegistryOptions
 from marserve.registry.pool_protocols import EnvironmentsLike, MetricsBook, PoolFactory
 from marserve.store.addresses.fetch_guard import hide_query

@@ -28,12 +28,12 @@ from marserve.errors import (
     VersionNotFound,
 )
 from marserve.messages import Answer, Part
+from marserve.registry.catalogue.plan import Plan, Unpacked
 from marserve.registry.catalogue.versions import Version, Versions
 from marserve.registry.changes.dry_run import Rehearsal, Rehearsed
 from marserve.registry.changes.registering import Registering, log_failure
 from marserve.registry.changes.trial import NO_SAMPLES, Unfit, answers_of, read_inputs, try_out
-from marserve.registry.intake.intake import Unpacked
-from marserve.registry.intake.plan import Plan, check_parameters
+from marserve.registry.intake.plan import check_parameters
 from marserve.registry.intake.registration import RegisterParameters
 
 log = logging.getLogger("marserve.registry")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from marserve.errors import DependencyFailed, VersionConflict
-from marserve.registry.intake.plan import Plan, equip
+from marserve.registry.catalogue.plan import Plan
+from marserve.registry.intake.plan import equip
 from marserve.registry.pool_protocols import EnvironmentLike, EnvironmentsLike
 
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import shutil
 import uuid
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from marserve.agent_link import ArchiveRef
-from marserve.archive.contents.manifest import Manifest, read_manifest
-from marserve.archive.contents.model_config import ModelConfig, read_model_config
+from marserve.archive.contents.manifest import read_manifest
+from marserve.archive.contents.model_config import read_model_config
 from marserve.archive.pickles.pickle_check import check_folder
 from marserve.archive.reading.file_digests import FileDigests
 from marserve.archive.reading.reader import Limits
 from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.errors import BadArchive, BadInput, DigestMismatch, MarserveError, OutOfMemory
+from marserve.registry.catalogue.plan import Unpacked
 from marserve.regular_files import open_regular
 from marserve.store.addresses.fetch_guard import hide_query, is_address, parse_target
 from marserve.store.addresses.pinned_digest import split_digest
@@ -34,39 +34,6 @@ from marserve.store.sources.local import Found, LocalStore, look_at
 
 # How often an archive is unpacked that is touched meanwhile.
 UNPACK_ATTEMPTS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Unpacked:
-    """An archive that was taken in. With `is_private` its folder belongs to whoever holds this.
-
-    `warnings` tell what was found in pickles of an archive that the operator trusts. `archive` is the word by which a
-    later start finds it again. `origin` is what other machines fetch, None for a folder; its digest is left
-    out where the archive's own configuration sends no worker elsewhere. `placed` is the file that the store got of it.
-    `archives` has the private folder noted.
-    """
-
-    folder: Path
-    manifest: Manifest
-    config: ModelConfig
-    is_private: bool = True
-    warnings: tuple[str, ...] = ()
-    archive: str = ""
-    origin: ArchiveRef | None = None
-    placed: Path | None = None
-    archives: UnpackedArchives | None = None
-
-    def discard(self) -> None:
-        """Delete the folder if it is private. Blocks; may be called twice."""
-        if self.is_private and self.archives is not None:
-            self.archives.discard(self.folder)
-        elif self.is_private:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-    def take_away(self) -> None:
-        """Take from the store what it got of it, for nobody is to have it. Blocks; may be called twice."""
-        if self.placed is not None:
-            self.placed.unlink(missing_ok=True)
 
 
 class Intake:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from marserve.messages import Load
 from marserve.names import check_new_name, encodable, encodable_document, name_fault
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.describe import Facts
+from marserve.registry.catalogue.plan import Plan, Unpacked, Wanted
 from marserve.registry.catalogue.snapshot import lies_as
 from marserve.registry.intake.effective_options import (
     RUNTIMES,
@@ -32,7 +33,7 @@ from marserve.registry.intake.effective_options import (
     effective_runtime,
 )
 from marserve.registry.intake.handler_check import find_defect, folder_of, hides_pythons_own
-from marserve.registry.intake.intake import Unpacked, digest_of
+from marserve.registry.intake.intake import digest_of
 from marserve.registry.intake.registration import MOST_WORKERS, RegisterParameters, RegistryOptions
 from marserve.registry.intake.startup import name_from_file
 from marserve.registry.pool_protocols import EnvironmentLike
@@ -43,38 +44,6 @@ from marserve.store.addresses.pinned_digest import split_digest
 
 # What a desired state says of a version beside the keys of its configuration.
 NOT_OF_THE_CONFIG = frozenset({"url", "sha256", "handler", "runtime"})
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be installed before a version can be, and as what."""
-
-    requirements: Requirements
-    kind: Literal["packages", "venv"]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A version that could be: what describe says of it, what its workers are told, and what it was unpacked to.
-
-    `wanted` is what it requires, `environment` where that is, once it is installed (`equip`).
-    """
-
-    facts: Facts
-    load: Load
-    unpacked: Unpacked
-    wanted: Wanted | None = None
-    environment: EnvironmentLike | None = None
-
-    def borrowed(self) -> Plan:
-        """The same, whose files belong to somebody else: its `discard` leaves them where they are."""
-        return replace(self, unpacked=replace(self.unpacked, is_private=False), environment=None)
-
-    def discard(self) -> None:
-        """Let go of everything on disk. Blocks."""
-        if self.environment is not None:
-            self.environment.release()
-        self.unpacked.discard()
 
 
 def check_parameters(parameters: RegisterParameters) -> None:
