@@ -15,19 +15,12 @@ import httpx
 import pytest
 from fastapi import APIRouter
 
-from marserve.api.auth import (
-    Access,
-    CannotKeepTokens,
-    Guard,
-    Kind,
-    KnownHeads,
-    Tokens,
-    authorization_of,
-    token_router,
-)
+from marserve.api.auth import Access, CannotKeepTokens, Kind, Tokens, authorization_of
 from marserve.api.browsers import BrowserRules, OwnHosts
+from marserve.api.http.listener import KnownHeads
 from marserve.api.http.request_head import Head
 from marserve.api.rest.application import build_app
+from marserve.api.rest.guard import Guard, token_router
 from marserve.errors import InvalidToken
 from support.http_client import Cut
 from support.http_listener import listening

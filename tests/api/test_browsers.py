@@ -6,9 +6,10 @@ import httpx
 import pytest
 from fastapi import APIRouter
 
-from marserve.api.browsers import OPEN_PATHS, BrowserGuard, BrowserRules, Origin, OwnHosts, read_origin, split_host
+from marserve.api.browsers import OPEN_PATHS, BrowserRules, Origin, OwnHosts, read_origin, split_host
 from marserve.api.errors import ForeignHost, ForeignOrigin
 from marserve.api.rest.application import build_app
+from marserve.api.rest.guard import BrowserGuard
 from support.http_listener import listening
 from support.management_house import client_of
 

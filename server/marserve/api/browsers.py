@@ -14,10 +14,9 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from marserve.api.errors import ForeignHost, ForeignOrigin
-from marserve.api.rest.application import error_response
 
 SAFE_METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS", b"GET", b"HEAD", b"OPTIONS"))
 # Probes name a pod by its address, KServe's those of the Open Inference Protocol too.
@@ -125,24 +124,6 @@ class BrowserRules:
 
     def _is_allowed(self, text: str) -> bool:
         return (read_origin(text) or text) in self._allowed
-
-
-class BrowserGuard:
-    """Applies the rules to every request of a listener whose routes need no key."""
-
-    def __init__(self, app: ASGIApp, rules: BrowserRules) -> None:
-        self._app = app
-        self._rules = rules
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it."""
-        if scope["type"] == "http":
-            try:
-                self._rules.check_scope(scope)
-            except (ForeignHost, ForeignOrigin) as error:
-                await error_response(error)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 def read_origin(text: str) -> Origin | None:

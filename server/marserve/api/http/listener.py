@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from marserve.api.auth import KnownHeads, Tokens
+from marserve.api.auth import Tokens
 from marserve.api.browsers import BrowserRules
 from marserve.api.decoding import Decoding
 from marserve.api.http.connections import ConnectionTable
@@ -119,3 +119,24 @@ class Listener:
 
 def _match_nothing(target: bytes) -> None:
     """A listener without inference: every request is ASGI."""
+
+
+class KnownHeads(dict[bytes, Head]):
+    """The accepted headers of a listener, each with its key inside: all forgotten once that key is another or ended.
+
+    Takes the place of a plain table where tokens are on, so that a listener without them pays nothing.
+    """
+
+    def __init__(self, tokens: Tokens) -> None:
+        super().__init__()
+        self._tokens = tokens
+        self._key = tokens.key_of("inference")
+
+    def get(self, head_bytes: bytes, default: Head | None = None) -> Head | None:  # type: ignore[override]
+        """The header that was read from these bytes, if it would still be let in."""
+        key = self._tokens.key_of("inference")
+        if key is not self._key or self._tokens.has_expired("inference"):
+            self.clear()
+            self._key = key
+            return default
+        return super().get(head_bytes, default)

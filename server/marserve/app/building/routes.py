@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter
 
-from marserve.api.auth import Access, token_router
+from marserve.api.auth import Access
 from marserve.api.rest.description import description_router
+from marserve.api.rest.guard import token_router
 from marserve.api.rest.models.desired_state import desired_state_router
 from marserve.api.rest.models.downloads import downloads_router
 from marserve.api.rest.models.events import EventSecrets, events_router, watches_router
