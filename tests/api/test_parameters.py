@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from marserve.api.parameters import JsonParameters, QueryParameters
-from marserve.api.rest.models.management import REGISTER_PARAMETERS, read_registration
+from marserve.api.parameters import REGISTER_PARAMETERS, JsonParameters, QueryParameters, read_registration
 from marserve.errors import BadInput
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.settings.values import MemoryWish

@@ -18,7 +18,38 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from marserve.api.decoding import SHORT_BYTES
-from marserve.errors import BadInput
+from marserve.errors import BadInput, without_stop
+from marserve.registry.intake.registration import RegisterParameters
+from marserve.settings.values import MemoryWish, read_memory_wish
+
+REGISTER_PARAMETERS = (
+    "url",
+    "model_name",
+    "handler",
+    "runtime",
+    "batch_size",
+    "max_batch_delay",
+    "response_timeout",
+    "startup_timeout",
+    "memory",
+    "load",
+    "pinned",
+    "initial_workers",
+    "synchronous",
+    "s3_sse_kms",
+    "dry_run",
+)
+NO_KMS = (
+    "s3_sse_kms=true asks for a download from S3 with a signature, and this url is no address of S3; name "
+    "s3://bucket/key or https://bucket.s3.region.amazonaws.com/key, or leave s3_sse_kms out."
+)
+# What clients send for "not given" where a number must stand.
+_NOT_GIVEN = {
+    "batch_size": (-1,),
+    "max_batch_delay": (-100, -10000),
+    "response_timeout": (-1,),
+    "startup_timeout": (-1,),
+}
 
 # No call has parameters that take so much; those of a body over the shorter length are read by a thread.
 MOST_BODY_BYTES: Final = 256 * 1024
@@ -169,3 +200,62 @@ def _unknown(values: Collection[str], known: Collection[str]) -> list[str]:
 
 def _shown(word: str) -> str:
     return repr(word if len(word) <= 60 else word[:57] + "...")
+
+
+def sign(url: str) -> str:
+    """The address of the same object of S3 that is asked for with a signature. Raises BadInput for what is none.
+
+    Requests to `s3://` addresses always have one, and S3 decrypts for who may: KMS needs nothing else.
+    """
+    if re.match(r"s3[an]?://", url, re.IGNORECASE):
+        return url
+    if not re.match(r"https://", url, re.IGNORECASE):
+        raise BadInput(NO_KMS)
+    return f"s3+{url}"
+
+
+def read_registration(parameters: Parameters) -> RegisterParameters:
+    """What a registration asks for, in seconds. Raises BadInput where the URL, or a value in JSON, cannot be used."""
+    url = parameters.text("url")
+    if url is None:
+        raise BadInput("Parameter url is required.")
+    numbers = {name: _given(parameters, name) for name in _NOT_GIVEN}
+    workers = parameters.integer("initial_workers")
+    if workers is not None and workers < 0:
+        parameters.warnings.append(f"initial_workers is {workers}, which counts as 0")
+        workers = 0
+    if parameters.flag("s3_sse_kms", False):
+        url = sign(url)
+    delay_ms = numbers["max_batch_delay"]
+    synchronous = parameters.flag("synchronous", True)
+    return RegisterParameters(
+        url=url,
+        model_name=parameters.text("model_name") or None,
+        handler=parameters.text("handler") or None,
+        runtime=parameters.text("runtime"),
+        batch_size=numbers["batch_size"],
+        max_batch_delay_s=None if delay_ms is None else delay_ms / 1000,
+        response_timeout_s=numbers["response_timeout"],
+        startup_timeout_s=numbers["startup_timeout"],
+        initial_workers=workers,
+        synchronous=synchronous,
+        memory=_read_memory(parameters),
+        warnings=tuple(parameters.warnings),
+    )
+
+
+def _read_memory(parameters: Parameters) -> MemoryWish:
+    said: dict[str, object] = {name: parameters.text(name) for name in ("memory", "load")}
+    if said["memory"] is not None and str(said["memory"]).isdigit():
+        said["memory"] = int(str(said["memory"]))
+    if parameters.has("pinned"):
+        said["pinned"] = parameters.flag("pinned", False)
+    try:
+        return read_memory_wish(said)
+    except ValueError as error:
+        raise BadInput(f"{without_stop(error)}.") from None
+
+
+def _given(parameters: Parameters, name: str) -> int | None:
+    number = parameters.integer(name)
+    return None if number in _NOT_GIVEN[name] else number

@@ -14,8 +14,7 @@ from typing import Any, Final
 from marserve.api.grpc.calls import Answers, Call
 from marserve.api.grpc.errors import ModelApiDisabled
 from marserve.api.grpc.schema import MANAGEMENT, Schema
-from marserve.api.parameters import QueryParameters
-from marserve.api.rest.models.management import REGISTER_PARAMETERS, read_registration
+from marserve.api.parameters import REGISTER_PARAMETERS, QueryParameters, read_registration
 from marserve.desired_state.policies import Changes, DirectChanges
 from marserve.errors import BadInput
 from marserve.names import json_escaped

@@ -6,7 +6,6 @@ It decides nothing about models; what may be done to them, and what went wrong, 
 from __future__ import annotations
 
 import logging
-import re
 from asyncio import to_thread
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -21,7 +20,7 @@ from marserve.api.errors import error_message, error_status, error_type
 from marserve.api.http.request_body import is_form, is_quick, read_parts
 from marserve.api.http.request_head import read_timeout_s
 from marserve.api.http.response_headers import ResponseHeaders
-from marserve.api.parameters import Parameters, QueryParameters, read_parameters
+from marserve.api.parameters import REGISTER_PARAMETERS, QueryParameters, read_parameters, read_registration
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.hang_up import while_connected
 from marserve.api.rest.late_routes import new_router
@@ -41,37 +40,18 @@ from marserve.api.rest.schemas import (
 )
 from marserve.desired_state.dry_runs import DryRuns
 from marserve.desired_state.policies import Changes, DirectChanges
-from marserve.errors import BadInput, ModelNotFound, VersionNotFound, without_stop
+from marserve.errors import BadInput, ModelNotFound, VersionNotFound
 from marserve.messages import Answer, Part
 from marserve.registry.intake.registration import (
     Progress,
-    RegisterParameters,
     default_set_message,
     unregistered_message,
 )
 from marserve.registry.models import Registry
 from marserve.rollout.rollouts import Rollouts
-from marserve.settings.values import MemoryWish, read_memory_wish
 
 log = logging.getLogger("marserve.api")
 
-REGISTER_PARAMETERS = (
-    "url",
-    "model_name",
-    "handler",
-    "runtime",
-    "batch_size",
-    "max_batch_delay",
-    "response_timeout",
-    "startup_timeout",
-    "memory",
-    "load",
-    "pinned",
-    "initial_workers",
-    "synchronous",
-    "s3_sse_kms",
-    "dry_run",
-)
 # `timeout` and `number_gpu` stand in TorchServe's documentation and never did anything; its clients still send them.
 SCALE_PARAMETERS = (
     "min_worker",
@@ -85,22 +65,11 @@ SCALE_PARAMETERS = (
     "dry_run",
 )
 
-NO_KMS = (
-    "s3_sse_kms=true asks for a download from S3 with a signature, and this url is no address of S3; name "
-    "s3://bucket/key or https://bucket.s3.region.amazonaws.com/key, or leave s3_sse_kms out."
-)
 UNREGISTER_PARAMETERS = ("model_version", "force", "dry_run")
 
 MOST_CHECK_SAMPLES = 64
 MOST_REMARKS = 1000
 
-# What clients send for "not given" where a number must stand.
-_NOT_GIVEN = {
-    "batch_size": (-1,),
-    "max_batch_delay": (-100, -10000),
-    "response_timeout": (-1,),
-    "startup_timeout": (-1,),
-}
 _NOT_THERE: dict[int | str, dict[str, Any]] = {404: {"model": NotThere}}
 _STATUS: dict[Progress, int] = {"done": 200, "begun": 202, "partial": 206}
 
@@ -427,65 +396,6 @@ def _add_register(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> Non
             return PrettyJson((await dry_runs.register(read_registration(parameters))).document())
         registered = await changes.register(read_registration(parameters))
         return PrettyJson({"status": registered.message}, status_code=_STATUS[registered.progress])
-
-
-def sign(url: str) -> str:
-    """The address of the same object of S3 that is asked for with a signature. Raises BadInput for what is none.
-
-    Requests to `s3://` addresses always have one, and S3 decrypts for who may: KMS needs nothing else.
-    """
-    if re.match(r"s3[an]?://", url, re.IGNORECASE):
-        return url
-    if not re.match(r"https://", url, re.IGNORECASE):
-        raise BadInput(NO_KMS)
-    return f"s3+{url}"
-
-
-def read_registration(parameters: Parameters) -> RegisterParameters:
-    """What a registration asks for, in seconds. Raises BadInput where the URL, or a value in JSON, cannot be used."""
-    url = parameters.text("url")
-    if url is None:
-        raise BadInput("Parameter url is required.")
-    numbers = {name: _given(parameters, name) for name in _NOT_GIVEN}
-    workers = parameters.integer("initial_workers")
-    if workers is not None and workers < 0:
-        parameters.warnings.append(f"initial_workers is {workers}, which counts as 0")
-        workers = 0
-    if parameters.flag("s3_sse_kms", False):
-        url = sign(url)
-    delay_ms = numbers["max_batch_delay"]
-    synchronous = parameters.flag("synchronous", True)
-    return RegisterParameters(
-        url=url,
-        model_name=parameters.text("model_name") or None,
-        handler=parameters.text("handler") or None,
-        runtime=parameters.text("runtime"),
-        batch_size=numbers["batch_size"],
-        max_batch_delay_s=None if delay_ms is None else delay_ms / 1000,
-        response_timeout_s=numbers["response_timeout"],
-        startup_timeout_s=numbers["startup_timeout"],
-        initial_workers=workers,
-        synchronous=synchronous,
-        memory=_read_memory(parameters),
-        warnings=tuple(parameters.warnings),
-    )
-
-
-def _read_memory(parameters: Parameters) -> MemoryWish:
-    said: dict[str, object] = {name: parameters.text(name) for name in ("memory", "load")}
-    if said["memory"] is not None and str(said["memory"]).isdigit():
-        said["memory"] = int(str(said["memory"]))
-    if parameters.has("pinned"):
-        said["pinned"] = parameters.flag("pinned", False)
-    try:
-        return read_memory_wish(said)
-    except ValueError as error:
-        raise BadInput(f"{without_stop(error)}.") from None
-
-
-def _given(parameters: Parameters, name: str) -> int | None:
-    number = parameters.integer(name)
-    return None if number in _NOT_GIVEN[name] else number
 
 
 def _add_unregister(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> None:

@@ -11,10 +11,10 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from marserve.api.parameters import Parameters, QueryParameters, read_parameters
+from marserve.api.parameters import Parameters, QueryParameters, read_parameters, sign
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
-from marserve.api.rest.models.management import Flag, Integer, Remarks, sign
+from marserve.api.rest.models.management import Flag, Integer, Remarks
 from marserve.api.rest.models.traffic import refuse_dry_run
 from marserve.api.rest.schemas import (
     Name,
