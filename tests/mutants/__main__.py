@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "wire": (),
     "store/addresses/fetch_guard": (),
     "archive/pickles/pickle_check": (),
-    "api/auth": (),
+    "api/tokens": (),
     "api/http/request_head": (),
     "worker/loop": ("checks", "lengths", "rank", "continuous_batching"),
     "store/fetching/download": (),

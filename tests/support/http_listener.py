@@ -14,7 +14,6 @@ from typing import Any
 import trustme
 import uvicorn
 
-from marserve.api.auth import Tokens
 from marserve.api.browsers import BrowserRules
 from marserve.api.http.byte_ledger import ByteLedger
 from marserve.api.http.connection import bind_connection
@@ -22,6 +21,7 @@ from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.inference import InferenceSurface
 from marserve.api.http.request_head import HttpLimits
 from marserve.api.http.response_headers import ResponseHeaders
+from marserve.api.tokens import Tokens
 from support.fake_data_plane import FakeDataPlane
 from support.http_client import RawClient, connect
 

@@ -4,7 +4,7 @@ http/        connections: bytes to a request, an answer to bytes, limits
 rest/        the APIs over HTTP beside inference
 grpc/        the same calls over gRPC
 errors       which status an error has over HTTP
-auth         the keys, and which a request needs
+tokens       the keys, and which a request needs
 browsers     which requests of browsers are refused
 preflights   what a browser asks before it sends
 tls          certificates of listeners

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from marserve.api.auth import Tokens
 from marserve.api.browsers import BrowserRules
 from marserve.api.http.byte_ledger import PATIENCE_S, SMALL_BYTES, ByteLedger
 from marserve.api.http.connection import READ_AHEAD, READ_AHEAD_BYTES
 from marserve.api.http.large_answers import LargeAnswers
 from marserve.api.http.request_head import HttpLimits
+from marserve.api.tokens import Tokens
 from marserve.errors import QueueFull
 from support.bare_connection import Bare, Clock, Wire, set_clock, turn_loop
 

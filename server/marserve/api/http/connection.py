@@ -30,7 +30,6 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from marserve.api.auth import Tokens, authorization_of
 from marserve.api.browsers import BrowserRules
 from marserve.api.decoding import Decoding
 from marserve.api.errors import (
@@ -59,6 +58,7 @@ from marserve.api.http.request_head import (
 )
 from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.http.unread import has_unread
+from marserve.api.tokens import Tokens, authorization_of
 from marserve.errors import BodyTooLarge, MarserveError
 from marserve.telemetry.logs.log_limit import caused_by
 

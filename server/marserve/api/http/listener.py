@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from marserve.api.auth import Tokens
 from marserve.api.browsers import BrowserRules
 from marserve.api.decoding import Decoding
 from marserve.api.http.connections import ConnectionTable
@@ -16,6 +15,7 @@ from marserve.api.http.large_answers import LargeAnswers
 from marserve.api.http.request_head import Head, HttpLimits
 from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.request_ids import RequestIds
+from marserve.api.tokens import Tokens
 
 MAX_KNOWN_HEADS: Final = 1024
 MAX_KNOWN_HEAD_BYTES: Final = 2048

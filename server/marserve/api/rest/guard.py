@@ -12,12 +12,12 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from marserve.api.auth import Access, CannotKeepTokens, KeyNotReplaced, Tokens, authorization_of
 from marserve.api.browsers import BrowserRules
 from marserve.api.errors import ForeignHost, ForeignOrigin
 from marserve.api.preflights import is_preflight
 from marserve.api.rest.application import PrettyJson, error_response, peer_of
 from marserve.api.rest.late_routes import new_router
+from marserve.api.tokens import Access, CannotKeepTokens, KeyNotReplaced, Tokens, authorization_of
 from marserve.errors import InvalidToken
 from marserve.telemetry.logs.log_limit import caused_by
 

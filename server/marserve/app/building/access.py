@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from fastapi import APIRouter
 from starlette.types import ASGIApp
 
-from marserve.api.auth import Access, CannotKeepTokens, Kind, Tokens
 from marserve.api.browsers import OPEN_PATHS, BrowserRules, OwnHosts
 from marserve.api.expiry import expiry_warning
 from marserve.api.rest.guard import BrowserGuard, Guard
 from marserve.api.rest.only_here import OnlyHere
 from marserve.api.rest.platforms.health import PROBES
 from marserve.api.tls import Identity, make_up_identity, read_keystore, read_pem_files, server_context
+from marserve.api.tokens import Access, CannotKeepTokens, Kind, Tokens
 from marserve.app.building.cannot_start import CannotStart
 from marserve.errors import BadSettings
 from marserve.settings import Address, Settings

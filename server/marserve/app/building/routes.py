@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter
 
-from marserve.api.auth import Access
 from marserve.api.rest.description import description_router
 from marserve.api.rest.guard import token_router
 from marserve.api.rest.models.desired_state import desired_state_router
@@ -23,6 +22,7 @@ from marserve.api.rest.platforms.metrics import metrics_router
 from marserve.api.rest.platforms.open_inference import open_inference_router
 from marserve.api.rest.platforms.plugin_endpoints import check_patterns, endpoint_router
 from marserve.api.rest.platforms.sagemaker import sagemaker_router
+from marserve.api.tokens import Access
 from marserve.app.building.cannot_start import CannotStart
 from marserve.app.building.from_settings import sagemaker_endpoint
 from marserve.app.building.parts import Parts

@@ -15,12 +15,12 @@ import httpx
 import pytest
 from fastapi import APIRouter
 
-from marserve.api.auth import Access, CannotKeepTokens, Kind, Tokens, authorization_of
 from marserve.api.browsers import BrowserRules, OwnHosts
 from marserve.api.http.listener import KnownHeads
 from marserve.api.http.request_head import Head
 from marserve.api.rest.application import build_app
 from marserve.api.rest.guard import Guard, token_router
+from marserve.api.tokens import Access, CannotKeepTokens, Kind, Tokens, authorization_of
 from marserve.errors import InvalidToken
 from support.http_client import Cut
 from support.http_listener import listening
@@ -320,7 +320,7 @@ def test_a_file_that_stays_unfinished_is_removed_and_the_old_one_stays(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(
-        "marserve.api.auth.tempfile.mkstemp" if step == "mkstemp" else "marserve.api.auth.os.replace", fail
+        "marserve.api.tokens.tempfile.mkstemp" if step == "mkstemp" else "marserve.api.tokens.os.replace", fail
     )
     with pytest.raises(CannotKeepTokens, match="No space left on device"):
         tokens.renew("inference", f"Bearer {keys['API']}")
@@ -341,7 +341,7 @@ def test_a_file_that_can_neither_be_kept_nor_removed_is_told_by_the_first_cause(
         raise OSError(30, "Read-only file system")
 
     for name in ("replace", "unlink"):
-        monkeypatch.setattr(f"marserve.api.auth.os.{name}", fail)
+        monkeypatch.setattr(f"marserve.api.tokens.os.{name}", fail)
 
     with pytest.raises(CannotKeepTokens, match="Read-only file system"):
         tokens.renew("inference", f"Bearer {keys['API']}")
@@ -398,7 +398,7 @@ async def test_a_key_that_cannot_be_kept_is_said_not_to_be_replaced(
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("marserve.api.auth.tempfile.mkstemp", fail)
+    monkeypatch.setattr("marserve.api.tokens.tempfile.mkstemp", fail)
 
     answer = await ask(application(tokens), "GET", "/token?type=inference", keys["API"])
 
