@@ -160,6 +160,31 @@ def test_no_file_is_without_a_subject() -> None:
     assert not [relative(file) for file in ours if {file.stem, file.parent.name} & nameless]
 
 
+def rooms() -> list[Path]:
+    """The folders of the server's code, its own aside."""
+    return sorted({file.parent for file in source_files() if PACKAGES["marserve"] in file.parent.parents})
+
+
+def test_no_room_is_too_full() -> None:
+    """A folder of the server has at most fifteen files of Python, `__init__` counted."""
+    assert not [relative(room) for room in [PACKAGES["marserve"], *rooms()] if len(list(room.glob("*.py"))) > 15]
+
+
+def test_each_room_says_what_is_in_it() -> None:
+    """Each file of a room is named where its `__init__` says what the room is."""
+    unsaid = [
+        relative(file)
+        for room in rooms()
+        for file in room.glob("*.py")
+        if not file.stem.startswith("__")
+        and not re.search(
+            rf"\b{file.stem}\b", ast.get_docstring(ast.parse((room / "__init__.py").read_text("utf-8"))) or ""
+        )
+    ]
+
+    assert not unsaid
+
+
 def test_no_top_level_package_takes_a_users_name() -> None:
     """Archives own modules called `server` and `handlers`; those folders are therefore no packages."""
     assert not (ROOT / "server" / "__init__.py").exists()

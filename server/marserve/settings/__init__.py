@@ -1,8 +1,20 @@
 """Every key of `config.properties`, declared once, and how its value is found.
 
-`table.py` declares the keys as the fields of `Settings`; `load.py` finds the values in file, flags and environment;
-`rules.py` refuses what cannot be; `document.py` writes the commented file and the page of the documentation from the
-table (`python -m marserve.settings`). Knows no server: reads one file, looks whether folders exist, starts nothing.
+    table            declares the keys, as the fields of `Settings`
+    values           what values settings can have
+    load             finds the values in file, flags and environment
+    rules            refuses what cannot be
+    document         writes the commented file and the page of the documentation
+    report           the lines that the server log begins with
+    snapshot_files   snapshots as files of settings
+    stores           what `stores` says of object stores
+    watches          what `watches` and `event_secrets` say
+    vertex           what Vertex AI's variables say
+    open_management  keeps unprotected management on this machine
+    shown_address    addresses without what may be a key
+
+Knows no server: reads one file, looks whether folders exist, starts nothing.
+`python -m marserve.settings` prints the file or the page.
 """
 
 from marserve.settings.load import load_settings
