@@ -11,14 +11,19 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import httpx
 import pytest
 import uvicorn
+from fastapi import APIRouter, FastAPI
+from starlette.responses import Response
 from uvicorn.server import ServerState
 
+from marserve.app import listeners
 from marserve.app.listeners import Listener, apis_by_address, bind, reaches_this_machine_alone
-from marserve.settings import Address, load_settings
+from marserve.settings import Address, Entry, load_settings
 
 DEFAULTS = ["http://127.0.0.1:8080", "http://127.0.0.1:8081", "http://127.0.0.1:8082"]
 
@@ -178,3 +183,31 @@ def test_a_handshake_that_is_half_done_is_not_lost_when_new_connections_are_turn
 def test_what_reaches_this_machine_alone_is_what_its_host_resolves_to(address: Address, answer: bool) -> None:
     """Its names are known, so that other hosts are foreign; no browser reaches a socket's file."""
     assert reaches_this_machine_alone(address) is answer
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("entry", "is_document"), [("marserve", False), ("torchserve", True)])
+async def test_a_preflight_gets_no_document_where_torchserves_answers_are_not_kept(
+    tmp_path: Path, entry: Entry, is_document: bool
+) -> None:
+    """Without `cors_allowed_origin` as well; an `OPTIONS` that is no preflight gets it under both."""
+    router = APIRouter()
+
+    @router.options("/described")
+    async def describe() -> Response:
+        return Response(b"document")
+
+    app = FastAPI()
+    app.include_router(router)
+    (tmp_path / "store").mkdir()
+    flags = {"model_store": "store", "disable_token_authorization": True}
+    parts = cast("Any", SimpleNamespace(settings=load_settings(entry, flags, {}, tmp_path)))
+    guard = listeners._guard(cast("Any", None), ["Metrics"], cast("Any", [(router, None)]), parts, cast("Any", None))
+    transport = httpx.ASGITransport(app if guard is None else guard(app))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        asks = {"Origin": "https://a.example", "Access-Control-Request-Method": "PUT"}
+        preflight = await client.options("/described", headers=asks)
+        plain = await client.options("/described")
+
+    assert (preflight.status_code, preflight.content) == (200, b"document" if is_document else b"")
+    assert plain.content == b"document"

@@ -1,7 +1,7 @@
 """What a browser asks before it sends for another site's page: each route that exists answers.
 
-What it wants to know stands in the CORS headers of every answer, so an empty 200 does. The routes that answer `OPTIONS`
-with a document, as TorchServe's do, go on to do so where `keeps_documents`.
+What it wants to know stands in the CORS headers of every answer, or in that it has none: an empty 200 does. Routes that
+answer `OPTIONS` with a document, as TorchServe's do, go on to do so where `keeps_documents`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 def is_preflight(scope: Scope) -> bool:
     """Whether a browser asks what it may send (the Fetch standard's CORS-preflight request)."""
+    if scope["method"] != "OPTIONS":
+        return False
     names = {name for name, _ in scope["headers"]}
-    return scope["method"] == "OPTIONS" and b"origin" in names and b"access-control-request-method" in names
+    return b"origin" in names and b"access-control-request-method" in names
 
 
 class Preflights:

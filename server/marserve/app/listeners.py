@@ -265,14 +265,14 @@ def _guard(
     if names != ["Metrics"]:
         rules = parts.access.browser_rules(address, names, is_here=reaches_this_machine_alone(address))
         guard = parts.access.guard(routers, own_access(names), rules)
-    if not settings.cors_origins:
+    keeps_documents = settings.entry == "torchserve"
+    if keeps_documents and not settings.cors_origins:
         return guard
 
     def has_inference_route(path: bytes) -> bool:
         return "Inference" in names and surface.match(path) is not None
 
     def answer_preflights(app: ASGIApp) -> ASGIApp:
-        keeps_documents = settings.entry == "torchserve"
         answering = Preflights(app, [each for each, _ in routers], has_inference_route, keeps_documents=keeps_documents)
         return answering if guard is None else guard(answering)
 
