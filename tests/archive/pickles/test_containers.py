@@ -242,6 +242,16 @@ def test_zeros_without_end_behind_a_stream_are_refused(tmp_path: Path, form: Cal
         check_folder(tmp_path)
 
 
+def test_raw_data_that_begins_with_zeros_passes(tmp_path: Path) -> None:
+    """Zeros are an empty stream of lzma's old form, which only readers of that form take; weights may be all zero."""
+    with (tmp_path / "weights.bin").open("wb") as file:
+        file.truncate(40 << 20)
+        file.seek(0, 2)
+        file.write(b"raw weights" * 100)
+
+    check_folder(tmp_path)
+
+
 def test_what_follows_padding_is_looked_into(tmp_path: Path) -> None:
     """As readers of the format do, and padding alone passes."""
     padded = gzip.compress(b"") + bytes(3 << 20)

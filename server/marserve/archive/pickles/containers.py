@@ -31,6 +31,8 @@ _PIECE_BYTES = 1 << 16
 _ZEROS_BYTES = 1 << 20
 # Tapes and disks are padded to blocks of a few MiB; a sparse file has as many zeros as it likes.
 _MOST_ZEROS = 16 << 20
+# What reading `_ZEROS_BYTES` costs, in operations.
+_ZEROS_COST = 64
 # What beginning another stream costs, in operations.
 _STREAM_COST = 32
 # xz's own largest preset needs 65 MiB to unpack.
@@ -108,7 +110,7 @@ class Compressed:
             budget.spend(_STREAM_COST)
             yield from stream._read_one(source, budget)
             # Streams may follow each other, with zeros between them.
-            source.drop_zeros(budget)
+            source.drop_zeros(budget, _MOST_ZEROS if stream.is_usual else None)
             head = source.peek(HEAD_BYTES)
             if head.startswith(_LZIP) and stream.kind in _LZMA_KINDS:
                 raise CannotUnpack("lzip data follows, which is not read")
@@ -220,16 +222,17 @@ class _Source:
             self._at = at + len(self._pending)
         return self._pending[:size]
 
-    def drop_zeros(self, budget: CheckBudget) -> None:
+    def drop_zeros(self, budget: CheckBudget, most: int | None) -> None:
+        """Pass over zeros; raises CannotUnpack for more than `most`."""
         dropped = 0
         while data := self.take(_ZEROS_BYTES):
             self._pending = data.lstrip(b"\0")
             if self._pending:
                 return
             dropped += len(data)
-            if dropped > _MOST_ZEROS:
-                raise CannotUnpack(f"more than {_MOST_ZEROS} zero bytes follow")
-            budget.spend()
+            if most is not None and dropped > most:
+                raise CannotUnpack(f"more than {most} zero bytes follow")
+            budget.spend(_ZEROS_COST)
 
 
 def _unpack(unpacker: Any, data: bytes, most: int) -> Iterator[bytes]:
