@@ -10,7 +10,7 @@ from concurrent.futures import wait
 import pytest
 
 from marserve.machine import threads
-from marserve.machine.threads import DaemonThreads
+from marserve.machine.threads import DaemonThreads, bounded_by_caller
 
 
 def test_calls_run_side_by_side_up_to_the_bound() -> None:
@@ -134,3 +134,23 @@ def test_a_call_that_is_given_up_ends_for_its_caller_and_what_comes_of_it_later_
     threads.shutdown()
     assert threads.calls() == {}
     assert threads.hanging == 0
+
+
+def test_a_call_whose_caller_bounds_its_time_is_left_out_while_it_says_so() -> None:
+    """Before and after, the thread's calls are listed as any."""
+    executor = DaemonThreads(1, "t")
+    seen: list[bool] = []
+
+    def look() -> None:
+        seen.append(threading.get_ident() in executor.calls())
+
+    def call() -> None:
+        look()
+        with bounded_by_caller():
+            look()
+        look()
+
+    executor.submit(call).result(10)
+    executor.shutdown()
+
+    assert seen == [True, False, True]

@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -20,6 +20,19 @@ Result = TypeVar("Result")
 
 # How long `shutdown` waits for calls that run.
 SHUTDOWN_LIMIT_S = 2.0
+
+_bounded: set[int] = set()
+
+
+@contextlib.contextmanager
+def bounded_by_caller() -> Iterator[None]:
+    """For the body of a call whose caller bounds its time: `DaemonThreads.calls` leaves the call out."""
+    thread = threading.get_ident()
+    _bounded.add(thread)
+    try:
+        yield
+    finally:
+        _bounded.discard(thread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +110,11 @@ class DaemonThreads(ThreadPoolExecutor):
             thread.join(max(0.0, until - time.monotonic()))
 
     def calls(self) -> dict[int, float]:
-        """The threads that run a call now, by their identity, and when each began on the monotonic clock."""
-        return {thread: began for thread, (_, began) in self._under_way.copy().items()}
+        """The threads that run a call now, by their identity, and when each began on the monotonic clock.
+
+        Calls in `bounded_by_caller` are left out.
+        """
+        return {thread: began for thread, (_, began) in self._under_way.copy().items() if thread not in _bounded}
 
     def give_up(self, thread: int, error: Exception) -> None:
         """Have the call that this thread runs end with `error` for its caller. The thread itself cannot be ended."""

@@ -14,6 +14,7 @@ from marserve.api.rest.application import build_app
 from marserve.api.rest.platforms.health import health_router
 from marserve.api.rest.platforms.plugin_endpoints import check_patterns, endpoint_router
 from marserve.errors import BadSettings
+from marserve.machine.threads import DaemonThreads
 from marserve.plugins import EndpointAccess, EndpointAnswer, EndpointCall, InstalledEndpoint, Listener
 from marserve.registry.intake.registration import RegisterParameters
 from support.management_house import House, client_of
@@ -134,6 +135,22 @@ async def test_one_that_does_not_answer_is_given_up(house: House) -> None:
     answer = await ask(house, Waiting(None), s=0.05)  # type: ignore[arg-type]
 
     assert answer.status_code == 503
+
+
+async def test_a_call_in_a_thread_is_not_among_those_that_the_end_gives_up(house: House) -> None:
+    """It has the time that any call of an endpoint has, however long it waits for another server."""
+    threads = DaemonThreads(1, "blocking")
+    seen: list[dict[int, float]] = []
+
+    def look(call: EndpointCall) -> EndpointAnswer:
+        seen.append(threads.calls())
+        return EndpointAnswer(b"done")
+
+    asyncio.get_running_loop().set_default_executor(threads)
+    answer = await ask(house, Told(look))
+
+    assert (answer.status_code, answer.content) == (200, b"done")
+    assert seen == [{}]
 
 
 async def test_ping_may_be_replaced(house: House) -> None:

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.errors import BadSettings, MarserveError, Unavailable
+from marserve.machine.threads import bounded_by_caller
 from marserve.plugins import EndpointAnswer, EndpointCall, InstalledEndpoint
 from marserve.registry.models import Registry
 from marserve.telemetry.logs.log_limit import caused_by
@@ -81,6 +82,11 @@ def endpoint_router(installed: InstalledEndpoint, registry: Registry, answer_s: 
     endpoint, models = installed.endpoint, ModelsView(registry)
     is_async = inspect.iscoroutinefunction(endpoint.answer)
 
+    def answer_in_time(call: EndpointCall) -> Any:
+        # It may wait for another server while this one stops; the limit here bounds it.
+        with bounded_by_caller():
+            return endpoint.answer(call)
+
     async def answer(request: Request) -> Response:
         call = EndpointCall(
             method=request.method,
@@ -92,7 +98,7 @@ def endpoint_router(installed: InstalledEndpoint, registry: Registry, answer_s: 
         )
         try:
             async with asyncio.timeout(answer_s):
-                made = endpoint.answer(call) if is_async else await asyncio.to_thread(endpoint.answer, call)
+                made = endpoint.answer(call) if is_async else await asyncio.to_thread(answer_in_time, call)
                 answered = await made if inspect.isawaitable(made) else made
         except TimeoutError:
             log.error("%s did not answer in %g s", installed.origin, answer_s, extra=caused_by(""))
