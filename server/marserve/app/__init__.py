@@ -7,6 +7,7 @@ grpc_ports       the gRPC ports
 look             the look at the machine that a start begins with
 early_probes     answers probes during that
 draining         how the server ends
+hanging_calls    gives up calls that never return, at the end
 last_resort      ends a process whose end hangs
 preemption       notices that the machine is taken away
 service_manager  tells systemd

@@ -11,6 +11,8 @@ device_watch       the latest readings
 vendors/           vendors' tools and libraries, asked within bounds
 own_thread         what may hang in a driver
 threads            threads for calls that block
+hanging            which call a thread hangs in
+start_watch        what a start waits for
 limits             limits on processes, threads and files
 measuring_program  the operator's own measuring program
 """
