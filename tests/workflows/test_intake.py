@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import zipfile
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from marserve.archive.reading.reader import Limits
-from marserve.errors import BadDag, BadWorkflow, DigestMismatch, UnsafeArchive, WorkflowArchiveNotFound
+from marserve.errors import BadDag, BadWorkflow, DigestMismatch, Draining, UnsafeArchive, WorkflowArchiveNotFound
 from marserve.store.fetching.fetcher import Fetched, Fetcher
 from marserve.workflows import intake as intake_module
 from marserve.workflows.intake import WorkflowIntake
@@ -186,8 +187,24 @@ def test_an_address_is_fetched_into_the_store_and_what_cannot_be_used_goes_again
         intake.take_in("http://example.org/bad.war")
     with pytest.raises(WorkflowArchiveNotFound):
         intake.take_in("gone.war")
-    intake.stop_fetching()
+    intake.stop_taking_in()
 
     assert taken.manifest.workflow_name == "good"
     assert [path.name for path in store.iterdir()] == ["w.war"]
     assert fetcher.is_closed
+
+
+def test_a_workflow_that_is_checked_when_the_server_stops_is_given_up_and_leaves_nothing(
+    store: Path, tmp_path: Path
+) -> None:
+    """As a model's archive."""
+    path = write_war(store / "w.war")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("data.bin", b"N." * 10_000)
+    intake = WorkflowIntake(store, tmp_path / "scratch", Limits())
+
+    intake.stop_taking_in()
+
+    with pytest.raises(Draining):
+        intake.take_in("w.war")
+    assert list((tmp_path / "scratch").iterdir()) == []

@@ -312,6 +312,7 @@ class Watches:
                         await let_go(gone)
                 await asyncio.sleep(DECLARED_LOOK_S)
         finally:
+            self._intake.stop_taking_in()
             await end_tasks(list(self._tasks.values()))
             self._tasks.clear()
 

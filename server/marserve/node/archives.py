@@ -133,7 +133,7 @@ class NodeArchives:
         try:
             if not folder.is_dir():
                 self._sweep(folder.name)
-                self._with_room(lambda: self._make(ref, folder, receive))
+                self._with_room(lambda: self._make(ref, folder, receive, stop))
             os.utime(folder)
             fcntl.flock(lock, fcntl.LOCK_SH)  # lets an exclusive lock go first: somebody may come in between
             if folder.is_dir():
@@ -183,7 +183,7 @@ class NodeArchives:
                 raise
             return make()
 
-    def _make(self, ref: ArchiveRef, folder: Path, receive: Callable[[Path], None]) -> None:
+    def _make(self, ref: ArchiveRef, folder: Path, receive: Callable[[Path], None], stop: threading.Event) -> None:
         limits = Limits()
         if ref.max_entries and ref.max_total_bytes:
             limits = Limits(max_entries=ref.max_entries, max_total_bytes=ref.max_total_bytes)
@@ -193,7 +193,7 @@ class NodeArchives:
             unpacked = making / "unpacked"
             with self._archive(ref, receive, making) as path:
                 _unpack(path, unpacked, limits, ref.name)
-            for finding in check_folder(unpacked, trusted=ref.is_trusted):
+            for finding in check_folder(unpacked, trusted=ref.is_trusted, is_stopped=stop.is_set):
                 log.warning("%s: trusted all the same: %s", ref.name, finding)
             unpacked.rename(folder)
         finally:

@@ -7,6 +7,7 @@ folder is gone when the error reaches the caller. None of the archive's code is 
 from __future__ import annotations
 
 import errno
+import threading
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -73,6 +74,7 @@ class WorkflowIntake:
         self._trusted = frozenset(trusted)
         self._fetcher = fetcher
         self._archives = archives or UnpackedArchives()
+        self._is_stopped = threading.Event()
 
     def take_in(self, url: str) -> UnpackedWorkflow:
         """Find, unpack, check and read one archive.
@@ -101,8 +103,9 @@ class WorkflowIntake:
                 raise OutOfMemory(f"No space is left to save workflow: {hide_query(url)}") from error
             raise MarserveError(f"Failed to save workflow: {hide_query(url)}") from error
 
-    def stop_fetching(self) -> None:
-        """End downloads that are under way."""
+    def stop_taking_in(self) -> None:
+        """End downloads, and checks of archives, that are under way or begin later."""
+        self._is_stopped.set()
         if self._fetcher is not None:
             self._fetcher.close()
 
@@ -134,7 +137,8 @@ class WorkflowIntake:
             wanted = digest if fetched is None else fetched.sha256
             label = found.path.name if fetched is None else fetched.name
             sha256 = unpack_as(self._archives, found, folder, self._limits, wanted, url, label)
-            findings = check_folder(folder, trusted=is_trusted(found, self._trusted, sha256))
+            trusted = is_trusted(found, self._trusted, sha256)
+            findings = check_folder(folder, trusted=trusted, is_stopped=self._is_stopped.is_set)
             return replace(_read(folder, findings), archives=self._archives)
         except BaseException as error:
             self._archives.discard(folder)

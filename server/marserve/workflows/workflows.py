@@ -330,7 +330,7 @@ class Workflows:
     async def stop(self) -> None:
         """Give up what still runs, and let changes end. The nodes' models end with the registry, after this."""
         self.refuse_new()
-        self._intake.stop_fetching()
+        self._intake.stop_taking_in()
         for engine in list(self._engines):
             engine.give_up()
         if self._changes:

@@ -15,7 +15,15 @@ from marserve.archive.reading import file_digests
 from marserve.archive.reading import unpacked as unpacked_module
 from marserve.archive.reading.reader import Limits
 from marserve.archive.reading.unpacked import UnpackedArchives
-from marserve.errors import ArchiveNotFound, BadArchive, DigestMismatch, MarserveError, OutOfMemory, UnsafeArchive
+from marserve.errors import (
+    ArchiveNotFound,
+    BadArchive,
+    DigestMismatch,
+    Draining,
+    MarserveError,
+    OutOfMemory,
+    UnsafeArchive,
+)
 from marserve.registry.intake import intake as intake_module
 from marserve.registry.intake.intake import Intake
 from marserve.store.fetching.fetcher import Fetched
@@ -268,3 +276,16 @@ def test_a_disk_that_fails_is_told_without_a_path(
 
     assert type(raised.value) is error
     assert raised.value.message == sentence
+
+
+def test_what_is_checked_when_the_server_stops_is_given_up_and_leaves_nothing(
+    intake: Intake, store: Path, tmp_path: Path
+) -> None:
+    """The check of an archive can take many seconds; a stop does not wait for it."""
+    write_mar(store / "m.mar", manifest(), data__bin=b"N." * 10_000)
+
+    intake.stop_taking_in()
+
+    with pytest.raises(Draining):
+        intake.take_in("m.mar")
+    assert list((tmp_path / "scratch" / "models").iterdir()) == []

@@ -1,6 +1,6 @@
 """How much a check of one archive may do: operations, counted over all files, and a word that it is to end.
 
-`CheckBudget.spend` counts what costs about a microsecond. Every few thousand operations it asks whether the check is to
+`CheckBudget.spend` counts what costs about a microsecond. Every thousand operations it asks whether the check is to
 end, and sleeps for a moment: a thread that waits for the interpreter's lock otherwise gets it only every 5 ms.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-#: What all pickles of one archive may do together: about a quarter of a minute of a processor.
+#: What all pickles of one archive may do together: some ten seconds of a processor.
 MAX_OPERATIONS = 10_000_000
 
-_BETWEEN_LOOKS = 4096
+_BETWEEN_LOOKS = 1024
 _PAUSE_S = 0.0001
 
 

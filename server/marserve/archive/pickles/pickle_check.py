@@ -41,7 +41,7 @@ from marserve.archive.pickles.containers import (
 from marserve.archive.pickles.pickle_program import Outcome, Refused, Span, run
 from marserve.archive.reading import zip_records
 from marserve.archive.reading.zip_records import Entry, ZipRecords
-from marserve.errors import BadArchive, UnsafeArchive, without_stop
+from marserve.errors import BadArchive, Draining, UnsafeArchive, without_stop
 from marserve.regular_files import open_regular
 
 _STORAGES = "BFloat16 Bool Byte Char ComplexDouble ComplexFloat Double Float Half Int Long Short"
@@ -118,6 +118,8 @@ _MAX_FILES = 100_000
 # What looking at a file or a member, and at one more pickle of it, costs at least, in operations.
 _FILE_COST = 16
 _PICKLE_COST = 8
+# The same of a piece of what is unpacked; a stop is asked for by these too.
+_PIECE_COST = 8
 
 _NEXT_STEP = (
     "Save it in a safe form (state dict, safetensors, JSON), or list the model in trusted_models if you trust "
@@ -134,7 +136,7 @@ def check_folder(folder: Path, *, trusted: bool = False, is_stopped: Callable[[]
 
     Raises UnsafeArchive for the first that holds what it must not, cannot be read to its end, or cannot be looked
     into; the error names the member, inside of other files as `sample.pt!data.pkl`, and the global or opcode. With
-    `trusted` (the operator's word) nothing is raised: the sentences are returned, to be logged. Raises BadArchive
+    `trusted` (the operator's word) nothing is raised: the sentences are returned, to be logged. Raises Draining
     soon after `is_stopped` says so, which is asked in this thread, with `trusted` too.
     """
     return check_files(_list_files(folder), trusted=trusted, is_stopped=is_stopped)
@@ -157,7 +159,7 @@ def check_files(
             if isinstance(error, _OverBudget):
                 break
         except CheckStopped:
-            raise BadArchive("The server stops; the archive was not looked into to its end") from None
+            raise Draining from None
     return findings
 
 
@@ -359,10 +361,10 @@ class _Checker:
         outcome = self._run(subject, must_call=True)
         return outcome.failure is not None and not outcome.has_noted and not outcome.is_unfinished
 
-    @staticmethod
-    def _may_import(span: Span) -> bool:
+    def _may_import(self, span: Span) -> bool:
         """Whether any byte from here on may be an opcode that imports."""
         while piece := span.read(_PEEK_BYTES):
+            self._budget.spend(_PIECE_COST)
             if _IMPORTS.search(piece):
                 return True
         return False
@@ -486,6 +488,7 @@ class _Checker:
             size = 0
             is_peeked = False
             for chunk in pieces:
+                self._budget.spend(_PIECE_COST)
                 self._inflated_left -= len(chunk)
                 if self._inflated_left < 0:
                     raise UnsafeArchive(
@@ -506,7 +509,7 @@ class _Checker:
         """Unpack the rest of other data, of which nothing is kept, and refuse a zip file at its end."""
         tail = bytearray()
         for piece in pieces:
-            self._budget.spend()
+            self._budget.spend(_PIECE_COST)
             self._skimmed_left -= len(piece)
             if self._skimmed_left < 0:
                 raise UnsafeArchive(subject.name, f"what is nested unpacks to more than {_MAX_SKIMMED_BYTES} bytes")

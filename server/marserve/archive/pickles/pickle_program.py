@@ -30,6 +30,7 @@ _LARGEST_STACK = 4_000_000
 _LARGEST_GAP = 1024
 _MOST_FAR_PLACES = 10_000
 _MOST_NAMES = 10_000
+_SPENT_TOGETHER = 64
 _CROSSES = "an opcode crosses the end of its FRAME"
 _WORDS = re.compile(r"[\w.]+")
 _LONGEST_WORD = 255  # no file, and so no module, has a longer name
@@ -94,6 +95,15 @@ class Span:
         data = self._buffer[self._used : self._used + size]
         self._used += len(data)
         return data
+
+    def next_byte(self) -> int:
+        """The next byte, -1 at the end of the span."""
+        if self._used == len(self._buffer):
+            self._fill(1)
+            if not self._buffer:
+                return -1
+        self._used += 1
+        return self._buffer[self._used - 1]
 
     def skip(self, size: int) -> bool:
         """Go on by `size` bytes; False when there are not so many."""
@@ -177,12 +187,17 @@ def run(
     """
     budget = budget or CheckBudget()
     machine = _Machine(span, allows, must_call, budget)
+    spent = 0
     while max_operations is None or machine.steps < max_operations:
-        budget.spend()
+        if machine.steps >= spent + _SPENT_TOGETHER:
+            budget.spend(machine.steps - spent)
+            spent = machine.steps
         try:
             if machine.step():
+                budget.spend(machine.steps - spent)
                 return Outcome(None, machine.operations, has_noted=machine.has_noted)
         except _Failed as failed:
+            budget.spend(machine.steps - spent)
             return Outcome(
                 str(failed),
                 machine.operations,
@@ -218,6 +233,10 @@ class _Memo:
     def put(self, index: int, value: int) -> bool:
         """Whether there is room for it."""
         near = self._near
+        if index == len(near) < _LARGEST_MEMO and not self._far:
+            near.append(value)
+            self._count += 1
+            return True
         if index < len(near):
             self._count += near[index] == _ABSENT
             near[index] = value
@@ -263,20 +282,23 @@ class _Machine:
 
     def step(self) -> bool:
         """Follow one opcode; True at STOP."""
-        code = self._span.read(1)
-        if not code:
+        code = self._span.next_byte()
+        if code < 0:
             raise _Failed("it ends before its STOP", "cut")
-        opcode = _OPCODES.get(code)
-        if opcode is None:
-            raise _Failed(f"the byte {code[0]:#04x} is no opcode", "mistaken")
+        known = _TABLE[code]
+        if known is None:
+            raise _Failed(f"the byte {code:#04x} is no opcode", "mistaken")
+        opcode, special, pushes = known
         self.steps += 1
-        if code not in (b"\x80", b"\x95"):  # PROTO and FRAME do nothing
+        if code not in (0x80, 0x95):  # PROTO and FRAME do nothing
             self.operations += 1
-        special = _SPECIAL.get(opcode.name)
         is_end = False
         try:
             if special is not None:
                 is_end = special(self, opcode) or False
+            elif pushes:
+                self._skip_argument(opcode)
+                self._stack.append(_OTHER)
             else:
                 self._skip_argument(opcode)
                 self._pop_and_push(opcode)
@@ -631,3 +653,8 @@ _SPECIAL: dict[str, Callable[[_Machine, pickletools.OpcodeInfo], bool | None]] =
     "EXT2": _Machine._extension,
     "EXT4": _Machine._extension,
 }
+# By byte: the opcode, how it is followed where its stack does not say it, and whether it only pushes a value.
+_TABLE = [
+    (each, _SPECIAL.get(each.name), not each.stack_before and len(each.stack_after) == 1) if each is not None else None
+    for each in (_OPCODES.get(bytes([code])) for code in range(256))
+]

@@ -94,10 +94,10 @@ class Registering:
         return self._is_draining
 
     def refuse_new(self) -> None:
-        """Register nothing more; give up downloads and installations that are under way."""
+        """Register nothing more; give up downloads, checks and installations that are under way."""
         self._is_draining = True
         self._drain_begun.set()
-        self._intake.stop_fetching()
+        self._intake.stop_taking_in()
         self.installations.give_up_all()
 
     # ---------------------------------------------------------------------------------------------- coming

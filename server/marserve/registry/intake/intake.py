@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import threading
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,7 @@ class Intake:
         self._fetcher = fetcher
         self._fetched_archives = fetched_archives
         self._archives = archives or UnpackedArchives()
+        self._is_stopped = threading.Event()
 
     def fetches(self, url: str) -> bool:
         """Whether `fetch` would fetch, or refuse: it is an address."""
@@ -118,17 +120,18 @@ class Intake:
         root, fetched = self.store.root, self._fetched_archives
         return root is not None and fetched is not None and fetched.delete(root / name)
 
-    def stop_fetching(self) -> None:
-        """End downloads that are under way."""
+    def stop_taking_in(self) -> None:
+        """End downloads, and checks of archives, that are under way or begin later."""
+        self._is_stopped.set()
         if self._fetcher is not None:
             self._fetcher.close()
 
     def take_in(self, url: str, fetched: Fetched | None = None) -> Unpacked:
         """Find, unpack and check one archive; `fetched` is what was fetched for this, and is released.
 
-        Raises ArchiveNotFound, DigestMismatch, BadArchive or UnsafeArchive; OutOfMemory when the disk is full, and
-        MarserveError when files cannot be read or written for another reason. What was fetched and cannot be used is
-        deleted again.
+        Raises ArchiveNotFound, DigestMismatch, BadArchive or UnsafeArchive; Draining after `stop_taking_in`;
+        OutOfMemory when the disk is full, and MarserveError when files cannot be read or written for another reason.
+        What was fetched and cannot be used is deleted again.
         """
         try:
             try:
@@ -152,7 +155,13 @@ class Intake:
             compare_digest(found, digest, url, self._archives.digests)
         if found.kind == "folder":
             trusted = is_trusted(found, self._trusted)
-            return _read(found.path.resolve(), is_private=False, trusted=trusted, archive=archive)
+            return _read(
+                found.path.resolve(),
+                is_private=False,
+                trusted=trusted,
+                archive=archive,
+                is_stopped=self._is_stopped.is_set,
+            )
         self.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = self.scratch / uuid.uuid4().hex
         try:
@@ -160,7 +169,9 @@ class Intake:
             label = found.path.name if fetched is None else fetched.name
             sha256 = unpack_as(self._archives, found, folder, self._limits, wanted, url, label)
             trusted = is_trusted(found, self._trusted, sha256)
-            unpacked = _read(folder, is_private=True, trusted=trusted, archive=archive)
+            unpacked = _read(
+                folder, is_private=True, trusted=trusted, archive=archive, is_stopped=self._is_stopped.is_set
+            )
             unpacked = replace(unpacked, archives=self._archives)
             return self._with_origin(unpacked, found, url, sha256, label, is_trusted=trusted)
         except BaseException:
@@ -254,9 +265,9 @@ def _mismatch(label: str, digest: str, actual: str, url: str) -> DigestMismatch:
     return DigestMismatch(hide_query(split_digest(url)[0]), digest, actual, f"{label} in the model store")
 
 
-def _read(folder: Path, *, is_private: bool, trusted: bool, archive: str) -> Unpacked:
+def _read(folder: Path, *, is_private: bool, trusted: bool, archive: str, is_stopped: Callable[[], bool]) -> Unpacked:
     """Check every pickle, then read what the archive says of itself."""
-    findings = check_folder(folder, trusted=trusted)
+    findings = check_folder(folder, trusted=trusted, is_stopped=is_stopped)
     manifest = read_manifest(folder)
     config = read_model_config(folder, manifest)
     warnings = tuple(f"trusted all the same: {each}" for each in findings)
