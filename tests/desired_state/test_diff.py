@@ -382,6 +382,17 @@ def test_what_is_new_has_a_default_and_labels_from_the_beginning() -> None:
     ]
     assert not diff.is_empty
     assert not diff.of("load")[0].replaces
+    assert diff.undo_window_s == 0.0
+
+
+def test_shares_are_told_version_by_version() -> None:
+    """In the order of the versions' names, without what stands beside them."""
+    versions = {name: DesiredVersion(f"{name}.mar") for name in "12"}
+    traffic = {"weights": {"2": 1, "1": 3}, "sticky": {"header": "X"}}
+
+    [step] = compare({}, DesiredState({"m": DesiredModel(versions, "1", {}, traffic)})).of("traffic")
+
+    assert step.detail == "1: 3, 2: 1"
 
 
 @pytest.mark.parametrize(
@@ -421,7 +432,22 @@ def test_no_workers_at_least_are_none_at_all_unless_the_version_may_sleep(where:
 
     steps = compare({"m": ActualModel({"1": found}, "1")}, of(wanted)).steps
 
-    assert [step.after for step in steps if step.after] == [(0, 0)] if where == "nowhere" else [(1, 3), (0, 3)]
+    assert [step.after for step in steps if step.after] == ([(0, 0)] if where == "nowhere" else [(1, 3), (0, 3)])
+
+
+@pytest.mark.parametrize(
+    ("declared", "bounds"), [((2, 4), [(0, 4)]), ((0, 0), []), ((1, 1), []), ((3, 3), [(0, 3)])], ids=str
+)
+def test_a_version_whose_workers_are_woken_by_requests_has_none_at_least_and_one_at_most(
+    declared: tuple[int, int], bounds: list[tuple[int, int]]
+) -> None:
+    """However many a document says at least; it needs no `idleTimeout` to sleep."""
+    wanted = DesiredVersion("m.mar", config=dict(zip(("minWorkers", "maxWorkers"), declared, strict=True)))
+    found = ActualVersion("m.mar", (0, 1), BASE, handler="h", runtime="python", is_on_demand=True)
+
+    steps = compare({"m": ActualModel({"1": found}, "1")}, of(wanted)).steps
+
+    assert [step.after for step in steps if step.after] == bounds
 
 
 def test_the_default_that_a_policy_chose_stays_only_with_its_version() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from marserve.errors import NoMemoryNow, NotEnoughMemory
 from marserve.memory import residency
 from marserve.memory.admission import MIB, Learned, Need
 from marserve.memory.learned_memory import LearnedMemory
-from marserve.memory.residency import Doing, Residency, Sizes, Tenancy, house, residency_of
+from marserve.memory.residency import Doing, Residency, Sizes, Tenancy, house, residency_of, sizes_of
 from marserve.pool.options import PoolOptions
 from marserve.settings import Settings
 from marserve.telemetry.metrics.counts import VersionMetrics
@@ -615,3 +616,253 @@ async def test_the_end_waits_for_those_that_are_leaving() -> None:
 
     assert old.account.leaving_bytes == 0
     assert pool.metrics.evictions == 1
+
+
+# --------------------------------------------------------------------------------------------- what is left alone
+
+
+async def test_more_workers_want_what_they_lack_and_not_what_their_version_has() -> None:
+    """A spare version stays where what is about to come free is enough for them."""
+    here = House(200)
+    told: list[str] = []
+    grows, _ = await here.load("grows", 80, Sizes(80, 80, 0), [1], workers=1)
+    leaves, _ = await here.load("leaves", 60, Sizes(60, 60, 0), [2])
+    spare, _ = await here.load("spare", 60, Sizes(60, 60, 0), [3], workers=1)
+    grows.account.need = Need(80, 30, 80, "declared")
+    spare.make_spare(lambda: told.append("spare"))
+    here.residency.ledger.leave(leaves.account)
+
+    assert grows.grow(2) == 1
+
+    assert told == []
+
+
+async def test_a_version_that_has_its_memory_asks_for_no_more_when_its_pool_enters() -> None:
+    """Only one whose wait was given up asks anew."""
+    here = House(100)
+    tenancy, pool = here.add("a", 50)
+    tenancy.account.need = Need(50, 30, 50, "declared")
+    tenancy.ask(1)
+    pool.wanted_workers = 2
+
+    await tenancy.enter(())
+
+    assert (tenancy.account.workers, tenancy.account.promised_bytes) == (1, 50)
+
+
+async def test_a_version_that_was_let_in_once_waits_when_it_asks_again() -> None:
+    """It has slept since, and another has taken its memory."""
+    here = House(100)
+    again, _ = await here.load("again", 60, Sizes(60, 60, 0), [1], startup_timeout_s=0.01)
+    await again.enter(())
+    ledger = here.residency.ledger
+    ledger.gone(again.account, ledger.leave(again.account))
+    _, busy = await here.load("busy", 80, Sizes(80, 80, 0), [2])
+    busy.is_in_use = True
+
+    again.ask(1)
+
+    with pytest.raises(NoMemoryNow):
+        await again.enter(())
+
+
+@pytest.mark.parametrize("change", ["ask", "loaded", "emptied", "give_up", "close"])
+async def test_every_change_has_the_watch_look_at_once(change: str) -> None:
+    """It may be asleep for as long as there is nothing to see."""
+    here = House(100)
+    tenancy, _ = here.add("a", 60)
+    changes = {"ask": lambda: tenancy.ask(1), "give_up": lambda: here.residency.give_up(tenancy)}
+    here.residency._soon.clear()
+
+    changes.get(change, getattr(tenancy, change, None))()  # type: ignore[misc]
+
+    assert here.residency._soon.is_set()
+
+
+async def test_a_model_that_waits_a_second_time_has_its_patience_anew(clock: Clock) -> None:
+    """The moment when its clients left the first time is forgotten."""
+    here = House(100)
+    _, busy = await here.load("busy", 80, Sizes(80, 80, 0), [1])
+    busy.is_in_use = True
+    new, pool = here.add("new", 50)
+    pool.is_awaited = False
+    new.ask(1)
+    here.residency._forget_unawaited()
+    clock.now += 0.25
+    here.residency._forget_unawaited()
+    assert len(pool.told) == 1
+
+    new.ask(1)
+    here.residency._forget_unawaited()
+
+    assert new.account.is_waiting
+    assert len(pool.told) == 1
+
+
+async def test_what_spare_versions_free_is_not_taken_from_others_too() -> None:
+    """One that may sleep leaves for the rest of what is needed."""
+    here = House(100)
+    told: list[str] = []
+    spare, _ = await here.load("spare", 30, Sizes(30, 30, 0), [1], workers=1)
+    spare.make_spare(lambda: told.append("spare"))
+    _, idle = await here.load("idle", 20, Sizes(20, 20, 0), [2])
+    _, busy = await here.load("busy", 50, Sizes(50, 50, 0), [3])
+    busy.is_in_use = True
+
+    here.add("new", 50)[0].ask(1)
+
+    assert told == ["spare"]
+    assert (len(idle.told), len(busy.told)) == (1, 0)
+    await here.residency.close_all()
+
+
+async def test_a_spare_version_that_frees_exactly_enough_goes_alone() -> None:
+    """The next one serves as soon as it is wanted again."""
+    here = House(200)
+    told: list[str] = []
+    for number, name in enumerate("ab"):
+        tenancy, _ = await here.load(name, 100, Sizes(100, 100, 0), [number], workers=1)
+        tenancy.make_spare(lambda name=name: told.append(name))
+
+    here.add("new", 100, workers=1)
+
+    assert told == ["a"]
+
+
+async def test_of_a_version_that_has_left_nothing_is_kept() -> None:
+    """A server that swaps models for months would hold a task for each."""
+    here = House(100)
+    await here.load("old", 60, Sizes(60, 60, 0), [1])
+    here.add("new", 60)[0].ask(1)
+    assert len(here.residency._leaving) == 1
+
+    await here.residency.close_all()
+    await asyncio.sleep(0)
+
+    assert not here.residency._leaving
+
+
+async def test_a_version_whose_pool_is_still_being_made_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    """By the shortage, by the watch, and by what looks for models that no client waits for."""
+    here = House(100 * MIB)
+    busy, pool = await here.load("busy", 60 * MIB, Sizes(60 * MIB, 60 * MIB, 0), [1])
+    pool.is_in_use = True
+    made = here.residency.admit(PoolOptions("made", "1.0", 0, 1, memory_bytes=50 * MIB))
+    made.ask(1)
+
+    busy.account.measured_bytes = 150 * MIB
+    here.residency._make_room()
+    here.residency._forget_unawaited()
+    assert made.account.is_waiting
+    assert caplog.text.count("Models hold 50 MiB more than model_memory") == 1
+
+    here.residency.give_up(made)
+    assert here.residency._pause_s() == 5.0
+
+
+async def test_the_watch_looks_at_one_model_in_memory_beside_others_that_sleep() -> None:
+    """One is enough."""
+    here = House(100)
+    here.add("asleep", 10)
+    await here.load("loaded", 60, Sizes(60, 60, 0), [1])
+
+    assert here.residency._pause_s() == 5.0
+
+
+async def test_what_was_read_of_a_load_that_was_ended_meanwhile_does_not_count() -> None:
+    """Its processes are about to go, and its memory is not on the books a second time."""
+    here = House(100)
+    tenancy, pool = here.add("liar", 50)
+    tenancy.ask(1)
+    pool.pids_by_worker, pool.is_loading, pool.is_in_use = [[1]], True, True
+
+    def read(workers: Sequence[Sequence[int]], template: Sequence[int]) -> Sizes:
+        if workers:
+            tenancy.account.measured_bytes = 400
+            here.residency._make_room()
+            pool.is_loading = False
+        return Sizes(400 * len(workers), 0, 0)
+
+    here.residency._read_sizes = read
+    await here.measure()
+
+    assert len(pool.told) == 1
+    assert tenancy.held_bytes == 0
+
+
+async def test_what_was_read_of_a_version_that_was_closed_meanwhile_teaches_nothing() -> None:
+    """Its processes were ending while they were read."""
+    here = House(100)
+    tenancy, pool = here.add("a", 50)
+    tenancy.ask(1)
+    pool.pids_by_worker, pool.ready_workers = [[1]], 1
+
+    def read(workers: Sequence[Sequence[int]], template: Sequence[int]) -> Sizes:
+        tenancy.close()
+        return Sizes(20, 20, 0)
+
+    here.residency._read_sizes = read
+    tenancy.loaded()
+    await here.measure()
+
+    assert here.learned.get(tenancy.key) is None
+
+
+async def test_sizes_are_those_of_processes_where_nothing_else_is_said() -> None:
+    """A template by itself is no worker; without a process there is nothing."""
+    options = PoolOptions("m", "1.0", 0, 1, memory_bytes=MIB)
+    made = Residency(10_000 * MIB, LearnedMemory(None), least_residence_s=0.0)
+    pool = house(made, options, lambda room: Pool(options, room))
+    tenancy = pool.room
+    assert isinstance(tenancy, Tenancy)
+    tenancy.ask(1)
+    pool.pids_by_worker, pool.ready_workers = [[os.getpid()]], 1
+    tenancy.loaded()
+
+    await made._measure()
+
+    assert tenancy.held_bytes > 5 * MIB
+    assert sizes_of([], [os.getpid()]).largest_worker == 0
+    assert sizes_of([], []) == Sizes(0, 0, 0)
+
+
+async def test_what_was_learned_is_written_at_once_and_then_every_five_seconds(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A fleet that loads models all day does not write a file for each."""
+    monkeypatch.setattr(residency, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(residency, "PAUSE_PER_READING", 0.0)
+    learned = LearnedMemory(tmp_path / "memory.json")
+    looks: list[float] = []
+    made = Residency(
+        100,
+        learned,
+        least_residence_s=0.0,
+        shared_pids=lambda: looks.append(clock.now) or [],  # type: ignore[func-returns-value]
+        read_sizes=lambda *_: Sizes(0, 0, 0),
+    )
+    watch = asyncio.create_task(made.run())
+
+    async def look() -> None:
+        for _ in range(2):  # the first may have begun before
+            seen = len(looks)
+            made.look_soon()
+            async with asyncio.timeout(5):
+                while len(looks) == seen:
+                    await asyncio.sleep(0)
+
+    learned.put(("a", "1.0", 1), Learned(1, 1, 1, 1.0))
+    await look()
+    await look()
+    assert not learned.is_changed
+    learned.put(("b", "1.0", 1), Learned(1, 1, 1, 1.0))
+    clock.now += 4.99
+    await look()
+    await look()
+    assert learned.is_changed
+    clock.now += 0.02
+    await look()
+    await look()
+    assert not learned.is_changed
+    watch.cancel()
+    await asyncio.wait([watch])

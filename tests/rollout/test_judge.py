@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 
 import numpy
 import pytest
@@ -13,6 +14,7 @@ from marserve.rollout.judge import (
     Answers,
     Judge,
     Limits,
+    Verdict,
     allowed_above,
     budget_of,
     known_p99,
@@ -243,6 +245,12 @@ def test_what_is_not_known_is_nought_in_the_evidence_and_why_is_said() -> None:
     assert [p99[name] for name in figures] == [0.0] * 5
     assert p99["doubt"] > 0
     assert "limitSeconds" not in p99
+    assert p99["reason"].startswith("the baseline's p99 is not known from 20 requests (some ")
+
+
+def test_a_verdict_without_a_look_says_so() -> None:
+    """Looks are counted from 1."""
+    assert Verdict("hold", "why").document() == {"decision": "hold", "reason": "why", "look": 0, "findings": []}
 
 
 def test_a_step_whose_answers_are_not_compared_asks_for_none() -> None:
@@ -302,6 +310,21 @@ def test_the_evidence_of_a_slow_candidate_says_where_the_line_was() -> None:
     assert 0.015 <= p99.limit_s < 0.03
     assert p99.document()["limitSeconds"] == pytest.approx(p99.limit_s, rel=1e-5)
     assert verdict.reason.startswith("5000 of 5000 requests (100%) to the candidate took more than ")
+
+
+def test_the_baseline_s_own_requests_above_its_p99_are_in_the_evidence() -> None:
+    """From the first latency above it on; a line beyond a second is told in seconds."""
+    judge = Judge(Limits(max_p99_increase=0.0), 1)
+    counts = [0] * (len(LATENCY_BOUNDS) + 1)
+    of_most = bisect_left(LATENCY_BOUNDS, 1.5)
+    counts[of_most], counts[of_most + 1] = 4995, 5
+    usual = Seen(5000, latency=tuple(counts))
+
+    verdict = judge.look(1, 10, usual, usual, NOTHING, only_mirrored=False)
+
+    p99 = next(finding for finding in verdict.findings if finding.measure == "p99")
+    assert p99.baseline == 0.001
+    assert p99.reason.endswith(f"the baseline's p99 is at most {LATENCY_BOUNDS[of_most]:.3g} s")
 
 
 def test_answers_that_differ_are_found_and_counted() -> None:
