@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from marserve.api.browsers import BrowserRules
 from marserve.api.http.byte_ledger import PATIENCE_S, SMALL_BYTES, ByteLedger
-from marserve.api.http.connection import READ_AHEAD, READ_AHEAD_BYTES
+from marserve.api.http.connection import READ_AHEAD, READ_AHEAD_BYTES, SLICE_BYTES, SLICES_S
 from marserve.api.http.large_answers import LargeAnswers
 from marserve.api.http.request_head import HttpLimits
 from marserve.api.tokens import Tokens
@@ -86,6 +87,41 @@ async def test_a_read_of_many_chunks_is_parsed_in_steps_between_which_others_are
     await turn_loop(20)
     assert [job.body for job in bare.plane.submitted] == [b"a" * 5000]
     assert bare.wire.is_open
+
+
+async def test_a_step_of_many_chunks_ends_when_its_time_is_over(clock: Clock) -> None:
+    """At the moment itself: the second slice is parsed in the next step."""
+    bare = Bare()
+    clock.step = SLICES_S
+
+    bare.say(head(ECHO, "Transfer-Encoding: chunked") + b"1\r\na\r\n" * 5000)
+
+    assert bare.connection.body_bytes < SLICE_BYTES / 6
+    bare.connection.connection_lost(None)
+    await turn_loop()
+
+
+async def test_a_body_that_comes_in_pieces_is_held_once() -> None:
+    """Each piece is added to what is there: else a large body would be copied with each of its reads."""
+    bare = Bare()
+    bare.say(head(ECHO, "Content-Length: 3") + b"1")
+    bare.say(b"2")
+    held = bare.connection.body
+
+    bare.say(b"3")
+
+    assert bare.statuses == [200]
+    assert held == b"123"
+
+
+async def test_an_empty_line_is_no_request() -> None:
+    """Also where nothing was read before it."""
+    bare = Bare()
+
+    bare.say(b"\r\n")
+    bare.say(post(b"", ECHO))
+
+    assert bare.statuses == [200]
 
 
 @pytest.mark.parametrize("before", ["whole", "in its body"])
@@ -230,6 +266,20 @@ async def test_a_header_that_is_still_coming_is_refused_at_its_limit_and_not_bef
     assert told(b"GET /" + b"a" * 499) == []
     assert told(b"GET /" + b"a" * 500) == [414]
     assert told(begin + line, line * 8 + b"\r\n") == [400], "within its limits; it has no Host"
+
+
+@pytest.mark.parametrize(("more", "statuses"), [(0, [200]), (1, [200, 431])])
+async def test_of_a_read_that_held_the_end_of_another_request_no_byte_counts_as_header(
+    more: int, statuses: list[int]
+) -> None:
+    """How many of them are header is not known; those of later reads are."""
+    bare = Bare(HttpLimits(header_bytes=1000, request_line_bytes=500))
+    bare.say(post(b"", ECHO) + b"P")
+    rest = b"OST /predictions/echo HTTP/1.1\r\nA: "
+
+    bare.say(rest + b"a" * (1500 - len(rest) + more))
+
+    assert bare.statuses == statuses
 
 
 async def test_a_header_has_its_time_from_its_first_byte(clock: Clock) -> None:
@@ -726,6 +776,18 @@ async def test_bodies_announced_count_before_they_come_and_are_let_go_of_at_thei
     assert over.statuses == [413]
 
 
+async def test_a_body_without_a_length_that_is_over_all_room_from_its_first_read_is_refused() -> None:
+    """Nothing of it is kept."""
+    ledger = ByteLedger(1000)
+    bare = Bare(ledger=ledger)
+
+    bare.say(head(ECHO, "Transfer-Encoding: chunked") + b"7d0\r\n" + b"x" * 1500)
+
+    assert bare.statuses == [413]
+    assert (ledger.bodies, ledger.parts) == (0, 0)
+    assert bare.wire.end == ["half-closed"]
+
+
 async def test_a_body_that_is_refused_for_room_tells_its_client_when_to_come_again() -> None:
     """And the connection, which reads nothing until then, reads on to let the client finish."""
     ledger = ByteLedger(MIB)
@@ -940,6 +1002,37 @@ async def test_a_server_that_goes_closes_connections_when_nothing_is_under_way_o
     for bare in (sending, answered):
         assert b"connection: close" in bare.wire.written
         assert bare.wire.end == ["half-closed"]
+
+
+async def test_an_application_s_answer_says_close_when_the_server_goes() -> None:
+    """The request came on a connection that was idle when the server began to go."""
+    bare = Bare()
+    bare.connection.part_after_next_answer()
+
+    bare.say(head("/other", method="GET"))
+    await turn_loop(10)
+
+    assert bare.statuses == [200]
+    assert b"\r\nconnection: close\r\n" in bare.wire.written.lower()
+
+
+async def test_a_connection_with_unread_bytes_is_closed_once_they_are_read_and_were_no_request() -> None:
+    """It is looked at again: a few bytes do not keep a server from going."""
+    near, far = socket.socketpair()
+    bare = Bare(HttpLimits(drain_idle_s=0.0))
+    bare.wire._extra["socket"] = near  # type: ignore[attr-defined]
+    far.send(b"\r\n")
+
+    bare.connection.close_if_idle()
+    assert bare.wire.end == []
+    bare.say(near.recv(2))
+    async with asyncio.timeout(5):
+        while not bare.wire.end:
+            await asyncio.sleep(0)
+    near.close()
+    far.close()
+
+    assert bare.wire.end == ["closed"]
 
 
 async def test_a_connection_is_answering_until_its_client_has_taken_everything() -> None:
