@@ -29,7 +29,6 @@ import grpc_calls
 import kill
 import large_body
 import many_models
-import memory
 import models
 import neighbour
 import object_stores
@@ -47,6 +46,7 @@ from load_generator import CannotMeasure, LoadGenerator
 from plan import Plan
 from rich.console import Console
 
+import memory
 from marserve import __version__
 
 BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
