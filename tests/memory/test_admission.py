@@ -506,3 +506,43 @@ def test_who_leaves_twice_before_its_processes_have_ended_has_all_of_them_on_the
     books.close(account)
     books.close(account)
     assert books.accounts == []
+
+
+# ------------------------------------------------------------------------------------------------- the account itself
+
+
+def test_an_account_stands_behind_those_that_wait_until_they_are_let_in() -> None:
+    """Memory has come free for both; the first in the line is the first to begin."""
+    ledger = Ledger(100)
+    busy, large, small = (ledger.open(name, need(size)) for name, size in (("busy", 80), ("large", 50), ("small", 10)))
+    ledger.ask(busy, 1, nobody_stays)
+    ledger.ask(large, 1, nobody_stays)
+    ledger.close(busy)
+
+    is_in = ledger.ask(small, 1, nobody_stays)
+
+    assert not is_in
+    assert ledger.grant() == [large, small]
+
+
+def test_an_account_does_not_stand_in_its_own_way() -> None:
+    """What it holds already is no other's, though it never makes room."""
+    ledger = Ledger(100)
+    account = ledger.open("a", need(60, more=20))
+    ledger.ask(account, 1, everybody_stays)
+
+    assert ledger.ask(account, 2, everybody_stays)
+
+    assert account.promised_bytes == 80
+
+
+def test_a_refusal_names_those_that_hold_something() -> None:
+    """A version that sleeps holds nothing that unloading it would free."""
+    ledger = Ledger(100)
+    holds, _, large = (ledger.open(name, need(size)) for name, size in (("holds", 30), ("sleeps", 60), ("large", 80)))
+    ledger.ask(holds, 1, everybody_stays)
+
+    with pytest.raises(DoesNotFit) as refused:
+        ledger.ask(large, 1, everybody_stays)
+
+    assert refused.value.holders == [("holds", 30)]

@@ -343,3 +343,20 @@ def test_each_address_of_a_line_is_judged() -> None:
     line = request_line(b"POST", b"/a?url=http://u:p@h/m&b=1&url=http://u:p@h/n", "1.1")
 
     assert line == "POST /a?url=http://h/m&b=1&url=http://h/n HTTP/1.1"
+
+
+def test_the_host_of_an_absolute_target_replaces_the_one_of_its_line() -> None:
+    """As a proxy's request means it, whatever the client wrote (RFC 9112 §3.2.2); other lines stay."""
+    head = read((b"X-Host", b"example.org"), target=b"http://o.x/predictions/m")
+
+    assert head.lines == [(b"Host", b"o.x"), (b"X-Host", b"example.org")]
+
+
+@pytest.mark.parametrize(("target", "passes"), [(b"/ping", True), (b"/ping/?a", True), (b"/pingx", False)])
+def test_the_health_check_alone_may_come_without_a_host(target: bytes, passes: bool) -> None:
+    """Old balancers ask so, with HTTP/1.1."""
+    if passes:
+        assert read(method=b"GET", target=target, host=False).body_bytes == 0
+    else:
+        with pytest.raises(MalformedRequest, match="exactly one Host"):
+            read(method=b"GET", target=target, host=False)

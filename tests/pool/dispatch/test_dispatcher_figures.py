@@ -10,7 +10,7 @@ import pytest
 
 from marserve.errors import BadFrame, NoWorker, WorkerDied
 from marserve.messages import Part, Request, Result
-from marserve.pool.dispatch.dispatcher import PRIORITIES_SEEN_S, Dispatcher
+from marserve.pool.dispatch.dispatcher import PRIORITIES_SEEN_S, Dispatcher, Landed
 from marserve.pool.dispatch.jobs import Question
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
@@ -384,3 +384,29 @@ def test_a_result_that_is_an_error_costs_its_own_item_alone() -> None:
     assert good.body == b"ok"
     assert bad.body is None
     assert bad.ends
+
+
+def test_batches_of_another_size_change_how_long_the_queue_takes_too() -> None:
+    """A refused client is told by the size that is in force."""
+    stage = Stage(queue_size=100)
+    stage.open("w")
+    stage.teach("w", 3.0)
+    for body in ("runs", "1", "2", "3"):
+        stage.submit(body)
+    assert stage.dispatcher.retry_after_s(0.0) == 12.0
+
+    stage.dispatcher.reconfigure(batch_size=4, max_batch_delay_s=0.5, now=0.0)
+
+    assert stage.dispatcher.retry_after_s(0.0) == 3.0
+    assert stage.dispatcher.options.max_batch_delay_s == 0.5
+
+
+def test_all_requests_of_a_batch_have_their_end_with_it() -> None:
+    """A plain version answers its batches as a whole."""
+    stage = Stage(batch_size=2)
+    for body in ("a", "b"):
+        stage.submit(body)
+    stage.open("w")
+    landed = Landed(stage.flights["w"][0], [LAST, LAST], [b"", b""])
+
+    assert stage.dispatcher.ended_in(landed) == 2
