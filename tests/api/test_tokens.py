@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import stat
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -639,3 +640,29 @@ def test_the_word_before_a_key_may_have_any_case_where_that_is_asked_for(tmp_pat
     spellings = ("Bearer", "bearer", "BEARER", "Basic", "")
     assert [passes(both[False], each) for each in spellings] == [True, False, False, False, False]
     assert [passes(both[True], each) for each in spellings] == [True, True, True, False, False]
+
+
+def test_the_key_file_is_made_beside_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder for temporary files may lie on another disk, from which no file can be moved into its place."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no folder"))
+
+    Tokens(tmp_path / "key_file.json", 60.0).write()
+
+    assert [file.name for file in tmp_path.iterdir()] == ["key_file.json"]
+
+
+def test_a_failure_without_a_text_of_the_system_says_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that Python raises itself the system knows no sentence."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no more files")
+
+    monkeypatch.setattr(tempfile, "mkstemp", fail)
+
+    with pytest.raises(CannotKeepTokens) as refused:
+        Tokens(tmp_path / "key_file.json", 60.0).write()
+
+    assert refused.value.why == "no more files"
+    assert "cannot be written (no more files): tokens are on" in str(refused.value)

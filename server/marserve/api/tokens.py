@@ -164,11 +164,12 @@ class Tokens:
             if unfinished is not None:
                 with contextlib.suppress(OSError):
                     os.unlink(unfinished)
+            why = error.strerror or str(error)
             raise CannotKeepTokens(
-                f"the key file {self._file} cannot be written ({error.strerror}): tokens are on, and clients find "
+                f"the key file {self._file} cannot be written ({why}): tokens are on, and clients find "
                 "theirs there; name another place with token_file, or switch tokens off with "
                 "disable_token_authorization=true",
-                error.strerror or str(error),
+                why,
             ) from error
         self._written = written
 

@@ -410,3 +410,14 @@ def test_all_requests_of_a_batch_have_their_end_with_it() -> None:
     landed = Landed(stage.flights["w"][0], [LAST, LAST], [b"", b""])
 
     assert stage.dispatcher.ended_in(landed) == 2
+
+
+def test_a_worker_that_loads_is_a_second_away_though_a_start_is_planned() -> None:
+    """The time of the next start is told where no slot lives, and there alone."""
+    stage = Stage()
+    stage.dispatcher.hold_for_start.note(30.0, 0.0)
+
+    assert stage.dispatcher.living_slots == 1
+    assert stage.dispatcher.retry_after_s(0.0) == 1.0
+    stage.dispatcher.living_slots = 0
+    assert stage.dispatcher.retry_after_s(0.0) == 30.0
