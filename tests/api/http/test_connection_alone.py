@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from marserve.api.browsers import BrowserRules
+from marserve.api.http import connection as http_connection
 from marserve.api.http.byte_ledger import PATIENCE_S, SMALL_BYTES, ByteLedger
-from marserve.api.http.connection import READ_AHEAD, READ_AHEAD_BYTES, SLICE_BYTES, SLICES_S
+from marserve.api.http.connection import READ_AHEAD, READ_AHEAD_BYTES, SLICE_BYTES
 from marserve.api.http.large_answers import LargeAnswers
 from marserve.api.http.request_head import HttpLimits
 from marserve.api.tokens import Tokens
@@ -89,10 +90,10 @@ async def test_a_read_of_many_chunks_is_parsed_in_steps_between_which_others_are
     assert bare.wire.is_open
 
 
-async def test_a_step_of_many_chunks_ends_when_its_time_is_over(clock: Clock) -> None:
-    """At the moment itself: the second slice is parsed in the next step."""
+async def test_a_step_of_many_chunks_ends_when_its_time_is_over(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the moment itself: the second slice is parsed in the next step, on a clock that stands still too."""
     bare = Bare()
-    clock.step = SLICES_S
+    monkeypatch.setattr(http_connection, "SLICES_S", 0.0)
 
     bare.say(head(ECHO, "Transfer-Encoding: chunked") + b"1\r\na\r\n" * 5000)
 
