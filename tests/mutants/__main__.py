@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "pool/dispatch/dispatcher": ("admission", "asked_lengths", "back_pressure", "handing_over", "hold", "lanes"),
     "wire": (),
     "store/addresses/fetch_guard": (),
-    "archive/pickles/pickle_check": (),
+    "archive/pickles/pickle_check": ("check_budget", "containers", "pickle_check_bounds", "pickle_program"),
     "api/tokens": (),
     "api/http/request_head": (),
     "worker/loop": ("checks", "lengths", "rank", "continuous_batching"),
