@@ -18,4 +18,4 @@ def test_every_list_of_the_inventory_is_walked(name: str) -> None:
     """Some test asks for it by name."""
     asked = f'inventory("{name}")'
 
-    assert any(asked in path.read_text("utf-8") for path in HERE.glob("*/test_*.py"))
+    assert any(asked in path.read_text("utf-8") for path in HERE.glob("*/**/test_*.py"))

@@ -244,7 +244,9 @@ class _Checker:
         try:
             self.check(subject)
         except Overspent as error:
-            raise _OverBudget(subject.name, f"it cannot be looked into to its end: {error}. {_NEXT_STEP}") from None
+            raise _OverBudget(
+                subject.name, f"it cannot be looked into to its end: {without_stop(error)}. {_NEXT_STEP}"
+            ) from None
 
     def check(self, subject: _Subject) -> None:
         """Check one file, or one member of a file."""
