@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CONFTEST = """
 import pytest
 from support.by_file import ByFile
@@ -34,6 +36,7 @@ FILES = {
 }
 
 
+@pytest.mark.system
 def test_what_becomes_of_each_file_is_told(tmp_path: Path) -> None:
     """Passed, failed, deselected, skipped and broken, in one runner that sets session fixtures up once."""
     for name, source in {"conftest.py": CONFTEST, **FILES}.items():

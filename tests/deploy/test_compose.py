@@ -242,6 +242,7 @@ def stand(tmp_path: Path, s3: S3Server) -> Container:
     return container
 
 
+@pytest.mark.system
 def test_the_server_takes_its_model_from_the_store_and_prometheus_its_metrics_from_the_server(
     stand: Container, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ def paths_below(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
+@pytest.mark.system
 def test_a_pod_of_the_base_lives_as_its_probes_and_its_end_expect(tmp_path: Path) -> None:
     """Loading: alive, not started, not ready. Loaded: all. Told to end: answers on, not ready, ends well in time.
 

@@ -34,6 +34,7 @@ def two(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
         yield servers[0], servers[1]
 
 
+@pytest.mark.system
 def test_requests_of_a_folder_and_of_a_recording_are_asked_of_both(two: tuple[Server, Server], tmp_path: Path) -> None:
     """What differs is named by request and place; a recording is taken as it is, with what is no request left out."""
     old, new = two

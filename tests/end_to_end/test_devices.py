@@ -26,6 +26,7 @@ esac
 """
 
 
+@pytest.mark.system
 def test_workers_get_devices_in_turn(tmp_path: Path) -> None:
     """Two devices, three workers: 0, 1, 0 as `gpu_id`; a model that says `cpu` gets none; a list is kept to."""
     tools = tmp_path / "tools"

@@ -159,6 +159,7 @@ def test_a_server_that_stops_ends_its_downloads_and_leaves_nothing(tmp_path: Pat
             assert list((cache / "blobs").iterdir()) == []
 
 
+@pytest.mark.system
 def test_a_cache_serves_the_next_start_and_a_crash_leaves_nothing_half(tmp_path: Path) -> None:
     """Killed in the middle, started again, stopped, started with an empty store: it is fetched once more, and once."""
     data = archive(tmp_path / "echo.mar", 6 * MB)

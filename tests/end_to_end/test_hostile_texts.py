@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import grpc
+import pytest
 
 from marserve.api.grpc.schema import INFERENCE, Schema
 from support import hostile_handler
@@ -14,6 +15,7 @@ from support.server import Server, make_archive
 SCHEMA = Schema()
 
 
+@pytest.mark.system
 def test_every_surface_answers_and_the_worker_serves_on(tmp_path: Path) -> None:
     """Every request has its answer or its error, metrics and logs are text, and the process is the one that began."""
     (tmp_path / "store").mkdir()

@@ -180,6 +180,7 @@ def test_a_workflow_of_a_bucket_is_registered(s3: S3Server, bucket: Bucket, made
         assert server.client.post(f"{server.inference}/wfpredict/w", content=b"x").content == b"f(x)"
 
 
+@pytest.mark.system
 def test_a_repository_of_a_hub_is_served_in_place(tmp_path: Path) -> None:
     """A model folder from the hub's cache, and describe names the commit that its branch was; an archive as one."""
     pytest.importorskip("huggingface_hub")

@@ -78,6 +78,7 @@ def wait_for_worker(server: Server) -> None:
             return
 
 
+@pytest.mark.system
 def test_a_server_whose_limits_are_lowered_goes_on_and_ends_well(tmp_path: Path) -> None:
     """Forks fail with the limit named; with room the worker comes again; SIGTERM needs no new thread.
 

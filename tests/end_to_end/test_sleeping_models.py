@@ -39,6 +39,7 @@ def test_a_sleeping_model_is_woken_by_its_first_request(tmp_path: Path) -> None:
     assert float(target.split()[-1]) == 1
 
 
+@pytest.mark.system
 def test_sleeping_models_weigh_little(tmp_path: Path) -> None:
     """A hundred more, from one archive under names of their own, start no process."""
     store = tmp_path / "store"

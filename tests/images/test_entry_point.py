@@ -131,6 +131,7 @@ def test_an_address_that_management_shares_answers_it_to_callers_within(tmp_path
         assert container.client.get(f"{made.inference}/models/echo").status_code == 200
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "line",
     [

@@ -27,6 +27,7 @@ def _marserve_is_a_command() -> None:
         pytest.skip("marserve runs from its sources here: there is no command to type")
 
 
+@pytest.mark.system
 def test_the_first_answer_comes_as_the_page_has_it(tmp_path: Path) -> None:
     """Archive, start, ask, stop; nothing but the port is another. No server is left."""
     (tmp_path / "hello.py").write_text(block(PAGE, "hello.py"))
