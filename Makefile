@@ -48,7 +48,8 @@ test: $(STAMPS)/test  ## run the tests that every change must pass (minutes)
 
 .PHONY: test-system
 test-system: $(STAMPS)/test  ## run what `make test` has a shorter case of: roll-outs, stores, clusters, platforms (minutes)
-	$(PYTEST) $(PARALLEL) -m "system and not long" $$(grep -rl --include='test_*.py' 'mark\.system' tests)
+	$(PYTEST) --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile -m "system and not long" \
+	    $$(grep -rl --include='test_*.py' 'mark\.system' tests)
 
 .PHONY: test-contract
 test-contract: $(STAMPS)/test  ## play all that a real TorchServe answered against this server (minutes)
