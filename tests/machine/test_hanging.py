@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -86,6 +87,7 @@ def test_looking_at_a_thread_leaves_what_others_hold_to_them() -> None:
             keep()
 
     before = sys.getswitchinterval()
+    gc.disable()  # a collection between the two calls in C would run Hypothesis' callback, in which threads change
     sys.setswitchinterval(1e-6)
     thread = threading.Thread(target=work)
     thread.start()
@@ -96,6 +98,7 @@ def test_looking_at_a_thread_leaves_what_others_hold_to_them() -> None:
         is_over.set()
         thread.join()
         sys.setswitchinterval(before)
+        gc.enable()
 
     assert set(freed_in) == {thread.ident}
 
