@@ -20,7 +20,7 @@ import pytest
 
 from marserve.errors import LoadFailed, MarserveError
 from marserve.messages import Answer
-from marserve.pool.launchers import launcher
+from marserve.pool.launchers.remote import cluster as ray_cluster
 from support.commands import addresses, type_in
 from support.pages import block
 from support.processes import living, until, until_blocking
@@ -63,7 +63,7 @@ def cluster() -> Iterator[LocalCluster]:
 @pytest.fixture(autouse=True)
 def _agents_may_start_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent is a new interpreter that imports ray: beside many others it took longer than a server waits."""
-    monkeypatch.setattr(launcher.cluster, "AGENT_START_S", 3 * launcher.cluster.AGENT_START_S)
+    monkeypatch.setattr(ray_cluster, "AGENT_START_S", 3 * ray_cluster.AGENT_START_S)
 
 
 @dataclass
