@@ -209,7 +209,9 @@ def test_a_refusal_says_why_and_when_to_come_back(server: Server) -> None:
     refused = [outcome for outcome in flood if outcome.status == 503]
     assert refused
     assert all(b"has no worker to serve inference request" in outcome.body for outcome in refused)
-    assert {outcome.retry_after for outcome in refused} == {1, 2, 3}  # not all at one time
+    moments = {outcome.retry_after or 0 for outcome in refused}
+    assert len(moments) > 1, "all are told one time"
+    assert moments <= set(range(1, 5))
     assert metric(server, "marserve_model_refused_total") >= len(refused)
 
 

@@ -81,4 +81,6 @@ async def test_clients_that_take_nothing_and_hang_up_leave_no_traceback(
         await until(lambda: len(asyncio.all_tasks()) <= before, "all calls have ended")
     gc.collect()
 
-    assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == []
+    said = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
+    # A task of the port itself may have ended meanwhile, and the last call's stands in its place: that is no traceback.
+    assert [line for line in said if not line.endswith("due to server stop.")] == []
