@@ -62,15 +62,13 @@ class UnpackedArchives:
         the archive was replaced or changed meanwhile.
         """
         before = state_of(archive.stat())
-        known = self.digests.known(archive)
-        digesting = _Digesting(self.digests, archive) if known is None else None
+        digesting = _Digesting(self.digests, archive)
         try:
             unpack(archive, folder, limits, label)
         except BaseException:
-            if digesting is not None:
-                digesting.is_vain.set()
+            digesting.is_vain.set()
             raise
-        sha256 = known if known is not None else digesting.wait() if digesting is not None else ""
+        sha256 = digesting.wait()
         if state_of(archive.stat()) != before:
             sha256 = ""
         names = _look(folder, _names(folder))
@@ -108,18 +106,19 @@ class UnpackedArchives:
 
 
 class _Digesting:
-    """Computes a file's digest beside the caller; after it where the system gives no thread."""
+    """A file's digest: known, or computed beside the caller, or after it where the system gives no thread."""
 
     def __init__(self, digests: FileDigests, path: Path) -> None:
         self.is_vain = threading.Event()
         self._digests = digests
         self._path = path
-        self._found: str | None = None
-        self._thread: threading.Thread | None = threading.Thread(target=self._run, name="digest", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._thread = None
+        self._found = digests.known(path)
+        self._thread: threading.Thread | None = None
+        if self._found is None:
+            thread = threading.Thread(target=self._run, name="digest", daemon=True)
+            with contextlib.suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
 
     def wait(self) -> str:
         """The digest. Raises OSError when reading fails."""
