@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.never_comes import NAME, build, needs_compiler
+from support.processes import descendants, until_blocking
 
 PROGRAM = """
 import os, signal, sys, threading
@@ -65,6 +66,7 @@ def test_a_process_whose_main_thread_hears_no_signal_ends_in_its_time(tmp_path: 
     with start("0.2", "60", str(tmp_path / NAME), **build(tmp_path)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
+        until_blocking(lambda: descendants(process.pid), "it is in the call, which waits for a child")
         process.send_signal(signal.SIGTERM)
         heard, said = process.communicate(timeout=60)
 
