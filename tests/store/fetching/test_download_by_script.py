@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -583,6 +584,24 @@ def test_the_last_connection_has_its_attempts_once_more(file: int) -> None:
     with pytest.raises(Failed, match="busy, 3 times"):
         download(source, file, PARTS)
     assert len(source.asked) == 1 + 9
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_connection_that_another_takes_over_counts_all_the_time(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one has used up its attempts before the thread begins: it was not the last."""
+    made: list[threading.Thread] = []
+    make = threading.Thread.__init__
+
+    def make_when_others_have_left(thread: threading.Thread, **options: Any) -> None:
+        for other in made:
+            other.join()
+        made.append(thread)
+        make(thread, **options)
+
+    monkeypatch.setattr(threading.Thread, "__init__", make_when_others_have_left)
+
+    assert whole(download(Scripted([Answer(), *[Answer(refuses=Broken("busy"))] * 8, Answer()]), file, PARTS), file)
+    assert len(made) == 2
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -325,7 +325,9 @@ class _Parallel:
         """Fetch everything; returns, or raises, when no thread is left."""
         _reserve(self._work.descriptor, self._parts.size)
         try:
-            for _ in range(min(self._work.options.connections, len(self._parts.all)) - 1):
+            # All are counted first, this thread as well: one alone would take itself for the last.
+            self._busy = min(self._work.options.connections, len(self._parts.all))
+            for _ in range(self._busy - 1):
                 self._begin()
             self._first()
             self._follow()
@@ -339,18 +341,14 @@ class _Parallel:
         return Downloaded(self._entry, self._digest.hexdigest())
 
     def _begin(self) -> None:
-        """One thread more."""
+        """One thread more, which has been counted."""
         thread = threading.Thread(target=self._work_off, name="download", daemon=True)
-        with self._change:
-            self._busy += 1
         thread.start()
         self._threads.append(thread)  # one that could not be started is not waited for
 
     def _first(self) -> None:
         """The part whose bytes are coming already; its digest needs no second look."""
         part = self._parts.first
-        with self._change:
-            self._busy += 1
         try:
             for chunk in self._taken(self._reading, part):
                 self._digest.update(chunk)
@@ -363,8 +361,9 @@ class _Parallel:
                 if not part.is_whole:
                     self._parts.give_back(part)
                 is_more = self._parts.is_waiting
-                # This thread only hashes from now on; another takes its connection.
-                self._busy -= 1
+                # This thread only hashes from now on. Another takes its connection, and its place in the count.
+                if not is_more:
+                    self._busy -= 1
         if is_more:
             self._begin()
 
