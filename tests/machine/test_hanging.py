@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from marserve.files.regular import open_regular
 from marserve.machine.hanging import Stillness, describe_call, is_waiting_for_events, pending_signals
-from marserve.regular_files import open_regular
 from support.server import poll
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from marserve.errors import BadSettings
+from marserve.files.regular import read_regular
 from marserve.optional import trouble
-from marserve.regular_files import read_regular
 
 if TYPE_CHECKING:
     from cryptography.x509 import GeneralName

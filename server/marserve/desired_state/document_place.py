@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from marserve.desired_state.document import LARGEST_DOCUMENT
 from marserve.errors import DesiredStateMoved, Unavailable
-from marserve.regular_files import open_regular
+from marserve.files.regular import open_regular
 from marserve.store.sources.source import Entry, Missing, Replaced, Source, SourceError
 
 MOST_READS = 3

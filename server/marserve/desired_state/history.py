@@ -19,7 +19,7 @@ import msgspec
 from marserve.desired_state.document import DesiredState, read
 from marserve.desired_state.document_place import replace_file
 from marserve.errors import BadDesiredState
-from marserve.regular_files import read_regular
+from marserve.files.regular import read_regular
 
 log = logging.getLogger("marserve.rollout")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from marserve.errors import DependencyFailed
-from marserve.regular_files import open_regular
+from marserve.files.regular import open_regular
 
 MAX_BYTES = 1 << 20
 MAX_FILES = 16

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from marserve.files.regular import read_regular
 from marserve.memory.admission import Learned
-from marserve.regular_files import read_regular
 
 log = logging.getLogger("marserve.registry.memory")
 

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from marserve.regular_files import read_regular
+from marserve.files.regular import read_regular
 
 log = logging.getLogger("marserve.rollout")
 

@@ -26,8 +26,8 @@ from typing import Any
 import javaproperties
 
 from marserve.errors import BadSettings
+from marserve.files.regular import read_regular
 from marserve.plugins import SnapshotStore
-from marserve.regular_files import read_regular
 from marserve.settings.open_management import keep_management_here
 from marserve.settings.rules import check
 from marserve.settings.snapshot_files import (

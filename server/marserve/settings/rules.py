@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from marserve.errors import BadSettings
-from marserve.regular_files import why_not_regular
+from marserve.files.regular import why_not_regular
 from marserve.settings.table import KEYS, Settings
 from marserve.settings.values import Address
 

@@ -20,7 +20,7 @@ from typing import Literal
 
 import javaproperties
 
-from marserve.regular_files import read_regular
+from marserve.files.regular import read_regular
 from marserve.settings.shown_address import hide_query
 from marserve.settings.table import KEYS, Settings
 from marserve.settings.vertex import VARIABLES as VERTEX_VARIABLES

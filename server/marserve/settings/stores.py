@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from marserve.errors import BadSettings
-from marserve.regular_files import open_regular
+from marserve.files.regular import open_regular
 from marserve.settings.values import Kind, Reading, Wrong
 
 StoreKind = Literal["s3", "gs", "az", "hf"]

@@ -26,8 +26,8 @@ from marserve.errors import (
     UnsafeArchive,
     WorkflowArchiveNotFound,
 )
+from marserve.files.regular import open_regular
 from marserve.registry.intake.intake import compare_digest, is_trusted, unpack_as
-from marserve.regular_files import open_regular
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.fetching.fetcher import Fetched, Fetcher

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.reading import file_digests
 from marserve.archive.reading import unpacked as unpacked_module
 from marserve.archive.reading.reader import Limits
 from marserve.archive.reading.unpacked import UnpackedArchives
@@ -24,6 +23,7 @@ from marserve.errors import (
     OutOfMemory,
     UnsafeArchive,
 )
+from marserve.files import digests
 from marserve.registry.intake import intake as intake_module
 from marserve.registry.intake.intake import Intake
 from marserve.store.fetching.fetcher import Fetched
@@ -153,7 +153,7 @@ def test_an_archive_is_hashed_once(store: Path, tmp_path: Path, monkeypatch: pyt
         return real(*given)
 
     archives.digests._now = lambda: time.time() + 60.0
-    monkeypatch.setattr(file_digests.hashlib, "sha256", count)
+    monkeypatch.setattr(digests.hashlib, "sha256", count)
     intake = Intake(LocalStore(store), tmp_path / "scratch", Limits(), trusted=(word,), archives=archives)
 
     unpacked = intake.take_in(f"m.mar#sha256={word}")

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from marserve.errors import BadArchive
-from marserve.regular_files import NotRegular, open_regular
+from marserve.files.regular import NotRegular, open_regular
 
 MANIFEST_PATH = "MAR-INF/MANIFEST.json"
 RUNTIMES = ("python", "python3", "LSP")

@@ -23,8 +23,8 @@ import yaml
 from marserve.archive.contents.manifest import Manifest
 from marserve.archive.reading.bounded_yaml import load_yaml
 from marserve.errors import BadArchive
+from marserve.files.regular import NotRegular, open_regular
 from marserve.messages import Sample, Tolerance
-from marserve.regular_files import NotRegular, open_regular
 from marserve.settings.values import parse_size
 
 _MAX_BYTES = 1 << 18

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from marserve.archive.reading.zip_records import EMPTY, START, STORED, Entry, ZipRecords
 from marserve.errors import BadArchive
-from marserve.regular_files import open_regular
+from marserve.files.regular import open_regular
 
 ENDINGS = (
     ".pt",

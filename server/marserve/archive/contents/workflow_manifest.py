@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from marserve.errors import BadWorkflow
-from marserve.regular_files import open_regular
+from marserve.files.regular import open_regular
 
 WORKFLOW_MANIFEST_PATH = "WAR-INF/MANIFEST.json"
 TOP_KEYS = ("createdOn", "archiverVersion", "description", "workflow")

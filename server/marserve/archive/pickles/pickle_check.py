@@ -42,7 +42,7 @@ from marserve.archive.pickles.pickle_program import Outcome, Refused, Span, run
 from marserve.archive.reading import zip_records
 from marserve.archive.reading.zip_records import Entry, ZipRecords
 from marserve.errors import BadArchive, Draining, UnsafeArchive, without_stop
-from marserve.regular_files import open_regular
+from marserve.files.regular import open_regular
 
 _STORAGES = "BFloat16 Bool Byte Char ComplexDouble ComplexFloat Double Float Half Int Long Short"
 _SPARSE = "BFloat16 Byte Char Double Float Half Int Long Short"

@@ -1,7 +1,6 @@
 """Unpacks archives: bounded, trusting no number and no name in them.
 
 reader        an archive into a folder of its own
-file_digests  SHA-256 of archives, computed once
 unpacked      such folders, and how a deleted file comes back
 zip_records   zip files, record by record
 tar_stream    gzip-compressed tar files in one pass

@@ -11,7 +11,7 @@ from pathlib import Path
 from marserve.archive.reading import tar_stream, zip_records
 from marserve.archive.reading.reader import Limits
 from marserve.errors import BadArchive, UnsafeArchive
-from marserve.regular_files import open_regular
+from marserve.files.regular import open_regular
 
 _NOTHING_YET = b"\0\0\0\0"
 

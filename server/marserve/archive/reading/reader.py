@@ -20,7 +20,7 @@ from pathlib import Path
 from marserve.archive.reading import tar_stream, zip_records
 from marserve.archive.reading.member_names import NameSpace, split_name
 from marserve.errors import BadArchive, UnsafeArchive
-from marserve.regular_files import open_regular
+from marserve.files.regular import open_regular
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -21,9 +21,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marserve.archive.reading.file_digests import FileDigests, state_of
 from marserve.archive.reading.reader import Limits, unpack
 from marserve.errors import BadArchive
+from marserve.files.digests import FileDigests, state_of
 
 log = logging.getLogger("marserve.archive")
 

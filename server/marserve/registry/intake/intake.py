@@ -20,12 +20,12 @@ from marserve.agent_link import ArchiveRef
 from marserve.archive.contents.manifest import read_manifest
 from marserve.archive.contents.model_config import read_model_config
 from marserve.archive.pickles.pickle_check import check_folder
-from marserve.archive.reading.file_digests import FileDigests
 from marserve.archive.reading.reader import Limits
 from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.errors import BadArchive, BadInput, DigestMismatch, MarserveError, OutOfMemory
+from marserve.files.digests import FileDigests
+from marserve.files.regular import open_regular
 from marserve.registry.catalogue.plan import Unpacked
-from marserve.regular_files import open_regular
 from marserve.store.addresses.fetch_guard import hide_query, is_address, parse_target
 from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.fetching.download_list import Download

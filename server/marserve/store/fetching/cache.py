@@ -31,7 +31,7 @@ from pathlib import Path
 
 import msgspec
 
-from marserve.regular_files import read_regular
+from marserve.files.regular import read_regular
 from marserve.store.fetching.download import Downloaded
 from marserve.store.sources.source import Cancel, Entry
 

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from marserve.regular_files import read_regular
+from marserve.files.regular import read_regular
 
 log = logging.getLogger("marserve.store")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from marserve.errors import ArchiveExists, ArchiveNotFound, DigestMismatch, DownloadFailed, OutOfMemory
-from marserve.regular_files import open_regular
+from marserve.files.regular import open_regular
 from marserve.store.addresses.fetch_guard import (
     STORE_SCHEMES,
     AllowedUrls,

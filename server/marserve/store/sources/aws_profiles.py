@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from marserve.regular_files import open_regular
+from marserve.files.regular import open_regular
 from marserve.store.sources.source import Failed
 
 PROCESS_LIMIT_S = 60.0

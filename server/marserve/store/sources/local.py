@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from marserve.errors import ArchiveNotFound
-from marserve.regular_files import open_regular
+from marserve.files.regular import open_regular
 from marserve.store.addresses.fetch_guard import hide_query, is_address
 
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")

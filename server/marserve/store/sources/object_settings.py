@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from marserve.errors import BadSettings
-from marserve.regular_files import open_regular
+from marserve.files.regular import open_regular
 from marserve.settings.stores import StoreOptions
 from marserve.store.sources.aws_profiles import Profile, find_profile, get_credentials
 from marserve.store.sources.source import Failed

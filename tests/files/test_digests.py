@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.reading import file_digests
-from marserve.archive.reading.file_digests import MOST_KEPT, STEP_S, FileDigests
+from marserve.files import digests as digests_module
+from marserve.files.digests import MOST_KEPT, STEP_S, FileDigests
 
 
 class Clock:
@@ -44,7 +44,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append("")
         return real(*given)
 
-    monkeypatch.setattr(file_digests.hashlib, "sha256", count)
+    monkeypatch.setattr(digests_module.hashlib, "sha256", count)
     return seen
 
 
@@ -110,7 +110,7 @@ def test_a_file_that_changes_while_it_is_hashed_is_not_kept(file: Path, monkeypa
         file.write_bytes(b"longer than before")
         return real(*given)
 
-    monkeypatch.setattr(file_digests.hashlib, "sha256", change)
+    monkeypatch.setattr(digests_module.hashlib, "sha256", change)
     digests.of(file)
 
     assert digests.known(file) is None

@@ -1,4 +1,4 @@
-"""SHA-256 digests of archives, computed once for each state of a file.
+"""SHA-256 digests of files, computed once for each state of a file.
 
 Hashing a gigabyte takes seconds, and several parts ask for the digest of one archive: an address that names it, a list
 of trusted digests, the note of what a folder was unpacked from. A state is device, inode, size and the times of the
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from marserve.regular_files import open_regular
+from marserve.files.regular import open_regular
 
 # The coarsest step in which a file system that servers use counts time.
 STEP_S = 2.0

@@ -14,8 +14,8 @@ from marserve.archive.contents.manifest import read_manifest
 from marserve.desired_state.document_place import FilePlace
 from marserve.desired_state.history import History
 from marserve.errors import BadArchive, BadSettings
+from marserve.files.regular import NotRegular, TooLarge, open_regular, read_regular
 from marserve.memory.learned_memory import LearnedMemory
-from marserve.regular_files import NotRegular, TooLarge, open_regular, read_regular
 from marserve.rollout.records import Records
 
 pytestmark = pytest.mark.timeout(20)
