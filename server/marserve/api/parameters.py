@@ -12,13 +12,13 @@ import json
 import re
 from asyncio import to_thread
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from typing import Any, Final
 
 from starlette.requests import Request
 
 from marserve.api.decoding import SHORT_BYTES
 from marserve.errors import BadInput, without_stop
+from marserve.files.nearest import did_you_mean
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.settings.values import MemoryWish, read_memory_wish
 
@@ -53,9 +53,8 @@ _NOT_GIVEN = {
 
 # No call has parameters that take so much; those of a body over the shorter length are read by a thread.
 MOST_BODY_BYTES: Final = 256 * 1024
-# How many unknown names a warning lists, and up to which length it suggests a similar name.
+# How many unknown names a warning lists.
 MOST_WARNINGS: Final = 20
-LONGEST_GUESSED: Final = 40
 
 # TorchServe's integers have 32 bits; a longer one does not parse.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII).fullmatch
@@ -190,9 +189,7 @@ def _unknown(values: Collection[str], known: Collection[str]) -> list[str]:
     warnings: list[str] = []
     for name in values:
         if name not in known:
-            near = get_close_matches(name, known, n=1) if len(name) <= LONGEST_GUESSED else []
-            hint = f"; did you mean {near[0]}?" if near else ""
-            warnings.append(f"parameter {_shown(name)} is not known and not used{hint}")
+            warnings.append(f"parameter {_shown(name)} is not known and not used{did_you_mean(name, known)}")
             if len(warnings) == MOST_WARNINGS:
                 break
     return warnings

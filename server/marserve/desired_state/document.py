@@ -20,7 +20,6 @@ archive says.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -34,6 +33,7 @@ from marserve.archive.contents.model_config import KEYS as CONFIG_KEYS
 from marserve.archive.contents.model_config import read_value
 from marserve.archive.reading.bounded_yaml import Marked, load_marked_yaml
 from marserve.errors import BadArchive, BadDesiredState, BadInput
+from marserve.files.nearest import did_you_mean, nearest
 from marserve.names import name_fault
 from marserve.registry.catalogue.traffic import check_label, read_traffic
 from marserve.registry.intake.effective_options import RUNTIMES
@@ -310,8 +310,7 @@ class _Reader:
         """The name of one of the versions."""
         name = place.text
         if isinstance(place.value, dict | list) or name not in versions:
-            near = difflib.get_close_matches(name, versions, 1, 0.5) if name else []
-            hint = f"; did you mean {near[0]}?" if near else f"; it has {_words(versions)}" if versions else ""
+            hint = did_you_mean(name, versions, f"; it has {_words(versions)}" if versions else "", least=0.5)
             self.wrong(place, f"{what} is {_show(place)}, which is none of its versions{hint}")
         return name
 
@@ -447,8 +446,7 @@ class _Reader:
             self.wrong(place, f"prefix of newVersions of {what} is missing: the address below which versions appear")
         policy = members["policy"].text if "policy" in members else "load"
         if policy not in POLICIES:
-            near = difflib.get_close_matches(policy, POLICIES, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; it must be {', '.join(POLICIES)}"
+            hint = did_you_mean(policy, POLICIES, f"; it must be {', '.join(POLICIES)}")
             self.wrong(members["policy"], f"policy of newVersions of {what} is {policy!r}{hint}")
         return NewVersions(prefix or "", cast(Policy, policy))
 
@@ -464,7 +462,7 @@ class _Reader:
         for key, value in place.value.items():
             if key in known:
                 continue
-            near = nearest(key, [*known, *also])
+            near = nearest(key, [*known, *also], is_loose=True)
             if near in also and near not in known:
                 self.wrong(value, f"{key} is no key of {what}; {near} belongs to a version, below its versions")
                 continue
@@ -479,17 +477,6 @@ class _Reader:
             self.wrong(place, f"{key} of {what} is {_show(place)}; it must be text")
             return None
         return place.value
-
-
-def nearest(key: str, known: Collection[str]) -> str | None:
-    """The known key that somebody may have meant, whatever its capitals, dashes and underscores."""
-    folded: dict[str, str] = {_fold(name): name for name in known}
-    near = difflib.get_close_matches(_fold(key), folded, 1, 0.6)
-    return folded[near[0]] if near else None
-
-
-def _fold(key: str) -> str:
-    return key.replace("_", "").replace("-", "").lower()
 
 
 def _is_name(name: str) -> bool:

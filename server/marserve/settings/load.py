@@ -15,7 +15,6 @@ counts otherwise; where there is one, `MARSERVE_…` counts before it for TorchS
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +25,7 @@ from typing import Any
 import javaproperties
 
 from marserve.errors import BadSettings
+from marserve.files.nearest import did_you_mean
 from marserve.files.regular import read_regular
 from marserve.plugins import SnapshotStore
 from marserve.settings.open_management import keep_management_here
@@ -272,7 +272,7 @@ def _read_lines(data: bytes, shown: str, sources: _Sources) -> None:
             sources.origins[name].clear()
         sources.origins[name].append(Origin(where, text, raw if raw != text else None))
     for name, where in unknown.items():
-        sources.warnings.append(f"{name} is no key that is known; it is ignored{_nearest(name)} ({where})")
+        sources.warnings.append(f"{name} is no key that is known; it is ignored{did_you_mean(name, KEYS)} ({where})")
 
 
 def read_properties(data: bytes, shown: str) -> Iterable[tuple[str, str, int]]:
@@ -336,7 +336,9 @@ def _read_flags(flags: Mapping[str, object], sources: _Sources) -> None:
             continue
         flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
         if name not in KEYS:
-            raise BadSettings(f"{name} is no key that is known{_nearest(name)}", key=name, source="command line")
+            raise BadSettings(
+                f"{name} is no key that is known{did_you_mean(name, KEYS)}", key=name, source="command line"
+            )
         if sources.entry == "torchserve" and name in _ONLY_ON and not value:
             continue
         sources.origins[name].append(Origin(flag, _as_text(value)))
@@ -360,9 +362,7 @@ def _read_ours(sources: _Sources, keys: Iterable[Key]) -> None:
             if name.startswith("MARSERVE_") and name not in known and name not in _OTHER_VARIABLES:
                 if _is_of_a_service(name, sources.environment[name]):
                     continue
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                sources.notes.append(f"{name} is set, and is no setting{hint}")
+                sources.notes.append(f"{name} is set, and is no setting{did_you_mean(name, known)}")
 
 
 def _is_of_a_service(name: str, value: str) -> bool:
@@ -403,7 +403,7 @@ def _read_defaults(sources: _Sources) -> None:
     for name, raw, line in read_properties(_read_bytes(path, shown), shown):
         where = f"{shown}, line {line}"
         if name not in KEYS:
-            raise BadSettings(f"{name} is no key that is known{_nearest(name)}", key=name, source=where)
+            raise BadSettings(f"{name} is no key that is known{did_you_mean(name, KEYS)}", key=name, source=where)
         text = _replace_variables(raw, name, where, sources.environment)
         defaults[name] = Origin(where, text, raw if raw != text else None, is_default=True)
     if sources.entry == "torchserve":
@@ -438,8 +438,3 @@ def _effective(key: Key, sources: _Sources) -> Any:
         return key.kind.read(origin.text, reading)
     except Wrong as wrong:
         raise BadSettings(str(wrong), key=key.name, source=origin.where) from None
-
-
-def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, KEYS, 1)
-    return f"; did you mean {near[0]}?" if near else ""

@@ -7,7 +7,6 @@ it goes to `ModelConfig.warnings`. YAML that tries to build objects, or that exp
 
 from __future__ import annotations
 
-import difflib
 import errno
 import json
 import mimetypes
@@ -23,6 +22,7 @@ import yaml
 from marserve.archive.contents.manifest import Manifest
 from marserve.archive.reading.bounded_yaml import load_yaml
 from marserve.errors import BadArchive
+from marserve.files.nearest import nearest
 from marserve.files.regular import NotRegular, open_regular
 from marserve.messages import Sample, Tolerance
 from marserve.settings.values import parse_size
@@ -493,25 +493,19 @@ def declare(config: ModelConfig, declared: Mapping[str, Any]) -> ModelConfig:
 
 def _read_keys(document: dict[Any, Any], warnings: list[str]) -> dict[str, Any]:
     known = {key.name: key for key in KEYS}
-    plain = {_fold(name): name for name in known}
     values: dict[str, Any] = {}
     for name, value in document.items():
         key = known.get(name)
         if key is None:
-            near = difflib.get_close_matches(_fold(name), plain, n=1, cutoff=0.85)
-            if near and name not in _HANDLER_KEYS:
-                warnings.append(f"{name} is no key of the server; did you mean {plain[near[0]]}?")
+            near = nearest(str(name), known, least=0.85, is_loose=True)
+            if near is not None and name not in _HANDLER_KEYS:
+                warnings.append(f"{name} is no key of the server; did you mean {near}?")
             continue
         try:
             values[key.attribute] = key.read(value)
         except _Unusable as error:
             warnings.append(f"{name} is {_show(value)}, which is not used: it must be {error}")
     return values
-
-
-def _fold(name: object) -> str:
-    """A key as it looks to somebody who does not remember how it is spelt."""
-    return str(name).replace("_", "").replace("-", "").lower()
 
 
 def _apply_torchrun(document: dict[Any, Any], values: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from enum import StrEnum
 from pathlib import Path
@@ -32,6 +31,7 @@ from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Output, table
 from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import BadArchive, CannotArchive, without_stop
+from marserve.files.nearest import did_you_mean
 
 Format = StrEnum("Format", {word.replace("-", "_"): word for word in FORMATS})  # type: ignore[misc]  # from one list
 _TENSOR_HANDLER = "base_handler"
@@ -215,8 +215,7 @@ def _check_handler(spec: ArchiveSpec) -> None:
         return
     path = Path(module if module.endswith(".py") else f"{module}.py")
     if module and not path.is_file():
-        near = difflib.get_close_matches(module, BUILT_IN_HANDLERS, 1)
-        hint = f"; did you mean {near[0]}?" if near else "."
+        hint = did_you_mean(module, BUILT_IN_HANDLERS, ".")
         raise CannotArchive(f"Handler file does not exist: {path}. Built-in handlers are {ours}{hint}")
 
 

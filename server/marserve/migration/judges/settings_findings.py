@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from marserve.api.tls import read_keystore, read_pem_files, server_context
 from marserve.errors import BadSettings
+from marserve.files.nearest import nearest
 from marserve.migration.findings import Finding
 from marserve.migration.judges.script_findings import FOLDERS, judge_plugins
 from marserve.migration.judges.snapshot_findings import judge_models
@@ -93,9 +93,9 @@ def _judge_key(name: str, text: str, shown: str, line: int, layout: Layout, besi
             return Finding("differs", shown, line, f"{name} is not read any more; {now} counts")
         return Finding("action", shown, line, f"{name} is not read any more", f"write {now}")
     if key is None:
-        near = difflib.get_close_matches(name, KEYS, 1)
-        if near:
-            return Finding("action", shown, line, f"{name} is no key", f"write {near[0]}, if that is what is meant")
+        near = nearest(name, KEYS)
+        if near is not None:
+            return Finding("action", shown, line, f"{name} is no key", f"write {near}, if that is what is meant")
         return Finding("differs", shown, line, f"{name} is no key; it is ignored, and a warning says so")
     if "$$" in text:
         return Finding("works", shown, line, f"{name} takes its value from the environment")

@@ -16,11 +16,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any, Literal, TypeVar
 
 from marserve.errors import BadInput, VersionNotFound
+from marserve.files.nearest import nearest
 
 Version = TypeVar("Version")
 Headers = Iterable[tuple[bytes, bytes]]
@@ -149,8 +149,8 @@ def _read_sticky(document: object) -> Sticky:
 def _refuse_unknown(document: Mapping[Any, Any], known: Sequence[str], told: Sequence[str], where: str) -> None:
     for name in document:
         if name not in known and name not in told:
-            near = get_close_matches(str(name), known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}."
+            near = nearest(str(name), known)
+            hint = f"Did you mean {near}?" if near else f"Known are {', '.join(known)}."
             raise BadInput(f"{_shown(name)} is no key of {where}. {hint}")
 
 
