@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from marserve.files import digests as digests_module
-from marserve.files.digests import MOST_KEPT, STEP_S, FileDigests
+from marserve.files.digests import MOST_KEPT, STEP_S, FileDigests, digest_of
+from marserve.files.regular import NotRegular
 
 
 class Clock:
@@ -51,6 +52,18 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def sha256(data: bytes) -> str:
     """The digest, as the standard library computes it."""
     return hashlib.new("sha256", data).hexdigest()
+
+
+def test_a_digest_is_of_a_regular_file_alone(file: Path, tmp_path: Path) -> None:
+    """A named pipe in its place is refused, and not waited for."""
+    os.mkfifo(tmp_path / "pipe")
+
+    assert digest_of(file) == sha256(b"first")
+    for look in (digest_of, FileDigests().of):
+        with pytest.raises(NotRegular):
+            look(tmp_path / "pipe")
+        with pytest.raises(FileNotFoundError):
+            look(tmp_path / "missing")
 
 
 def test_a_file_is_hashed_once(file: Path, hashed: list[str]) -> None:

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 from marserve.agent_link import ArchiveRef
 from marserve.errors import BadArchive, MarserveError, UnsafeArchive
+from marserve.files import digests
 from marserve.node import archives as module
 from marserve.node.archives import ArchiveChanged, NodeArchives, NodeUnfit
 from support.file_server import file_server, whole
@@ -70,6 +72,19 @@ def test_a_path_that_both_see_is_used_without_a_copy(tmp_path: Path) -> None:
     shared = ArchiveRef(ref.sha256, ref.name, path=str(tmp_path / "m.mar"))
 
     NodeArchives(tmp_path / "node").prepare(shared, refuse).release()
+
+
+def test_a_path_that_both_see_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked at before it is unpacked and after, and its volume may be far away."""
+    ref = make(tmp_path / "m.mar", h__py=b"x = 1")
+    shared = ArchiveRef(ref.sha256, ref.name, path=str(tmp_path / "m.mar"))
+    archives, real, hashed = NodeArchives(tmp_path / "node"), hashlib.sha256, []
+    archives._digests._now = lambda: time.time() + 60.0
+    monkeypatch.setattr(digests.hashlib, "sha256", lambda *given: hashed.append(given) or real(*given))
+
+    archives.prepare(shared, refuse).release()
+
+    assert len(hashed) == 1
 
 
 def test_a_path_that_has_something_else_here_does_not_count(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from marserve.errors import DependencyFailed
+from marserve.files.digests import digest_of
 from marserve.files.regular import open_regular
 
 MAX_BYTES = 1 << 20
@@ -284,9 +285,7 @@ class _Reader:
     def _digest_path(self, seen: hashlib._Hash, path: Path) -> None:
         files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
         for file in files:
-            with open_regular(file) as opened:
-                content = hashlib.file_digest(opened, "sha256").hexdigest()
-            seen.update(repr((str(file.relative_to(path.parent)), content)).encode())
+            seen.update(repr((str(file.relative_to(path.parent)), digest_of(file))).encode())
 
 
 def _read_text(path: Path) -> str:

@@ -25,6 +25,12 @@ _PIECE_BYTES = 1024 * 1024
 State = tuple[int, ...]
 
 
+def digest_of(path: Path) -> str:
+    """The digest of a file as it is now. Blocks. Raises OSError."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def state_of(found: os.stat_result) -> State:
     """What is another one after every change of a file."""
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

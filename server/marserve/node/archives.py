@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import logging
 import os
 import secrets
@@ -30,6 +29,7 @@ from marserve.archive.pickles.pickle_check import check_folder
 from marserve.archive.reading.reader import Limits, unpack
 from marserve.environments.environments import size_of
 from marserve.errors import BadArchive, MarserveError, without_stop
+from marserve.files.digests import FileDigests, digest_of
 from marserve.store.addresses.fetch_guard import AllowedUrls, hide_query
 from marserve.store.fetching.download import DownloadOptions
 from marserve.store.fetching.fetcher import Fetcher, FetchOptions
@@ -90,6 +90,7 @@ class NodeArchives:
         self._folder, self._models, self._incoming = folder, folder / "models", folder / "incoming"
         self._max_bytes = max_bytes
         self._openers = dict(openers or {})
+        self._digests = FileDigests()
         try:
             self._with_room(self._make_folders)
         except OSError as error:
@@ -203,9 +204,9 @@ class NodeArchives:
     @contextlib.contextmanager
     def _archive(self, ref: ArchiveRef, receive: Callable[[Path], None], making: Path) -> Iterator[Path]:
         """The archive's file, for as long as the block lasts; one that is made here is below `making`."""
-        if ref.path and _is(Path(ref.path), ref.sha256):
+        if ref.path and self._is(Path(ref.path), ref.sha256):
             yield Path(ref.path)
-            if not _is(Path(ref.path), ref.sha256):
+            if not self._is(Path(ref.path), ref.sha256):
                 raise ArchiveChanged(
                     f"{ref.name} was replaced at {ref.path} while it was unpacked from there: its SHA-256 digest is no "
                     f"more {ref.sha256}. Swap the model for what is there now, or put the old archive back."
@@ -226,13 +227,20 @@ class NodeArchives:
                 return
         path = making / "archive"
         receive(path)
-        found = _digest(path)
+        found = digest_of(path)
         if found != ref.sha256:
             raise ArchiveChanged(
                 f"{ref.name} has changed on the server since it was registered: its SHA-256 digest is {found}, and was "
                 f"{ref.sha256}. Swap the model for what is there now, or put the old archive back."
             )
         yield path
+
+    def _is(self, path: Path, sha256: str) -> bool:
+        """Whether there is a file that can be read here and has this digest."""
+        try:
+            return self._digests.of(path) == sha256
+        except (OSError, ValueError):
+            return False
 
     def _new_folder(self, name: str) -> Path:
         return self._incoming / f"{name}.{secrets.token_hex(8)}"
@@ -294,14 +302,6 @@ def exactly(address: str) -> str:
     return re.escape(address)
 
 
-def _is(path: Path, sha256: str) -> bool:
-    """Whether there is a file that can be read here and has this digest."""
-    try:
-        return path.is_file() and _digest(path) == sha256
-    except OSError:
-        return False
-
-
 def _unpack(path: Path, target: Path, limits: Limits, name: str) -> None:
     """Unpack it; a file name that cannot be is the archive's fault, and no disk's. Raises OSError and BadArchive."""
     try:
@@ -314,11 +314,6 @@ def _unpack(path: Path, target: Path, limits: Limits, name: str) -> None:
             f"{name} cannot be unpacked: {error.strerror}, for the member {member!r}. Give it another name in the "
             "archive."
         ) from error
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _folders(folder: Path) -> list[Path]:

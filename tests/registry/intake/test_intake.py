@@ -142,7 +142,7 @@ def test_what_the_operator_trusts_is_taken_in_and_told(store: Path, tmp_path: Pa
 
 
 def test_an_archive_is_hashed_once(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though an address names its digest, the operator trusts it by that, and its folder is noted with it."""
+    """Though an address names it, the operator trusts it by that, its folder is noted with it, and nodes ask for it."""
     path = write_mar(store / "m.mar", manifest(), weights__pt=b"cos\nsystem\n(S'true'\ntR.")
     word = hashlib.sha256(path.read_bytes()).hexdigest()
     hashed: list[Any] = []
@@ -159,6 +159,8 @@ def test_an_archive_is_hashed_once(store: Path, tmp_path: Path, monkeypatch: pyt
     unpacked = intake.take_in(f"m.mar#sha256={word}")
 
     assert "weights.pt" in unpacked.warnings[0]
+    assert unpacked.origin is not None
+    assert unpacked.origin.sha256 == word
     assert len(hashed) == 1
 
 

@@ -22,8 +22,8 @@ class Unpacked:
     """An archive that was taken in. With `is_private` its folder belongs to whoever holds this.
 
     `warnings` tell what was found in pickles of an archive that the operator trusts. `archive` is the word by which a
-    later start finds it again. `origin` is what other machines fetch, None for a folder; its digest is left
-    out where the archive's own configuration sends no worker elsewhere. `placed` is the file that the store got of it.
+    later start finds it again. `origin` is what other machines fetch, None for a folder; its digest is empty
+    where the archive was changed while it was unpacked. `placed` is the file that the store got of it.
     `archives` has the private folder noted.
     """
 

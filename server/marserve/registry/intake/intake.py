@@ -8,7 +8,6 @@ where it is, and never deleted (contract 2.2).
 from __future__ import annotations
 
 import errno
-import hashlib
 import threading
 import uuid
 from collections.abc import Callable, Collection
@@ -24,7 +23,6 @@ from marserve.archive.reading.reader import Limits
 from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.errors import BadArchive, BadInput, DigestMismatch, MarserveError, OutOfMemory
 from marserve.files.digests import FileDigests
-from marserve.files.regular import open_regular
 from marserve.registry.catalogue.plan import Unpacked
 from marserve.store.addresses.fetch_guard import hide_query, is_address, parse_target
 from marserve.store.addresses.pinned_digest import split_digest
@@ -183,7 +181,7 @@ class Intake:
     ) -> Unpacked:
         plain = split_digest(url)[0]
         ref = ArchiveRef(
-            (sha256 or self._archives.digests.of(found.path)) if unpacked.config.launcher == "ray" else "",
+            sha256,
             label,
             path=str(found.path.resolve()),
             address=plain if is_address(plain) else "",
@@ -212,12 +210,6 @@ class Intake:
             self.scratch.rmdir()
         except OSError:
             return
-
-
-def digest_of(path: Path) -> str:
-    """The SHA-256 digest of a file. Blocks."""
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def pinned(fetched: Fetched, url: str) -> Fetched:

@@ -19,6 +19,7 @@ from marserve.archive.contents.weight_size import weigh
 from marserve.documents import pack
 from marserve.environments.requirements import Requirements, read_requirements
 from marserve.errors import BadArchive, BadInput, DependencyFailed, LoadFailed
+from marserve.files.digests import digest_of
 from marserve.messages import Load
 from marserve.names import check_new_name, encodable, encodable_document, name_fault
 from marserve.pool.options import PoolOptions
@@ -33,7 +34,6 @@ from marserve.registry.intake.effective_options import (
     effective_runtime,
 )
 from marserve.registry.intake.handler_check import find_defect, folder_of, hides_pythons_own
-from marserve.registry.intake.intake import digest_of
 from marserve.registry.intake.registration import MOST_WORKERS, RegisterParameters, RegistryOptions
 from marserve.registry.intake.startup import name_from_file
 from marserve.registry.pool_protocols import EnvironmentLike

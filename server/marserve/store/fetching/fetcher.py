@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import logging
 import os
 import tempfile
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from marserve.errors import ArchiveExists, ArchiveNotFound, DigestMismatch, DownloadFailed, OutOfMemory
-from marserve.files.regular import open_regular
+from marserve.files.digests import digest_of
 from marserve.store.addresses.fetch_guard import (
     STORE_SCHEMES,
     AllowedUrls,
@@ -262,8 +261,7 @@ class Fetcher:
         """What the store has under that name."""
         if digest is None or not path.is_file():
             raise ArchiveExists(path.name)
-        with open_regular(path) as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = digest_of(path)
         if found != digest:
             raise DigestMismatch(hide_query(split_digest(url)[0]), digest, found, f"{path.name} in the model store")
         log.info("%s is not fetched: the store has it, with that digest", hide_query(url))
