@@ -33,6 +33,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "archive/reading/member_names": (),
     "pool/dispatch/batcher": ("admission", "dispatcher"),
     "pool/dispatch/queue": ("admission", "dispatcher"),
+    "pool/dispatch/deadlines": (),
     "registry/catalogue/traffic": (),
     "desired_state/diff": (),
     "rollout/judge": ("timeline",),

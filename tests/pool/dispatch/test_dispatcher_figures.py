@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from typing import Any
 
@@ -245,19 +244,6 @@ def test_what_is_expected_of_a_wait_is_known_to_be_none_or_not_known() -> None:
     assert stage.dispatcher.expected_wait_s(5, 0.0) == 0.0
     stage.submit("runs")
     assert stage.dispatcher.expected_wait_s(5, 0.0) is None
-
-
-def test_many_deadlines_are_walked_through_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time when there are twice as many as lived the last time: no request costs a look at all of them."""
-    stage = Stage(batch_size=1, queue_size=10_000)
-    walks: list[int] = []
-    heapify = heapq.heapify
-    monkeypatch.setattr(heapq, "heapify", lambda heap: (walks.append(len(heap)), heapify(heap)))
-
-    for index in range(2000):
-        stage.submit("x", 0.0, deadline=100.0 + index)
-
-    assert walks == [256, 512, 1024]
 
 
 def test_the_next_moment_is_the_earliest_of_deadlines_and_delays() -> None:

@@ -4,6 +4,7 @@ dispatcher    the life of every request, from `submit` to its one end
 jobs          jobs, batches under way, workers: the data
 queue         requests that wait: by priority, then age
 batcher       which of them leave together
+deadlines     when jobs that are not answered are ended
 hold          how long to wait where every start of a worker failed
 send_ahead    which busy workers may be sent a batch ahead
 least_loaded  which worker has the fewest requests

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import heapq
 import math
 from collections.abc import Sequence
-from itertools import count
 from typing import Literal, NamedTuple, Protocol
 
 from marserve.errors import (
@@ -41,6 +39,7 @@ from marserve.pool.dispatch.batcher import (
     MAX_JOBS_IN_FLIGHT,
     Batcher,
 )
+from marserve.pool.dispatch.deadlines import Deadlines
 from marserve.pool.dispatch.hold import Hold
 from marserve.pool.dispatch.jobs import Flight, Job, JobState, Question, WorkerLane
 from marserve.pool.dispatch.lengths.asked_lengths import AskedLengths
@@ -59,7 +58,6 @@ MAX_DEATHS = 2
 # How long a refused client is told to wait at most, and how much later one may come that was told a moment of its own.
 MOST_RETRY_AFTER_S = 60
 APPOINTED_SPREAD_S = 1
-MIN_DEADLINES_BOUND = 256
 # For this long after a request with a priority of its own less is sent ahead (`AHEAD_OF_PRIORITIES_BELOW_S`).
 PRIORITIES_SEEN_S = 10.0
 
@@ -146,9 +144,7 @@ class Dispatcher:
         )
         self._lanes: dict[str, WorkerLane] = {}
         self._idle: list[WorkerLane] = []
-        self._deadlines: list[tuple[float, int, Job]] = []
-        self._deadlines_bound = MIN_DEADLINES_BOUND
-        self._tiebreak = count()
+        self.deadlines = Deadlines()
         self._refused: dict[bytes, float] = {}
         self._ahead = 0
         self._room_ahead = RoomAhead()
@@ -209,7 +205,7 @@ class Dispatcher:
         job = Job(request, receiver, now, deadline, self, priority)
         if deadline is not None:
             self._refuse_late(deadline, priority, now)
-            self._watch_deadline(deadline, job)
+            self.deadlines.watch(deadline, job)
         if displaced is not None:
             self.queue.displace(displaced)
             displaced.state = JobState.GROUPED  # in no queue any more; until it is told, it may still be cancelled
@@ -298,14 +294,6 @@ class Dispatcher:
         until = self._refused.get(fingerprint_of(request))
         if until is not None:
             raise FingerprintRefused(self.options.model, retry_after_s=float(math.ceil(until - now)))
-
-    def _watch_deadline(self, deadline: float, job: Job) -> None:
-        """Remember when to end `job`. Jobs that ended before are forgotten when they have become the most."""
-        if len(self._deadlines) >= self._deadlines_bound:
-            self._deadlines = [entry for entry in self._deadlines if entry[2].state is not JobState.DONE]
-            heapq.heapify(self._deadlines)
-            self._deadlines_bound = max(MIN_DEADLINES_BOUND, 2 * len(self._deadlines))
-        heapq.heappush(self._deadlines, (deadline, next(self._tiebreak), job))
 
     # ------------------------------------------------------------------------------------------- workers
 
@@ -443,7 +431,7 @@ class Dispatcher:
 
     def pump(self, now: float) -> None:
         """Send whatever should leave now."""
-        if self._deadlines and self._deadlines[0][0] <= now:
+        if self.deadlines.first <= now:
             self._expire(now)
         if now >= self._priorities_until:
             self._ahead_below_s, self._priorities_until = AHEAD_BELOW_S, math.inf
@@ -472,19 +460,17 @@ class Dispatcher:
 
     def next_wake(self) -> float | None:
         """When to call `wake` though nothing happened; None while it is waited for nothing."""
-        moment = self._next_moment()
-        look_at = self.hold_for_start.look_at
-        return look_at if look_at < (math.inf if moment is None else moment) else moment
+        wake, moment = self.hold_for_start.look_at, self._next_moment()
+        if moment is not None and moment < wake:
+            wake = moment
+        if self.deadlines.first < wake:
+            wake = min(wake, self.deadlines.soonest())
+        return wake if wake < math.inf else None
 
     def _next_moment(self) -> float | None:
-        """When a batch's delay or a job's deadline is up."""
+        """When a batch's delay is up."""
         has_idle = bool(self._idle)
-        wake = self._batcher.next_wake(idle=has_idle, ahead=not has_idle and self._may_send_ahead())
-        while self._deadlines and self._deadlines[0][2].state is JobState.DONE:
-            heapq.heappop(self._deadlines)
-        if self._deadlines and (wake is None or self._deadlines[0][0] < wake):
-            return self._deadlines[0][0]
-        return wake
+        return self._batcher.next_wake(idle=has_idle, ahead=not has_idle and self._may_send_ahead())
 
     def _lane_for_batch_ahead(self, now: float) -> WorkerLane | None:
         """The least busy of the busy workers that may be sent another batch; None if it would not pay."""
@@ -861,7 +847,7 @@ class Dispatcher:
             self.queue.enqueue(job)
             self.metrics.requests += 1
             if job.deadline is not None:
-                self._watch_deadline(job.deadline, job)
+                self.deadlines.watch(job.deadline, job)
         self.pump(now)
         self.fail_stranded(now)
 
@@ -968,9 +954,7 @@ class Dispatcher:
         return sorted(given_up, key=lambda one: -one.age_s)
 
     def _expire(self, now: float) -> None:
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now:
-            job = heapq.heappop(deadlines)[2]
+        while (job := self.deadlines.take_due(now)) is not None:
             where = "worker" if job.state is JobState.RUNNING else "queue"
             if job.owner is self and self._take_out(job):
                 self.metrics.expired += 1

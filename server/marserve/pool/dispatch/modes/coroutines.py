@@ -53,7 +53,7 @@ class ConcurrentDispatcher(DirectDispatcher):
 
     def pump(self, now: float) -> None:
         """Send whatever should leave now."""
-        if self._deadlines and self._deadlines[0][0] <= now:
+        if self.deadlines.first <= now:
             self._expire(now)
         batcher = self._batcher
         while batcher.has_work:
@@ -71,12 +71,8 @@ class ConcurrentDispatcher(DirectDispatcher):
         batcher.rest()
 
     def _next_moment(self) -> float | None:
-        """When a deadline, or a batch's delay, is up."""
-        wake = self._batcher.next_wake(idle=self._freest() is not None, ahead=False)
-        deadline = self._next_deadline()
-        if wake is None or deadline is None:
-            return deadline if wake is None else wake
-        return min(wake, deadline)
+        """When a batch's delay is up."""
+        return self._batcher.next_wake(idle=self._freest() is not None, ahead=False)
 
     def _runs_alone_next(self) -> bool:
         """Whether what leaves next is to be run by a worker that has nothing else."""

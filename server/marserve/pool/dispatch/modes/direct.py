@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-
 from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
 
@@ -30,9 +28,3 @@ class DirectDispatcher(Dispatcher):
             metrics.tap.queued(waits_s, named_s)
         metrics.batch_sizes.observe(len(jobs))
         self._actions.send(lane.key, flight)
-
-    def _next_deadline(self) -> float | None:
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][2].state is JobState.DONE:
-            heapq.heappop(deadlines)
-        return deadlines[0][0] if deadlines else None

@@ -113,7 +113,7 @@ class StatefulDispatcher(DirectDispatcher):
 
     def pump(self, now: float) -> None:
         """Send whatever should leave now."""
-        if self._deadlines and self._deadlines[0][0] <= now:
+        if self.deadlines.first <= now:
             self._expire(now)
         self._expire_sequences(now)
         self._batcher.workers = len(self._lanes)
@@ -176,12 +176,8 @@ class StatefulDispatcher(DirectDispatcher):
         super()._send(lane, jobs, mates, is_group, now)
 
     def _next_moment(self) -> float | None:
-        """When a deadline is up, or a sequence's time."""
-        wake = self._next_deadline()
-        expiry = self.sequences.next_expiry() if self.sequences is not None else None
-        if wake is None or expiry is None:
-            return expiry if wake is None else wake
-        return min(wake, expiry)
+        """When a sequence's time is up."""
+        return self.sequences.next_expiry() if self.sequences is not None else None
 
     # ------------------------------------------------------------------------------------------- answers
 

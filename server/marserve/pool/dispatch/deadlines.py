@@ -1,0 +1,56 @@
+"""When jobs that are not answered by then are to be ended. Pure: time is passed in."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from itertools import count
+
+from marserve.pool.dispatch.jobs import Job, JobState
+
+MIN_BOUND = 256
+
+
+class Deadlines:
+    """The deadlines of jobs, soonest first. `first` is not later than the soonest of them; infinite where none is.
+
+    Jobs that end before their deadline stay until that has come, or until they have become the most.
+    """
+
+    __slots__ = ("_bound", "_entries", "_tiebreak", "first")
+
+    def __init__(self) -> None:
+        self.first = math.inf
+        self._entries: list[tuple[float, int, Job]] = []
+        self._bound = MIN_BOUND
+        self._tiebreak = count()
+
+    def watch(self, deadline: float, job: Job) -> None:
+        """Remember when to end `job`."""
+        entries = self._entries
+        if len(entries) >= self._bound:
+            entries[:] = [entry for entry in entries if entry[2].state is not JobState.DONE]
+            heapq.heapify(entries)
+            self._bound = max(MIN_BOUND, 2 * len(entries))
+        heapq.heappush(entries, (deadline, next(self._tiebreak), job))
+        self.first = entries[0][0]
+
+    def take_due(self, now: float) -> Job | None:
+        """A job whose deadline has come, the soonest first, which is forgotten; None where no other has."""
+        return self._forget_first() if self.first <= now else None
+
+    def soonest(self) -> float:
+        """The soonest deadline of a job that has not ended; infinite where none has one."""
+        entries = self._entries
+        while entries and entries[0][2].state is JobState.DONE:
+            self._forget_first()
+        return self.first
+
+    def _forget_first(self) -> Job:
+        entries = self._entries
+        job = heapq.heappop(entries)[2]
+        self.first = entries[0][0] if entries else math.inf
+        return job
+
+    def __len__(self) -> int:
+        return len(self._entries)
