@@ -34,6 +34,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "pool/dispatch/batcher": ("admission", "dispatcher"),
     "pool/dispatch/queue": ("admission", "dispatcher"),
     "pool/dispatch/deadlines": (),
+    "pool/dispatch/fingerprints": (),
     "registry/catalogue/traffic": (),
     "desired_state/diff": (),
     "rollout/judge": ("timeline",),

@@ -26,7 +26,7 @@ from marserve.errors import (
     WorkerDied,
 )
 from marserve.messages import Answer, Part, Raised, Request, Result
-from marserve.pool.dispatch.dispatcher import MAX_REFUSED_FINGERPRINTS, Dispatcher, fingerprint_of
+from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.jobs import Flight, Job, JobState
 from marserve.pool.dispatch.queue import GivenUp
 from marserve.pool.options import PoolOptions
@@ -1053,25 +1053,6 @@ def test_after_a_minute_the_body_is_allowed_again() -> None:
     assert stage.submit(b"poison", now=60.0).end is None
 
 
-def test_the_table_of_refused_bodies_is_bounded() -> None:
-    """An attacker with many poisons fills no memory; the oldest makes room."""
-    stage = Stage(queue_size=10_000)
-    poisons = [b"%d" % number for number in range(MAX_REFUSED_FINGERPRINTS + 1)]
-    workers = (f"w{number}" for number in itertools.count())
-    for poison in poisons:
-        stage.submit(poison)
-        for _ in range(2):
-            key = next(workers)
-            stage.open(key)
-            stage.die(key)
-
-    assert stage.submit(poisons[0]).end is None
-    with pytest.raises(FingerprintRefused):
-        stage.submit(poisons[1])
-    with pytest.raises(FingerprintRefused):
-        stage.submit(poisons[-1])
-
-
 def test_the_mates_of_a_poison_survive_it() -> None:
     """C4: one of sixteen kills its worker twice; fifteen are answered."""
     stage = Stage(batch_size=16)
@@ -1178,24 +1159,6 @@ def test_a_death_told_twice_counts_once() -> None:
     stage.die("a")
 
     assert client.job.deaths == 1
-
-
-def test_two_bodies_with_different_names_have_different_fingerprints() -> None:
-    """Names and bytes count, and where one ends and the next begins."""
-    prints = {
-        fingerprint_of(Request("1", parts))
-        for parts in (
-            [Part("a", b"xy")],
-            [Part("b", b"xy")],
-            [Part("a", b"x"), Part("a", b"y")],
-            [Part("ax", b"y")],
-            [],
-            [Part("", b"")],
-        )
-    }
-
-    assert len(prints) == 6
-    assert fingerprint_of(Request("1", [Part("a", b"x")])) == fingerprint_of(Request("2", [Part("a", b"x")]))
 
 
 # ------------------------------------------------------------------------------------------- streams

@@ -5,6 +5,7 @@ jobs          jobs, batches under way, workers: the data
 queue         requests that wait: by priority, then age
 batcher       which of them leave together
 deadlines     when jobs that are not answered are ended
+fingerprints  which bodies are refused, since they killed workers
 hold          how long to wait where every start of a worker failed
 send_ahead    which busy workers may be sent a batch ahead
 least_loaded  which worker has the fewest requests

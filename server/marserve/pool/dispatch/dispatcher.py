@@ -12,7 +12,6 @@ cancelled; and only the flight that holds the job may end it.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
@@ -40,6 +39,7 @@ from marserve.pool.dispatch.batcher import (
     Batcher,
 )
 from marserve.pool.dispatch.deadlines import Deadlines
+from marserve.pool.dispatch.fingerprints import MAX_DEATHS, Fingerprints
 from marserve.pool.dispatch.hold import Hold
 from marserve.pool.dispatch.jobs import Flight, Job, JobState, Question, WorkerLane
 from marserve.pool.dispatch.lengths.asked_lengths import AskedLengths
@@ -51,10 +51,6 @@ from marserve.pool.dispatch.send_ahead import RoomAhead
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 
-# How long the body of a request that killed two workers is refused (RELIABILITY C3).
-REFUSE_FINGERPRINT_S = 60.0
-MAX_REFUSED_FINGERPRINTS = 1000
-MAX_DEATHS = 2
 # How long a refused client is told to wait at most, and how much later one may come that was told a moment of its own.
 MOST_RETRY_AFTER_S = 60
 APPOINTED_SPREAD_S = 1
@@ -145,7 +141,7 @@ class Dispatcher:
         self._lanes: dict[str, WorkerLane] = {}
         self._idle: list[WorkerLane] = []
         self.deadlines = Deadlines()
-        self._refused: dict[bytes, float] = {}
+        self.fingerprints = Fingerprints()
         self._ahead = 0
         self._room_ahead = RoomAhead()
         self._free_order: FreeOrder | None = None
@@ -184,8 +180,8 @@ class Dispatcher:
             deadline = latest if deadline is None or latest < deadline else deadline
         if self._is_stranded(request, now, deadline, now):
             raise self._no_worker(now)
-        if self._refused:
-            self._refuse_deadly(request, now)
+        if self.fingerprints.until and (left_s := self.fingerprints.refused_for_s(request, now)):
+            raise FingerprintRefused(options.model, retry_after_s=float(math.ceil(left_s)))
         waiting = len(self.queue)
         if options.use_job_ticket and self._tickets() <= waiting + len(self._batcher.groups):
             raise NoTicket(options.model, retry_after_s=self.appoint_s(now))
@@ -285,15 +281,6 @@ class Dispatcher:
             moment = now + least_s
         self._appointed_until = moment + self._mean_runs_s / workers / workers / self.options.batch_size
         return float(math.ceil(moment - now))
-
-    def _refuse_deadly(self, request: Request, now: float) -> None:
-        for fingerprint in [key for key, until in self._refused.items() if until <= now]:
-            del self._refused[fingerprint]
-        if not self._refused:
-            return  # the common case again: bodies need no digest
-        until = self._refused.get(fingerprint_of(request))
-        if until is not None:
-            raise FingerprintRefused(self.options.model, retry_after_s=float(math.ceil(until - now)))
 
     # ------------------------------------------------------------------------------------------- workers
 
@@ -729,7 +716,7 @@ class Dispatcher:
                 else:
                     failed.append(job)
                     if job.deaths >= MAX_DEATHS:
-                        self._refuse(job.request, now)
+                        self.fingerprints.refuse(job.request, now)
         for job in reversed(again):
             self.metrics.retried += 1
             self._group([job])
@@ -805,14 +792,6 @@ class Dispatcher:
             job.state = JobState.WAITING
             job.flight = None
         self.queue.put_back(jobs)
-
-    def _refuse(self, request: Request, now: float) -> None:
-        """Refuse this body for a while. The table is bounded: the entry that ends soonest makes room."""
-        fingerprint = fingerprint_of(request)
-        self._refused.pop(fingerprint, None)
-        if len(self._refused) >= MAX_REFUSED_FINGERPRINTS:
-            del self._refused[next(iter(self._refused))]
-        self._refused[fingerprint] = now + REFUSE_FINGERPRINT_S
 
     # ------------------------------------------------------------------------------------------- to another version
 
@@ -1009,17 +988,6 @@ class Dispatcher:
         if metrics.tap is not None:
             metrics.tap.answered([total_s], [total_s] if job.request.names_version else [])
         job.receiver.on_error(error)
-
-
-def fingerprint_of(request: Request) -> bytes:
-    """What tells a deadly request again: a digest of its inputs, names and bytes."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in request.parts:
-        name = part.name.encode("utf-8", "surrogatepass")
-        digest.update(b"%d:%d:" % (len(name), len(part.body)))
-        digest.update(name)
-        digest.update(part.body)
-    return digest.digest()
 
 
 def _may_leave(job: Job) -> bool:

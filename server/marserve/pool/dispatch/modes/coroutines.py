@@ -19,7 +19,8 @@ from collections.abc import Sequence
 
 from marserve.errors import BadFrame
 from marserve.messages import Receiver, Request, Result
-from marserve.pool.dispatch.dispatcher import MAX_DEATHS, Actions, Loss
+from marserve.pool.dispatch.dispatcher import Actions, Loss
+from marserve.pool.dispatch.fingerprints import MAX_DEATHS
 from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
 from marserve.pool.dispatch.least_loaded import Fewest
 from marserve.pool.dispatch.modes.direct import DirectDispatcher
@@ -188,7 +189,7 @@ class ConcurrentDispatcher(DirectDispatcher):
                 else:
                     failed.append(job)
                     if job.deaths >= MAX_DEATHS and running <= 1:
-                        self._refuse(job.request, now)
+                        self.fingerprints.refuse(job.request, now)
         for job in (*again, *accused_jobs):  # each goes before the last one
             self.metrics.retried += 1
             self._group([job])

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 
 from marserve.errors import MarserveError, NoTicket, SequenceGone
 from marserve.messages import Answer, Receiver, Request, Result
-from marserve.pool.dispatch.dispatcher import MAX_DEATHS, Actions, Landed, Loss
+from marserve.pool.dispatch.dispatcher import Actions, Landed, Loss
+from marserve.pool.dispatch.fingerprints import MAX_DEATHS
 from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
 from marserve.pool.dispatch.modes.direct import DirectDispatcher
 from marserve.pool.dispatch.sequences import SequenceQueue, may_run_together
@@ -280,7 +281,7 @@ class StatefulDispatcher(DirectDispatcher):
                 if not self._may_move(job) or (has_begun and not self._may_run_again(job, may_retry)):
                     failed.append(job)
                     if job.deaths >= MAX_DEATHS:
-                        self._refuse(job.request, now)
+                        self.fingerprints.refuse(job.request, now)
                 else:
                     (again if has_begun else unbegun).append(job)
         orphans: list[Job] = []
