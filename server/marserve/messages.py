@@ -127,6 +127,26 @@ class Receiver(Protocol):
         """No answer, or (after a first piece) no rest of it."""
 
 
+class Accepted(Protocol):
+    """A request that was taken, for the side that gave it: a pool's job, one that is followed, a workflow's execution.
+
+    All three calls may come at any time, any number of times.
+    """
+
+    def cancel(self) -> None:
+        """The client has gone: the receiver is not called any more."""
+
+    def hold(self) -> None:
+        """The client does not keep up with its stream: have no more of it made."""
+
+    def resume(self) -> None:
+        """The client has caught up."""
+
+    @property
+    def keeps_the_only_worker(self) -> bool:
+        """Whether it was cancelled, and the version's only worker still runs it: what comes after it waits."""
+
+
 # ------------------------------------------------------------------------------------------- samples
 
 

@@ -49,7 +49,7 @@ from marserve.settings.values import MemoryWish
 from marserve.store.addresses.fetch_guard import AllowedUrls
 from marserve.store.fetching.fetcher import Fetcher
 from support.echo_archives import manifest, write_mar
-from support.fake_pool import Behaviour, FakeDeath
+from support.fake_pool import Behaviour, a_death
 from support.management_house import House as ManagementHouse
 
 pytestmark = pytest.mark.anyio
@@ -201,7 +201,7 @@ async def test_a_version_whose_load_fails_behind_the_back_stays_and_says_why(
     pool = house.pools.of("m")
 
     with caplog.at_level(logging.ERROR, "marserve.registry"):
-        pool.last_death = FakeDeath("load_failed", detail="ValueError: no weights")
+        pool.last_death = a_death("load_failed", detail="ValueError: no weights")
         pool.is_healthy = False
         pool.finish_load("fail")
         await asyncio.sleep(0.01)

@@ -7,44 +7,34 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from marserve.errors import Draining, LoadFailed, MarserveError, NoWorker, QueueFull
 from marserve.messages import Answer, Checked, Load, Part, Receiver, Request, Tolerance
 from marserve.pool.dispatch.queue import GivenUp
 from marserve.pool.options import PoolOptions
+from marserve.pool.pool import DeathView, WorkerView
 from marserve.telemetry.metrics.counts import VersionMetrics
 
 
-@dataclass(frozen=True)
-class FakeDeath:
+def a_death(cause: str = "killed", detail: str = "killed by SIGKILL", **more: Any) -> DeathView:
     """The end of a worker."""
-
-    cause: str = "killed"
-    at: float = 1_700_000_000.0
-    detail: str = "killed by SIGKILL"
-    traceback: str = ""
-    last_lines: tuple[str, ...] = ()
+    return DeathView(cause, 1_700_000_000.0, detail, **more)
 
 
-@dataclass(frozen=True)
-class FakeWorker:
+def a_worker(name: str, status: str = "READY", **more: Any) -> WorkerView:
     """One worker slot."""
-
-    id: str
-    status: str = "READY"
-    started_at: float = 1_700_000_000.25
-    pid: int = 4711
-    gpu_id: int | None = None
-    ranks: tuple[int, ...] = ()
-    devices: tuple[int, ...] = ()
-    memory_bytes: int = 50_000_000
-    restarts: int = 0
-    last_death: FakeDeath | None = None
-    next_start_at: float | None = None
-    gpu_usage: str = "N/A"
-    node: str = ""
-    waits_for: str = ""
-    computes_on: str = ""
+    usual = {
+        "started_at": 1_700_000_000.25,
+        "pid": 4711,
+        "gpu_id": None,
+        "memory_bytes": 50_000_000,
+        "restarts": 0,
+        "load_s": 0.0,
+        "how_started": "fresh",
+        "last_death": None,
+    }
+    return WorkerView(id=name, status=status, **{**usual, **more})  # type: ignore[arg-type]
 
 
 @dataclass
@@ -118,14 +108,14 @@ class FakePool:
         self.is_started = False
         self.is_stopped = False
         self.is_healthy = True
-        self.last_death: FakeDeath | None = None
+        self.last_death: DeathView | None = None
         self.warnings: Sequence[str] = behaviour.warnings
         self.described: Mapping[str, object] = {}
         self.checked: list[list[bytes]] = []
         self.compared = 0
         self.compare_error: MarserveError | None = None
         self.report: Mapping[str, object] = behaviour.report
-        self._workers: list[FakeWorker] = []
+        self._workers: list[WorkerView] = []
         self._minimum = options.min_workers
         self._load_ended = asyncio.Event()
         self.give_up: Callable[[], None] | None = None
@@ -150,7 +140,7 @@ class FakePool:
         """All workers."""
         return len(self._workers)
 
-    def workers(self) -> list[FakeWorker]:
+    def workers(self) -> list[WorkerView]:
         """The slots."""
         return list(self._workers)
 
@@ -170,7 +160,7 @@ class FakePool:
         status = "READY" if self.behaviour.load == "ok" else "LOADING"
         del self._workers[count:]
         while len(self._workers) < count:
-            self._workers.append(FakeWorker(str(next(self._ids)), status))
+            self._workers.append(a_worker(str(next(self._ids)), status))
         if self.behaviour.load != "wait":
             self._load_ended.set()
 

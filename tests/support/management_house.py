@@ -15,10 +15,10 @@ from marserve.api.rest.description import description_router
 from marserve.api.rest.models.management import management_router
 from marserve.api.rest.platforms.health import health_router
 from marserve.archive.reading.reader import Limits
+from marserve.environments.environments import Environments
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.registration import RegistryOptions
 from marserve.registry.models import Registry
-from marserve.registry.pool_protocols import EnvironmentsLike
 from marserve.store.fetching.fetched_archives import FetchedArchives
 from marserve.store.fetching.fetcher import Fetcher
 from marserve.store.sources.local import LocalStore
@@ -33,7 +33,7 @@ class House:
         self,
         root: Path,
         *,
-        environments: EnvironmentsLike | None = None,
+        environments: Environments | None = None,
         fetcher: Fetcher | None = None,
         fetched_archives: FetchedArchives | None = None,
         roots: Sequence[Path] = (),

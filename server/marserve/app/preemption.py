@@ -12,23 +12,13 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from marserve.app.building.cannot_start import CannotStart
 from marserve.errors import BadSettings
-from marserve.plugins import find_preemption_notices
+from marserve.plugins import PreemptionNotice, find_preemption_notices
 from marserve.settings import Settings
 
 log = logging.getLogger("marserve.app")
-
-
-class Notice(Protocol):
-    """Somebody who may know that the machine goes; as `marserve.plugins.PreemptionNotice`."""
-
-    where: str
-
-    def notice(self) -> str | None:
-        """What was announced, None while nothing was. May block, and raise whatever it likes."""
 
 
 class FileNotice:
@@ -50,7 +40,7 @@ class FileNotice:
 class Preemption:
     """Asks all notices every `interval_s`, from `start` to `stop`; `tell` is called on the event loop, at most once."""
 
-    def __init__(self, notices: Sequence[Notice], interval_s: float, tell: Callable[[str], None]) -> None:
+    def __init__(self, notices: Sequence[PreemptionNotice], interval_s: float, tell: Callable[[str], None]) -> None:
         self._notices = notices
         self._interval_s = interval_s
         self._tell = tell
@@ -67,7 +57,7 @@ class Preemption:
         """Ask no more; a question under way is not waited for."""
         self._is_over.set()
 
-    def _ask(self, notice: Notice, loop: asyncio.AbstractEventLoop) -> None:
+    def _ask(self, notice: PreemptionNotice, loop: asyncio.AbstractEventLoop) -> None:
         has_failed = False
         while not self._is_over.is_set():
             try:
@@ -94,9 +84,9 @@ class Preemption:
             loop.call_soon_threadsafe(self._tell, sentence)
 
 
-def find_notices(settings: Settings) -> list[Notice]:
+def find_notices(settings: Settings) -> list[PreemptionNotice]:
     """The notices that settings and installed packages name. Raises CannotStart."""
-    notices: list[Notice] = []
+    notices: list[PreemptionNotice] = []
     path = settings.preemption_file
     if path is not None:
         if path.exists():

@@ -5,7 +5,7 @@ A change of the place (`store.watch`) waits in line here, one for each archive, 
 remembered; it is tried again when it changes, and by itself only where time may mend it. A version that serves stays
 untouched until the one that takes its place is ready.
 
-Knows no store and no HTTP: `TakeIn` brings an archive, `Models` is the registry.
+Knows no store and no HTTP: `TakeIn` brings an archive, `LiveModels` is the registry.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from marserve.arrivals.arrival_names import (
     are_numbered,
@@ -38,6 +38,7 @@ from marserve.errors import (
     ModelNotFound,
     NotEnoughMemory,
     OutOfMemory,
+    RolloutNotFound,
     RolloutUnderWay,
     SwapUnderWay,
     Unavailable,
@@ -46,7 +47,11 @@ from marserve.errors import (
     VersionNotFound,
 )
 from marserve.registry.catalogue.plan import Unpacked
+from marserve.registry.changes.swap import SwapParameters
 from marserve.registry.intake.registration import Registered, RegisterParameters
+from marserve.registry.models import Registry
+from marserve.rollout.course import read_rollout
+from marserve.rollout.rollouts import Rollouts
 from marserve.settings.watches import NameRule, NewVersionPolicy, RemovedPolicy
 from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.sources.source import Entry
@@ -73,36 +78,53 @@ TakeIn = Callable[[str], Unpacked]
 """Brings the archive of a key: fetched, unpacked, checked. Blocks; raises MarserveError."""
 
 
-class Models(Protocol):
-    """What is asked of the registry."""
+class LiveModels:
+    """The registry, as arrivals ask it."""
 
-    def source_of(self, model: str, version: str) -> str | None:
-        """What a version was registered with, None where it is not registered."""
-
-    def default_of(self, model: str) -> str | None:
-        """A model's default version, None where there is no such model."""
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.source_of = registry.source_of
+        self.default_of = registry.default_of
+        self.set_default = registry.set_default
 
     async def load(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
         """Make a version of an archive, and wait until it is ready."""
+        return await self._registry.register_unpacked(parameters, unpacked)
 
     async def swap(self, parameters: RegisterParameters, unpacked: Unpacked) -> None:
-        """As `load`, in the place of the version of the same name, which serves until the new one is ready."""
-
-    def set_default(self, model: str, version: str) -> None:
-        """Let a version answer what names none."""
+        """Put an archive in the place of the version of its name, with as many workers as that has."""
+        model, version = unpacked.manifest.model_name, unpacked.manifest.model_version
+        assert model is not None
+        registration = replace(parameters, is_arrival=False)
+        await self._registry.swap(SwapParameters(model, registration, version), unpacked)
 
     async def unload(self, model: str, version: str) -> None:
         """Take a version away."""
+        await self._registry.unregister(model, version)
 
 
-class Canaries(Protocol):
-    """What is asked of roll-outs."""
+class WatchedRollouts:
+    """Roll-outs as one watch begins them: `course` is what a roll-out takes, but for the version."""
+
+    def __init__(self, rollouts: Rollouts, course: Mapping[str, Any]) -> None:
+        """Raises BadInput for a course that no roll-out takes."""
+        self._rollouts = rollouts
+        self._course = dict(course)
+        read_rollout({**self._course, "version": "1.0"})
 
     def begin(self, model: str, version: str) -> str:
-        """Begin a roll-out of a loaded version; gives a sentence for describe. Raises RolloutUnderWay for not now."""
+        """Begin a roll-out of a loaded version."""
+        told = self._rollouts.begin(model, read_rollout({**self._course, "version": version}))
+        return f"its roll-out is begun, in the place of {told['baseline']}"
 
     def was_taken_back(self, model: str, version: str) -> bool:
-        """Whether a roll-out of this version ended otherwise than by promotion."""
+        """Whether the last roll-out of this version ended otherwise than by promotion."""
+        try:
+            described = self._rollouts.describe(model)
+        except (ModelNotFound, RolloutNotFound):
+            return False
+        of_it = [each for each in (*described["earlier"], described) if each.get("modelVersion") == version]
+        return bool(of_it) and of_it[-1].get("state") in ("rolled back", "aborted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +180,11 @@ class Arrivals:
         self,
         name: str,
         policy: ArrivalPolicy,
-        models: Models,
+        models: LiveModels,
         take_in: TakeIn,
         source_of_key: Callable[[str], str],
         *,
-        canaries: Canaries | None = None,
+        canaries: WatchedRollouts | None = None,
         is_expected: Callable[[str], bool] = lambda key: False,
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:

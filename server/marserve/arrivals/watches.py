@@ -13,24 +13,21 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, unquote
 
 from marserve.archive.reading.completeness import why_incomplete
 from marserve.archive.reading.reader import Limits
 from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.arrivals.arrival_names import name_from_place
-from marserve.arrivals.arrivals import ArrivalPolicy, Arrivals, Canaries, Models
+from marserve.arrivals.arrivals import ArrivalPolicy, Arrivals, LiveModels, WatchedRollouts
 from marserve.arrivals.object_events import ObjectEvent, Sequencers, Verdict
 from marserve.desired_state.document import NewVersions
-from marserve.errors import ArchiveNotFound, BadInput, BadSettings, ModelNotFound, RolloutNotFound, WatchNotFound
+from marserve.errors import ArchiveNotFound, BadInput, BadSettings, WatchNotFound
 from marserve.registry.catalogue.plan import Unpacked
-from marserve.registry.changes.swap import SwapParameters
 from marserve.registry.intake.intake import Intake, pinned
 from marserve.registry.intake.pending_fetches import Coming
-from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.registry.models import Registry
-from marserve.rollout.course import read_rollout
 from marserve.rollout.rollouts import Rollouts
 from marserve.settings import Settings
 from marserve.settings.watches import MODEL_STORE, WatchedPlace
@@ -38,7 +35,7 @@ from marserve.store.addresses.fetch_guard import AllowedUrls, Target, hide_query
 from marserve.store.fetching.fetcher import Fetcher
 from marserve.store.sources.local import LocalStore
 from marserve.store.sources.object_store import ObjectStores
-from marserve.store.sources.source import Entry, Listing
+from marserve.store.sources.source import Entry
 from marserve.store.watching.sightings import Sightings
 from marserve.store.watching.watch import ListedPlace, Place, Watch, is_archive
 from marserve.store.watching.watched_folder import WatchedFolder
@@ -55,62 +52,6 @@ REMOVAL_S = 5.0
 DECLARED_LOOK_S = 1.0
 LISTED_SCHEMES = ("s3", "gs", "az")
 _SAMPLE = "x.mar"
-
-
-class Lister(Protocol):
-    """What opens listings of object stores."""
-
-    def list_at(self, target: Target) -> Listing:
-        """What is below an address."""
-
-
-class LiveModels:
-    """The registry, as arrivals ask it."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self.source_of = registry.source_of
-        self.default_of = registry.default_of
-        self.set_default = registry.set_default
-
-    async def load(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
-        """Make a version of an archive, and wait until it is ready."""
-        return await self._registry.register_unpacked(parameters, unpacked)
-
-    async def swap(self, parameters: RegisterParameters, unpacked: Unpacked) -> None:
-        """Put an archive in the place of the version of its name, with as many workers as that has."""
-        model, version = unpacked.manifest.model_name, unpacked.manifest.model_version
-        assert model is not None
-        registration = replace(parameters, is_arrival=False)
-        await self._registry.swap(SwapParameters(model, registration, version), unpacked)
-
-    async def unload(self, model: str, version: str) -> None:
-        """Take a version away."""
-        await self._registry.unregister(model, version)
-
-
-class WatchedRollouts:
-    """Roll-outs as one watch begins them: `course` is what a roll-out takes, but for the version."""
-
-    def __init__(self, rollouts: Rollouts, course: Mapping[str, Any]) -> None:
-        """Raises BadInput for a course that no roll-out takes."""
-        self._rollouts = rollouts
-        self._course = dict(course)
-        read_rollout({**self._course, "version": "1.0"})
-
-    def begin(self, model: str, version: str) -> str:
-        """Begin a roll-out of a loaded version."""
-        told = self._rollouts.begin(model, read_rollout({**self._course, "version": version}))
-        return f"its roll-out is begun, in the place of {told['baseline']}"
-
-    def was_taken_back(self, model: str, version: str) -> bool:
-        """Whether the last roll-out of this version ended otherwise than by promotion."""
-        try:
-            described = self._rollouts.describe(model)
-        except (ModelNotFound, RolloutNotFound):
-            return False
-        of_it = [each for each in (*described["earlier"], described) if each.get("modelVersion") == version]
-        return bool(of_it) and of_it[-1].get("state") in ("rolled back", "aborted")
 
 
 @dataclass(slots=True)
@@ -146,10 +87,10 @@ class Watches:
     def __init__(
         self,
         *,
-        models: Models,
+        models: LiveModels,
         intake: Intake,
         fetcher: Fetcher | None = None,
-        lister: Lister | None = None,
+        lister: ObjectStores | None = None,
         allowed: AllowedUrls | None = None,
         model_store: Path | None = None,
         interval_s: float = 30.0,
@@ -275,7 +216,7 @@ class Watches:
             is_expected=is_expected,
         )
 
-    def _canaries(self, spec: WatchedPlace) -> Canaries | None:
+    def _canaries(self, spec: WatchedPlace) -> WatchedRollouts | None:
         if self._rollouts is None:
             return None
         try:

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from marserve.desired_state.adoption import Name, adopt, as_document, problems
 from marserve.desired_state.diff import Diff, Step, compare, is_as_wanted
@@ -39,9 +39,9 @@ from marserve.errors import (
     WouldUnload,
 )
 from marserve.registry.catalogue.versions import Version
-from marserve.registry.changes.actual import ActualState, ActualVersion
 from marserve.registry.changes.transaction import Commit, Transaction
 from marserve.registry.intake.registration import RegisterParameters
+from marserve.registry.models import Registry
 
 log = logging.getLogger("marserve.rollout")
 
@@ -56,22 +56,6 @@ MOST_RETRIES = 5
 FIRST_RETRY_S = 30.0
 # What a document is called that came with a call.
 SENT = "the document"
-
-
-class Registry(Protocol):
-    """What is needed of the registry."""
-
-    def actual(self) -> ActualState:
-        """What is registered."""
-
-    def begin_change(self) -> Transaction:
-        """Begin to change several models at once."""
-
-    def kept(self) -> list[dict[str, Any]]:
-        """Versions that stay loaded without requests, so that undo may have them back at once."""
-
-    def find_kept(self, model: str, version: str, of: str | None) -> ActualVersion | None:
-        """One of them that could answer at once; with `of` only if it served the state of that digest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from marserve.errors import BadFrame
 log = logging.getLogger("marserve.node")
 
 
+# A protocol: the agent is built upon its end of the connection.
 class Listener(Protocol):
     """Who hears what the server says."""
 

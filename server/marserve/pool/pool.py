@@ -118,12 +118,12 @@ class Pool:
             self._set_wake()
         return job
 
-    def hand_over(self, other: object, tell: Callable[[Receiver], None]) -> int:
+    def hand_over(self, other: Pool, tell: Callable[[Receiver], None]) -> int:
         """Give the requests that wait, and named no version, to another version's pool; returns how many.
 
         `tell` is called with the receiver of each.
         """
-        if not isinstance(other, Pool) or other is self or other.options.sequences is not None:
+        if other is self or other.options.sequences is not None:
             return 0
         jobs = self.dispatcher.withdraw()
         for job in jobs:

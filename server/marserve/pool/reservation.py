@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 
+# A protocol: memory lies above pools.
 class Room(Protocol):
     """One version's share of the memory for models."""
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from marserve.environments.environments import Environments
 from marserve.errors import (
     CleanUpTimedOut,
     DrainedAway,
@@ -27,7 +28,7 @@ from marserve.errors import (
     NoWorker,
     QueueFull,
 )
-from marserve.messages import Answer, Part, Receiver, Request
+from marserve.messages import Accepted, Answer, Part, Receiver, Request
 from marserve.pool.dispatch.queue import GivenUp
 from marserve.registry.catalogue.describe import describe_version, page_of
 from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
@@ -38,7 +39,7 @@ from marserve.registry.catalogue.readiness import Readiness, Standing, judge
 from marserve.registry.catalogue.snapshot import SnapshotVersion, archive_name
 from marserve.registry.catalogue.traffic import choose_version
 from marserve.registry.catalogue.traffic_control import TrafficControl
-from marserve.registry.catalogue.versions import Model, Version, Versions
+from marserve.registry.catalogue.versions import Model, PoolFactory, Version, Versions
 from marserve.registry.changes.actual import ActualModel, ActualState, ActualVersion, look_at
 from marserve.registry.changes.dry_run import Rehearsal
 from marserve.registry.changes.hooks import Hooks
@@ -59,9 +60,9 @@ from marserve.registry.intake.registration import (
     check_workers,
 )
 from marserve.registry.observing.shadow import read_shadow
-from marserve.registry.pool_protocols import EnvironmentsLike, JobLike, MetricsBook, PoolFactory
 from marserve.settings.values import LoadModels
 from marserve.store.addresses.fetch_guard import hide_query
+from marserve.telemetry.metrics.counts import Metrics
 
 log = logging.getLogger("marserve.registry")
 
@@ -82,8 +83,8 @@ class Registry:
         options: RegistryOptions,
         intake: Intake,
         make_pool: PoolFactory,
-        metrics: MetricsBook,
-        environments: EnvironmentsLike | None = None,
+        metrics: Metrics,
+        environments: Environments | None = None,
         on_change: Callable[[], None] = lambda: None,
         hooks: Hooks | None = None,
     ) -> None:
@@ -132,7 +133,7 @@ class Registry:
 
     # ------------------------------------------------------------------------------------------- requests
 
-    def submit(self, model: str, version: str | None, request: Request, receiver: Receiver) -> JobLike:
+    def submit(self, model: str, version: str | None, request: Request, receiver: Receiver) -> Accepted:
         """Hand a request to the version it names, or to the default one.
 
         Raises Draining, ModelNotFound, VersionNotFound, and what the pool raises: NoWorker, QueueFull, NoTicket,
@@ -153,13 +154,14 @@ class Registry:
                 raise
             raise _naming(error, model, version) from None
 
-    def _submit_chosen(self, entry: Model, named: str | None, request: Request, receiver: Receiver) -> JobLike:
+    def _submit_chosen(self, entry: Model, named: str | None, request: Request, receiver: Receiver) -> Accepted:
         """Hand a request to the version that is chosen for it, and have the answer say which that is."""
         chosen, reason = entry.choose(named, request)
         if not entry.is_plain:
             receiver = NamedReceiver(receiver, chosen.header)
         pool, beside = chosen.pool, entry.beside
         try:
+            job: Accepted
             if beside is None:
                 job = pool.submit(request, receiver)
             else:
@@ -307,7 +309,7 @@ class Registry:
     async def check(self, model: str, version: str | None, samples: Sequence[list[Part]]) -> dict[str, Any]:
         """Compare batches of these inputs, or of the model's own samples, with single requests.
 
-        Raises ModelNotFound, VersionNotFound, and what `PoolLike.check` raises.
+        Raises ModelNotFound, VersionNotFound, and what `Pool.check` raises.
         """
         chosen = self._versions.find(model, version)
         report = await chosen.pool.check(samples)

@@ -25,13 +25,13 @@ from marserve.errors import (
     RolloutUnderWay,
     VersionNotFound,
 )
+from marserve.pool.pool import Pool
 from marserve.registry.catalogue.traffic import Traffic, read_traffic
 from marserve.registry.changes.dry_run import Rehearsed
 from marserve.registry.intake.registration import Registered, RegisterParameters
 from marserve.registry.models import Registry
 from marserve.registry.observing.arms import Arm, Seen
 from marserve.registry.observing.shadow import Shadow
-from marserve.registry.pool_protocols import PoolLike
 from marserve.rollout.course import Course, RolloutSpec, State, forecast, read_rollout
 from marserve.rollout.judge import Answers
 from marserve.rollout.records import KEPT_ENDED, Records
@@ -308,7 +308,7 @@ class _Rollout:
         self._is_registering = False
         self._has_registered = False
         self._rule: Traffic | None = before
-        self._pools: dict[str, PoolLike] = {}
+        self._pools: dict[str, Pool] = {}
         self._arms: dict[str, Arm] = {}
         self._seen = (Seen(), Seen())
         self._answers = Answers()
@@ -737,7 +737,7 @@ def _note_end(registering: asyncio.Future[Registered]) -> None:
         registering.exception()
 
 
-def _deaths(pool: PoolLike) -> int:
+def _deaths(pool: Pool) -> int:
     return sum(pool.metrics.worker_deaths.values())
 
 

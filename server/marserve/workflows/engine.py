@@ -17,7 +17,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
 
 import msgspec
 
@@ -35,7 +34,8 @@ from marserve.errors import (
     VersionNotFound,
     WorkflowBusy,
 )
-from marserve.messages import Answer, Part, Receiver, Request
+from marserve.messages import Accepted, Answer, Part, Receiver, Request
+from marserve.registry.models import Registry
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.workflows.dag import Dag, Walk
 
@@ -46,24 +46,6 @@ JSON_HEADERS = [("content-type", "application/json")]
 RETRY_AFTER_S = 1.0
 # Leaves' answers that are longer are joined by a thread.
 SHORT_LEAVES_BYTES = 8 * 1024
-
-
-class Job(Protocol):
-    """A request that a model has taken."""
-
-    def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
-
-    @property
-    def keeps_the_only_worker(self) -> bool:
-        """Whether it was cancelled, and the model's only worker still runs it."""
-
-
-class Models(Protocol):
-    """What takes the requests of nodes; the registry does."""
-
-    def submit(self, model: str, version: str | None, request: Request, receiver: Receiver) -> Job:
-        """Take a request. Raises typed errors when it cannot be taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +69,7 @@ class Engine:
         workflow: str,
         dag: Dag,
         nodes: Mapping[str, RunnableNode],
-        models: Models,
+        models: Registry,
         *,
         most_running: int = 100,
         max_answer_bytes: int = 6_553_500,
@@ -142,6 +124,8 @@ class Engine:
 
 class Execution:
     """One request on its way through the graph. To a surface it is a job like any other."""
+
+    keeps_the_only_worker = False
 
     def __init__(self, engine: Engine, request: Request, receiver: Receiver) -> None:
         self.engine = engine
@@ -324,13 +308,13 @@ class _Attempt:
     ) -> None:
         """`before` are the attempts that failed."""
         self.before = before
-        self.timed_out: Job | None = None
+        self.timed_out: Accepted | None = None
         self.node = node
         self.parts = parts
         self.number = number
         self._execution = execution
         self._is_open = True
-        self._job: Job | None = None
+        self._job: Accepted | None = None
         self._clock: asyncio.TimerHandle | None = None
         self._pieces = bytearray()
 

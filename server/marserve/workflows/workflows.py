@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from marserve.archive.contents.manifest import Manifest
 from marserve.archive.contents.model_config import ModelConfig
@@ -31,9 +31,10 @@ from marserve.messages import Receiver, Request
 from marserve.names import check_new_name
 from marserve.registry.catalogue.describe import page_of
 from marserve.registry.catalogue.plan import Unpacked
-from marserve.registry.intake.registration import ModelPage, Registered, RegisterParameters, Scaled
+from marserve.registry.intake.registration import ModelPage, Registered, RegisterParameters
+from marserve.registry.models import Registry
 from marserve.store.addresses.fetch_guard import hide_query
-from marserve.workflows.engine import Engine, Execution, Models, RunnableNode
+from marserve.workflows.engine import Engine, Execution, RunnableNode
 from marserve.workflows.intake import UnpackedWorkflow, WorkflowIntake
 from marserve.workflows.spec import Node
 
@@ -45,27 +46,6 @@ STOP_LIMIT_S = 60.0
 PARALLEL_INTAKES = 4
 
 Result = TypeVar("Result")
-
-
-class ModelRegistry(Models, Protocol):
-    """What workflows need of the registry."""
-
-    async def register(self, parameters: RegisterParameters) -> Registered:
-        """Take an archive in and make it a version."""
-
-    async def register_unpacked(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
-        """As `register`, of what the caller has unpacked."""
-
-    async def scale(
-        self, model: str, version: str | None, *, min_workers: int, max_workers: int, synchronous: bool
-    ) -> Scaled:
-        """Have between `min_workers` and `max_workers` workers of a version."""
-
-    def is_autoscaled(self, model: str, version: str | None = None) -> bool:
-        """Whether the number of a version's workers follows the need."""
-
-    async def unregister(self, model: str, version: str | None = None) -> None:
-        """Take a version off the list and end its workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +84,7 @@ class Workflows:
     What changes something runs to its end even when the caller is cancelled, as in the registry.
     """
 
-    def __init__(self, registry: ModelRegistry, intake: WorkflowIntake, options: WorkflowOptions) -> None:
+    def __init__(self, registry: Registry, intake: WorkflowIntake, options: WorkflowOptions) -> None:
         self._registry = registry
         self._intake = intake
         self._options = options

@@ -11,7 +11,7 @@ from marserve.archive.contents.model_config import ModelConfig
 from marserve.messages import Load
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.describe import Facts, describe_version
-from support.fake_pool import Behaviour, FakeDeath, FakePool, FakeWorker
+from support.fake_pool import Behaviour, FakePool, a_death, a_worker
 
 pytestmark = pytest.mark.anyio
 
@@ -78,7 +78,7 @@ async def test_torchserve_s_members_come_first_in_its_order() -> None:
 
 async def test_a_worker_without_a_process_has_no_pid() -> None:
     """`kill` takes -1 for every process; only a server that stands in for TorchServe says it, as is recorded."""
-    workers = [FakeWorker("9000", status="LOADING", pid=-1), FakeWorker("9001", pid=4711)]
+    workers = [a_worker("9000", status="LOADING", pid=-1), a_worker("9001", pid=4711)]
     told = {
         entry: [
             worker.get("pid")
@@ -94,7 +94,7 @@ async def test_a_worker_without_a_process_has_no_pid() -> None:
 
 async def test_a_worker_is_described_in_utc() -> None:
     """TorchServe writes local time and calls it UTC (contract, Q16)."""
-    workers = [FakeWorker("9000", gpu_id=1, gpu_usage="gpuId::1", restarts=2, last_death=FakeDeath())]
+    workers = [a_worker("9000", gpu_id=1, gpu_usage="gpuId::1", restarts=2, last_death=a_death())]
 
     described = describe(PoolOptions("m", "1.0", 1, 1, gpu_ids=(0, 1)), _workers=workers)
 
@@ -123,7 +123,7 @@ async def test_a_worker_that_waits_for_its_next_try_says_until_when(
     next_start_at: float | None, told: str | None
 ) -> None:
     """Or that it waits to be scaled."""
-    workers = [FakeWorker("9000", status="UNLOADING", next_start_at=next_start_at)]
+    workers = [a_worker("9000", status="UNLOADING", next_start_at=next_start_at)]
 
     described = describe(PoolOptions("m", "1.0", 1, 1), _workers=workers)
 
@@ -144,7 +144,7 @@ async def test_a_group_of_ranks_tells_their_processes_and_devices() -> None:
     """Other workers have no such members."""
     options = PoolOptions("m", "1.0", 2, 2, gpu_ids=(0, 1))
 
-    described = describe(options, _workers=[FakeWorker("29500", ranks=(7, 8), devices=(0, 1)), FakeWorker("9000")])
+    described = describe(options, _workers=[a_worker("29500", ranks=(7, 8), devices=(0, 1)), a_worker("9000")])
 
     group, other = described["workers"]
     assert group["ranks"] == [{"rank": 0, "pid": 7}, {"rank": 1, "pid": 8}]
@@ -186,11 +186,11 @@ async def test_the_queue_is_described_as_it_stands() -> None:
     [
         (1, {}, "ready"),
         (0, {}, "idle"),
-        (1, {"_workers": [FakeWorker("1", "LOADING")]}, "loading"),
-        (2, {"_workers": [FakeWorker("1")]}, "loading"),
-        (1, {"_workers": [FakeWorker("1", "LOADING")], "is_healthy": False}, "failed"),
-        (2, {"_workers": [FakeWorker("1"), FakeWorker("2", "LOADING", last_death=FakeDeath())]}, "degraded"),
-        (2, {"_workers": [FakeWorker("1", last_death=FakeDeath()), FakeWorker("2", "LOADING")]}, "loading"),
+        (1, {"_workers": [a_worker("1", "LOADING")]}, "loading"),
+        (2, {"_workers": [a_worker("1")]}, "loading"),
+        (1, {"_workers": [a_worker("1", "LOADING")], "is_healthy": False}, "failed"),
+        (2, {"_workers": [a_worker("1"), a_worker("2", "LOADING", last_death=a_death())]}, "degraded"),
+        (2, {"_workers": [a_worker("1", last_death=a_death()), a_worker("2", "LOADING")]}, "loading"),
     ],
 )
 async def test_a_version_says_how_it_stands(least: int, changes: dict[str, Any], state: str) -> None:
@@ -200,7 +200,7 @@ async def test_a_version_says_how_it_stands(least: int, changes: dict[str, Any],
 
 async def test_warnings_of_the_pool_and_its_last_death_are_told() -> None:
     """Behind those of the registration."""
-    described = describe(PoolOptions("m", "1.0", 1, 1), warnings=["forking was refused"], last_death=FakeDeath("exit"))
+    described = describe(PoolOptions("m", "1.0", 1, 1), warnings=["forking was refused"], last_death=a_death("exit"))
 
     assert described["warnings"] == ["forking was refused"]
     assert described["lastDeath"]["cause"] == "exit"
@@ -208,10 +208,10 @@ async def test_warnings_of_the_pool_and_its_last_death_are_told() -> None:
 
 async def test_a_deaths_traceback_and_last_lines_are_told_where_there_are_any() -> None:
     """Empty ones are left out."""
-    death = FakeDeath("load_failed", traceback="Traceback …", last_lines=("loading", "no weights"))
+    death = a_death("load_failed", traceback="Traceback …", last_lines=("loading", "no weights"))
 
     told = describe(PoolOptions("m", "1.0", 1, 1), last_death=death)["lastDeath"]
-    plain = describe(PoolOptions("m", "1.0", 1, 1), last_death=FakeDeath())["lastDeath"]
+    plain = describe(PoolOptions("m", "1.0", 1, 1), last_death=a_death())["lastDeath"]
 
     assert (told["traceback"], told["lastLines"]) == ("Traceback …", ["loading", "no weights"])
     assert set(plain) == {"cause", "at", "detail"}

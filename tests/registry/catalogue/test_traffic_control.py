@@ -30,7 +30,7 @@ from marserve.registry.catalogue.snapshot import SnapshotVersion, read_models, w
 from marserve.registry.catalogue.traffic import VERSION_HEADER, Sticky, Traffic
 from marserve.registry.intake.registration import RegisterParameters
 from support.echo_archives import manifest, write_mar
-from support.fake_pool import Behaviour, FakeDeath
+from support.fake_pool import Behaviour, a_death
 from support.management_house import House as ManagementHouse
 
 pytestmark = pytest.mark.anyio
@@ -252,7 +252,7 @@ async def test_a_version_that_sleeps_or_wakes_has_its_part(house: House) -> None
     assert "pending" not in house.registry.traffic.describe("m")
     assert house.shares(100)["3.0"] in range(47, 54)
 
-    sleeper._workers = [replace(worker, last_death=FakeDeath()) for worker in sleeper.workers()]
+    sleeper._workers = [replace(worker, last_death=a_death()) for worker in sleeper.workers()]
     assert house.registry.traffic.describe("m")["pending"] == ["3.0"]
     assert house.shares(20) == {"1.0": 20}
 

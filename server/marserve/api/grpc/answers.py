@@ -1,7 +1,7 @@
 """The data plane's receiver for a gRPC call: an answer, or the pieces of a stream, taken one by one.
 
-It knows no messages and no grpcio. A client that takes its pieces slowly slows its worker (`Job.hold`); one that takes
-nothing, while the worker cannot be held, loses its stream.
+It knows no messages and no grpcio. A client that takes its pieces slowly slows its worker (`Accepted.hold`); one that
+takes nothing, while the worker cannot be held, loses its stream.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 from marserve.api.grpc.errors import SlowReader
-from marserve.api.http.inference import Job
 from marserve.errors import MarserveError
-from marserve.messages import Answer
+from marserve.messages import Accepted, Answer
 from marserve.registry.catalogue.traffic import VERSION_HEADER
 
 # A stream's worker is held when so much waits for the client, and goes on when it is less.
@@ -35,13 +34,13 @@ class Pieces:
         self._waiting_bytes = 0
         self._came: asyncio.Future[None] | None = None
         self._error: MarserveError | None = None
-        self._job: Job | None = None
+        self._job: Accepted | None = None
         self._is_over = False
         self._is_held = False
         self.version_header: tuple[str, str] | None = None
 
     @classmethod
-    def of(cls, submit: Callable[[Pieces], Job]) -> Pieces:
+    def of(cls, submit: Callable[[Pieces], Accepted]) -> Pieces:
         """The pieces of the request that `submit` hands to the data plane. Raises what it raises."""
         pieces = cls()
         job = submit(pieces)

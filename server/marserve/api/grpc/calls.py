@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import unquote
 
 import grpc
@@ -24,12 +24,12 @@ from marserve.api.errors import NoRoomForBody
 from marserve.api.grpc.errors import MethodNotFound, StalledReader, grpc_status
 from marserve.api.grpc.schema import Schema
 from marserve.api.http.byte_ledger import UNBOUNDED, ByteLedger
-from marserve.api.http.listener import AccessLog
 from marserve.api.http.request_head import read_priority, read_timeout_s, read_version
 from marserve.api.request_ids import RequestIds
 from marserve.errors import BadInput, MarserveError
-from marserve.telemetry.logs.access_log import access_line
+from marserve.telemetry.logs.access_log import AccessLog, access_line
 from marserve.telemetry.logs.log_limit import caused_by
+from marserve.telemetry.metrics.counts import Metrics
 
 log = logging.getLogger("marserve.api")
 
@@ -74,13 +74,6 @@ def _is_no_failed_batch(record: logging.LogRecord) -> bool:
     """Whether a record is of something else than a message or status that could not be sent any more."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, grpc.aio.InternalError)
-
-
-class CallMetrics(Protocol):
-    """Counts calls by the name of their status."""
-
-    def count_call(self, code: str) -> None:
-        """Count a call that has ended."""
 
 
 class Call:
@@ -183,7 +176,7 @@ class Calls:
         self,
         schema: Schema,
         access_log: AccessLog,
-        metrics: CallMetrics,
+        metrics: Metrics,
         authorize: Authorize | None = None,
         *,
         overload_status: int = 503,

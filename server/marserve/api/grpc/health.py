@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2
 
 from marserve.api.grpc.calls import parse_or_abort
-from marserve.registry.catalogue.readiness import Readiness
+from marserve.registry.models import Registry
 
 SERVICE: Final[str] = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 LOOK_S: Final = 0.2
@@ -23,18 +23,11 @@ _Request = health_pb2.HealthCheckRequest
 _Response = health_pb2.HealthCheckResponse
 
 
-class ReadinessSource(Protocol):
-    """Says whether requests should be sent here."""
-
-    def readiness(self) -> Readiness:
-        """As `/readyz` says."""
-
-
 class GrpcHealth:
     """`Check` and `Watch` for these services."""
 
-    def __init__(self, source: ReadinessSource, services: Collection[str]) -> None:
-        self._source = source
+    def __init__(self, registry: Registry, services: Collection[str]) -> None:
+        self._registry = registry
         self._services = frozenset(("", *services))
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -68,4 +61,4 @@ class GrpcHealth:
     def _status(self, service: str) -> int:
         if service not in self._services:
             return int(_Response.SERVICE_UNKNOWN)
-        return int(_Response.SERVING if self._source.readiness().is_ready else _Response.NOT_SERVING)
+        return int(_Response.SERVING if self._registry.readiness().is_ready else _Response.NOT_SERVING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from google.rpc import error_details_pb2
 
@@ -13,22 +13,15 @@ from marserve.api.grpc.answers import Pieces
 from marserve.api.grpc.calls import Answers, Call, Calls
 from marserve.api.grpc.errors import error_reason, grpc_status
 from marserve.api.grpc.schema import INFERENCE, Schema
-from marserve.api.http.inference import DataPlane
 from marserve.api.http.request_body import MAX_PARTS
 from marserve.errors import BadInput, MarserveError
 from marserve.messages import Part, Request
 from marserve.registry.intake.call_modes import SequenceHeaderNames
+from marserve.registry.models import Registry
 
 SERVICE: Final = f"{INFERENCE}.InferenceAPIsService"
 # Requests of one dialogue that may be under way; the client's next one is read when there is room again.
 MOST_AT_ONCE: Final = 64
-
-
-class HealthSource(Protocol):
-    """Says how the server is, by TorchServe's rule."""
-
-    def is_healthy(self) -> bool:
-        """Whether every model has kept its workers."""
 
 
 class GrpcInference:
@@ -38,13 +31,11 @@ class GrpcInference:
         self,
         schema: Schema,
         calls: Calls,
-        data_plane: DataPlane,
-        health: HealthSource,
+        registry: Registry,
         sequence: SequenceHeaderNames,
     ) -> None:
         self._calls = calls
-        self._data_plane = data_plane
-        self._health = health
+        self._registry = registry
         self._sequence = sequence
         self._response = schema.message(f"{INFERENCE}.PredictionResponse")
         self._health_response = schema.message(f"{INFERENCE}.TorchServeHealthResponse")
@@ -59,7 +50,7 @@ class GrpcInference:
         }
 
     async def _ping(self, _: Any, call: Call) -> Any:
-        status = "Healthy" if self._health.is_healthy() else "Unhealthy"
+        status = "Healthy" if self._registry.is_healthy() else "Unhealthy"
         return self._health_response(health=json.dumps({"status": status}, indent=2))
 
     async def _predict(self, message: Any, call: Call) -> Any:
@@ -161,7 +152,7 @@ class GrpcInference:
             asked_version=call.asked_version,
             metadata=call.metadata,
         )
-        return Pieces.of(lambda pieces: self._data_plane.submit(model, version, request, pieces))
+        return Pieces.of(lambda pieces: self._registry.submit(model, version, request, pieces))
 
     def _read_sequence(self, message: Any) -> tuple[list[tuple[bytes, bytes]], list[Part]]:
         """The headers that tell a handler of the sequence, and the inputs that are not about it.

@@ -20,7 +20,7 @@ from marserve.api.grpc import health as grpc_health
 from marserve.api.grpc import inference as grpc_inference
 from marserve.api.grpc import management as grpc_management
 from marserve.api.grpc import reflection as grpc_reflection
-from marserve.api.grpc.calls import STALL_TIMEOUT_S, Authorize, CallMetrics, Calls, quiet_grpcio
+from marserve.api.grpc.calls import STALL_TIMEOUT_S, Authorize, Calls, quiet_grpcio
 from marserve.api.grpc.health import GrpcHealth
 from marserve.api.grpc.inference import GrpcInference
 from marserve.api.grpc.management import GrpcManagement
@@ -28,11 +28,12 @@ from marserve.api.grpc.open_inference import GrpcOpenInference
 from marserve.api.grpc.reflection import GrpcReflection
 from marserve.api.grpc.schema import OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE, Schema
 from marserve.api.http.byte_ledger import ByteLedger
-from marserve.api.http.listener import AccessLog
 from marserve.api.tls import Identity
 from marserve.desired_state.policies import Changes
 from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.registry.models import Registry
+from marserve.telemetry.logs.access_log import AccessLog
+from marserve.telemetry.metrics.counts import Metrics
 
 # No call is longer than its answer may be, which workers bound (`max_response_size`).
 UNLIMITED: Final = -1
@@ -144,7 +145,7 @@ class GrpcPorts:
         self,
         registry: Registry,
         access_log: AccessLog,
-        metrics: CallMetrics,
+        metrics: Metrics,
         *,
         identity: Identity | None = None,
         overload_status: int = 503,
@@ -174,7 +175,7 @@ class GrpcPorts:
     ) -> GrpcListener:
         """The inference port. Raises OSError when the address cannot be had."""
         calls = self._calls(authorize)
-        inference = GrpcInference(self._schema, calls, self._registry, self._registry, sequence)
+        inference = GrpcInference(self._schema, calls, self._registry, sequence)
         answers = {grpc_inference.SERVICE: inference.answers()}
         if has_open_inference:
             for package in (OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE):

@@ -40,6 +40,7 @@ PRESSED_BYTES_PER_S: Final = 64 * 1024
 Refusal = Literal["no_room", "too_slow", "untaken"]
 
 
+# A protocol: `HttpConnection` is built upon this ledger.
 class Reader(Protocol):
     """The connection that reads a body."""
 

@@ -46,7 +46,7 @@ from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.exchange import Exchange
 from marserve.api.http.inference import InferenceSurface
 from marserve.api.http.large_answers import LargeAnswers
-from marserve.api.http.listener import AccessLog, HttpMetrics, Listener
+from marserve.api.http.listener import Listener
 from marserve.api.http.request_head import (
     UNKNOWN_LENGTH,
     Head,
@@ -60,7 +60,9 @@ from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.http.unread import has_unread
 from marserve.api.tokens import Tokens, authorization_of
 from marserve.errors import BodyTooLarge, MarserveError
+from marserve.telemetry.logs.access_log import AccessLog
 from marserve.telemetry.logs.log_limit import caused_by
+from marserve.telemetry.metrics.counts import Metrics
 
 log = logging.getLogger("marserve.api")
 
@@ -90,7 +92,7 @@ def bind_connection(
     surface: InferenceSurface | None,
     limits: HttpLimits,
     access_log: AccessLog,
-    metrics: HttpMetrics,
+    metrics: Metrics,
     connections: ConnectionTable,
     *,
     response_headers: ResponseHeaders | None = None,

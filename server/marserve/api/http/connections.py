@@ -19,6 +19,7 @@ from marserve.api.http.request_head import HttpLimits
 SWEEP_EVERY_S = 1.0
 
 
+# A protocol: `HttpConnection` is built upon this table.
 class Connection(Protocol):
     """What the table needs of a connection."""
 

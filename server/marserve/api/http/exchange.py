@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from marserve.api.errors import NoRoomForBody, error_answer
 from marserve.api.http.byte_ledger import SMALL_BYTES, HeldBytes, Hold
-from marserve.api.http.inference import Job
 from marserve.api.http.large_answers import LARGE_ABOVE_BYTES, Feed
 from marserve.api.http.request_body import is_quick, read_parts
 from marserve.api.http.request_head import Head
 from marserve.api.http.response_headers import phrase_of
 from marserve.api.http.stream_errors import error_frame
 from marserve.errors import Draining, HandlerFailed, MarserveError
-from marserve.messages import Answer, Part
+from marserve.messages import Accepted, Answer, Part
 from marserve.telemetry.logs.log_limit import caused_by
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Exchange:
         self.body = body
         self.id = connection.listener.next_id()
         self.began = monotonic()
-        self.job: Job | None = None
+        self.job: Accepted | None = None
         self.decoding: asyncio.Future[list[Part]] | None = None
         self.feed: Feed | None = None
         self.stream_type = ""  # of the stream that has begun

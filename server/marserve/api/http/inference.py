@@ -7,12 +7,13 @@ and `predict`, which makes one `Request` of header and body and submits it. The 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 from urllib.parse import unquote
 
 from marserve.api.http.request_body import is_form, read_fields, read_parts
 from marserve.errors import BadInput, WorkflowNotFound
-from marserve.messages import Part, Receiver, Request
+from marserve.messages import Accepted, Part, Receiver, Request
+from marserve.registry.models import Registry
+from marserve.workflows.workflows import Workflows
 
 # Targets are the client's; the table of those seen must not grow with them.
 MAX_KNOWN_TARGETS = 1024
@@ -20,37 +21,6 @@ MAX_KNOWN_TARGET_BYTES = 512
 MAX_SEGMENTS = 256
 # As long as a name may be that stands in a path.
 MAX_NAME_BYTES = 8 * 1024
-
-
-class Job(Protocol):
-    """An accepted request."""
-
-    def cancel(self) -> None:
-        """The client has gone: the receiver is not called any more. May be called at any time, and twice."""
-
-    def hold(self) -> None:
-        """The client does not keep up with its stream: have no more of it made. May be called at any time."""
-
-    def resume(self) -> None:
-        """The client has caught up. May be called at any time."""
-
-
-class DataPlane(Protocol):
-    """What takes requests; the registry does."""
-
-    @property
-    def only_startup_model(self) -> str | None:
-        """The model that was loaded at start, if it is exactly one."""
-
-    def submit(self, model: str, version: str | None, request: Request, receiver: Receiver) -> Job:
-        """Take a request for a model's version (None: its default). Raises typed errors when it cannot be taken."""
-
-
-class WorkflowPlane(Protocol):
-    """What takes requests for workflows."""
-
-    def submit(self, workflow: str, request: Request, receiver: Receiver) -> Job:
-        """Take a request for a workflow. Raises typed errors when it cannot be taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +47,7 @@ class InferenceSurface:
     """
 
     def __init__(
-        self, data_plane: DataPlane, workflows: WorkflowPlane | None = None, further_route: str | None = None
+        self, data_plane: Registry, workflows: Workflows | None = None, further_route: str | None = None
     ) -> None:
         self._data_plane = data_plane
         self._workflows = workflows
@@ -112,7 +82,7 @@ class InferenceSurface:
         priority: int | None = None,
         asked_version: str | None = None,
         parts: list[Part] | None = None,
-    ) -> Job:
+    ) -> Accepted:
         """Submit one request; the answer comes to `receiver`, possibly before this returns.
 
         `parts` is what was read of the body, None where that is still to be done.
@@ -151,7 +121,7 @@ class InferenceSurface:
             receiver,
         )
 
-    def _run_workflow(self, workflow: str, request: Request, receiver: Receiver) -> Job:
+    def _run_workflow(self, workflow: str, request: Request, receiver: Receiver) -> Accepted:
         if self._workflows is None:
             raise WorkflowNotFound(workflow)
         return self._workflows.submit(workflow, request, receiver)

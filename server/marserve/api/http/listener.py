@@ -5,7 +5,7 @@ No sockets here. Nothing of it is global: a server makes one for each listener.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from marserve.api.browsers import BrowserRules
 from marserve.api.decoding import Decoding
@@ -16,33 +16,11 @@ from marserve.api.http.request_head import Head, HttpLimits
 from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.request_ids import RequestIds
 from marserve.api.tokens import Tokens
+from marserve.telemetry.logs.access_log import AccessLog
+from marserve.telemetry.metrics.counts import Metrics
 
 MAX_KNOWN_HEADS: Final = 1024
 MAX_KNOWN_HEAD_BYTES: Final = 2048
-
-
-class AccessLog(Protocol):
-    """Takes a line for each request."""
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anybody reads: if not, the line need not be made."""
-
-    @property
-    def has_ids(self) -> bool:
-        """Whether a line ends with the request's id."""
-
-    def write(self, line: str) -> None:
-        """Take one line; never blocks."""
-
-
-class HttpMetrics(Protocol):
-    """Counts answers by the first digit of their status, and what was refused by its cause."""
-
-    responses: list[int]
-
-    def count_refused(self, cause: str) -> None:
-        """Count a request or connection that was refused before it reached a version."""
 
 
 class Listener:
@@ -73,7 +51,7 @@ class Listener:
         surface: InferenceSurface | None,
         limits: HttpLimits,
         access_log: AccessLog,
-        metrics: HttpMetrics,
+        metrics: Metrics,
         connections: ConnectionTable,
         response_headers: ResponseHeaders,
         overload_status: int,

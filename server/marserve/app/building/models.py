@@ -40,6 +40,7 @@ from marserve.pool.launchers.remote.cluster import Cluster
 from marserve.pool.options import PoolOptions
 from marserve.pool.pool import Pool
 from marserve.pool.reservation import Room
+from marserve.registry.catalogue.versions import PoolFactory
 from marserve.registry.changes.hooks import Hooks
 from marserve.registry.intake.intake import Intake
 from marserve.registry.models import Registry
@@ -54,8 +55,6 @@ from marserve.telemetry.metrics.counts import Metrics, VersionMetrics
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 from marserve.workflows.intake import WorkflowIntake
 from marserve.workflows.workflows import WorkflowOptions, Workflows
-
-PoolMaker = Callable[[PoolOptions, Load], Pool]
 
 
 async def read_desired_state(settings: Settings) -> DesiredStates:
@@ -138,7 +137,7 @@ def pool_maker(
     residency: Residency | None,
     device_rooms: DeviceRooms | None,
     on_failed: Callable[[str], None],
-) -> PoolMaker:
+) -> PoolFactory:
     """What makes the pool of a version, with memory for it. `on_failed`: see `onCrash: fail`."""
 
     def house_on_devices(room: Room | None, options: PoolOptions, make: Callable[[Room | None], Pool]) -> Pool:
@@ -173,7 +172,7 @@ def build_registry(
     machine: Machine,
     devices: int,
     scratch: Path,
-    make_pool: PoolMaker,
+    make_pool: PoolFactory,
     metrics: Metrics,
     environments: Environments,
     fetcher: Fetcher,

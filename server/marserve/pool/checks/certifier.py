@@ -52,6 +52,7 @@ MOST_PAIRS = 10
 SIZE_ON_DEMAND = 8
 
 
+# A protocol: checks lie below slots, and `Life` is one of theirs.
 class CheckingLife(Protocol):
     """A worker, as checks see it."""
 
@@ -61,6 +62,7 @@ class CheckingLife(Protocol):
         """Send a check."""
 
 
+# A protocol: `Pool` lies above all that it is made of.
 class CheckedPool(Protocol):
     """A pool, as its certifier sees it."""
 

@@ -58,6 +58,7 @@ APPOINTED_SPREAD_S = 1
 PRIORITIES_SEEN_S = 10.0
 
 
+# A protocol: `Pool` lies above all that it is made of.
 class Actions(Protocol):
     """What the dispatcher asks of the outside world. None of these may call back into the dispatcher."""
 

@@ -22,6 +22,7 @@ class JobState(Enum):
     DONE = auto()
 
 
+# A protocol: dispatchers are built upon jobs.
 class JobOwner(Protocol):
     """Who is told that a job's client has gone."""
 

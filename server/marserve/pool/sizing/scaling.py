@@ -32,6 +32,7 @@ LEAST_LOOK_S = 0.02
 MEMORY_LOOK_S = 1.0
 
 
+# A protocol: `Pool` lies above all that it is made of.
 class ScaledPool(Protocol):
     """A pool, as its scaling sees it."""
 

@@ -24,6 +24,7 @@ log = logging.getLogger("marserve.pool")
 TRY_AGAIN_S = 30.0
 
 
+# A protocol: `Pool` lies above all that it is made of.
 class Household(Protocol):
     """The pool, as a succession sees it."""
 

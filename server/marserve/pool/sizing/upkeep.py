@@ -11,35 +11,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from marserve.pool.options import PoolOptions
 from marserve.pool.sizing.recycling import RecyclePolicy
+from marserve.pool.slots.slot import Life
 from marserve.pool.worker_end.memory import own_bytes
 
 LOOK_EVERY_S = 1.0
 # What the watch allows beyond the limit, so that the worker's own (an exception, where this is a kill) comes first.
 LEAST_SLACK_BYTES = 32 << 20
-
-
-class Watched(Protocol):
-    """One worker, as it is looked at."""
-
-    is_ready: bool
-    ready_at: float
-    requests: int
-    first_bytes: int
-    own_bytes: int
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """Its process, or those of its ranks; none before it has one."""
-
-    def over_memory(self, own_bytes: int, limit_bytes: int) -> None:
-        """It holds too much: end it."""
-
-    def due(self, reason: str) -> None:
-        """It has served long enough: replace it when a replacement is there."""
 
 
 class Upkeep:
@@ -48,7 +28,7 @@ class Upkeep:
     def __init__(
         self,
         options: PoolOptions,
-        workers: Callable[[], Sequence[Watched]],
+        workers: Callable[[], Sequence[Life]],
         *,
         read_bytes: Callable[[int], int] = own_bytes,
         every_s: float = LOOK_EVERY_S,
@@ -90,7 +70,7 @@ class Upkeep:
         for worker, size in zip(workers, sizes, strict=True):
             self.judge(worker, size, now)
 
-    def judge(self, worker: Watched, size: int, now: float) -> None:
+    def judge(self, worker: Life, size: int, now: float) -> None:
         """Do what one worker's size (bytes, 0 if unknown) and age ask for."""
         worker.own_bytes = size
         limit = self._limit_bytes

@@ -124,6 +124,7 @@ class WorkerView:
     computes_on: str = ""
 
 
+# A protocol: `Pool` lies above all that it is made of.
 class SlotOwner(Protocol):
     """The pool, as its slots see it."""
 

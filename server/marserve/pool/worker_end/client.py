@@ -51,6 +51,7 @@ MAX_KEPT_HEAD_BYTES = 4096
 MAX_KEPT_HEADS = 256
 
 
+# A protocol: slots lie above the worker's end, and `Life` is one of theirs.
 class Peer(Protocol):
     """Who hears what the worker says. Called on the event loop; `BadFrame` raised here ends the worker."""
 

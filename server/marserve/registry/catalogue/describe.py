@@ -9,13 +9,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marserve.archive.contents.model_config import ModelConfig
 from marserve.pool.options import PoolOptions
-from marserve.registry.pool_protocols import DeathLike, PoolLike, WorkerLike
 from marserve.settings.values import NO_WISH, MemoryWish
 from marserve.store.addresses.fetch_guard import hide_query
+
+if TYPE_CHECKING:  # `marserve migrate` makes plans, and a pool would be a seventh of its start
+    from marserve.pool.pool import DeathView, Pool, WorkerView
 
 # Instead of a time: a worker that is not started again by itself.
 WHEN_SCALED = "when scaled"
@@ -51,7 +53,7 @@ class Facts:
 
 def describe_version(
     facts: Facts,
-    pool: PoolLike,
+    pool: Pool,
     *,
     min_workers: int,
     max_workers: int,
@@ -120,7 +122,7 @@ def describe_version(
     return described
 
 
-def _state(pool: PoolLike, min_workers: int) -> str:
+def _state(pool: Pool, min_workers: int) -> str:
     """`ready`, `degraded` (serves, but workers that died or wait are missing), `loading`, `failed` (given up until
     scaled or probed, or all devices that it may have are lost), or `idle` where no worker is wanted.
     """
@@ -161,7 +163,7 @@ def _limits_of_life(options: PoolOptions) -> dict[str, Any]:
     return {name: value for name, value in limits.items() if value}
 
 
-def _describe_worker(worker: WorkerLike, tells_missing_pid: bool) -> dict[str, Any]:
+def _describe_worker(worker: WorkerView, tells_missing_pid: bool) -> dict[str, Any]:
     described: dict[str, Any] = {
         "id": worker.id,
         "startTime": _utc(worker.started_at),
@@ -193,7 +195,7 @@ def _describe_worker(worker: WorkerLike, tells_missing_pid: bool) -> dict[str, A
     return described
 
 
-def _describe_death(death: DeathLike) -> dict[str, Any]:
+def _describe_death(death: DeathView) -> dict[str, Any]:
     described: dict[str, Any] = {"cause": str(death.cause), "at": _utc(death.at), "detail": death.detail}
     if death.traceback:
         described["traceback"] = death.traceback

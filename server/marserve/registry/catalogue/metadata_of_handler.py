@@ -22,7 +22,7 @@ from marserve.errors import (
     QueueFull,
 )
 from marserve.messages import Answer, Part, Request
-from marserve.registry.pool_protocols import PoolLike
+from marserve.pool.pool import Pool
 
 
 class _Waiting:
@@ -44,7 +44,7 @@ class _Waiting:
 
 
 async def ask_for_metadata(
-    pool: PoolLike,
+    pool: Pool,
     model: str,
     timeout_s: float,
     within_s: float | None = None,

@@ -10,14 +10,14 @@ import logging
 from typing import Any
 
 from marserve.errors import BadInput, NoWorker, ShadowNotFound, VersionNotFound
-from marserve.messages import Receiver, Request
+from marserve.messages import Accepted, Receiver, Request
 from marserve.pool.checks.certifier import can_lend
+from marserve.pool.pool import Pool
 from marserve.registry.catalogue.named_answers import NamedReceiver
 from marserve.registry.catalogue.versions import Model, Version, Versions
 from marserve.registry.observing.arms import Arm
 from marserve.registry.observing.observers import Beside
 from marserve.registry.observing.shadow import Shadow, ShadowSpec
-from marserve.registry.pool_protocols import JobLike, PoolLike
 
 log = logging.getLogger("marserve.registry")
 
@@ -143,7 +143,7 @@ class Mirrors:
         tried = entry.find(candidate)
         entry.find(baseline)
 
-        def rescue(request: Request, receiver: Receiver) -> JobLike:
+        def rescue(request: Request, receiver: Receiver) -> Accepted:
             serves = self._serving(model, baseline, candidate)
             job = serves.pool.submit(request, receiver)
             _rename(receiver, serves.header)
@@ -184,7 +184,7 @@ class Mirrors:
         """The version that answers requests that name none, where no weights are put. Raises ModelNotFound."""
         return self._versions.model(model).default
 
-    def pool_of(self, model: str, version: str) -> PoolLike | None:
+    def pool_of(self, model: str, version: str) -> Pool | None:
         """The pool of a version as it is registered now, None where it is not: it tells two of one name apart."""
         entry = self._versions.models.get(model)
         found = None if entry is None else entry.versions.get(version)

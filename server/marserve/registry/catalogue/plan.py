@@ -11,10 +11,10 @@ from marserve.agent_link import ArchiveRef
 from marserve.archive.contents.manifest import Manifest
 from marserve.archive.contents.model_config import ModelConfig
 from marserve.archive.reading.unpacked import UnpackedArchives
+from marserve.environments.environments import Environment
 from marserve.environments.requirements import Requirements
 from marserve.messages import Load
 from marserve.registry.catalogue.describe import Facts
-from marserve.registry.pool_protocols import EnvironmentLike
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Plan:
     load: Load
     unpacked: Unpacked
     wanted: Wanted | None = None
-    environment: EnvironmentLike | None = None
+    environment: Environment | None = None
 
     def borrowed(self) -> Plan:
         """The same, whose files belong to somebody else: its `discard` leaves them where they are."""

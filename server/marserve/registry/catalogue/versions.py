@@ -7,7 +7,7 @@ its name: two of one name may be there for a while, one on the list and one that
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -19,11 +19,15 @@ from marserve.errors import (
     VersionInUse,
     VersionNotFound,
 )
-from marserve.messages import Request
+from marserve.messages import Load, Request
+from marserve.pool.options import PoolOptions
+from marserve.pool.pool import Pool
 from marserve.registry.catalogue.plan import Plan
 from marserve.registry.catalogue.traffic import VERSION_HEADER, Reason, Role, Rule, Traffic
 from marserve.registry.observing.observers import Beside
-from marserve.registry.pool_protocols import PoolLike
+
+PoolFactory = Callable[[PoolOptions, Load], Pool]
+"""Makes the pool of a version, with memory for it."""
 
 # What a header's value cannot hold, or not as it is.
 _NOT_PLAIN = re.compile(r"[^!-$&-~]")
@@ -37,7 +41,7 @@ class Version:
 
     __slots__ = ("facts", "header", "is_settled", "max_workers", "min_workers", "plan", "pool", "remarks")
 
-    def __init__(self, plan: Plan, pool: PoolLike) -> None:
+    def __init__(self, plan: Plan, pool: Pool) -> None:
         self.facts = plan.facts
         self.remarks: list[str] = []
         self.plan = plan

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
 
 from marserve.allocator import give_back_free_memory
+from marserve.environments.environments import Environments
 from marserve.errors import (
     ArchiveExists,
     CleanUpTimedOut,
@@ -25,7 +26,7 @@ from marserve.errors import (
 from marserve.names import check_new_name
 from marserve.registry.catalogue.plan import Plan, Unpacked
 from marserve.registry.catalogue.snapshot import archive_name
-from marserve.registry.catalogue.versions import Version, Versions
+from marserve.registry.catalogue.versions import PoolFactory, Version, Versions
 from marserve.registry.changes.hooks import Hooks
 from marserve.registry.changes.under_way import Changes
 from marserve.registry.intake.installing import Installations
@@ -33,10 +34,10 @@ from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.pending_fetches import Awaited, Coming
 from marserve.registry.intake.plan import check_parameters, make_plan
 from marserve.registry.intake.registration import Registered, RegisterParameters, RegistryOptions
-from marserve.registry.pool_protocols import EnvironmentsLike, MetricsBook, PoolFactory
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.fetching.fetcher import Fetched, OnBegin
+from marserve.telemetry.metrics.counts import Metrics
 
 log = logging.getLogger("marserve.registry")
 
@@ -57,8 +58,8 @@ class Registering:
         options: RegistryOptions,
         intake: Intake,
         make_pool: PoolFactory,
-        metrics: MetricsBook,
-        environments: EnvironmentsLike | None,
+        metrics: Metrics,
+        environments: Environments | None,
         versions: Versions,
         changes: Changes,
         hooks: Hooks,

@@ -16,8 +16,8 @@ from typing import Any
 from marserve.errors import BadInput, MarserveError
 from marserve.messages import Answer, Part, Request
 from marserve.pool.checks.certifier import read_samples
+from marserve.pool.pool import Pool
 from marserve.registry.catalogue.versions import Version
-from marserve.registry.pool_protocols import PoolLike
 
 # So many of a model's samples are tried; a check of batches takes more.
 MOST_TRIED = 16
@@ -71,7 +71,7 @@ async def try_out(version: Version, inputs: Sequence[list[Part]], before: Sequen
         await _check_batches(version.pool)
 
 
-async def _check_batches(pool: PoolLike) -> None:
+async def _check_batches(pool: Pool) -> None:
     try:
         report = await pool.check()
     except MarserveError as error:

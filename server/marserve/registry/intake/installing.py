@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 
+from marserve.environments.environments import Environment, Environments
 from marserve.errors import DependencyFailed, VersionConflict
 from marserve.registry.catalogue.plan import Plan
 from marserve.registry.intake.plan import equip
-from marserve.registry.pool_protocols import EnvironmentLike, EnvironmentsLike
 
 
 class Claim:
@@ -23,7 +23,7 @@ class Claim:
     def __init__(self, claims: dict[tuple[str, str], Claim], model: str, version: str) -> None:
         self._claims = claims
         self._key = (model, version)
-        self._installing: asyncio.Task[EnvironmentLike] | None = None
+        self._installing: asyncio.Task[Environment] | None = None
         self._is_given_up = False
         self._ended = asyncio.Event()
 
@@ -41,7 +41,7 @@ class Claim:
         del self._claims[self._key]
         self._ended.set()
 
-    async def install(self, plan: Plan, environments: EnvironmentsLike, *, is_synchronous: bool) -> Plan:
+    async def install(self, plan: Plan, environments: Environments, *, is_synchronous: bool) -> Plan:
         """Install what the plan wants; returns the plan with it.
 
         Raises DependencyFailed, when it was given up too; BadArchive or LoadFailed as `equip` does.

@@ -17,6 +17,7 @@ from marserve.agent_link import ArchiveRef
 from marserve.archive.contents.model_config import declare
 from marserve.archive.contents.weight_size import weigh
 from marserve.documents import pack
+from marserve.environments.environments import Environment
 from marserve.environments.requirements import Requirements, read_requirements
 from marserve.errors import BadArchive, BadInput, DependencyFailed, LoadFailed
 from marserve.files.digests import digest_of
@@ -36,7 +37,6 @@ from marserve.registry.intake.effective_options import (
 from marserve.registry.intake.handler_check import find_defect, folder_of, hides_pythons_own
 from marserve.registry.intake.registration import MOST_WORKERS, RegisterParameters, RegistryOptions
 from marserve.registry.intake.startup import name_from_file
-from marserve.registry.pool_protocols import EnvironmentLike
 from marserve.settings import ModelDefaults
 from marserve.settings.values import MemoryWish
 from marserve.store.addresses.fetch_guard import is_store_address
@@ -94,7 +94,7 @@ def make_plan(
     return Plan(facts, _load(facts, handler or "", unpacked, options), unpacked, wanted)
 
 
-def equip(plan: Plan, environment: EnvironmentLike, *, is_synchronous: bool) -> Plan:
+def equip(plan: Plan, environment: Environment, *, is_synchronous: bool) -> Plan:
     """The plan with what it wanted, which is installed now. Looks at the handler again, so it runs in a thread.
 
     Raises BadArchive or LoadFailed, as `make_plan` does, when the handler is not among the packages either.

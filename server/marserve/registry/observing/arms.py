@@ -15,8 +15,8 @@ from weakref import WeakSet
 from msgspec.structs import replace
 
 from marserve.errors import ClientError, HandlerFailed, MarserveError, OutOfMemory, Unavailable, WorkerDied
-from marserve.messages import Answer, Receiver, Request
-from marserve.registry.pool_protocols import JobLike, PoolLike
+from marserve.messages import Accepted, Answer, Receiver, Request
+from marserve.pool.pool import Pool
 from marserve.telemetry.metrics.histogram import Histogram
 
 # Each bound is 4 % above the one before: fine enough to tell a p99 from one that is a tenth larger.
@@ -59,7 +59,7 @@ class Arm:
     def __init__(
         self,
         now: Callable[[], float] = time.monotonic,
-        rescue: Callable[[Request, Receiver], JobLike] | None = None,
+        rescue: Callable[[Request, Receiver], Accepted] | None = None,
     ) -> None:
         self._now = now
         self._rescue = rescue
@@ -73,7 +73,7 @@ class Arm:
         self._latency = Histogram(LATENCY_BOUNDS)
         self._running = WeakSet()
 
-    def submit(self, pool: PoolLike, request: Request, receiver: Receiver) -> JobLike:
+    def submit(self, pool: Pool, request: Request, receiver: Receiver) -> Accepted:
         """Hand a request to the version's pool, and follow it. Raises as the pool, unless it is rescued."""
         follower = ArmReceiver(request, receiver, self, self._now())
         self._running.add(follower)
@@ -90,7 +90,7 @@ class Arm:
         follower.job = job
         return follower
 
-    def _try_rescue(self, request: Request, receiver: Receiver, error: MarserveError) -> JobLike | None:
+    def _try_rescue(self, request: Request, receiver: Receiver, error: MarserveError) -> Accepted | None:
         if self._rescue is None or not isinstance(error, WorkerDied | OutOfMemory | Unavailable):
             return None
         try:
@@ -133,7 +133,7 @@ class ArmReceiver:
     def __init__(self, request: Request, receiver: Receiver, arm: Arm, began: float) -> None:
         self.receiver = receiver
         self.began = began
-        self.job: JobLike | None = None
+        self.job: Accepted | None = None
         self._request = request
         self._arm = arm
         self._is_streaming = False

@@ -6,10 +6,10 @@ client has it.
 
 from __future__ import annotations
 
-from marserve.messages import Receiver, Request
+from marserve.messages import Accepted, Receiver, Request
+from marserve.pool.pool import Pool
 from marserve.registry.observing.arms import Arm
 from marserve.registry.observing.shadow import Shadow
-from marserve.registry.pool_protocols import JobLike, PoolLike
 
 
 class Beside:
@@ -31,7 +31,7 @@ class Beside:
         if self.shadow is not None:
             self.shadow.look_at_traffic()
 
-    def submit(self, pool: PoolLike, version: str, *, is_asked: bool, request: Request, receiver: Receiver) -> JobLike:
+    def submit(self, pool: Pool, version: str, *, is_asked: bool, request: Request, receiver: Receiver) -> Accepted:
         """Hand a request to the pool of the version that was chosen for it; `is_asked`: the client named that.
 
         Raises as the pool.

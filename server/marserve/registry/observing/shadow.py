@@ -20,11 +20,11 @@ from typing import Any, Literal
 import msgspec
 
 from marserve.errors import BadInput, MarserveError, NoWorker, WaitTooLong
-from marserve.messages import Answer, Receiver, Request, Tolerance
+from marserve.messages import Accepted, Answer, Receiver, Request, Tolerance
 from marserve.pool.checks.certifier import MOST_PAIRS
 from marserve.pool.dispatch.queue import LEAST_URGENT
+from marserve.pool.pool import Pool
 from marserve.registry.observing.yielding import Yielding
-from marserve.registry.pool_protocols import JobLike, PoolLike
 
 log = logging.getLogger("marserve.registry")
 
@@ -142,7 +142,7 @@ class Shadow:
     def __init__(
         self,
         spec: ShadowSpec,
-        find_pool: Callable[[], PoolLike | None],
+        find_pool: Callable[[], Pool | None],
         has_own_requests: Callable[[], bool],
         *,
         draw: Callable[[], float] = random.random,
@@ -247,7 +247,7 @@ class Shadow:
         """A request that was chosen cannot be mirrored, or its copy not compared."""
         self.counts.skipped[why] += 1
 
-    def _drop(self, pool: PoolLike, why: str) -> None:
+    def _drop(self, pool: Pool, why: str) -> None:
         self.counts.dropped[why] += 1
         pool.metrics.shadow_dropped[why] += 1
 
@@ -283,7 +283,7 @@ class Shadow:
             self._copies.discard(copy)
             self._bytes -= copy.size
 
-    def _fail(self, pool: PoolLike, cause: str, words: str) -> None:
+    def _fail(self, pool: Pool, cause: str, words: str) -> None:
         self.counts.errors[cause] += 1
         pool.metrics.shadow_errors[cause] += 1
         self.last_error = words[:500]
@@ -381,13 +381,13 @@ class _Copy:
 
     __slots__ = ("_has_ended", "_job", "_shadow", "answer", "pool", "request", "size")
 
-    def __init__(self, shadow: Shadow, pool: PoolLike, request: Request, answer: Answer, size: int) -> None:
+    def __init__(self, shadow: Shadow, pool: Pool, request: Request, answer: Answer, size: int) -> None:
         self.pool = pool
         self.request = request
         self.answer = answer
         self.size = size
         self._shadow = shadow
-        self._job: JobLike | None = None
+        self._job: Accepted | None = None
         self._has_ended = False
 
     def send(self) -> None:

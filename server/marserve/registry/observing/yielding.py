@@ -14,7 +14,7 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
-from marserve.registry.pool_protocols import PoolLike
+from marserve.pool.pool import Pool
 
 NICE = 19
 PLAIN = 0
@@ -43,7 +43,7 @@ class Yielding:
 
     def __init__(
         self,
-        find_pool: Callable[[], PoolLike | None],
+        find_pool: Callable[[], Pool | None],
         has_own_requests: Callable[[], bool],
         is_able: Callable[[], bool] = can_take_back,
         renice: Callable[[int, int], None] | None = None,

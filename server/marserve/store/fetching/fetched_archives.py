@@ -15,7 +15,6 @@ import os
 import stat
 import threading
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -27,16 +26,6 @@ MOST_REMEMBERED = 10_000
 RECORD = "fetched-archives.json"
 LARGEST_RECORD = 64 << 20
 PART = f".{RECORD}.part"
-
-
-class PlacesFiles(Protocol):
-    """What hears of a file that a fetch places, from the thread that fetches."""
-
-    def note(self, path: Path, sha256: str, address: str) -> None:
-        """A file from this address is about to get this name in the store."""
-
-    def placed(self, path: Path) -> None:
-        """It has got it."""
 
 
 class Noted(msgspec.Struct):

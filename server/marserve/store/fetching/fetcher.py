@@ -35,7 +35,7 @@ from marserve.store.addresses.pinned_digest import BESIDE, MOST_BESIDE_BYTES, re
 from marserve.store.fetching.cache import READ_ONLY, Cache, Held, Incoming, part_path, put_into, sweep_parts
 from marserve.store.fetching.download import Downloaded, DownloadOptions, await_object, download
 from marserve.store.fetching.download_list import Download, DownloadList
-from marserve.store.fetching.fetched_archives import PlacesFiles
+from marserve.store.fetching.fetched_archives import FetchedArchives
 from marserve.store.sources.file_source import FileOrigins
 from marserve.store.sources.http import HttpOrigins
 from marserve.store.sources.source import (
@@ -142,7 +142,7 @@ class Fetcher:
         store: Path | None,
         *,
         on_begin: OnBegin | None = None,
-        places: PlacesFiles | None = None,
+        places: FetchedArchives | None = None,
         is_only_a_look: bool = False,
     ) -> Fetched | None:
         """Fetch what a registration's `url` names; None where that is a name in the store and no address.
@@ -170,7 +170,7 @@ class Fetcher:
         *,
         late_s: float | None = None,
         on_begin: OnBegin | None = None,
-        places: PlacesFiles | None = None,
+        places: FetchedArchives | None = None,
         is_only_a_look: bool = False,
     ) -> Fetched:
         """Fetch an archive, and give it the last part of its path as its name in `store` (None: no name).
@@ -274,7 +274,7 @@ class Fetcher:
         store: Path | None,
         listed: Download,
         late_s: float,
-        places: PlacesFiles | None,
+        places: FetchedArchives | None,
     ) -> Fetched:
         gather = self._gathers.get(target.scheme)
         if gather is not None:

@@ -222,6 +222,7 @@ class VersionMetrics:
         return self.requests - self.inner_requests
 
 
+# A protocol: `MetricsLog` is built upon these counts.
 class LineLog(Protocol):
     """Writes what is measured as lines."""
 

@@ -17,7 +17,7 @@ from marserve.messages import Answer
 from marserve.names import name_fault
 from marserve.settings import ModelToLoad
 from support.echo_archives import manifest, write_mar
-from support.fake_pool import Behaviour, FakeDeath
+from support.fake_pool import Behaviour, a_death
 from support.management_house import House, client_of
 
 pytestmark = pytest.mark.anyio
@@ -235,7 +235,7 @@ async def test_versions_are_described_one_by_one_and_all_together(house: House, 
 async def test_a_failed_worker_is_described_with_its_reason(house: House, client: httpx.AsyncClient) -> None:
     """In the published shape."""
     await client.post(f"/models?url={house.put()}&initial_workers=1")
-    house.pools.of("m").last_death = FakeDeath()
+    house.pools.of("m").last_death = a_death()
 
     [described] = await describe(client, "/models/m")
 

@@ -56,6 +56,7 @@ class Status(Protocol):
         """Why it failed; empty otherwise."""
 
 
+# A protocol: the API may not import the store, whose `DownloadList` this is.
 class Downloads(Protocol):
     """The list of downloads, of which this knows no more."""
 

@@ -13,8 +13,8 @@ import hmac
 import logging
 import re
 from asyncio import to_thread
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 from starlette.requests import Request
@@ -26,7 +26,7 @@ from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.models.event_bodies import Body, read_body
 from marserve.api.rest.schemas import ErrorBody, EventsTaken, StatusMessage, WatchDescription, WatchList
 from marserve.api.tokens import authorization_of
-from marserve.arrivals.object_events import ObjectEvent, Verdict
+from marserve.arrivals.watches import Watches
 from marserve.errors import BadInput, BadSettings, BodyTooLarge, InvalidToken
 from marserve.settings.stores import Secret
 from marserve.telemetry.logs.access_log import legible
@@ -42,22 +42,6 @@ _SOURCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
 
 Source = Annotated[str, Path(description="who sends: a name of `event_secrets`, or any with the management key")]
 Name = Annotated[str, Path(description="`name` in the list of watches")]
-
-
-class Watches(Protocol):
-    """The watches of a server, of which this knows no more."""
-
-    def names(self) -> list[str]:
-        """Their names."""
-
-    def describe(self, name: str) -> dict[str, Any]:
-        """How one does."""
-
-    def look(self, name: str) -> None:
-        """Have it look now."""
-
-    def announce(self, events: Sequence[ObjectEvent]) -> list[Verdict]:
-        """Take events."""
 
 
 class EventSecrets:
