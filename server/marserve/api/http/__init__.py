@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection: from its bytes to a request of the data plane, and the answer back.
 
-connection        the connection: limits, slowness, and the short way for inference
+connection        the connection: limits, and the short way for inference
 connections       the open connections of listeners, looked at once a second
 listener          what the connections of one address share
 exchange          one inference request and its answer
@@ -10,6 +10,7 @@ request_body      from a body to the inputs that a handler sees
 response_headers  the headers every answer has
 large_answers     answers fed to slow clients, from memory or disk
 byte_ledger       how many bytes may be held at a time
+slowness          what waits for a client that takes its answers slowly
 unread            whether bytes came that were not read yet
 stream_errors     how a stream says that it breaks off
 asgi_run          the way of every other route to the application

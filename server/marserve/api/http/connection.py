@@ -21,13 +21,12 @@ import asyncio
 import logging
 from collections import deque
 from time import monotonic
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from marserve.api.browsers import BrowserRules
@@ -57,6 +56,7 @@ from marserve.api.http.request_head import (
     strip_upgrade,
 )
 from marserve.api.http.response_headers import ResponseHeaders
+from marserve.api.http.slowness import Flow, WrittenConnection
 from marserve.api.http.unread import has_unread
 from marserve.api.tokens import Tokens, authorization_of
 from marserve.errors import BodyTooLarge, MarserveError
@@ -129,39 +129,9 @@ def bind_connection(
     return BoundConnection
 
 
-class Flow(FlowControl):
-    """uvicorn's control of a connection's flow, which reads only while there is no reason at all to pause."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        super().__init__(transport)
-        self._holds: set[str] = set()
-
-    def hold(self, why: str) -> None:
-        """Read nothing until `let_go` was called for the same reason."""
-        self._holds.add(why)
-        super().pause_reading()
-
-    def let_go(self, why: str) -> None:
-        """Read again, unless there is another reason not to."""
-        self._holds.discard(why)
-        if not self._holds:
-            super().resume_reading()
-
-    def pause_reading(self) -> None:
-        """Read nothing until `resume_reading`: what was read waits for its turn."""
-        self.hold("backlog")
-
-    def resume_reading(self) -> None:
-        """What was read has had its turn."""
-        self.let_go("backlog")
-
-
-class HttpConnection(HttpToolsProtocol):
+class HttpConnection(WrittenConnection):
     """One connection of the listener that `bind_connection` gave it."""
 
-    listener: ClassVar[Listener]
-    flow: Flow
-    keep_open: bool
     # Of the read, and of the request that it belongs to; each is set by the step that comes before its first use.
     begun: int  # requests whose first byte came with the present read
     read_bytes: int
@@ -199,10 +169,6 @@ class HttpConnection(HttpToolsProtocol):
         # Since when, in monotonic seconds; 0: not so.
         self.idle_since = monotonic()
         self.head_since = 0.0
-        self.unsent_since = 0.0
-        self.streamed_bytes = 0  # of streams: what was written in all, so that what the client took can be told
-        self.taken_bytes = 0
-        self.counted_unsent = 0  # bytes that wait for the client, as the ledger has them
         self.has_spoken = False
 
     # ------------------------------------------------------------------------------------------- the connection
@@ -231,7 +197,7 @@ class HttpConnection(HttpToolsProtocol):
             active.message_event.set()
         self._drop_waiting()
         self._drop_body()
-        self._count_unsent(0)
+        self.count_unsent(0)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -243,7 +209,8 @@ class HttpConnection(HttpToolsProtocol):
                 head = self.listener.heads.get(data[:end])
                 if head is not None and len(data) - end == head.body_bytes:
                     self.has_spoken = True
-                    Exchange(self, head, data[end:]).start()
+                    exchange = self.active = Exchange(self, head, data[end:])
+                    exchange.start()
                     return
         elif phase == DEAF:
             return
@@ -338,34 +305,11 @@ class HttpConnection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def pause_writing(self) -> None:
-        """The client does not keep up: from now on what waits for it counts."""
-        super().pause_writing()
-        self._count_unsent(self.unsent)
-
     def resume_writing(self) -> None:
         """The client has taken nearly all that waited for it: whoever streams to it may go on."""
         super().resume_writing()
-        self._count_unsent(0)
         if isinstance(self.active, Exchange):
             self.active.go_on()
-
-    @property
-    def unsent(self) -> int:
-        """Bytes that wait for the client to take them."""
-        return self.transport.get_write_buffer_size()
-
-    def stream(self, data: bytes | bytearray) -> None:
-        """Write a piece of an answer that has more."""
-        self.streamed_bytes += len(data)
-        self.transport.write(data)
-        if self.flow.write_paused:
-            self._count_unsent(self.unsent)
-
-    def _count_unsent(self, unsent: int) -> None:
-        if unsent != self.counted_unsent:
-            self.listener.ledger.count_answers(unsent - self.counted_unsent)
-            self.counted_unsent = unsent
 
     # ------------------------------------------------------------------------------------------- limits of time
 
@@ -373,15 +317,15 @@ class HttpConnection(HttpToolsProtocol):
         """Look at every limit of time. Called about once a second."""
         transport = self.transport
         if self.counted_unsent:
-            self._count_unsent(self.unsent)
-        if self._is_stalled(now):
+            self.count_unsent(self.unsent)
+        if self.is_stalled(now):
             self.listener.metrics.count_refused("slow_reader")
             transport.abort()
         elif isinstance(self.active, Exchange):
             self.active.look(now, self.unsent)
         if transport.is_closing():
             return
-        if self.waiting and self._is_stalled_for(now, PRESSED_STALL_S) and self.listener.ledger.is_pressed(now):
+        if self.waiting and self.is_stalled_for(now, PRESSED_STALL_S) and self.listener.ledger.is_pressed(now):
             self._refuse_waiting()
         phase = self.phase
         limits = self.listener.limits
@@ -395,18 +339,6 @@ class HttpConnection(HttpToolsProtocol):
                 self._refuse(RequestTooSlow("header", limits.header_timeout_s))
         elif phase == BODY:
             self._check_body(now, limits)
-
-    def _is_stalled(self, now: float) -> bool:
-        """Whether the client has taken nothing of what waits for it for too long."""
-        unsent = self.unsent
-        taken = self.streamed_bytes - unsent
-        if not unsent or not self.unsent_since or taken > self.taken_bytes:
-            self.unsent_since = now
-        self.taken_bytes = taken
-        return self._is_stalled_for(now, self.listener.limits.stall_timeout_s)
-
-    def _is_stalled_for(self, now: float, seconds: float) -> bool:
-        return self.unsent > 0 and now - self.unsent_since >= seconds
 
     def _check_body(self, now: float, limits: HttpLimits) -> None:
         if self.flow.read_paused or self.owes_continue:  # it is us who keep the client waiting
@@ -530,6 +462,7 @@ class HttpConnection(HttpToolsProtocol):
             body = bytes(body)  # without a hold of its own: the exchange counts it
         exchange = Exchange(self, head, body)
         if self.active is None:
+            self.active = exchange
             exchange.start()
         else:
             self._enqueue(exchange)
@@ -760,6 +693,7 @@ class HttpConnection(HttpToolsProtocol):
         exchange = Exchange(self, head, b"")
         exchange.refusal = error
         if self.active is None:
+            self.active = exchange
             exchange.start()
         else:
             self.waiting.append(exchange)
@@ -780,7 +714,7 @@ class HttpConnection(HttpToolsProtocol):
     # ------------------------------------------------------------------------------------------- one after the other
 
     def finish(self, now: float, keep: bool, *, is_refusal: bool) -> None:
-        """The active exchange has been answered at `now`; `keep` says whether the connection stays."""
+        """Go on with what waits, or close."""
         self.active = None
         self.idle_since = now
         if not keep:
@@ -792,6 +726,14 @@ class HttpConnection(HttpToolsProtocol):
                 self.transport.close()
         elif self.waiting or self.owes_continue:
             self._advance()
+
+    def break_off(self, *, at_once: bool) -> None:
+        """Close without an end of the answer that could pass for one."""
+        self.active = None
+        if at_once:
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         """uvicorn's cycle has been answered."""
@@ -810,6 +752,7 @@ class HttpConnection(HttpToolsProtocol):
             while self.waiting and self.active is None:
                 waiting = self.waiting.popleft()
                 if isinstance(waiting, Exchange):
+                    self.active = waiting
                     waiting.start()
                 else:
                     self._run_asgi(*waiting)

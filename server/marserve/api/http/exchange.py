@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from marserve.api.errors import NoRoomForBody, error_answer
 from marserve.api.http.byte_ledger import SMALL_BYTES, HeldBytes, Hold
@@ -16,13 +16,11 @@ from marserve.api.http.large_answers import LARGE_ABOVE_BYTES, Feed
 from marserve.api.http.request_body import is_quick, read_parts
 from marserve.api.http.request_head import Head
 from marserve.api.http.response_headers import phrase_of
+from marserve.api.http.slowness import WrittenConnection
 from marserve.api.http.stream_errors import error_frame
 from marserve.errors import Draining, HandlerFailed, MarserveError
 from marserve.messages import Accepted, Answer, Part
 from marserve.telemetry.logs.log_limit import caused_by
-
-if TYPE_CHECKING:
-    from marserve.api.http.connection import HttpConnection
 
 log = logging.getLogger("marserve.api")
 
@@ -55,9 +53,9 @@ class Exchange:
         "stream_type",
     )
 
-    def __init__(self, connection: HttpConnection, head: Head, body: bytes | bytearray) -> None:
+    def __init__(self, connection: WrittenConnection, head: Head, body: bytes | bytearray) -> None:
         # None once the exchange is over: whatever comes then is nobody's.
-        self.connection: HttpConnection | None = connection
+        self.connection: WrittenConnection | None = connection
         self.head = head
         self.body = body
         self.id = connection.listener.next_id()
@@ -81,7 +79,7 @@ class Exchange:
             else:
                 self._count(connection, body)
 
-    def _count(self, connection: HttpConnection, body: bytes | bytearray) -> None:
+    def _count(self, connection: WrittenConnection, body: bytes | bytearray) -> None:
         """Find room for a body that has come as a whole; without any the request is refused."""
         ledger, size = connection.listener.ledger, len(body)
         if size <= SMALL_BYTES:
@@ -96,7 +94,7 @@ class Exchange:
         self.refusal = error = NoRoomForBody(ledger.limit)
         connection.listener.metrics.count_refused(error.cause or "")
 
-    def release(self, connection: HttpConnection) -> None:
+    def release(self, connection: WrittenConnection) -> None:
         """Its body takes no room any more, or the request keeps that room itself."""
         self.hold = None
         if self.small_bytes:
@@ -104,10 +102,9 @@ class Exchange:
             self.small_bytes = 0
 
     def start(self) -> None:
-        """It is this request's turn: submit it, or say why not."""
+        """The connection has made it the active one: submit it, or say why not."""
         connection, head = self.connection, self.head
         assert connection is not None
-        connection.active = self
         body, self.body = self.body, b""
         if self.refusal is not None:
             self.on_error(self.refusal)
@@ -139,7 +136,7 @@ class Exchange:
             )
         self.on_error(error)
 
-    def _submit(self, connection: HttpConnection, body: bytes | bytearray, parts: list[Part] | None) -> None:
+    def _submit(self, connection: WrittenConnection, body: bytes | bytearray, parts: list[Part] | None) -> None:
         """Hand the request to the data plane; `parts` is what was read of its body already, None: nothing."""
         head = self.head
         deadline = None if head.timeout_s is None else self.began + head.timeout_s
@@ -204,7 +201,7 @@ class Exchange:
             self._log_refused(connection, error)
             self.on_error(error)
 
-    def _log_refused(self, connection: HttpConnection, error: HandlerFailed) -> None:
+    def _log_refused(self, connection: WrittenConnection, error: HandlerFailed) -> None:
         log.error("The answer to request %s is not sent: %s", self.id, error, extra=caused_by(connection.peer))
 
     def on_piece(self, piece: Answer, last: bool) -> None:
@@ -267,20 +264,16 @@ class Exchange:
         if self.is_streaming:
             self.release(connection)
             self.connection = self.job = None
-            connection.active = None
-            if self.head.is_http10:
-                connection.transport.abort()
-            else:
-                if isinstance(error, Draining) and not self.is_bodiless:
-                    self._tell_in_stream(connection, error)
-                connection.transport.close()
+            if isinstance(error, Draining) and not self.is_bodiless and not self.head.is_http10:
+                self._tell_in_stream(connection, error)
+            connection.break_off(at_once=self.head.is_http10)
             return
         if isinstance(error, Draining):  # the client should look elsewhere for its next request too
             connection.keep_open = False
         status, body, headers = error_answer(error, overload_status=connection.listener.overload_status)
         self._answer(connection, status, phrase_of(status), headers, body)
 
-    def _tell_in_stream(self, connection: HttpConnection, error: MarserveError) -> None:
+    def _tell_in_stream(self, connection: WrittenConnection, error: MarserveError) -> None:
         """Say why the stream breaks off, where what it carries has a place for it."""
         _, body, _ = error_answer(error, overload_status=connection.listener.overload_status)
         frame = error_frame(self.stream_type, body)
@@ -289,7 +282,7 @@ class Exchange:
 
     def _answer(
         self,
-        connection: HttpConnection,
+        connection: WrittenConnection,
         status: int,
         reason: str,
         headers: list[tuple[str, str]],
@@ -308,7 +301,7 @@ class Exchange:
                 body = b""
         self._send(connection, start, body, status, keep)
 
-    def _begin_stream(self, connection: HttpConnection, piece: Answer) -> None:
+    def _begin_stream(self, connection: WrittenConnection, piece: Answer) -> None:
         head = self.head
         self.is_bodiless = head.is_head or piece.status in BODILESS
         self.keep = head.keep_alive and connection.keep_open and (self.is_bodiless or not head.is_http10)
@@ -321,7 +314,9 @@ class Exchange:
         # Counted and logged at its first piece, as TorchServe does.
         connection.listener.record(connection.peer, head.line, piece.status, self.began, monotonic(), self.id)
 
-    def _send(self, connection: HttpConnection, start: bytes, body: bytes | bytearray, status: int, keep: bool) -> None:
+    def _send(
+        self, connection: WrittenConnection, start: bytes, body: bytes | bytearray, status: int, keep: bool
+    ) -> None:
         transport = connection.transport
         if len(body) <= ONE_WRITE_BYTES:
             transport.write(start + body)
@@ -333,14 +328,14 @@ class Exchange:
             return
         self._sent(connection, status, keep)
 
-    def _sent(self, connection: HttpConnection, status: int, keep: bool) -> None:
+    def _sent(self, connection: WrittenConnection, status: int, keep: bool) -> None:
         """The whole answer was written."""
         now = monotonic()
         connection.listener.record(connection.peer, self.head.line, status, self.began, now, self.id)
         self._end(connection, now, keep)
 
     def _send_large(
-        self, connection: HttpConnection, start: bytes, body: bytes | bytearray, status: int, keep: bool
+        self, connection: WrittenConnection, start: bytes, body: bytes | bytearray, status: int, keep: bool
     ) -> None:
         """Write the head, and the body as the client takes it; the request is over, and its worker free, at once."""
         self.job = None
@@ -367,7 +362,7 @@ class Exchange:
             connection.listener.metrics.count_refused("slow_reader")
             connection.transport.abort()
 
-    def _end(self, connection: HttpConnection, now: float, keep: bool) -> None:
+    def _end(self, connection: WrittenConnection, now: float, keep: bool) -> None:
         if self.small_bytes:
             connection.listener.ledger.release_small(self.small_bytes)
             self.small_bytes = 0
@@ -385,7 +380,7 @@ class _Way:
 
     __slots__ = ("_connection", "_exchange")
 
-    def __init__(self, exchange: Exchange, connection: HttpConnection) -> None:
+    def __init__(self, exchange: Exchange, connection: WrittenConnection) -> None:
         self._exchange, self._connection = exchange, connection
 
     @property
