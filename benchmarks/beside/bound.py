@@ -85,7 +85,7 @@ def echo(bodies: list[bytes]) -> list[bytes]:
 
 def open_answers(name: str, folder: str) -> Callable[[list[bytes]], list[bytes]]:
     """The work as a function from bodies to encoded answers."""
-    from marserve.worker.loop import encode_value
+    from marserve.worker.outgoing import encode_value
 
     sys.path.append(str(Path(__file__).parents[1] / "handlers"))
     from workload import open_work

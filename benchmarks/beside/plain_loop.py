@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from marserve.worker.loop import encode_value
+from marserve.worker.outgoing import encode_value
 
 sys.path.append(str(Path(__file__).parents[1] / "handlers"))
 

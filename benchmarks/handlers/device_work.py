@@ -128,6 +128,6 @@ def loop(name: str, folder: Path, device: str, encode: Callable[[Any], object]) 
 
 
 if __name__ == "__main__":
-    from marserve.worker.loop import encode_value
+    from marserve.worker.outgoing import encode_value
 
     loop(sys.argv[1], Path(sys.argv[2]), sys.argv[3], encode_value)

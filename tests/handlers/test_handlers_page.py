@@ -12,7 +12,7 @@ import pytest
 
 from marserve.api.http.request_body import read_parts
 from marserve.messages import Item, pack_head
-from marserve.worker.checks import rows_of
+from marserve.worker.rows import rows_of
 from support.command_line import marserve
 
 PAGE = (Path(__file__).parents[2] / "docs" / "handlers.md").read_text()

@@ -46,7 +46,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "archive/pickles/pickle_check": ("check_budget", "containers", "pickle_check_bounds", "pickle_program"),
     "api/tokens": (),
     "api/http/request_head": (),
-    "worker/loop": ("checks", "lengths", "rank", "continuous_batching"),
+    "worker/loop": ("rank",),
+    "worker/serving": ("loop_orders", "checks", "lengths", "rank", "continuous_batching"),
     "store/fetching/download": (),
     "api/http/connection": (),
 }

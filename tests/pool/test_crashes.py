@@ -541,7 +541,7 @@ async def test_workers_that_die_while_their_answers_are_read_leave_no_bytes(tmp_
     source = """
     import os
     from marserve import wire
-    from marserve.worker.loop import Connection
+    from marserve.worker.connection import Connection
     send = Connection.send
     def cut(self, message, bodies=()):
         if bodies:

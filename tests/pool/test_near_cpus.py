@@ -12,7 +12,7 @@ import pytest
 
 from marserve.machine.accelerators import Accelerator
 from marserve.pool.launchers.launcher import Launchers
-from marserve.worker.loop import stay_on
+from marserve.worker.process.own_process import stay_on
 from support.running_pool import RunningPool, worker_environment
 from support.worker_logs import KeptLines
 

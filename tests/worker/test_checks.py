@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from marserve.messages import Check, Item, Load, Result, Sample, Tolerance, pack_head
-from marserve.worker.checks import outcome_of, rows_of, run_check, warm_up
+from marserve.worker.checks import outcome_of, run_check, warm_up
 from marserve.worker.load import LoadedModel
+from marserve.worker.rows import rows_of
 from support.model_context import make_context
 
 LOAD = Load("m", "1.0", "", "h.py", None, None, batch_size=4)

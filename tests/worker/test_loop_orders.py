@@ -43,22 +43,15 @@ from marserve.messages import (
 )
 from marserve.shared_page import Page, create_page
 from marserve.worker import loop as worker_loop
+from marserve.worker import serving
+from marserve.worker.connection import Connection
 from marserve.worker.load import LoadedModel
-from marserve.worker.loop import (
-    LEVEL_MARK,
-    Connection,
-    WorkerLoop,
-    configure_output,
-    encode_value,
-    exit_status,
-    misfit,
-    not_loaded,
-    raised,
-    recover,
-    stay_on,
-    use_threads,
-)
-from marserve.worker.loop import leave as really_leave
+from marserve.worker.loop import WorkerLoop
+from marserve.worker.outgoing import encode_value, misfit, not_loaded, raised
+from marserve.worker.process import own_process
+from marserve.worker.process.own_process import LEVEL_MARK, configure_output, exit_status, stay_on, use_threads
+from marserve.worker.process.own_process import leave as really_leave
+from marserve.worker.serving import recover
 from marserve_handlers.context import send_intermediate_predict_response
 from marserve_handlers.errors import PredictionException
 from marserve_handlers.metrics import MetricsCache
@@ -117,6 +110,7 @@ def leaving(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Left
 
     monkeypatch.setattr(worker_loop, "leave", leave)
+    monkeypatch.setattr(serving, "leave", leave)
     monkeypatch.setattr(worker_loop, "keep_large_blocks", lambda who: None)
 
 
@@ -258,8 +252,8 @@ def test_only_a_handler_of_steps_is_asked_whether_more_follows(page: Page, monke
         if answered == [b"end"]:
             raise SystemExit(6)
 
-    monkeypatch.setattr(worker_loop, "say_what_follows", say)
-    monkeypatch.setattr(worker_loop, "begin_step", lambda context, live: context.begin_batch(live))
+    monkeypatch.setattr(serving, "say_what_follows", say)
+    monkeypatch.setattr(serving, "begin_step", lambda context, live: context.begin_batch(live))
 
     def orders(*bodies: bytes) -> list[list[tuple[Any, list[bytearray]]]]:
         return [[(Batch(number, [item()]), [bytearray(body)])] for number, body in enumerate(bodies, 1)]
@@ -280,7 +274,7 @@ def test_a_handler_without_loading_is_a_fault_of_ours_and_told_so(
 ) -> None:
     """A batch before a `Load`."""
     assert run(Server([(Batch(1, [item()]), [bytearray(b"1")])]), page) == 1
-    assert "AssertionError" in capsys.readouterr().err
+    assert "no attribute '_served'" in capsys.readouterr().err
 
 
 def test_a_load_is_told_with_its_time_or_its_fault(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +348,7 @@ class Lost:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_lost = False
         self.asked: list[list[str]] = []
-        monkeypatch.setattr(worker_loop, "find_loss", self.find)
+        monkeypatch.setattr(serving, "find_loss", self.find)
 
     def find(self, words: Sequence[str], gpu_id: int | None, *, wait: bool) -> str:
         """As the worker's own."""
@@ -520,7 +514,7 @@ def test_what_larger_batches_took_of_the_device_is_told_once_each(
     """Behind the answer, where it was more than ever; a worker without a device says nothing and is not looked at."""
     taken = [100, 100, 300, 300, 900]  # when it was loaded, and after batches of 1, 2, 3 and 4
     readings = iter(taken)
-    monkeypatch.setattr(worker_loop, "taken_bytes", lambda: next(readings))
+    monkeypatch.setattr(serving, "taken_bytes", lambda: next(readings))
     batches = [Batch(number, [item()] * size) for number, size in enumerate((1, 2, 1, 2, 3, 4, 4, 1), 1)]
     server = Server(*([(batch, [bytearray(b"1")] * len(batch.items))] for batch in batches))
 
@@ -534,7 +528,7 @@ def test_what_larger_batches_took_of_the_device_is_told_once_each(
 def test_memory_is_given_back_where_it_ran_out_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """It costs milliseconds."""
     given: list[int] = []
-    monkeypatch.setattr(worker_loop, "give_back", lambda: given.append(1))
+    monkeypatch.setattr(serving, "give_back", lambda: given.append(1))
 
     recover(raised(1, 0.0, MemoryError()))
     recover(raised(1, 0.0, ValueError()))
@@ -722,7 +716,7 @@ def test_output_is_written_line_by_line_with_its_level(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(sys, "stdout", stream("stdout"))
     monkeypatch.setattr(sys, "stderr", stream("stderr") if has_errors else None)
-    monkeypatch.setattr(worker_loop.faulthandler, "enable", lambda: told.append("faulthandler"))
+    monkeypatch.setattr(own_process.faulthandler, "enable", lambda: told.append("faulthandler"))
     monkeypatch.setattr(logging, "captureWarnings", lambda flag: told.append(flag))
     monkeypatch.setattr(logging, "basicConfig", lambda **how: told.append(how))
 
@@ -864,7 +858,7 @@ def test_a_check_of_one_item_that_runs_out_of_memory_gives_back_what_it_took(
 ) -> None:
     """The next batch finds a worker as before."""
     given: list[int] = []
-    monkeypatch.setattr(worker_loop, "give_back", lambda: given.append(1))
+    monkeypatch.setattr(serving, "give_back", lambda: given.append(1))
 
     def fail(rows: Any, context: Any) -> Any:
         raise MemoryError

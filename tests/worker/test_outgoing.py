@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marserve.messages import MAX_METRIC_VALUES, Metric
-from marserve.worker.outgoing import cut, exact, metrics_of, name_of, say, shown, traceback_of, words_of
+from marserve.worker.outgoing import cut, exact, metrics_of, name_of, not_loaded, say, shown, traceback_of, words_of
 from marserve_handlers.metrics import MetricValue
 from support.hostile_handler import Speechless, SpeechlessError, Stubborn, Text
 
@@ -101,3 +101,54 @@ def test_more_values_than_a_message_takes_are_dropped() -> None:
     metrics, dropped = metrics_of([HONEST] * (MAX_METRIC_VALUES + 3))
 
     assert (len(metrics), dropped) == (MAX_METRIC_VALUES, 3)
+
+
+# ------------------------------------------------------------------------------------------- loads that fail
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ModuleNotFoundError("No module named 'x'", name="x"), "missing_module"),
+        (ImportError("cannot import name"), "import_error"),
+        (FileNotFoundError(2, "No such file"), "missing_file"),
+        (MemoryError(), "out_of_memory"),
+        (SyntaxError("invalid syntax"), "load_failed"),
+        (KeyboardInterrupt(), "load_failed"),
+    ],
+    ids=repr,
+)
+def test_a_failed_load_has_a_kind(error: BaseException, kind: str) -> None:
+    """A name of the causes that describe shows."""
+    told = not_loaded(error)
+
+    assert told.kind == kind
+    assert told.message.startswith(type(error).__name__)
+    assert type(error).__name__ in told.traceback
+
+
+def test_an_exception_without_words_is_told_all_the_same() -> None:
+    """Asking it for them raises."""
+
+    class Unspeakable(RuntimeError):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    assert not_loaded(Unspeakable()).message == "Unspeakable"
+
+
+def test_an_endless_message_is_cut() -> None:
+    """Describe is no place for a megabyte."""
+    assert len(not_loaded(ValueError("x" * 10_000_000)).message) == 2000
+
+
+@pytest.mark.parametrize(("module", "extra"), [("torch", "torch"), ("onnxruntime", "onnx")])
+def test_a_missing_runtime_is_told_with_the_extra_that_brings_it(module: str, extra: str) -> None:
+    """A new user has installed marserve alone; other modules are the author's."""
+    told = not_loaded(ModuleNotFoundError(f"No module named '{module}'", name=module))
+    other = not_loaded(ModuleNotFoundError("No module named 'einops'", name="einops"))
+
+    assert told.kind == "missing_module"
+    assert f"No module named '{module}'. The extra {extra} of marserve" in told.message
+    assert f"pip install 'marserve[{extra}]'" in told.message
+    assert other.message == "ModuleNotFoundError: No module named 'einops'"

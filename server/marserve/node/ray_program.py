@@ -36,7 +36,7 @@ from marserve.errors import BadFrame
 from marserve.node.placing import Needs, NodeView, Placement, choose_node, explain
 from marserve.optional import trouble
 from marserve.pool.worker_end.cause_of_death import Cause
-from marserve.worker.parent import die_with_parent
+from marserve.worker.process.parent import die_with_parent
 
 # How often Ray is asked about what waits for a place, or for its agent's end, seconds.
 LOOK_S = 0.05

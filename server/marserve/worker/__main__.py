@@ -8,8 +8,10 @@ import sys
 from socket import socket
 
 from marserve.shared_page import Page
-from marserve.worker.loop import Connection, WorkerLoop, configure_output
-from marserve.worker.parent import die_with_parent
+from marserve.worker.connection import Connection
+from marserve.worker.loop import WorkerLoop
+from marserve.worker.process.own_process import configure_output
+from marserve.worker.process.parent import die_with_parent
 from marserve.worker.template import run_template
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from marserve.messages import Check, Checked, Item, Result, Sample, pack_head
 from marserve.worker.device.device_memory import give_back
 from marserve.worker.load import LoadedModel
-from marserve.worker.loop import decode_value
 from marserve.worker.outgoing import has_run_out, say, shown
+from marserve.worker.rows import Row, begin_unwatched, rows_of
 from marserve_handlers.batch_check import (
     Outcome,
     Tolerance,
@@ -28,13 +28,11 @@ from marserve_handlers.batch_check import (
     show,
 )
 from marserve_handlers.compared_answer import ComparedAnswer
-from marserve_handlers.context import Context
 from marserve_handlers.precision import Precision
 
 # What a told difference of two answers is, in the place of the run.
 ANSWERS, FAILED = "answers", "failed"
 
-Row = dict[str, Any]
 AnswerAlone = Callable[[Item, Row], tuple[Result, bytes]]
 
 
@@ -69,7 +67,7 @@ def warm_up(
         batches.append(list(range(min(len(rows), model.load.batch_size))))
     for batch in batches:
         context = model.context
-        begin(context, [items[index] for index in batch])
+        begin_unwatched(context, [items[index] for index in batch])
         try:
             model.handle([dict(rows[index]) for index in batch], context)
         except SystemExit:
@@ -238,24 +236,3 @@ def outcome_of(result: Result, body: bytes | bytearray) -> Outcome:
         return Outcome(failure=f"{result.status} {result.reason}")
     headers = {name.lower(): value for name, value in result.headers}
     return Outcome(bytes(body), None, result.status, result.reason, headers)
-
-
-def rows_of(items: Sequence[Item], bodies: Sequence[bytearray], decode_input: bool) -> list[Row]:
-    """What a handler gets of these items."""
-    rows: list[Row] = []
-    at = 0
-    for item in items:
-        row: Row = {}
-        for name, content_type in item.parts:
-            body = bodies[at]
-            row[name] = decode_value(body, content_type) if content_type and decode_input else body
-            at += 1
-        rows.append(row)
-    return rows
-
-
-def begin(context: Context, items: Sequence[Item]) -> None:
-    """Point the context at items of which no client waits for a piece, and none goes away."""
-    context.begin_batch(items)
-    context.send_pieces = lambda pieces: None
-    context.ask_cancelled = lambda index: False

@@ -13,18 +13,17 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from marserve.messages import Batch, Batches, Cancel, Check, Piece, Raised, Result, Results, Stop
 from marserve.shared_page import Page
+from marserve.worker.connection import Connection
 from marserve.worker.load import LoadedModel
-from marserve.worker.outgoing import loss_told_by
+from marserve.worker.outgoing import loss_told_by, misfit, raised
+from marserve.worker.serving import WAS_CANCELLED, ServedModel, recover
 from marserve_handlers.context import Context
 from marserve_handlers.errors import NobodyWaits
 from marserve_handlers.metrics import MetricsCache
-
-if TYPE_CHECKING:
-    from marserve.worker.loop import Connection, WorkerLoop
 
 _ids: ContextVar[Mapping[int, str]] = ContextVar("request_ids", default={})  # noqa: B039 - never changed
 
@@ -43,10 +42,10 @@ class IdsOfThisTask(Mapping[int, str]):
 
 
 class ConcurrentLoop:
-    """Serves one model's batches side by side. `worker` is the blocking loop, for what does not differ."""
+    """Serves one model's batches side by side. `served` does what does not differ."""
 
-    def __init__(self, worker: WorkerLoop, connection: Connection, page: Page, model: LoadedModel) -> None:
-        self._worker = worker
+    def __init__(self, served: ServedModel, connection: Connection, page: Page, model: LoadedModel) -> None:
+        self._served = served
         self._connection = connection
         self._page = page
         self._model = model
@@ -95,7 +94,7 @@ class ConcurrentLoop:
             if run is not None:
                 run.cancel(message.index)
         elif type(message) is Check:
-            self._worker.serve_check(message, bodies)
+            self._served.serve_check(message, bodies)
         elif type(message) is Stop:
             self._is_stopping = True
             self._stop_if_done()
@@ -113,7 +112,7 @@ class ConcurrentLoop:
     def _begin(self, batch: Batch, bodies: list[bytearray]) -> None:
         began = time.monotonic()
         self._page.begin(batch.number, began)
-        live, rows, outcome = self._worker.take_in(batch, bodies, began)
+        live, rows, outcome = self._served.take_in(batch, bodies, began)
         context = copy.copy(self._model.context)
         context.begin_batch(live)
         if isinstance(context.metrics, MetricsCache):  # not where an author has put an object of his own there
@@ -125,8 +124,6 @@ class ConcurrentLoop:
         task.add_done_callback(self._ended)
 
     async def _serve(self, run: _Run, rows: list[dict[str, Any]]) -> None:
-        from marserve.worker.loop import WAS_CANCELLED, misfit, raised, recover  # here: the loop imports this module
-
         context = run.context
         if not rows or not run.begin():
             results = [result or WAS_CANCELLED for result in run.outcome]
@@ -143,21 +140,21 @@ class ConcurrentLoop:
             raise
         except BaseException as error:  # a cancelled one's as well: nobody waits for it then
             if not isinstance(error, asyncio.CancelledError):
-                self._worker.failed.append(loss_told_by(error))
+                self._served.failed.append(loss_told_by(error))
             failure = raised(run.number, time.monotonic() - began, error)
         handler_s = time.monotonic() - began
         failure = failure or misfit(run.number, handler_s, answered, len(rows))
         if failure is not None:
-            self._worker.end_if_lost(run.number, failure, wait=False)
+            self._served.end_if_lost(run.number, failure, wait=False)
             recover(failure)
             self._answer(run, failure, [])
             return
-        results, bodies = self._worker.encode(answered, run.outcome, context)
-        if self._worker.failed:
-            self._worker.end_if_lost(run.number, wait=False)
+        results, bodies = self._served.encode(answered, run.outcome, context)
+        if self._served.failed:
+            self._served.end_if_lost(run.number, wait=False)
         together = sum(len(other.outcome) for other in self._running.values())
         self._answer(run, Results(run.number, handler_s, results), bodies)
-        self._worker.note_peak(together)
+        self._served.note_peak(together)
 
     def _answer(self, run: _Run, message: Results | Raised, bodies: list[bytes]) -> None:
         del self._running[run.number]
@@ -165,14 +162,14 @@ class ConcurrentLoop:
             self._page.count_finished()
         else:
             self._page.finish()
-        self._worker.send_metrics()
+        self._served.send_metrics()
         if isinstance(message, Results):
-            self._worker.send_results(message, bodies)
+            self._served.send_results(message, bodies)
         else:
             self._connection.send(message)
 
     def _send_pieces(self, run: _Run, pieces: list[Any]) -> None:
-        results, bodies = self._worker.encode(pieces, run.outcome, run.context)
+        results, bodies = self._served.encode(pieces, run.outcome, run.context)
         self._connection.send(Piece(run.number, results), bodies)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

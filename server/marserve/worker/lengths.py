@@ -1,7 +1,6 @@
 """What a worker does when it is asked how long items are: the author's `length_of`, item by item, within a time.
 
 What it raises is that item's alone; the first such failure is told in the model log, further ones are only counted.
-Loaded only when somebody asks.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from marserve.messages import AskLengths, Lengths
-from marserve.worker.checks import rows_of
 from marserve.worker.load import LoadedModel
 from marserve.worker.outgoing import say
+from marserve.worker.rows import rows_of
 
 FAILED = -1
 MAX_LENGTH = 1 << 40

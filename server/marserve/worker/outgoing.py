@@ -1,19 +1,26 @@
-"""What the author's values become on their way out of a worker: text and numbers that the wire carries.
+"""What the author's values and errors become on their way out of a worker: text, numbers and bytes for the wire.
 
 An author's object may do anything when it is asked for its words: raise, also what is no Exception, or give text
-without end. Nothing here raises for that.
+without end. Only `encode_value` raises for that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import io
+import json
 import logging
+import sys
 import traceback
 from collections.abc import Iterable
 from typing import Any
 
-from marserve.messages import MAX_METRIC_VALUES, MAX_WARNINGS, Metric
+import msgspec
+
+from marserve.messages import MAX_METRIC_VALUES, MAX_WARNINGS, Metric, NotLoaded, Raised
 from marserve_handlers.device_errors import is_out_of_memory, words_of_loss
+from marserve_handlers.errors import HANDLER, describe_failure
 
 # In characters. What is longer is cut, and says so.
 MAX_MESSAGE = 1 << 20
@@ -139,3 +146,82 @@ def _metric_of(value: Any) -> Metric | None:
     except BaseException as error:  # an object of the author's own
         say(logging.ERROR, "a measured value cannot be sent: %s", shown(error))
         return None
+
+
+def encode_value(value: Any) -> tuple[bytes, bool]:
+    """The body that a handler's element becomes (contract §1.4), and whether it is a JSON document of our making.
+
+    Raises TypeError or ValueError for what JSON cannot say.
+    """
+    if isinstance(value, bytes | bytearray):
+        return b"".join((value,)), False  # plain bytes, whatever class of the author's own it is
+    if isinstance(value, str):
+        return str.encode(value), False
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        return buffer.getvalue(), False
+    # json's own writer is C only without an indent; msgspec lays the result out, many times faster than json would.
+    text = json.dumps(value)
+    try:
+        body = msgspec.json.format(text, indent=2).encode()
+    except msgspec.DecodeError:  # NaN and Infinity: no JSON, but what TorchServe's clients are used to
+        return json.dumps(value, indent=2).encode(), False
+    # A number or a word alone goes out without a type, as from TorchServe: its clients read it as text.
+    return body, text[:1] in "[{"
+
+
+def raised(number: int, handler_s: float, error: BaseException) -> Raised:
+    """The message about an exception of the author's. Asking it for its text may itself run code of the author's."""
+    try:
+        told = describe_failure(error)
+        message = cut(told.message, MAX_MESSAGE)
+        return Raised(number, handler_s, told.kind, message, told.code, traceback_of(error))
+    except BaseException as worse:
+        text = f"{name_of(error)}, which cannot be shown:\n{traceback_of(worse)}"
+        return Raised(number, handler_s, HANDLER, "Prediction failed", 503, text)
+
+
+def misfit(number: int, handler_s: float, answered: Any, rows: int) -> Raised | None:
+    """What is told where a handler did not return a list with one element a row; None where it did."""
+    if type(answered) is not list:
+        told = f"handle() returned {type(answered).__name__}; it must return a list with one element a row"
+        if inspect.iscoroutine(answered):
+            answered.close()
+            told += ". A handler that is a coroutine needs asyncCommunication: true in the model's configuration"
+        return Raised(number, handler_s, HANDLER, "Invalid model predict output", 503, told)
+    if len(answered) != rows:
+        told = f"handle() returned {len(answered)} elements for {rows} rows; it must return one a row"
+        return Raised(number, handler_s, HANDLER, "number of batch response mismatched", 503, told)
+    return None
+
+
+# What models need that marserve's extras bring.
+EXTRAS = {"torch": "torch", "onnxruntime": "onnx", "huggingface_hub": "hf"}
+
+
+def not_loaded(error: BaseException) -> NotLoaded:
+    """What a failed load is told as; the traceback goes to the author's log by way of the server."""
+    try:
+        return _not_loaded(error)
+    except BaseException as worse:  # the author's exception cannot say what it is
+        return NotLoaded("load_failed", name_of(error), traceback_of(worse))
+
+
+def _not_loaded(error: BaseException) -> NotLoaded:
+    if is_out_of_memory(error):
+        kind = "out_of_memory"
+    elif isinstance(error, ModuleNotFoundError):
+        kind = "missing_module"
+    elif isinstance(error, ImportError):
+        kind = "import_error"
+    elif isinstance(error, FileNotFoundError):
+        kind = "missing_file"
+    else:
+        kind = "load_failed"
+    said = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    if isinstance(error, ModuleNotFoundError) and isinstance(error.name, str) and error.name in EXTRAS:
+        extra = EXTRAS[error.name]
+        said = f"{said.rstrip('.')}. The extra {extra} of marserve brings it: pip install 'marserve[{extra}]'"
+    return NotLoaded(kind, cut(said[:2000], 2000), traceback_of(error))

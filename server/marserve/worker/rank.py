@@ -47,6 +47,7 @@ from marserve.worker.device.device_loss import find_loss
 from marserve.worker.device.device_memory import give_back
 from marserve.worker.load import Handle, LoadedModel
 from marserve.worker.outgoing import has_run_out, loss_told_by, traceback_of
+from marserve.worker.rows import begin_unwatched, rows_of
 
 RECEIVE_BYTES = 256 * 1024
 LOOPBACK = "127.0.0.1"
@@ -274,9 +275,6 @@ class Follower:
     """Any other rank: makes the calls that rank 0 tells it, or says of its device whether it is lost."""
 
     def __init__(self, place: Rank, leader: Peer, server: ServerEnd, page: Page) -> None:
-        from marserve.worker import checks  # here: checks knows the loop, which knows ranks
-
-        self._checks = checks
         self._rank = place.rank
         self._leader = leader
         self._server = server
@@ -307,8 +305,8 @@ class Follower:
     def _call(self, model: LoadedModel, call: Call) -> None:
         context = model.context
         items = [self._items[index] for index in call.chosen]
-        rows = self._checks.rows_of(items, self._bodies_of(call.chosen), model.load.decode_input)
-        self._checks.begin(context, items)
+        rows = rows_of(items, self._bodies_of(call.chosen), model.load.decode_input)
+        begin_unwatched(context, items)
         questions = 0
 
         def ask(index: int) -> bool:

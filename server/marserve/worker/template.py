@@ -32,19 +32,14 @@ from marserve.errors import BadFrame
 from marserve.lineage import VARIABLE as LINEAGE
 from marserve.messages import HEAVY_MODULES, Exited, Fork, Forked, Load, Preload, Stop, Templated, ToServer
 from marserve.shared_page import Page
-from marserve.worker.idle_threads import describe_threads, end_idle_threads
+from marserve.worker.connection import Connection
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
-from marserve.worker.loop import (
-    Connection,
-    WorkerLoop,
-    configure_output,
-    exit_status,
-    leave,
-    not_loaded,
-    use_threads,
-)
-from marserve.worker.memory_limit import limit_memory
-from marserve.worker.parent import die_with_parent, end_the_parents_family, wake_at_parents_end
+from marserve.worker.loop import WorkerLoop
+from marserve.worker.outgoing import not_loaded
+from marserve.worker.process.idle_threads import describe_threads, end_idle_threads
+from marserve.worker.process.memory_limit import limit_memory
+from marserve.worker.process.own_process import configure_output, exit_status, leave, use_threads
+from marserve.worker.process.parent import die_with_parent, end_the_parents_family, wake_at_parents_end
 
 # What runtimes of accelerators open (CUDA, also on Jetson and under WSL, ROCm, Level Zero), whichever library brought
 # them: a driver that was begun before a fork does not work behind it.

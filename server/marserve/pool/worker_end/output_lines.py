@@ -1,7 +1,7 @@
 """The bytes of one pipe as lines, a bounded number at a time. Pure: knows no pipes, no clock and no log.
 
-Lines of the worker's logging carry a mark with their level (`worker/loop.py` puts it there); other lines have none. A
-line that is longer than `MAX_LINE_BYTES` comes in pieces of that length.
+Lines of the worker's logging carry a mark with their level (`worker/process/own_process.py` puts it there); other lines
+have none. A line that is longer than `MAX_LINE_BYTES` comes in pieces of that length.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.worker.memory_limit import data_bytes
+from marserve.worker.process.memory_limit import data_bytes
 from support.running_pool import worker_environment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit is Li
 def run(source: str) -> str:
     """What a fresh interpreter prints that runs this."""
     done = subprocess.run(
-        [sys.executable, "-c", "from marserve.worker.memory_limit import limit_memory\n" + source],
+        [sys.executable, "-c", "from marserve.worker.process.memory_limit import limit_memory\n" + source],
         env=dict(worker_environment()),
         capture_output=True,
         text=True,

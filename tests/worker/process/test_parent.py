@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the e
 
 CHILD = """
 import os, signal, sys
-from marserve.worker.parent import die_with_parent
+from marserve.worker.process.parent import die_with_parent
 die_with_parent({parent})
 print(os.getpid(), flush=True)
 signal.pause()

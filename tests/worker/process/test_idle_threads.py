@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from marserve.worker.idle_threads import describe_threads, end_idle_threads
+from marserve.worker.process.idle_threads import describe_threads, end_idle_threads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
 WITHIN_S = 10

@@ -1,0 +1,44 @@
+"""The worker's blocking end of its socket to the server: whole messages in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from socket import socket
+from typing import Any
+
+from marserve import wire
+from marserve.messages import ToServer
+
+RECEIVE_BYTES = 256 * 1024
+
+
+class Connection:
+    """The worker's blocking end of the socket to the server."""
+
+    def __init__(self, sock: socket) -> None:
+        self._sock = sock
+        self._decoder = wire.worker_decoder()
+        self._sock.setblocking(True)
+
+    def receive(self) -> list[tuple[Any, list[Any]]]:
+        """Wait for the next messages. Raises EOFError when the server is gone."""
+        while True:
+            messages = self.receive_some()
+            if messages:
+                return messages
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait until there is something to receive."""
+        return self._sock.fileno()
+
+    def receive_some(self) -> list[tuple[Any, list[Any]]]:
+        """The messages that are whole once what has come is read. Raises EOFError when the server is gone."""
+        data = self._sock.recv(RECEIVE_BYTES)
+        if not data:
+            raise EOFError
+        return self._decoder.feed(data)
+
+    def send(self, message: ToServer, bodies: Sequence[bytes | bytearray | memoryview] = ()) -> None:
+        """Write one message whole."""
+        for buffer in wire.encode(message, bodies):
+            self._sock.sendall(buffer)

@@ -1,0 +1,447 @@
+"""A loaded model that is served: a batch is handed to the author's code, and what came of it to the server.
+
+What the author's code raises ends here: it is reported as data, never pickled. Knows the page that it shares with the
+server, and the handler; which message comes next is the loop's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from marserve.messages import (
+    MAX_WARNINGS,
+    AskLengths,
+    Batch,
+    Batches,
+    Check,
+    DeviceLost,
+    DevicePeak,
+    Item,
+    Loaded,
+    Metrics,
+    NotLoaded,
+    Piece,
+    Raised,
+    Result,
+    Results,
+    Sample,
+    Warned,
+)
+from marserve.shared_page import Page
+from marserve.worker.connection import Connection
+from marserve.worker.continuous_batching import begin_step, say_what_follows
+from marserve.worker.device.device_loss import find_loss
+from marserve.worker.device.device_memory import give_back, taken_bytes
+from marserve.worker.lengths import FAILED, read_lengths
+from marserve.worker.load import LoadedModel
+from marserve.worker.outgoing import (
+    encode_value,
+    has_run_out,
+    loss_told_by,
+    metrics_of,
+    misfit,
+    raised,
+    said_of_load,
+    say,
+    shown,
+    warnings_since,
+)
+from marserve.worker.process.own_process import leave
+from marserve.worker.rank import Leader
+from marserve.worker.rows import begin_unwatched, decode_value
+from marserve_handlers.context import Context
+from marserve_handlers.errors import (
+    BAD_HEADER,
+    CANCELLED,
+    EXPIRED,
+    HANDLER,
+    MEMORY,
+    TOO_LARGE,
+    BadResponse,
+    NobodyWaits,
+)
+from marserve_handlers.metrics import MetricsCache
+
+HAS_EXPIRED = Result(504, "", [], EXPIRED)
+WAS_CANCELLED = Result(499, "", [], CANCELLED)
+UNTOUCHED = Result(200, "", [])
+UNTOUCHED_JSON = Result(200, "", [("content-type", "application/json")])
+
+log = logging.getLogger("marserve.worker")
+
+
+class ServedModel:
+    """A model in service. With a `leader` the other ranks of a group make the calls that are made here."""
+
+    def __init__(self, connection: Connection, page: Page, model: LoadedModel, leader: Leader | None = None) -> None:
+        self._connection = connection
+        self._page = page
+        self._model = model
+        self._leader = leader
+        self._number = 0
+        self.failed: list[str] = []
+        """What runtimes said in the errors of the running batch's failed items; empty for other errors."""
+        self._most_rows = 0
+        self._taken_bytes = 0
+        self._told_warnings = MAX_WARNINGS  # before the server was told that it is loaded none
+
+    # ------------------------------------------------------------------------------------------- at the start
+
+    def warm_up(self, model: LoadedModel, samples: Sequence[Sample]) -> tuple[float, list[str]]:
+        """Run the samples with `model`: seconds, and what went wrong. Ends the process where they lose the device."""
+        from marserve.worker.checks import warm_up  # for a quicker start: most models have nothing to warm up with
+
+        told = warm_up(self._watched(model), samples, self._share)
+        loss = self.find_loss()
+        if loss:
+            self._connection.send(NotLoaded("device_lost", f"{loss}, by a warm-up input", ""))
+            leave(1)
+        return told
+
+    def say_loaded(self, seconds: float, warm_up_s: float, problems: list[str]) -> None:
+        """Tell the server that batches may come, what the load took, and what describe should say of it."""
+        self.send_metrics()
+        warnings, computes_on = said_of_load(self._model.context)
+        self._told_warnings = len(warnings)
+        self._taken_bytes = taken_bytes()
+        has_length_of = self._model.length_of is not None
+        self._connection.send(
+            Loaded(seconds, problems + warnings, warm_up_s, has_length_of, self._taken_bytes, computes_on)
+        )
+
+    # ------------------------------------------------------------------------------------------- a batch
+
+    def serve_batches(self, together: Batches, bodies: list[bytearray]) -> None:
+        """Handle the batches of one frame, each as though it had come alone."""
+        at = 0
+        for batch in together.batches:
+            end = at + sum(len(item.parts) for item in batch.items)
+            self.serve_batch(batch, bodies[at:end])
+            at = end
+
+    def serve_batch(self, batch: Batch, bodies: list[bytearray]) -> None:
+        """Handle one batch and answer it: one result an item, in order, or one message that it raised."""
+        began = time.monotonic()
+        number = self._number = batch.number
+        self._page.begin(number, began)
+        live, rows, outcome = self.take_in(batch, bodies, began)
+        if not rows:
+            self._page.finish()
+            self._connection.send(
+                Results(number, 0.0, [result or HAS_EXPIRED for result in outcome]), [b""] * len(outcome)
+            )
+            return
+        if self._leader is not None:
+            self._leader.share(batch.items, bodies, once=True)
+        context = self._model.context
+        is_continuous = self._model.load.is_continuous
+        if is_continuous:
+            begin_step(context, live)
+        else:
+            context.begin_batch(live)
+        context.send_pieces = lambda pieces: self._send_piece(pieces, outcome)
+        context.ask_cancelled = lambda index: self._is_cancelled(index, outcome)
+        answered: Sequence[Any] | None = None
+        failure: Raised | None = None
+        handler_began = time.monotonic()
+        try:
+            answered = self._model.handle(rows, context)
+            if not is_continuous:
+                context.end_stream()
+        except SystemExit:
+            raise
+        except BaseException as error:  # a cancelled coroutine's, an author's own: all of them are the handler's
+            self.failed.append(loss_told_by(error))
+            failure = raised(number, time.monotonic() - handler_began, error)
+        handler_s = time.monotonic() - handler_began
+        if failure is None and (type(answered) is not list or len(answered) != len(rows)):
+            failure = misfit(number, handler_s, answered, len(rows))
+        if failure is None and is_continuous:
+            failure = self._end_step(number, handler_s, answered)
+        if failure is not None:
+            self.end_if_lost(number, failure)
+            recover(failure)
+            self._page.finish()
+            self.send_metrics()
+            self._connection.send(failure)
+            return
+        assert answered is not None
+        results, out = self.encode(answered, outcome, context)
+        if self.failed:
+            self.end_if_lost(number)
+        self._page.finish()
+        self.send_metrics()
+        self.send_results(Results(number, handler_s, results), out)
+        if len(rows) > self._most_rows:
+            self.note_peak(len(rows))
+
+    def note_peak(self, rows: int) -> None:
+        """So many rows were answered together, more than ever: tell the server what of the device that has taken."""
+        if rows <= self._most_rows:
+            return
+        self._most_rows = rows
+        if self._model.load.gpu_id is None:
+            return
+        taken = taken_bytes()
+        if taken > self._taken_bytes:
+            self._taken_bytes = taken
+            self._connection.send(DevicePeak(taken))
+
+    def find_loss(self, *, wait: bool = True) -> str:
+        """What is said of a lost device, where something has failed since the last time this was asked; else empty."""
+        if not self.failed:
+            return ""
+        words, self.failed = self.failed, []
+        loss = find_loss(words, self._model.load.gpu_id, wait=wait)
+        if not loss and self._leader is not None:
+            self._leader.ask_devices(wait=wait)
+        return loss
+
+    def end_if_lost(self, number: int, failure: Raised | None = None, *, wait: bool = True) -> None:
+        """Where an error of batch `number` came of a lost device: tell the server, and end.
+
+        The batch is not answered: the server has each of its items run once more by another worker, alone.
+        """
+        if failure is not None and not self.failed:
+            self.failed.append("")
+        loss = self.find_loss(wait=wait)
+        if loss:
+            log.error("%s", loss)
+            self._connection.send(DeviceLost(number, loss, "" if failure is None else failure.traceback))
+            leave(1)
+
+    def _watched(self, model: LoadedModel) -> LoadedModel:
+        """The same model, of which it is noted when a call fails: for calls whose errors others deal with."""
+
+        def call(rows: list[dict[str, Any]], context: Context) -> Any:
+            try:
+                return model.handle(rows, context)
+            except BaseException as error:
+                self.failed.append(loss_told_by(error))
+                raise
+
+        return LoadedModel(call, model.context, model.load, model.length_of, model.compare)
+
+    def send_results(self, message: Results, bodies: Sequence[bytes]) -> None:
+        """Answer a batch; as one that raised, where all that the handler set besides is more than the wire carries."""
+        try:
+            self._connection.send(message, bodies)
+        except (ValueError, TypeError, OverflowError) as error:  # nothing was written yet
+            self._connection.send(raised(message.number, message.handler_s, error))
+
+    def _end_step(self, number: int, handler_s: float, answered: Any) -> Raised | None:
+        """Have it said of each answer whether more follows; what the author's code raises over that, or None."""
+        try:
+            say_what_follows(self._model.context, answered)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            return raised(number, handler_s, error)
+        return None
+
+    def take_in(
+        self, batch: Batch, bodies: list[bytearray], now: float
+    ) -> tuple[list[Item], list[dict[str, Any]], list[Result | None]]:
+        """The items that are still wanted, their rows, and for every item of the batch None or how it ended already."""
+        has_cancels = self._page.has_cancels(batch.number)
+        ahead_s = self._page.clock_ahead_s
+        decode_input = self._model.load.decode_input
+        outcome: list[Result | None] = []
+        live: list[Item] = []
+        rows: list[dict[str, Any]] = []
+        at = 0
+        for index, item in enumerate(batch.items):
+            end = at + len(item.parts)
+            if ahead_s and item.deadline is not None:
+                item = msgspec.structs.replace(item, deadline=item.deadline - ahead_s)
+            if item.deadline is not None and item.deadline <= now:
+                outcome.append(HAS_EXPIRED)
+            elif has_cancels and self._page.is_cancelled(batch.number, index):
+                outcome.append(WAS_CANCELLED)
+            else:
+                outcome.append(None)
+                live.append(item)
+                row: dict[str, Any] = {}
+                for (name, content_type), body in zip(item.parts, bodies[at:end], strict=True):
+                    row[name] = decode_value(body, content_type) if content_type and decode_input else body
+                rows.append(row)
+            at = end
+        return live, rows, outcome
+
+    def encode(
+        self, answers: Sequence[Any], outcome: list[Result | None], context: Context
+    ) -> tuple[list[Result], list[bytes]]:
+        """One result and one body an item of the batch; an element that cannot be written fails alone."""
+        response_of = context.response_of
+        most = self._model.load.max_answer_bytes
+        results: list[Result] = []
+        bodies: list[bytes] = []
+        index = 0
+        for ended in outcome:
+            if ended is not None:
+                results.append(ended)
+                bodies.append(b"")
+                continue
+            answer = answers[index]
+            is_json = False
+            body: bytes = b""
+            response: tuple[int, str, list[tuple[str, str]]] | None = None
+            try:
+                response = response_of(index)
+                if type(answer) is bytes:
+                    body = answer
+                elif isinstance(answer, BaseException):
+                    self.failed.append(loss_told_by(answer))
+                    results.append(_failed_alone(answer))
+                    bodies.append(b"")
+                    index += 1
+                    continue
+                else:
+                    body, is_json = encode_value(answer)
+            except BadResponse as error:
+                log.error("the answer to request %s cannot be sent: %s", context.get_request_id(index), error)
+                results.append(Result(503, str(error), [], BAD_HEADER))
+            except SystemExit:
+                raise
+            except BaseException as error:  # the author's own objects are asked to show themselves: anything may come
+                say(
+                    logging.ERROR,
+                    "the answer to request %s, of type %s, cannot be written: %s",
+                    context.get_request_id(index),
+                    type(answer).__name__,
+                    shown(error),
+                )
+                self.failed.append(loss_told_by(error))
+                if has_run_out(error):
+                    results.append(Result(507, "Out of resources", [], MEMORY))
+                else:
+                    results.append(Result(503, "Unsupported model output data type.", [], HANDLER))
+            else:
+                if len(body) > most:
+                    text = f"The answer has {len(body)} bytes, more than max_response_size, {most}."
+                    results.append(Result(503, text, [], TOO_LARGE))
+                    body = b""
+                elif response is None:
+                    results.append(UNTOUCHED_JSON if is_json else UNTOUCHED)
+                else:
+                    status, reason, headers = response
+                    if is_json and not any(name.lower() == "content-type" for name, _ in headers):
+                        headers = [*headers, ("content-type", "application/json")]
+                    results.append(Result(status, reason, headers))
+            bodies.append(body)
+            index += 1
+        return results, bodies
+
+    def _send_piece(self, pieces: Sequence[Any], outcome: list[Result | None]) -> None:
+        """One piece of a stream for each live item; what the handler sends while it runs."""
+        wanted = sum(result is None for result in outcome)
+        if not isinstance(pieces, list) or len(pieces) != wanted:
+            raise ValueError(f"an intermediate answer needs a list of {wanted} pieces, one for each row")
+        may_break_off = self._leader is None or self._leader.may_break_off
+        if (
+            may_break_off
+            and self._page.has_cancels(self._number)
+            and all(self._is_cancelled(row, outcome) for row in range(wanted))
+        ):
+            raise NobodyWaits
+        results, bodies = self.encode(pieces, outcome, self._model.context)
+        self._connection.send(Piece(self._number, results), bodies)
+
+    def _is_cancelled(self, index: int, outcome: list[Result | None]) -> bool:
+        """Whether the client of live item `index` has gone."""
+        if not self._page.has_cancels(self._number):
+            return False
+        positions = [position for position, result in enumerate(outcome) if result is None]
+        return self._page.is_cancelled(self._number, positions[index])
+
+    def send_metrics(self) -> None:
+        """Send what the handler measured, and noted for describe, since the last time."""
+        warnings = warnings_since(self._model.context, self._told_warnings)
+        if warnings:
+            self._told_warnings += len(warnings)
+            self._connection.send(Warned(warnings))
+        metrics = self._take_metrics()
+        if metrics.values or metrics.dropped:
+            self._connection.send(metrics)
+
+    def _take_metrics(self) -> Metrics:
+        """What the handler measured since the last time."""
+        metrics = self._model.context.metrics
+        try:
+            drain = getattr(metrics, "drain", None)  # an author may have put an object of his own there
+            values, dropped = metrics_of(drain()) if drain is not None else ([], 0)
+            if isinstance(metrics, MetricsCache):
+                dropped, metrics.dropped = dropped + int(metrics.dropped), 0
+        except SystemExit:
+            raise
+        except BaseException as error:
+            say(logging.ERROR, "what the handler measured cannot be read", error=error)
+            values, dropped = [], 0
+        return Metrics(values, max(0, dropped))
+
+    # ------------------------------------------------------------------------------------------- a check
+
+    def serve_check(self, check: Check, bodies: list[bytearray]) -> None:
+        """Run a check and answer it. To whoever watches the page each call of the handler is a batch of this number."""
+        from marserve.worker.checks import run_check  # for a quicker start: most workers are never asked to
+
+        model = self._model
+
+        def answer_alone(item: Item, row: dict[str, Any]) -> tuple[Result, bytes]:
+            begin_unwatched(model.context, [item])
+            try:
+                answered = model.handle([row], model.context)
+                model.context.end_stream()
+            except SystemExit:
+                raise
+            except BaseException as error:
+                self.failed.append(loss_told_by(error))
+                told = raised(check.number, 0.0, error)
+                recover(told)
+                return Result(told.code, told.message, [], told.kind), b""
+            if type(answered) is not list or len(answered) != 1:
+                return Result(503, "number of batch response mismatched", [], HANDLER), b""
+            results, out = self.encode(answered, [None], model.context)
+            return results[0], out[0]
+
+        self._page.begin(check.number, time.monotonic())
+        self._share(check.items, bodies[: sum(len(item.parts) for item in check.items)])
+        checked = run_check(
+            self._watched(model), check, bodies, lambda: self._page.begin(check.number, time.monotonic()), answer_alone
+        )
+        self.end_if_lost(check.number)
+        self._page.finish()
+        self._take_metrics()  # what a check measured belongs to no request
+        self._connection.send(checked)
+
+    # ------------------------------------------------------------------------------------------- lengths
+
+    def serve_lengths(self, ask: AskLengths, bodies: list[bytearray]) -> None:
+        """Ask the handler how long these items are. Whoever watches the page sees the batch behind it not begun yet."""
+        lengths = read_lengths(self._model, ask, bodies)
+        if FAILED in lengths.lengths:
+            self.failed.append("")
+            self.end_if_lost(0)
+        self._connection.send(lengths)
+
+    def _share(self, items: Sequence[Item], bodies: Sequence[bytearray]) -> None:
+        if self._leader is not None:
+            self._leader.share(items, bodies, once=False)
+
+
+def recover(failure: Raised) -> None:
+    """Where memory ran out, give back what the batch left: the next one finds a worker as before."""
+    if failure.kind == MEMORY:
+        give_back()
+
+
+def _failed_alone(error: BaseException) -> Result:
+    """What an exception is told as that a handler put in the place of one item's answer: its mates have theirs."""
+    told = raised(0, 0.0, error)
+    say(logging.ERROR, "one item of a batch failed\n%s", told.traceback.rstrip())
+    return Result(told.code, told.message, [], told.kind)
