@@ -155,22 +155,28 @@ FORMS = [
 
 @pytest.mark.parametrize(("service", "method", "fields"), FORMS)
 @pytest.mark.parametrize(
-    ("error", "code", "attempts"),
+    ("error", "code", "most_attempts", "attempts"),
     [
-        (HandlerFailed(), "UNAVAILABLE", 1),
-        (HandlerFailed("my own words", 500), "INTERNAL", 1),
-        (QueueFull("m", retry_after_s=0.001), "UNAVAILABLE", 4),
-        (NoWorker("m"), "UNAVAILABLE", 4),
+        (HandlerFailed(), "UNAVAILABLE", 4, 1),
+        (HandlerFailed("my own words", 500), "INTERNAL", 4, 1),
+        (QueueFull("m", retry_after_s=0.001), "UNAVAILABLE", 2, 2),  # each one waits for seconds, as it was told
+        (NoWorker("m"), "UNAVAILABLE", 4, 4),
     ],
 )
 async def test_a_client_that_retries_runs_a_failing_handler_once(
-    service: str, method: str, fields: dict[str, Any], error: MarserveError, code: str, attempts: int
+    service: str,
+    method: str,
+    fields: dict[str, Any],
+    error: MarserveError,
+    code: str,
+    most_attempts: int,
+    attempts: int,
 ) -> None:
     """gRPC's own retry policy heeds the trailer; what another try may help is tried as often as the policy says."""
     registry = FakeRegistry(errors={"m": error})
     async with (
         inference_port(registry, has_open_inference=True) as port,
-        client_of(port, most_attempts=4) as client,
+        client_of(port, most_attempts=most_attempts) as client,
     ):
         call = client.method(service, method)(model_name="m", timeout=10, **fields)
         told = await refusal(call.read() if method == "StreamPredictions" else call)
