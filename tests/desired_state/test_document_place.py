@@ -20,6 +20,7 @@ from marserve.desired_state.document_place import (
     ObjectPlace,
 )
 from marserve.errors import DesiredStateMoved
+from marserve.files.locks import locked
 from marserve.store.addresses.fetch_guard import parse_target
 from marserve.store.sources.object_store import ObjectStores
 from marserve.store.sources.source import Broken, Entry, Replaced, Source
@@ -84,6 +85,31 @@ def test_a_link_is_followed_and_never_replaced(tmp_path: Path) -> None:
 
     assert place.read().data == b"two"
     assert place.look() != looked
+
+
+def test_a_lock_that_another_server_keeps_is_waited_for_with_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is stopped while it has the lock: the document stays as it was."""
+    monkeypatch.setattr(document_place, "LOCK_LIMIT_S", 0.01)
+    place = FilePlace(tmp_path / "models.yaml")
+
+    with (
+        locked(tmp_path, within_s=0.0),
+        pytest.raises(DocumentUnreadable, match="by another process, which may be stopped"),
+    ):
+        place.write(b"one", ABSENT)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_server_left_is_deleted_by_the_next_write(tmp_path: Path) -> None:
+    """It lies hidden beside the document, in the operator's folder."""
+    (tmp_path / f".{'a' * 16}.part").write_bytes(b"half")
+
+    FilePlace(tmp_path / "models.yaml").write(b"one", ABSENT)
+
+    assert os.listdir(tmp_path) == ["models.yaml"]
 
 
 def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

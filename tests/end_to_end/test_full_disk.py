@@ -151,7 +151,7 @@ def test_a_document_that_cannot_be_written_changes_nothing(tmp_path: Path) -> No
             disk.empty()
             accepted = server.client.put(f"{server.management}/desired-state", content=text)
             assert serves(server, "second")
-        left = [path.name for path in disk.folder.glob(".models.yaml*.part")]
+        left = [path.name for path in disk.folder.glob(".*.part")]
 
     assert refused.status_code >= 500
     assert FULL in refused.text

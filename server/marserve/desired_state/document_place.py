@@ -7,10 +7,7 @@ the place of the very document that it was made from, or `DesiredStateMoved` say
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import os
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +15,13 @@ from typing import Any, Protocol
 
 from marserve.desired_state.document import LARGEST_DOCUMENT
 from marserve.errors import DesiredStateMoved, Unavailable
+from marserve.files.atomic import replace_file, sweep
+from marserve.files.locks import locked
 from marserve.files.regular import open_regular
 from marserve.store.sources.source import Entry, Missing, Replaced, Source, SourceError
 
 MOST_READS = 3
-
+LOCK_LIMIT_S = 30.0
 
 # The tag of a document that is not there: what is written with it is made new.
 ABSENT = ""
@@ -98,10 +97,11 @@ class FilePlace:
         """Rename a finished file into its place, under a lock that every server takes."""
         path = self._path.resolve()
         try:
-            with _locked(path.parent):
+            with locked(path.parent, within_s=LOCK_LIMIT_S):
                 if self._tag_now() != tag:
                     raise DesiredStateMoved(self.shown)
-                replace_file(path, data)
+                sweep(path.parent)
+                replace_file(path, data, is_durable=True)
         except OSError as error:
             raise DocumentUnreadable(f"{self.shown} cannot be written ({error.strerror or error})") from error
         return _digest(data)
@@ -175,36 +175,3 @@ def _tag(entry: Entry) -> str:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Any:
-    """Hold the lock of a folder; the kernel lets go of it however this process ends."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Put a file into its place, complete or not at all, also when the machine stops. Raises OSError."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with os.fdopen(descriptor, "wb") as file:
-            with contextlib.suppress(OSError):
-                os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from marserve.desired_state.document import DesiredState, read
-from marserve.desired_state.document_place import replace_file
 from marserve.errors import BadDesiredState
+from marserve.files.atomic import replace_file
 from marserve.files.regular import read_regular
 
 log = logging.getLogger("marserve.rollout")
@@ -147,7 +147,8 @@ class History:
         try:
             if not self._is_needed:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            replace_file(self._path(entry.number), json.dumps(asdict(entry), ensure_ascii=False).encode())
+            data = json.dumps(asdict(entry), ensure_ascii=False).encode()
+            replace_file(self._path(entry.number), data, is_durable=True)
         except OSError as error:
             if self._is_needed:
                 raise
