@@ -78,6 +78,14 @@ def test_a_file_that_is_no_record_is_left_out_and_said(
     assert "bad.json" in caplog.text
 
 
+def test_what_a_crash_left_is_deleted_at_the_next_start(tmp_path: Path) -> None:
+    """It is hidden, and no record."""
+    (tmp_path / f".{'a' * 16}.part").write_bytes(b"half")
+
+    assert Records(tmp_path).read() == {}
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_folder_is_no_record(tmp_path: Path) -> None:
     """It is made when there is something to keep."""
     assert Records(tmp_path / "none").read() == {}

@@ -6,14 +6,13 @@ a convenience: one that cannot be read counts as empty, one that cannot be writt
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from marserve.files.atomic import replacing, sweep
 from marserve.files.regular import read_regular
 from marserve.memory.admission import Learned
 
@@ -59,6 +58,7 @@ class LearnedMemory:
         """Take over what the file says."""
         if self._path is None:
             return
+        sweep(self._path.parent)
         try:
             document = json.loads(read_regular(self._path, LARGEST_FILE), parse_constant=_refuse_constant)
         except FileNotFoundError:
@@ -74,15 +74,11 @@ class LearnedMemory:
             return
         assert self._path is not None
         self._is_changed = False
-        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with beside.open("w") as file:
-                file.writelines(_lines(list(self._entries.items())))
-            beside.replace(self._path)
+            with replacing(self._path) as file:
+                file.writelines(line.encode() for line in _lines(list(self._entries.items())))
         except OSError as error:
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
             if not self._has_complained:
                 log.warning("What models were seen to take is not kept: %s cannot be written: %s", self._path, error)
             self._has_complained = True

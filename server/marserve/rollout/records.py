@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import tempfile
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from marserve.files.atomic import replace_file, sweep
 from marserve.files.regular import read_regular
 
 log = logging.getLogger("marserve.rollout")
@@ -33,6 +32,7 @@ class Records:
     def read(self) -> dict[str, list[dict[str, Any]]]:
         """The roll-outs of each model, the latest last. A file that cannot be read is logged and left out."""
         found: dict[str, list[dict[str, Any]]] = {}
+        sweep(self._folder)
         try:
             files = sorted(self._folder.glob("*.json"))
         except OSError:
@@ -56,16 +56,7 @@ class Records:
         self._folder.mkdir(parents=True, exist_ok=True)
         document = {"format": FORMAT, "model": model, "rollouts": rollouts[-KEPT_ENDED - 1 :]}
         data = json.dumps(document, indent=1).encode()
-        handle, beside = tempfile.mkstemp(prefix=".", suffix=".part", dir=self._folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, self._folder / file_name(model))
-        except BaseException:
-            Path(beside).unlink(missing_ok=True)
-            raise
+        replace_file(self._folder / file_name(model), data, mode=0o600, is_durable=True)
 
 
 def _refuse_constant(word: str) -> None:

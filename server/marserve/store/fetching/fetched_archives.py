@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from marserve.files.atomic import replace_file, sweep
 from marserve.files.regular import read_regular
 
 log = logging.getLogger("marserve.store")
@@ -25,7 +26,6 @@ log = logging.getLogger("marserve.store")
 MOST_REMEMBERED = 10_000
 RECORD = "fetched-archives.json"
 LARGEST_RECORD = 64 << 20
-PART = f".{RECORD}.part"
 
 
 class Noted(msgspec.Struct):
@@ -120,6 +120,7 @@ class FetchedArchives:
     def _read(self) -> dict[str, Noted]:
         if self._file is None:
             return {}
+        sweep(self._file.parent)
         try:
             # An earlier version wrote digests alone.
             read = msgspec.json.decode(read_regular(self._file, LARGEST_RECORD), type=dict[str, str | Noted])
@@ -134,29 +135,11 @@ class FetchedArchives:
         """Write the record; where that cannot be, this process remembers it all the same."""
         if self._file is None:
             return
-        part = self._file.with_name(PART)  # one name: the next write takes the place of what a crash left
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            part.unlink(missing_ok=True)
-            with part.open("xb") as file:
-                file.write(msgspec.json.encode(self._files))
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self._file)
-            _sync_folder(self._file.parent)
+            replace_file(self._file, msgspec.json.encode(self._files), is_durable=True)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
             log.warning("%s cannot be written (%s): the next start will not know", self._file, error.strerror)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have the names in it survive a power cut. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _key(path: Path) -> str:
