@@ -311,7 +311,7 @@ def test_what_cannot_be_written_is_not_renewed(tmp_path: Path, tokens: Tokens, k
         tmp_path.with_name("moved").rename(tmp_path)
 
 
-@pytest.mark.parametrize("step", ["mkstemp", "replace"])
+@pytest.mark.parametrize("step", ["new", "replace"])
 def test_a_file_that_stays_unfinished_is_removed_and_the_old_one_stays(
     tmp_path: Path, tokens: Tokens, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -321,7 +321,7 @@ def test_a_file_that_stays_unfinished_is_removed_and_the_old_one_stays(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(
-        "marserve.api.tokens.tempfile.mkstemp" if step == "mkstemp" else "marserve.api.tokens.os.replace", fail
+        "marserve.files.atomic.Part.__init__" if step == "new" else "marserve.files.atomic.os.replace", fail
     )
     with pytest.raises(CannotKeepTokens, match="No space left on device"):
         tokens.renew("inference", f"Bearer {keys['API']}")
@@ -331,21 +331,6 @@ def test_a_file_that_stays_unfinished_is_removed_and_the_old_one_stays(
     assert read_keys(tmp_path) == keys
     tokens.remove()
     assert os.listdir(tmp_path) == []
-
-
-def test_a_file_that_can_neither_be_kept_nor_removed_is_told_by_the_first_cause(
-    tokens: Tokens, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both failed for one reason, such as a disk that became read-only."""
-
-    def fail(*_: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    for name in ("replace", "unlink"):
-        monkeypatch.setattr(f"marserve.api.tokens.os.{name}", fail)
-
-    with pytest.raises(CannotKeepTokens, match="Read-only file system"):
-        tokens.renew("inference", f"Bearer {keys['API']}")
 
 
 def test_a_header_is_remembered_as_long_as_its_key_lets_in(tokens: Tokens, keys: dict[str, str], clock: Clock) -> None:
@@ -399,7 +384,7 @@ async def test_a_key_that_cannot_be_kept_is_said_not_to_be_replaced(
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("marserve.api.tokens.tempfile.mkstemp", fail)
+    monkeypatch.setattr("marserve.files.atomic.Part.__init__", fail)
 
     answer = await ask(application(tokens), "GET", "/token?type=inference", keys["API"])
 
@@ -659,7 +644,7 @@ def test_a_failure_without_a_text_of_the_system_says_what_it_is(
     def fail(*_: object, **__: object) -> None:
         raise OSError("no more files")
 
-    monkeypatch.setattr(tempfile, "mkstemp", fail)
+    monkeypatch.setattr("marserve.files.atomic.Part.__init__", fail)
 
     with pytest.raises(CannotKeepTokens) as refused:
         Tokens(tmp_path / "key_file.json", 60.0).write()

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from marserve.errors import InvalidToken, Unavailable
+from marserve.files.atomic import replace_file
 
 log = logging.getLogger("marserve.api")
 
@@ -149,21 +149,10 @@ class Tokens:
             document[name] = {"key": token.key.decode()}
             if token.expires_at is not None:
                 document[name]["expiration time"] = _instant(token)
-        unfinished: str | None = None
+        data = f"{json.dumps(document, indent=2)}\n".encode("ascii")
         try:
-            # Made by mkstemp with mode 0600 under a name nobody knows: what stood at the file's place, a link even, is
-            # replaced and never written through.
-            descriptor, unfinished = tempfile.mkstemp(prefix=f".{self._file.name}-", dir=self._file.parent)
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                json.dump(document, file, indent=2)
-                file.write("\n")
-                file.flush()
-                written = _identity(os.fstat(file.fileno()))
-            os.replace(unfinished, self._file)
+            self._written = _identity(replace_file(self._file, data, mode=0o600))
         except OSError as error:
-            if unfinished is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(unfinished)
             why = error.strerror or str(error)
             raise CannotKeepTokens(
                 f"the key file {self._file} cannot be written ({why}): tokens are on, and clients find "
@@ -171,7 +160,6 @@ class Tokens:
                 "disable_token_authorization=true",
                 why,
             ) from error
-        self._written = written
 
 
 def authorization_of(lines: Iterable[tuple[bytes, bytes]]) -> bytes | None:
