@@ -7,12 +7,8 @@ Reads and writes one folder. What a snapshot says of models is `registry/catalog
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import re
-import secrets
-import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,6 +16,7 @@ from typing import Literal
 
 import javaproperties
 
+from marserve.files.atomic import Part, sweep
 from marserve.files.regular import read_regular
 from marserve.settings.shown_address import hide_query
 from marserve.settings.table import KEYS, Settings
@@ -33,13 +30,10 @@ FOLDER = "config"
 VERSION, CONFIG_FILE_BEFORE, FACTS = FACT_NAMES = ("version", "tsConfigFile", "marserveFacts")
 
 _NAME = re.compile(r"(?P<time>\d{14})(?P<milliseconds>\d{3})-(?P<kind>startup|snapshot|shutdown)\.cfg")
-_LEFTOVER = re.compile(r"\.[0-9a-f]{32}\.tmp")
-# So old is a leftover, in seconds: one that nobody has locked, and one that nobody can lock.
-UNLOCKED_AGE_S, LEFTOVER_AGE_S = 60.0, 3600.0
+# A snapshot takes a moment to write: so long after, what no process has locked is a leftover, in seconds.
+UNLOCKED_AGE_S = 60.0
 LARGEST_SNAPSHOT = 64 << 20
 _ORDER = ("startup", "snapshot", "shutdown")
-# File systems without hard links.
-_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
 
 
 class FolderSnapshots:
@@ -68,28 +62,16 @@ class FolderSnapshots:
         Raises FileExistsError for a name that is taken, and OSError when it cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._remove_leftovers()
-        temporary, descriptor = _own_file(self.folder)
-        try:
-            # Open, and so locked, until it has its name: what nobody has locked nobody writes any more.
-            with open(descriptor, "wb") as file:
+        sweep(self.folder, unlocked_s=UNLOCKED_AGE_S)
+        # Its owner's alone: it tells where everything is, and how it may be reached.
+        with Part(self.folder, 0o600) as part:
+            with part.open() as file:
                 file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-                _put_in_place(temporary, self.folder / name)
-        finally:
-            temporary.unlink(missing_ok=True)
+            part.link(self.folder / name, is_durable=True)
         if self._keep:
             for old in self._list()[0][: -self._keep]:
                 with contextlib.suppress(OSError):
                     (self.folder / old).unlink()
-
-    def _remove_leftovers(self) -> None:
-        """Delete what servers left that were killed while they wrote."""
-        for path in self.folder.glob(".*.tmp"):
-            if _LEFTOVER.fullmatch(path.name):
-                with contextlib.suppress(OSError):
-                    _remove_if_left(path)
 
     def _list(self) -> tuple[list[str], list[str]]:
         """Names of snapshots, oldest first, and of other files that are not hidden."""
@@ -101,57 +83,6 @@ class FolderSnapshots:
         return sorted(names, key=_sort_key), sorted(
             name for name in found if name not in names and not name.startswith(".")
         )
-
-
-def _own_file(folder: Path) -> tuple[Path, int]:
-    """A new file that is locked as long as its descriptor is open, so that no other server takes it for a leftover."""
-    while True:
-        path = folder / f".{secrets.token_hex(16)}.tmp"
-        # Its owner's alone: it tells where everything is, and how it may be reached.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Another server may have come between the two, and have deleted it.
-            if path.exists():
-                return path, descriptor
-        except BaseException:
-            os.close(descriptor)
-            path.unlink(missing_ok=True)
-            raise
-        os.close(descriptor)
-
-
-def _remove_if_left(path: Path) -> None:
-    """Delete a file that nobody has locked and that is no longer new; without locks, one that is old. Raises OSError.
-
-    Another machine's lock is not seen on every file system that several share, and a snapshot takes a moment to write.
-    """
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        most_s = UNLOCKED_AGE_S
-    except BlockingIOError:
-        return
-    except OSError:
-        most_s = LEFTOVER_AGE_S
-    finally:
-        os.close(descriptor)
-    if time.time() - path.stat().st_mtime > most_s:
-        path.unlink()
-
-
-def _put_in_place(temporary: Path, path: Path) -> None:
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        if path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-        temporary.rename(path)
 
 
 def _sort_key(name: str) -> tuple[str, int]:

@@ -12,6 +12,7 @@ import pytest
 
 from marserve.cli.server.pid_file import AlreadyRunning, PidFile, marserve_pid_file, torchserve_pid_file
 from marserve.errors import BadSettings
+from marserve.files.atomic import Part
 from support.bystander import bystander
 
 WORD = "marserve.test.server"
@@ -57,10 +58,10 @@ def test_a_claimed_file_names_the_process_and_leaves_nothing_beside_it(pid_file:
 def test_a_full_disk_is_told_with_the_files_name(pid_file: PidFile, monkeypatch: pytest.MonkeyPatch) -> None:
     """And half a file is not left."""
 
-    def fail(descriptor: int, data: bytes) -> int:
+    def fail(part: Part) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "write", fail)
+    monkeypatch.setattr(Part, "open", fail)
     with pytest.raises(
         BadSettings, match=r"process id is kept, cannot be written \(No space left on device\); set TMPDIR"
     ):

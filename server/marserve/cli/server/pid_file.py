@@ -8,14 +8,14 @@ line, `org.pytorch.serve.ModelServer` or `marserve.server`, and an id counts onl
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import IO
 
 from marserve.errors import BadSettings
+from marserve.files.atomic import Part
+from marserve.files.locks import is_at, lock
 
 TORCHSERVE_WORD = "org.pytorch.serve.ModelServer"
 MARSERVE_WORD = "marserve.server"
@@ -71,21 +71,18 @@ class PidFile:
 
     def _claim(self, pid: int) -> bool:
         removed_orphan = False
-        descriptor, finished = tempfile.mkstemp(prefix=self.path.name, dir=self.path.parent)
-        try:
-            os.write(descriptor, f"{pid}\n".encode("ascii"))
-            os.fchmod(descriptor, 0o644)
+        with Part(self.path.parent) as part:
+            with part.open() as file:
+                file.write(f"{pid}\n".encode("ascii"))
+            os.fchmod(part.descriptor, 0o644)
             while True:
                 try:
-                    os.link(finished, self.path)
+                    part.link(self.path)
                     return removed_orphan
                 except FileExistsError:
                     if self.running_pid() == pid:
                         return removed_orphan
                     removed_orphan |= self.remove_orphan(pid)
-        finally:
-            os.close(descriptor)
-            os.unlink(finished)
 
     def remove_orphan(self, own_pid: int) -> bool:
         """Remove the file of a server that is gone; returns whether there was one.
@@ -98,8 +95,8 @@ class PidFile:
             return False
         with file:
             # Two commands may find the same orphan: the slower must not remove the faster one's new file.
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if not self._still_names(file):
+            lock(file.fileno())
+            if not is_at(self.path, file.fileno()):
                 return False
             running = self.running_pid()
             if running == own_pid:
@@ -113,12 +110,6 @@ class PidFile:
         """Remove the file if it still names `pid`: a successor's file stays."""
         if self.written_pid() == pid:
             self.path.unlink(missing_ok=True)
-
-    def _still_names(self, file: IO[bytes]) -> bool:
-        try:
-            return os.path.samestat(os.fstat(file.fileno()), self.path.stat())
-        except FileNotFoundError:
-            return False
 
 
 def torchserve_pid_file() -> PidFile:
