@@ -27,6 +27,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Generic, NamedTuple, Protocol, TypeVar, cast
 
+from marserve.files.atomic import replacing, sweep
+
 log = logging.getLogger("marserve.telemetry.line_writer")
 
 Record = TypeVar("Record")
@@ -393,19 +395,13 @@ class RollingFile:
         while target.exists():
             number += 1
             target = self._path.with_name(f"{stem}.{number}.log.gz")
-        part = self._path.with_name(f"{self._path.name}.gz.part")
-        try:
-            with (
-                open(self._path, "rb") as full,
-                open(part, "wb") as file,
-                gzip.GzipFile(target.name, "wb", compresslevel=1, fileobj=file) as packed,
-            ):
-                shutil.copyfileobj(full, packed, 1 << 20)
-            part.replace(target)
-        except OSError:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            raise
+        sweep(self._path.parent)
+        with (
+            open(self._path, "rb") as full,
+            replacing(target, mode=0o666) as file,
+            gzip.GzipFile(target.name, "wb", compresslevel=1, fileobj=file) as packed,
+        ):
+            shutil.copyfileobj(full, packed, 1 << 20)
         self._path.unlink()
         rolled = sorted(self._path.parent.glob(f"{self._path.stem}.*.log.gz"), key=lambda p: p.stat().st_mtime_ns)
         for old in rolled[: -self._keep]:
