@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from marserve.store.fetching.cache import Cache, Held, Incoming, part_path, put_into, sweep_parts
+from marserve.files.atomic import sweep
+from marserve.store.fetching.cache import Cache, Held, put_into
 from marserve.store.fetching.download import Downloaded
 from marserve.store.sources.source import Cancel, Entry, Failed
 from support.caches import used_bytes
@@ -220,7 +221,7 @@ def test_a_read_only_store_gets_no_name(cache: Cache, tmp_path: Path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", refuse)
-        patch.setattr("marserve.store.fetching.cache.Incoming.__init__", refuse)
+        patch.setattr("marserve.store.fetching.cache.Part.__init__", refuse)
         assert put_into(held, tmp_path, "m.mar") is None
     held.release()
 
@@ -271,10 +272,11 @@ def test_what_was_not_kept_is_gone(cache: Cache) -> None:
 CRASH = """
 import os, signal, sys
 from pathlib import Path
-from marserve.store.fetching.cache import Cache, Incoming, part_path
+from marserve.files.atomic import Part
+from marserve.store.fetching.cache import Cache
 from marserve.store.fetching.download import Cancel
 cache = Cache(Path(sys.argv[1]), 1 << 20)
-store = Incoming(part_path(Path(sys.argv[2])))
+store = Part(Path(sys.argv[2]))
 with cache.claim("a", Cancel()), cache.incoming() as incoming:
     os.pwrite(incoming.descriptor, b"half", 0)
     print("ready", flush=True)
@@ -291,31 +293,19 @@ def test_a_crash_leaves_nothing_that_the_next_does_not_sweep_up(tmp_path: Path) 
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         living = Cache(tmp_path / "cache", 1 << 20)
-        sweep_parts(store)
+        sweep(store)
         assert len(files(living)) == 2
         assert len(list(store.iterdir())) == 1
         process.send_signal(signal.SIGKILL)
 
     after = Cache(tmp_path / "cache", 1 << 20)
-    sweep_parts(store)
+    sweep(store)
 
     assert [name for name in files(after) if name.startswith("incoming")] == []
     assert list(store.iterdir()) == []
     with after.claim("a", Cancel()):
         pass
     assert files(after) == []
-
-
-def test_parts_of_others_are_left_alone(tmp_path: Path) -> None:
-    """Only what we name so is ours to delete."""
-    (tmp_path / ".hidden.part").write_bytes(b"")
-    (tmp_path / f".{'0' * 16}.part").mkdir()
-    mine = Incoming(part_path(tmp_path))
-
-    sweep_parts(tmp_path)
-
-    assert len(list(tmp_path.iterdir())) == 3
-    mine.discard()
 
 
 def test_a_broken_index_is_no_index(cache: Cache) -> None:

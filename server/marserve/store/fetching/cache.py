@@ -16,21 +16,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import logging
 import os
 import re
-import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from marserve.files.atomic import Part, replace_file, sweep
+from marserve.files.locks import LockHeld, is_at, lock, locked, open_locked, try_lock
 from marserve.files.regular import read_regular
 from marserve.store.fetching.download import Downloaded
 from marserve.store.sources.source import Cancel, Entry
@@ -38,11 +38,9 @@ from marserve.store.sources.source import Cancel, Entry
 log = logging.getLogger("marserve.store")
 
 CLAIM_LOOK_S = 0.05
-# The lock is held for moments; a server that is stopped meanwhile (SIGSTOP, a frozen container) holds it for good.
-LOCK_LIMIT_S, LOCK_LOOK_S = 5.0, 0.02
+LOCK_LIMIT_S = 5.0
 LARGEST_ENTRY = 64 << 10
 _BLOB = re.compile(r"([0-9a-f]{64})\.([0-9]+)\.([0-9]+)")
-_PART = re.compile(r"\.[0-9a-f]{16}\.part")
 _CROSSES = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -73,31 +71,6 @@ class Held:
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
         self._descriptor = -1
-
-
-class Incoming:
-    """A file that is being written. Its descriptor is open for reading and writing."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        while True:
-            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX)
-            if _is_still(path, self.descriptor):
-                break
-            os.close(self.descriptor)  # somebody swept it up before the lock was ours
-
-    def hand_over(self) -> int:
-        """The descriptor, now its taker's to close."""
-        descriptor, self.descriptor = self.descriptor, -1
-        return descriptor
-
-    def discard(self) -> None:
-        """Delete what was not handed over."""
-        if self.descriptor >= 0:
-            self.path.unlink(missing_ok=True)
-            os.close(self.descriptor)
-            self.descriptor = -1
 
 
 class Cache:
@@ -154,14 +127,9 @@ class Cache:
         """Be the only one, in all processes, that fetches this address. Waits; raises Failed on cancel."""
         path = self._claims / _hash(identity)
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                if _try_lock(descriptor) and _is_still(path, descriptor):
-                    break
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
+            descriptor = open_locked(path)
+            if descriptor is not None:
+                break
             cancel.check()
             cancel.wait(CLAIM_LOOK_S)
         try:
@@ -170,16 +138,11 @@ class Cache:
             path.unlink(missing_ok=True)
             os.close(descriptor)
 
-    @contextmanager
-    def incoming(self) -> Iterator[Incoming]:
-        """A new file to fetch into; what was not kept when the block ends is deleted."""
-        incoming = Incoming(self._incoming / secrets.token_hex(8))
-        try:
-            yield incoming
-        finally:
-            incoming.discard()
+    def incoming(self) -> Part:
+        """A new file to fetch into, in a `with` block: what was not kept when that ends is deleted. Raises OSError."""
+        return Part(self._incoming)
 
-    def keep(self, incoming: Incoming, identity: str, downloaded: Downloaded) -> Held:
+    def keep(self, incoming: Part, identity: str, downloaded: Downloaded) -> Held:
         """Make a whole file part of the cache and hold it. Raises OSError.
 
         One that is larger than the cache may be is held all the same, and gone when it is released.
@@ -190,19 +153,20 @@ class Cache:
             log.warning("%d bytes are more than download_cache_size, %d: they are not kept", size, self.max_bytes)
             return Held(incoming.path, downloaded.sha256, size, incoming.hand_over(), True)
         try:
-            with self._locked():
+            with self._alone():
                 held = self.find_digest(downloaded.sha256)
                 if held is None:
                     self._make_room(size)
                     status = os.fstat(descriptor)
                     path = self._blobs / f"{downloaded.sha256}.{size}.{status.st_mtime_ns}"
                     incoming.path.rename(path)
-                    fcntl.flock(descriptor, fcntl.LOCK_SH)
+                    lock(descriptor, is_shared=True)
                     held = Held(path, downloaded.sha256, size, incoming.hand_over())
                 if downloaded.entry.etag is not None:
-                    self._write_index(identity, _Seen(downloaded.entry.etag, size, downloaded.sha256))
+                    seen = _Seen(downloaded.entry.etag, size, downloaded.sha256)
+                    replace_file(self._index_of(identity), msgspec.json.encode(seen))
             return held
-        except _LockHeld as error:
+        except LockHeld as error:
             log.warning("%d bytes that were fetched are not kept in the cache: %s", size, error.strerror)
             return Held(incoming.path, downloaded.sha256, size, incoming.hand_over(), True)
 
@@ -211,26 +175,9 @@ class Cache:
     def _index_of(self, identity: str) -> Path:
         return self._index / _hash(identity)
 
-    def _write_index(self, identity: str, seen: _Seen) -> None:
-        path = self._index_of(identity)
-        new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
-        new.write_bytes(msgspec.json.encode(seen))
-        new.rename(path)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Be alone with the folder. Raises _LockHeld while another process has it for `LOCK_LIMIT_S`."""
-        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            until = time.monotonic() + LOCK_LIMIT_S
-            while not _try_lock(descriptor):
-                if time.monotonic() >= until:
-                    why = f"its lock has been held for {LOCK_LIMIT_S:g} s by another process, which may be stopped"
-                    raise _LockHeld(errno.ETIMEDOUT, why, str(self.folder / "lock"))
-                time.sleep(LOCK_LOOK_S)
-            yield
-        finally:
-            os.close(descriptor)
+    def _alone(self) -> AbstractContextManager[None]:
+        """Be alone with the folder. Raises LockHeld."""
+        return locked(self.folder / "lock", within_s=LOCK_LIMIT_S)
 
     def _list(self) -> list[_Blob]:
         """The blobs that only the cache has, least recently used first."""
@@ -266,7 +213,7 @@ class Cache:
                 continue
             except msgspec.DecodeError:
                 is_known = False
-            if not is_known and not path.name.endswith(".new"):
+            if not is_known and not path.name.endswith((".new", ".part")):
                 path.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
@@ -275,16 +222,13 @@ class Cache:
             if _delete_unused(path):
                 log.info("Deleted %s, which a server that ended early left behind", path.name)
         try:
-            with self._locked():
-                for path in self._index.glob("*.new"):
+            with self._alone():
+                sweep(self._index)
+                for path in self._index.glob("*.new"):  # of earlier versions
                     path.unlink(missing_ok=True)
                 self._make_room(0)
-        except _LockHeld as error:
+        except LockHeld as error:
             log.warning("The cache in %s is not cleared up: %s", self.folder, error.strerror)
-
-
-class _LockHeld(OSError):
-    """Another process has the folder's lock, and goes on having it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,37 +250,17 @@ def put_into(held: Held, folder: Path, name: str) -> Path | None:
     except OSError as error:
         if error.errno not in (*_CROSSES, *READ_ONLY):
             raise
-    incoming = None
     try:
-        sweep_parts(folder)
-        incoming = Incoming(part_path(folder))
-        with held.path.open("rb") as source, os.fdopen(os.dup(incoming.descriptor), "wb") as file:
-            shutil.copyfileobj(source, file, 1 << 20)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(incoming.path, target)
-    except FileExistsError:
-        raise
+        sweep(folder)
+        with Part(folder) as part:
+            with held.path.open("rb") as source, part.open() as file:
+                shutil.copyfileobj(source, file, 1 << 20)
+            part.link(target, is_durable=True)
     except OSError as error:
-        if error.errno not in READ_ONLY:
+        if isinstance(error, FileExistsError) or error.errno not in READ_ONLY:
             raise
         return None
-    finally:
-        if incoming is not None:
-            incoming.discard()
     return target
-
-
-def part_path(folder: Path) -> Path:
-    """A name for what is not whole yet: hidden, and known to `sweep_parts`."""
-    return folder / f".{secrets.token_hex(8)}.part"
-
-
-def sweep_parts(folder: Path) -> None:
-    """Delete what servers that ended early have left in a store; what is being written is locked, and stays."""
-    for path in folder.glob(".*.part"):
-        if _PART.fullmatch(path.name) and path.is_file() and _delete_unused(path):
-            log.info("Deleted %s, which a server that ended early left behind", path.name)
 
 
 def _hold(path: Path) -> Held | None:
@@ -347,15 +271,10 @@ def _hold(path: Path) -> Held | None:
     except FileNotFoundError:
         return None
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:  # it is being deleted
+        if not try_lock(descriptor, is_shared=True) or not is_at(path, descriptor):  # it is being deleted
             os.close(descriptor)
             return None
         status = os.fstat(descriptor)
-        if not _is_still(path, descriptor):
-            os.close(descriptor)
-            return None
         if found is None or (status.st_size, status.st_mtime_ns) != (int(found[2]), int(found[3])):
             log.warning("%s of the cache was written to by somebody; it is dropped", path.name[:12])
             path.unlink(missing_ok=True)
@@ -374,28 +293,12 @@ def _delete_unused(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        if not _try_lock(descriptor):
+        if not try_lock(descriptor):
             return False
         path.unlink(missing_ok=True)
         return True
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_still(path: Path, descriptor: int) -> bool:
-    """Whether the path still names the file that is open: another may have deleted it before the lock was ours."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _hash(identity: str) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from marserve.errors import ArchiveExists, ArchiveNotFound, DigestMismatch, DownloadFailed, OutOfMemory
+from marserve.files.atomic import Part, sweep
 from marserve.files.digests import digest_of
 from marserve.store.addresses.fetch_guard import (
     STORE_SCHEMES,
@@ -32,7 +33,7 @@ from marserve.store.addresses.fetch_guard import (
     parse_target,
 )
 from marserve.store.addresses.pinned_digest import BESIDE, MOST_BESIDE_BYTES, read_digest, split_digest
-from marserve.store.fetching.cache import READ_ONLY, Cache, Held, Incoming, part_path, put_into, sweep_parts
+from marserve.store.fetching.cache import READ_ONLY, Cache, Held, put_into
 from marserve.store.fetching.download import Downloaded, DownloadOptions, await_object, download
 from marserve.store.fetching.download_list import Download, DownloadList
 from marserve.store.fetching.fetched_archives import FetchedArchives
@@ -358,14 +359,11 @@ class Fetcher:
 
     def _alone(self, source: Source, digest: str | None, store: Path | None, listed: Download, late_s: float) -> Held:
         """Without a cache: a file beside where it gets its name, or of the system's for such; gone when released."""
-        incoming = _part(store, self._options.temporary)
-        try:
+        with _part(store, self._options.temporary) as incoming:
             downloaded = self._download(source, incoming.descriptor, digest, listed, late_s)
             os.fsync(incoming.descriptor)
             size = downloaded.entry.size or 0
             return Held(incoming.path, downloaded.sha256, size, incoming.hand_over(), True)
-        finally:
-            incoming.discard()
 
     def _download(
         self, source: Source, descriptor: int, digest: str | None, listed: Download, late_s: float
@@ -388,16 +386,16 @@ class Fetcher:
         return downloaded
 
 
-def _part(folder: Path | None, temporary: Path | None) -> Incoming:
+def _part(folder: Path | None, temporary: Path | None) -> Part:
     """A new file to fetch into: in the folder if it can be written to, else where temporary files are."""
     if folder is not None:
         try:
-            sweep_parts(folder)
-            return Incoming(part_path(folder))
+            sweep(folder)
+            return Part(folder)
         except OSError as error:
             if error.errno not in READ_ONLY:
                 raise
     temporary = temporary or Path(tempfile.gettempdir())
     temporary.mkdir(parents=True, exist_ok=True)
-    sweep_parts(temporary)
-    return Incoming(part_path(temporary))
+    sweep(temporary)
+    return Part(temporary)
