@@ -9,12 +9,13 @@ however old.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
 import tempfile
 from pathlib import Path
+
+from marserve.files.locks import lock, try_lock
 
 log = logging.getLogger("marserve.registry")
 
@@ -28,10 +29,10 @@ class Scratch:
     def __init__(self, parent: Path | None) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        lock(self._lock)
         self._mark = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a file system without such locks has no cleaner that asks for them
-            fcntl.flock(self._mark, fcntl.LOCK_SH)
+            lock(self._mark, is_shared=True)
 
     def remove(self) -> None:
         """Delete the folder and what is in it. May be called twice."""
@@ -51,13 +52,10 @@ def remove_orphans(parent: Path | None) -> list[Path]:
         except OSError:  # not one of these, another user's, or going just now
             continue
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # its server lives
-            continue
-        else:
             with contextlib.suppress(OSError):
-                shutil.rmtree(folder)
-                removed.append(folder)
+                if try_lock(descriptor):  # else its server lives
+                    shutil.rmtree(folder)
+                    removed.append(folder)
         finally:
             os.close(descriptor)
     if removed:
