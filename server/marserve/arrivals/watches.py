@@ -1,7 +1,7 @@
 """All watches of a server: what is watched, what became of it, and where events of object stores go.
 
 A watch is a place that is looked at (`store.watch`) and the policy for what appears there (`arrivals`). This joins the
-two, gives them what they need of settings, store and registry, and ends them.
+two, gives them what they need of store and registry, and ends them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from marserve.archive.reading.completeness import why_incomplete
-from marserve.archive.reading.reader import Limits
-from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.arrivals.arrival_names import name_from_place
 from marserve.arrivals.arrivals import ArrivalPolicy, Arrivals, LiveModels, WatchedRollouts
 from marserve.arrivals.object_events import ObjectEvent, Sequencers, Verdict
@@ -27,13 +25,10 @@ from marserve.errors import ArchiveNotFound, BadInput, BadSettings, WatchNotFoun
 from marserve.registry.catalogue.plan import Unpacked
 from marserve.registry.intake.intake import Intake, pinned
 from marserve.registry.intake.pending_fetches import Coming
-from marserve.registry.models import Registry
 from marserve.rollout.rollouts import Rollouts
-from marserve.settings import Settings
 from marserve.settings.watches import MODEL_STORE, WatchedPlace
 from marserve.store.addresses.fetch_guard import AllowedUrls, Target, hide_query, parse_target
 from marserve.store.fetching.fetcher import Fetcher
-from marserve.store.sources.local import LocalStore
 from marserve.store.sources.object_store import ObjectStores
 from marserve.store.sources.source import Entry
 from marserve.store.watching.sightings import Sightings
@@ -378,64 +373,6 @@ async def end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
             task.cancel()
     if tasks:
         await asyncio.wait(tasks)
-
-
-def build_watches(
-    settings: Settings,
-    registry: Registry,
-    fetcher: Fetcher,
-    scratch: Path,
-    limits: Limits,
-    rollouts: Rollouts | None,
-    environment: Mapping[str, str],
-    archives: UnpackedArchives,
-) -> Watches:
-    """The watches of a server with these settings; archives are unpacked below `scratch`. Raises BadSettings."""
-    store = settings.model_store
-    intake = Intake(
-        LocalStore(store, roots=[*settings.model_roots, *watched_folders(settings)]),
-        scratch,
-        limits,
-        settings.trusted_models,
-        fetcher,
-        archives=archives,
-    )
-    watches = Watches(
-        models=LiveModels(registry),
-        intake=intake,
-        fetcher=fetcher,
-        lister=ObjectStores(settings.stores, environment),
-        allowed=AllowedUrls(settings.allowed_urls),
-        model_store=store,
-        interval_s=settings.watch_interval,
-        settle_s=settings.watch_settle_time,
-        late_s=settings.late_event_timeout,
-        rollouts=rollouts,
-        is_expected=lambda key: store is not None and fetcher.has_placed(store / key),
-        coming=registry.coming,
-    )
-    for spec in watched_places(settings):
-        watches.add(spec)
-    return watches
-
-
-def watched_folders(settings: Settings) -> list[Path]:
-    """The folders that settings have watched: what lies below them is found by its absolute path."""
-    folders = [Path(each.place) for each in settings.watches if not each.is_address and each.place != MODEL_STORE]
-    watches_store = settings.watch_model_store is not None or any(
-        each.place == MODEL_STORE for each in settings.watches
-    )
-    if watches_store and settings.model_store is not None:
-        folders.append(settings.model_store)
-    return folders
-
-
-def watched_places(settings: Settings) -> list[WatchedPlace]:
-    """What settings have watched."""
-    places = list(settings.watches)
-    if settings.watch_model_store is not None:
-        places.insert(0, WatchedPlace(MODEL_STORE, MODEL_STORE, settings.watch_model_store))
-    return places
 
 
 def _by_watch(read: Callable[[Watched], float | None]) -> Numbers:

@@ -35,7 +35,6 @@ from marserve.registry.observing.shadow import Shadow
 from marserve.rollout.course import Course, RolloutSpec, State, forecast, read_rollout
 from marserve.rollout.judge import Answers
 from marserve.rollout.records import KEPT_ENDED, Records
-from marserve.settings import Settings
 
 log = logging.getLogger("marserve.rollout")
 
@@ -277,12 +276,6 @@ class Rollouts:
                     log.error("The record of model %s's roll-out cannot be written: %s", model, error)
         finally:
             del self._writing[model]
-
-
-def build_rollouts(settings: Settings, registry: Registry) -> Rollouts:
-    """The roll-outs of a server with these settings; what is kept of them lies beside its logs."""
-    folder = settings.log_location
-    return Rollouts(registry, None if folder is None else Records(folder / "state" / "rollouts"))
 
 
 class _Rollout:

@@ -3,6 +3,7 @@
 parts          all parts, in the order in which they are made
 from_settings  settings as the options that parts ask for
 models         launchers, pools, registry, workflows
+watching       what is watched for new versions
 devices        the accelerators' memory and figures
 metrics        which metrics there are
 access         keys and certificates

@@ -22,9 +22,8 @@ from marserve.app.building.from_settings import (
 from marserve.app.building.metrics import declare_families
 from marserve.app.building.stores import build_fetcher
 from marserve.app.building.tasks import keep
+from marserve.app.building.watching import watched_folders
 from marserve.archive.reading.unpacked import UnpackedArchives
-from marserve.arrivals.watches import FAMILIES as WATCH_FAMILIES
-from marserve.arrivals.watches import Watches, build_watches, watched_folders
 from marserve.environments.environments import Environments
 from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
@@ -44,6 +43,7 @@ from marserve.registry.catalogue.versions import PoolFactory
 from marserve.registry.changes.hooks import Hooks
 from marserve.registry.intake.intake import Intake
 from marserve.registry.models import Registry
+from marserve.rollout.records import Records
 from marserve.rollout.rollouts import Rollouts
 from marserve.settings import Settings
 from marserve.store.fetching.download_list import FAMILIES as DOWNLOAD_FAMILIES
@@ -204,31 +204,10 @@ def hooks_of(residency: Residency | None, device_rooms: DeviceRooms | None) -> H
     return hooks
 
 
-def prepare_watches(
-    settings: Settings,
-    registry: Registry,
-    fetcher: Fetcher,
-    scratch: Path,
-    rollouts: Rollouts,
-    metrics: Metrics,
-    archives: UnpackedArchives,
-) -> Watches:
-    """What watches stores for new versions. Raises CannotStart for a place that cannot be watched."""
-    try:
-        watches = build_watches(
-            settings,
-            registry,
-            fetcher,
-            scratch / "arrivals",
-            archive_limits(settings),
-            rollouts,
-            os.environ,
-            archives,
-        )
-    except BadSettings as error:
-        raise CannotStart(str(error)) from error
-    declare_families(metrics, WATCH_FAMILIES, watches)
-    return watches
+def build_rollouts(settings: Settings, registry: Registry) -> Rollouts:
+    """The roll-outs of a server with these settings; what is kept of them lies beside its logs."""
+    folder = settings.log_location
+    return Rollouts(registry, None if folder is None else Records(folder / "state" / "rollouts"))
 
 
 def build_workflows(

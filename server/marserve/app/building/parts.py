@@ -28,15 +28,16 @@ from marserve.app.building.models import (
     build_launchers,
     build_registry,
     build_residency,
+    build_rollouts,
     build_workflows,
     hooks_of,
     pool_maker,
     prepare_fetcher,
-    prepare_watches,
     read_desired_state,
 )
 from marserve.app.building.snapshots import build_snapshots, read_snapshot
 from marserve.app.building.tasks import keep
+from marserve.app.building.watching import build_watches
 from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.arrivals.watches import Watches
 from marserve.desired_state.reconciler import Reconciler
@@ -48,7 +49,7 @@ from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.catalogue.snapshot_writer import SnapshotWriter
 from marserve.registry.intake.scratch import Scratch, remove_orphans
 from marserve.registry.models import Registry
-from marserve.rollout.rollouts import Rollouts, build_rollouts
+from marserve.rollout.rollouts import Rollouts
 from marserve.settings import Settings
 from marserve.store.fetching.download_list import DownloadList
 from marserve.telemetry.logs.logs import Logs
@@ -137,7 +138,7 @@ async def build_parts(
     declare_families(metrics, DESIRED_STATE_FAMILIES, reconciler)
     rollouts = build_rollouts(settings, registry)
     stack.push_async_callback(rollouts.stop)
-    watches = prepare_watches(settings, registry, fetcher, scratch.path, rollouts, metrics, archives)
+    watches = build_watches(settings, registry, fetcher, scratch.path, rollouts, metrics, archives)
     workflows = build_workflows(settings, registry, fetcher, scratch.path, archives)
     stack.push_async_callback(workflows.stop)
     ledger = ByteLedger(most_bytes_in_flight(settings, machine))

@@ -10,7 +10,7 @@ from typing import Any
 from marserve import __version__
 from marserve.app.building.cannot_start import CannotStart
 from marserve.app.building.tasks import has_succeeded
-from marserve.arrivals.watches import watched_folders
+from marserve.app.building.watching import watched_folders
 from marserve.errors import ArchiveNotFound, BadSettings, InvalidSnapshot
 from marserve.plugins import find_snapshot_store
 from marserve.registry.catalogue.snapshot import SnapshotVersion, check_archives, read_models

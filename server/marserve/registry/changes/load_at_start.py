@@ -21,8 +21,7 @@ from marserve.registry.changes.under_way import Changes
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.registry.intake.startup import models_to_load
-from marserve.settings import ModelToLoad
-from marserve.settings.values import LoadModels
+from marserve.settings.values import LoadModels, ModelToLoad
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.store.addresses.pinned_digest import split_digest
 

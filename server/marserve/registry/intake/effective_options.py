@@ -29,8 +29,7 @@ from marserve.pool.options import PoolOptions, RayOptions
 from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames, read_call_mode
 from marserve.registry.intake.parallel import read_parallel
-from marserve.settings import ModelDefaults
-from marserve.settings.values import NO_WISH, MemoryWish
+from marserve.settings.values import NO_WISH, MemoryWish, ModelDefaults
 
 RUNTIMES = ("python", "python3")
 DEFAULT_BATCH_SIZE = 1

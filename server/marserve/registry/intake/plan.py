@@ -37,8 +37,7 @@ from marserve.registry.intake.effective_options import (
 from marserve.registry.intake.handler_check import find_defect, folder_of, hides_pythons_own
 from marserve.registry.intake.registration import MOST_WORKERS, RegisterParameters, RegistryOptions
 from marserve.registry.intake.startup import name_from_file
-from marserve.settings import ModelDefaults
-from marserve.settings.values import MemoryWish
+from marserve.settings.values import MemoryWish, ModelDefaults
 from marserve.store.addresses.fetch_guard import is_store_address
 from marserve.store.addresses.pinned_digest import split_digest
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from marserve.settings import ModelToLoad
-from marserve.settings.values import LoadModels
+from marserve.settings.values import LoadModels, ModelToLoad
 from marserve.store.addresses.pinned_digest import split_digest
 
 
