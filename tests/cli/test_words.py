@@ -28,6 +28,14 @@ def test_an_option_without_its_value_says_what_it_takes(words: list[str], said: 
     assert said in " ".join(ran.err.replace("│", " ").split())
 
 
+def free_addresses() -> list[str]:
+    """Options of a start that meets no server of this machine."""
+    apis = ("inference", "management", "metrics")
+    values = [f"{api}_address=http://127.0.0.1:{port}" for api, port in zip(apis, free_ports(3), strict=True)]
+    values += ["grpc_inference_port=0", "grpc_management_port=0"]
+    return [word for value in values for word in ("--set", value)]
+
+
 @pytest.mark.parametrize(
     "words",
     [["--models", "a.mar", "b.mar"], ["--models=a.mar", "b.mar"], ["--models", "a.mar", "--models", "b.mar"]],
@@ -37,9 +45,7 @@ def test_several_archives_follow_one_flag(words: list[str], tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model_store").mkdir()
 
-    apis = ("inference", "management", "metrics")
-    addresses = [f"{api}_address=http://127.0.0.1:{port}" for api, port in zip(apis, free_ports(3), strict=True)]
-    ran = marserve("start", *words, "--dry-run", *(word for each in addresses for word in ("--set", each)))
+    ran = marserve("start", *words, "--dry-run", *free_addresses())
 
     assert "a.mar would not be loaded" in ran.err
     assert "b.mar would not be loaded" in ran.err
@@ -66,8 +72,6 @@ def test_the_workflow_store_has_its_flag(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "flows").mkdir()
     (tmp_path / "model_store").mkdir()
 
-    ran = marserve(
-        "start", "--workflow-store", "flows", "--dry-run", "--json", "--set", "inference_address=http://127.0.0.1:0"
-    )
+    ran = marserve("start", "--workflow-store", "flows", "--dry-run", "--json", *free_addresses())
 
     assert any("--workflow-store" in line for line in ran.document["sources"])

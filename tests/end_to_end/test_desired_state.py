@@ -346,8 +346,8 @@ def test_an_edit_of_the_file_is_taken_over_and_a_wrong_one_refused_as_a_whole(se
             break
 
     server.document.write_text(text(m=["3.0"]).replace("workers:", "wrokers:"))
-    for _ in poll(30, "the wrong edit is noticed"):
-        if "failure" in server.state():
+    for _ in poll(30, "the wrong edit is noticed, and not the file before it is written"):
+        if "wrokers" in server.state().get("failure", {}).get("message", ""):
             break
     assert "wrokers is no key of version 3.0 of model m; did you mean workers?" in server.state()["failure"]["message"]
     ready = server.client.get(f"{server.inference}/readyz")
