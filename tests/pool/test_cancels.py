@@ -66,7 +66,7 @@ async def test_a_thousand_random_cancels_leave_no_job_task_or_memory_behind(tmp_
         gc.collect()
         assert sum(client() is not None for client in clients) < 300
         assert len(dispatcher.deadlines) < 300
-        assert not dispatcher._holders
+        assert not dispatcher.lanes.held
 
 
 BLOCKING = """

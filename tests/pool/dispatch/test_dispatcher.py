@@ -378,7 +378,7 @@ def test_nothing_is_sent_ahead_to_a_worker_that_runs_a_suspect() -> None:
     stage.submit(b"suspect too")
     stage.die("b")
     stage.open("c")
-    stage.dispatcher._lanes["c"].mean_run_s = 0.001
+    stage.dispatcher.lanes.by_key["c"].mean_run_s = 0.001
 
     stage.submit(b"behind")
 
@@ -1507,7 +1507,7 @@ def test_no_request_costs_a_look_at_every_worker(run_s: float, batch: int) -> No
     with contextlib.suppress(QueueFull):  # the first that finds all busy has the order kept in which they come free
         for _ in range(400):
             stage.submit(b"x", 0.3, deadline=9e9)
-    stage.dispatcher._lanes = Blind(stage.dispatcher._lanes)
+    stage.dispatcher.lanes.by_key = Blind(stage.dispatcher.lanes.by_key)
 
     refused = 0
     for number in range(400):

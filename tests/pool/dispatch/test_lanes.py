@@ -1,219 +1,147 @@
-"""Lanes lent to the server itself, and batches formed by other values: the dispatcher's part of both."""
+"""Lanes: what is known of the workers, beside a plain look at all of them; whose flights may end; who is held."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from marserve.errors import BadFrame, WorkerDied
-from marserve.messages import Part, Request, Result
-from marserve.pool.dispatch.dispatcher import Dispatcher
-from marserve.pool.dispatch.jobs import Flight
-from marserve.pool.options import PoolOptions
+from marserve.errors import BadFrame
+from marserve.messages import Request
+from marserve.pool.dispatch.jobs import Flight, Job
+from marserve.pool.dispatch.lanes import Lanes
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.receivers import Told
 
 
 class Stage:
-    """A dispatcher, and what it asked for."""
+    """Lanes, and what they asked for."""
 
-    def __init__(self, **options: Any) -> None:
-        self.dispatcher = Dispatcher(PoolOptions("m", "1", 1, 4, **options), VersionMetrics("m", "1"), self)
-        self.dispatcher.living_slots = 1
-        self.lent: list[tuple[str, Flight]] = []
-        self.flights: list[tuple[str, Flight]] = []
-        self.emptied: list[str] = []
-        self._ids = itertools.count()
+    def __init__(self, *, in_any_order: bool = False) -> None:
+        self.asked: list[str] = []
+        self.metrics = VersionMetrics("m", "1")
+        self.lanes = Lanes(self.metrics, self, in_any_order=in_any_order)  # type: ignore[arg-type]
+        self.time = 0.0
 
-    def send(self, key: str, flight: Flight) -> None:
-        """A flight leaves."""
-        self.flights.append((key, flight))
+    def __getattr__(self, name: str) -> Any:
+        return lambda key, *_: self.asked.append(f"{name} {key}")
 
-    def lane_lent(self, key: str, flight: Flight) -> None:
-        """A worker is lent."""
-        self.lent.append((key, flight))
+    def open(self, key: str) -> None:
+        """A worker is ready."""
+        self.lanes.rest(self.lanes.add(key), self.time)
 
-    def mark_cancelled(self, key: str, number: int, index: int) -> None:
-        """An item is no longer wanted."""
+    def begin(self, key: str, count: int = 1) -> Flight:
+        """A worker is sent so many jobs, ahead where it has others."""
+        lane = self.lanes.by_key[key]
+        if lane in self.lanes.idle:
+            self.lanes.idle.remove(lane)
+        jobs = [Job(Request("r", []), Told(), 0.0, None, None) for _ in range(count)]  # type: ignore[arg-type]
+        return self.lanes.begin(lane, jobs, False, self.time, is_ahead=bool(lane.flights))
 
-    def lane_emptied(self, key: str) -> None:
-        """A closed worker is done."""
-        self.emptied.append(key)
-
-    def all_ended(self) -> None:
-        """The last job left."""
-
-    def submit(self, count: int = 1) -> list[Told]:
-        """Requests arrive."""
-        clients = [Told() for _ in range(count)]
-        for client in clients:
-            self.dispatcher.submit(Request(f"r{next(self._ids)}", [Part("body", b"x")]), client, 0.0)
-        return clients
-
-    def answer(self, now: float = 0.0) -> None:
-        """The oldest flight is answered."""
-        key, flight = self.flights.pop(0)
-        results = [Result(200, "", [])] * len(flight.jobs)
-        self.dispatcher.finished(key, flight.number, 0.2, results, [b""] * len(flight.jobs), now)
+    def land(self, flight: Flight, handler_s: float = 0.01) -> None:
+        """A flight ends."""
+        lane = self.lanes.land(flight, handler_s, self.time)
+        if not lane.flights:
+            self.lanes.rest(lane, self.time)
 
 
-def test_an_idle_worker_is_lent_at_once_and_given_back() -> None:
-    """Meanwhile requests wait."""
+@given(
+    st.lists(st.tuples(st.sampled_from(["open", "begin", "begin", "land", "close", "lose", "lend"]), st.integers(0, 3)))
+)
+def test_what_is_kept_is_what_a_look_at_every_worker_says(steps: list[tuple[str, int]]) -> None:
+    """The idle ones, what runs, what was sent ahead, how long batches take; after each of any steps."""
     stage = Stage()
-    stage.dispatcher.open_lane("a", 0.0)
+    lanes = stage.lanes
 
-    stage.dispatcher.want_lane(0.0)
-    stage.submit()
+    for turn, (what, number) in enumerate(steps):
+        key, stage.time = str(number), float(turn)
+        lane = lanes.by_key.get(key)
+        if what == "open" and lane is None:
+            stage.open(key)
+        elif lane is None:
+            continue
+        elif what == "begin" and lane.is_open and not (lane.flights and lane.flights[0].is_check):
+            stage.begin(key, number + 1)
+        elif what == "land" and lane.flights and lane.flights[0].is_check:
+            lanes.rest(lanes.end_loan(key, lane.last_number), stage.time)
+        elif what == "land" and lane.flights:
+            stage.land(lane.flights[0], 0.01 * turn)
+        elif what == "close":
+            assert lanes.close(lane) == (not lane.flights)
+        elif what == "lose":
+            assert lanes.lost(key) is lane
+        elif what == "lend" and lanes.idle:
+            lanes.wants_one = True
+            lanes.rest(lanes.idle.pop(), stage.time)
 
-    assert [(key, flight.number, flight.jobs) for key, flight in stage.lent] == [("a", 1, [])]
-    assert stage.flights == []
-    assert not stage.dispatcher.has_spare_lane
-    stage.dispatcher.end_loan("a", 1, 1.0)
-    assert [(key, flight.number) for key, flight in stage.flights] == [("a", 2)]
+        every = lanes.by_key.values()
+        batches = [[flight for flight in one.flights if not flight.is_check] for one in every]
+        assert sorted(one.key for one in lanes.idle) == sorted(one.key for one in every if not one.flights)
+        assert all(one.is_open or one.flights for one in every)
+        assert lanes.is_at_rest == (not any(batches))
+        assert lanes.jobs_ahead == sum(len(flight.jobs) for flights in batches for flight in flights[1:])
+        assert lanes.running == sum(len(flight.jobs) for flights in batches for flight in flights)
+        assert lanes.mean_runs_s == pytest.approx(sum(one.mean_run_s for one in every))
 
 
-def test_a_busy_worker_is_lent_before_it_gets_its_next_batch() -> None:
-    """A steady stream of requests cannot keep a check away."""
+def test_a_flight_ends_in_its_turn_unless_workers_run_many_at_once() -> None:
+    """What a worker says of another is no honest word; nor of a loan."""
+    one, many = Stage(), Stage(in_any_order=True)
+    for stage in (one, many):
+        stage.open("w")
+        stage.begin("w")
+        second = stage.begin("w")
+
+    assert many.lanes.flight("w", 2) is second
+    for lanes, key, number in ((one.lanes, "w", 2), (many.lanes, "w", 3), (one.lanes, "x", 1)):
+        with pytest.raises(BadFrame):
+            lanes.flight(key, number)
+
+
+@pytest.mark.parametrize("seconds", [-0.1, float("inf"), float("nan")])
+def test_a_time_that_is_none_books_nothing(seconds: float) -> None:
+    """The worker is ended for it, and what it has is given back."""
     stage = Stage()
-    stage.dispatcher.open_lane("a", 0.0)
-    stage.submit(3)
-
-    stage.dispatcher.want_lane(0.0)
-    assert stage.lent == []
-    stage.answer()
-
-    assert len(stage.lent) == 1
-    assert stage.flights == []
-
-
-def test_the_first_worker_that_loads_is_lent_before_it_serves() -> None:
-    """A wish from before there was one."""
-    stage = Stage()
-    stage.dispatcher.want_lane(0.0)
-    stage.submit()
-
-    stage.dispatcher.open_lane("a", 0.0)
-    stage.dispatcher.open_lane("b", 0.0)
-
-    assert [key for key, _ in stage.lent] == ["a"]
-    assert [key for key, _ in stage.flights] == ["b"]
-
-
-def test_a_wish_is_fulfilled_once_and_may_be_taken_back() -> None:
-    """Two wishes are one."""
-    stage = Stage()
-    stage.dispatcher.want_lane(0.0)
-    stage.dispatcher.want_no_lane()
-    stage.dispatcher.open_lane("a", 0.0)
-    assert stage.lent == []
-
-    stage.dispatcher.want_lane(0.0)
-    stage.dispatcher.end_loan("a", 1, 0.0)
-
-    assert len(stage.lent) == 1
-    assert stage.dispatcher.has_spare_lane
-
-
-def test_a_lent_worker_is_sent_nothing_ahead() -> None:
-    """However quick it was."""
-    stage = Stage(batch_size=1)
-    stage.dispatcher.open_lane("a", 0.0)
-    stage.submit()
-    key, flight = stage.flights.pop(0)
-    stage.dispatcher.finished(key, flight.number, 0.0001, [Result(200, "", [])], [b""], 0.0)
-    stage.dispatcher.want_lane(0.0)
-
-    stage.submit(5)
-    stage.dispatcher.pump(10.0)
-
-    assert stage.flights == []
-
-
-def test_a_lent_worker_that_dies_is_gone_and_nobody_fails() -> None:
-    """It held no request."""
-    stage = Stage()
-    stage.dispatcher.open_lane("a", 0.0)
-    stage.dispatcher.want_lane(0.0)
-    clients = stage.submit(2)
-
-    stage.dispatcher.died("a", 1, WorkerDied("killed"), may_retry=True, now=0.0)
-    stage.dispatcher.open_lane("b", 0.0)
-
-    assert [client.ends for client in clients] == [[], []]
-    assert [key for key, _ in stage.flights] == ["b"]
-
-
-def test_a_lent_worker_that_is_retired_goes_when_it_is_given_back() -> None:
-    """As one with a batch does."""
-    stage = Stage()
-    stage.dispatcher.open_lane("a", 0.0)
-    stage.dispatcher.want_lane(0.0)
-
-    assert not stage.dispatcher.close_lane("a")
-    stage.dispatcher.end_loan("a", 1, 0.0)
-
-    assert stage.emptied == ["a"]
-
-
-def test_a_lent_worker_leaves_the_pool_empty() -> None:
-    """Whoever waits for the last request does not wait for it."""
-    stage = Stage()
-    stage.dispatcher.open_lane("a", 0.0)
-    stage.dispatcher.want_lane(0.0)
-
-    assert stage.dispatcher.is_empty
-    assert stage.dispatcher.running == 0
-
-
-def test_what_a_worker_says_of_a_loan_that_is_none_is_a_broken_frame() -> None:
-    """Nor may it answer a loan as a batch."""
-    stage = Stage()
-    stage.dispatcher.open_lane("a", 0.0)
-    with pytest.raises(BadFrame):
-        stage.dispatcher.end_loan("a", 1, 0.0)
-    stage.dispatcher.want_lane(0.0)
+    stage.open("w")
+    flight = stage.begin("w")
 
     with pytest.raises(BadFrame):
-        stage.dispatcher.end_loan("a", 2, 0.0)
-    with pytest.raises(BadFrame):
-        stage.dispatcher.finished("a", 1, 0.1, [], [], 0.0)
+        stage.land(flight, seconds)
+
+    assert list(stage.lanes.by_key["w"].flights) == [flight]
+    assert not stage.lanes.is_at_rest
 
 
-def test_a_new_batch_size_counts_for_what_waits() -> None:
-    """At once; what left before runs as it is."""
-    stage = Stage(batch_size=1)
-    stage.dispatcher.open_lane("a", 0.0)
-    stage.submit(9)
+def test_a_closed_worker_goes_with_its_last_flight() -> None:
+    """And is told so then."""
+    stage = Stage()
+    stage.open("w")
+    flights = [stage.begin("w"), stage.begin("w")]
 
-    stage.dispatcher.reconfigure(batch_size=4, max_batch_delay_s=0.0, now=0.0)
-    sizes = []
-    while stage.flights:
-        sizes.append(len(stage.flights[0][1].jobs))
-        stage.answer()
+    assert not stage.lanes.close(stage.lanes.by_key["w"])
+    for flight in flights:
+        assert stage.asked == []
+        stage.land(flight)
 
-    assert sizes == [1, 4, 4]
-
-
-def test_a_shorter_delay_lets_a_waiting_batch_go() -> None:
-    """With the policy that waits."""
-    stage = Stage(batch_size=4, max_batch_delay_s=10.0, batch_policy="fixed")
-    stage.dispatcher.open_lane("a", 0.0)
-    stage.submit(2)
-    assert stage.dispatcher.next_wake() == 10.0
-
-    stage.dispatcher.reconfigure(batch_size=4, max_batch_delay_s=0.5, now=1.0)
-
-    assert len(stage.flights) == 1
+    assert stage.asked == ["lane_emptied w"]
+    assert not stage.lanes.by_key
 
 
-def test_the_goal_policy_heeds_the_new_size() -> None:
-    """It chooses up to what is allowed."""
-    stage = Stage(batch_size=8, batch_policy="goal", latency_goal_s=1.0)
+def test_a_worker_is_read_again_when_the_last_that_holds_it_lets_go() -> None:
+    """Unless it has ended by then."""
+    stage = Stage()
+    for key in "wx":
+        stage.open(key)
+    (one, two), (three,) = stage.begin("w", 2).jobs, stage.begin("x").jobs
 
-    stage.dispatcher.reconfigure(batch_size=1, max_batch_delay_s=0.0, now=0.0)
-    stage.submit(3)
-    stage.dispatcher.open_lane("a", 0.0)
+    for job in (one, two, three):
+        stage.lanes.hold(job)
+    assert stage.lanes.held == {"w", "x"}
+    stage.lanes.lost("x")
+    for job in (one, three, two):
+        stage.lanes.release(job)
 
-    assert [len(flight.jobs) for _, flight in stage.flights] == [1]
+    assert stage.asked == ["hold w", "hold x", "resume w"]
+    assert not stage.lanes.held

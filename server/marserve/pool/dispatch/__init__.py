@@ -1,7 +1,9 @@
 """Which request goes to which worker, and when. Pure: time is passed in, I/O is asked for.
 
 dispatcher    the life of every request, from `submit` to its one end
+actions       what is asked of the outside world
 jobs          jobs, batches under way, workers: the data
+lanes         the workers: what each runs, which are idle, lent or held
 queue         requests that wait: by priority, then age
 batcher       which of them leave together
 deadlines     when jobs that are not answered are ended

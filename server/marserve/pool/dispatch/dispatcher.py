@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from marserve.errors import (
     BadFrame,
@@ -31,6 +31,7 @@ from marserve.errors import (
     WaitTooLong,
 )
 from marserve.messages import Answer, Raised, Receiver, Request, Result
+from marserve.pool.dispatch.actions import Actions
 from marserve.pool.dispatch.batcher import (
     AHEAD_BELOW_S,
     AHEAD_FOR_GOAL_BELOW_S,
@@ -41,13 +42,12 @@ from marserve.pool.dispatch.batcher import (
 from marserve.pool.dispatch.deadlines import Deadlines
 from marserve.pool.dispatch.fingerprints import MAX_DEATHS, Fingerprints
 from marserve.pool.dispatch.hold import Hold
-from marserve.pool.dispatch.jobs import Flight, Job, JobState, Question, WorkerLane
+from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
+from marserve.pool.dispatch.lanes import Lanes
 from marserve.pool.dispatch.lengths.asked_lengths import AskedLengths
-from marserve.pool.dispatch.lengths.expected_wait import FreeOrder, RunTimes
 from marserve.pool.dispatch.lengths.latency_goal import GoalPolicy
 from marserve.pool.dispatch.lengths.lengths import FROM_HANDLER, read_rule
 from marserve.pool.dispatch.queue import GivenUp, JobQueue
-from marserve.pool.dispatch.send_ahead import RoomAhead
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 
@@ -56,35 +56,6 @@ MOST_RETRY_AFTER_S = 60
 APPOINTED_SPREAD_S = 1
 # For this long after a request with a priority of its own less is sent ahead (`AHEAD_OF_PRIORITIES_BELOW_S`).
 PRIORITIES_SEEN_S = 10.0
-
-
-# A protocol: `Pool` lies above all that it is made of.
-class Actions(Protocol):
-    """What the dispatcher asks of the outside world. None of these may call back into the dispatcher."""
-
-    def send(self, key: str, flight: Flight) -> None:
-        """Send the flight's jobs to worker `key`."""
-
-    def ask_lengths(self, key: str, question: Question) -> None:
-        """Ask worker `key` for lengths; the batch of that number is sent to it next."""
-
-    def mark_cancelled(self, key: str, number: int, index: int) -> None:
-        """Tell worker `key` that item `index` of batch `number` is no longer wanted."""
-
-    def hold(self, key: str) -> None:
-        """Read nothing more from worker `key`: it must wait until a client has taken what it streamed."""
-
-    def resume(self, key: str) -> None:
-        """Read again from worker `key`, if it still lives."""
-
-    def lane_emptied(self, key: str) -> None:
-        """A closed lane has nothing in flight any more: the worker may go."""
-
-    def all_ended(self) -> None:
-        """A client that left took the last job with it: nothing waits and nothing runs."""
-
-    def lane_lent(self, key: str, flight: Flight) -> None:
-        """Worker `key` is free for what a lane was wanted for (`want_lane`); `flight` has its number and no jobs."""
 
 
 class Landed(NamedTuple):
@@ -139,21 +110,12 @@ class Dispatcher:
             length_of=read_rule(options.length_from) if has_rule and options.length_from is not None else None,
             asked_lengths=self.asked_lengths,
         )
-        self._lanes: dict[str, WorkerLane] = {}
-        self._idle: list[WorkerLane] = []
+        self.lanes = Lanes(metrics, actions, in_any_order=options.is_concurrent)
         self.deadlines = Deadlines()
         self.fingerprints = Fingerprints()
-        self._ahead = 0
-        self._room_ahead = RoomAhead()
-        self._free_order: FreeOrder | None = None
-        self._mean_runs_s = 0.0  # the sum over all workers
         self._appointed_until = 0.0  # the time of workers that refused clients were told to come for
-        self._under_way = 0  # batches with workers
-        self._run_times = RunTimes()
         self._ahead_below_s = AHEAD_BELOW_S
         self._priorities_until = math.inf  # while that is lowered
-        self._holders: dict[str, int] = {}  # how many jobs keep a worker from being read
-        self._wants_lane = False
 
     # ------------------------------------------------------------------------------------------- admission
 
@@ -167,7 +129,7 @@ class Dispatcher:
             return self._admit(request, receiver, now)
         except (Unavailable, DeadlinePassed) as error:
             self.metrics.refused[error.cause or "unknown"] += 1
-            if isinstance(error, QueueFull | NoTicket | WaitTooLong) and self._mean_runs_s:
+            if isinstance(error, QueueFull | NoTicket | WaitTooLong) and self.lanes.mean_runs_s:
                 error.retry_spread_s = APPOINTED_SPREAD_S
             raise
 
@@ -187,8 +149,9 @@ class Dispatcher:
         if options.use_job_ticket and self._tickets() <= waiting + len(self._batcher.groups):
             raise NoTicket(options.model, retry_after_s=self.appoint_s(now))
         bound = options.queue_size
-        if not self._idle:
-            bound -= self._ahead
+        is_any_idle = bool(self.lanes.idle)
+        if not is_any_idle:
+            bound -= self.lanes.jobs_ahead
         elif options.batch_policy == "fixed":
             bound += options.batch_size  # what an idle worker collects has left TorchServe's queue
         priority = options.default_priority if request.priority is None else request.priority
@@ -216,7 +179,7 @@ class Dispatcher:
             self.metrics.inner_requests += 1
         # While every worker is busy, a job that does not fill a batch changes nothing before its delay is up.
         if (
-            self._idle
+            is_any_idle
             or waiting + 1 >= options.batch_size
             or (waiting + 1 == MAX_JOBS_IN_FLIGHT and self.goal is not None)
         ):
@@ -231,22 +194,17 @@ class Dispatcher:
 
     def _tickets(self) -> int:
         """How many requests workers would take at this moment."""
-        return len(self._idle)
+        return len(self.lanes.idle)
 
     def expected_wait_s(self, priority: int, now: float) -> float | None:
         """How long a request that came now would wait for its answer: 0 while a worker is idle, None if unknown.
 
         See `pool/dispatch/lengths/expected_wait.py` for how it is guessed.
         """
-        if self._idle:
+        if self.lanes.idle:
             return 0.0
-        run_s = self._run_times.typical_s
-        if run_s is None:
-            return None
         batches = len(self._batcher.groups) + self.queue.before(priority) // self.options.batch_size
-        if self._free_order is None:  # kept from now on: a version whose requests have no deadlines needs none
-            self._free_order = FreeOrder(self._lanes.values())
-        return self._free_order.wait_s(batches, run_s, now)
+        return self.lanes.wait_s(batches, now)
 
     def _refuse_late(self, deadline: float, priority: int, now: float) -> None:
         """Raise if the deadline has passed, or will have before the request is likely to be answered."""
@@ -261,11 +219,11 @@ class Dispatcher:
 
         Where no worker serves, how long until the next one is started, however long that is.
         """
-        workers = len(self._lanes)
+        workers = len(self.lanes.by_key)
         if not workers:
             return max(1.0, (self.hold_for_start.left_s(now) or 0.0) if self.living_slots <= 0 else 0.0)
         batches = math.ceil((len(self.queue) + 1) / self.options.batch_size)
-        return float(min(MOST_RETRY_AFTER_S, max(1, math.ceil(batches * self._mean_runs_s / workers / workers))))
+        return float(min(MOST_RETRY_AFTER_S, max(1, math.ceil(batches * self.lanes.mean_runs_s / workers / workers))))
 
     def appoint_s(self, now: float) -> float:
         """As `retry_after_s`, for one client that is refused: behind those that were refused before it.
@@ -274,59 +232,33 @@ class Dispatcher:
         and they all are run is dealt out, so that each finds room when it comes, as far as that is within a minute.
         """
         least_s = self.retry_after_s(now)
-        workers = len(self._lanes)
-        if not workers or not self._mean_runs_s:
+        workers = len(self.lanes.by_key)
+        if not workers or not self.lanes.mean_runs_s:
             return least_s
         moment = max(now + least_s, self._appointed_until)
         if moment - now > MOST_RETRY_AFTER_S:
             moment = now + least_s
-        self._appointed_until = moment + self._mean_runs_s / workers / workers / self.options.batch_size
+        self._appointed_until = moment + self.lanes.mean_runs_s / workers / workers / self.options.batch_size
         return float(math.ceil(moment - now))
 
     # ------------------------------------------------------------------------------------------- workers
 
     def open_lane(self, key: str, now: float) -> None:
         """Worker `key` has loaded the model and is idle."""
-        lane = WorkerLane(key)
-        self._lanes[key] = lane
-        self._rest(lane, now)
+        self._rest(self.lanes.add(key), now)
         self.pump(now)
 
     def close_lane(self, key: str) -> bool:
         """Give worker `key` nothing more. Returns whether it has nothing in flight; else `lane_emptied` will tell."""
-        lane = self._lanes.get(key)
-        if lane is None:
-            return True
-        lane.is_open = False
-        if not lane.flights:
-            self._idle.remove(lane)
-            self._forget_lane(lane)
-            return True
-        self._lane_changed(lane)
-        return False
+        lane = self.lanes.by_key.get(key)
+        return lane is None or self._close(lane)
 
-    def _lane_changed(self, lane: WorkerLane) -> None:
-        """What a worker has in flight is another, or it takes nothing more."""
-        self._room_ahead.note(lane)
-        if self._free_order is not None:
-            self._free_order.note(lane)
+    def _close(self, lane: WorkerLane) -> bool:
+        return self.lanes.close(lane)
 
-    def _forget_lane(self, lane: WorkerLane) -> None:
-        """A worker is gone, or is about to go. Who has it among the idle takes it out there."""
-        del self._lanes[lane.key]
-        self._room_ahead.forget(lane)
-        self._under_way -= sum(not flight.is_check for flight in lane.flights)
-        if self._free_order is not None:
-            self._free_order.forget(lane)
-        self._mean_runs_s = self._mean_runs_s - lane.mean_run_s if self._lanes else 0.0
-
-    def _note_run(self, lane: WorkerLane, handler_s: float) -> None:
-        """A worker's batch has ended, and took `handler_s`."""
-        before = lane.mean_run_s
-        lane.mean_run_s = handler_s if not before else 0.8 * before + 0.2 * handler_s
-        self._mean_runs_s += lane.mean_run_s - before
-        self.metrics.busy_seconds += handler_s
-        self._under_way -= 1
+    def _rest(self, lane: WorkerLane, now: float) -> None:
+        """A lane has nothing in flight."""
+        self.lanes.rest(lane, now)
 
     @property
     def waiting(self) -> int:
@@ -337,18 +269,17 @@ class Dispatcher:
     @property
     def running(self) -> int:
         """Jobs that are with workers."""
-        return sum(len(flight.jobs) for lane in self._lanes.values() for flight in lane.flights)
+        return self.lanes.running
 
     @property
     def busy_lanes(self) -> int:
         """Workers that have something in flight."""
-        return sum(bool(lane.flights) for lane in self._lanes.values())
+        return self.lanes.busy
 
     @property
     def mean_batch_s(self) -> float:
         """How long batches took of late, over all workers that had one; 0 if none had."""
-        runs = [lane.mean_run_s for lane in self._lanes.values() if lane.mean_run_s]
-        return sum(runs) / len(runs) if runs else 0.0
+        return self.lanes.mean_batch_s
 
     def oldest_wait_s(self, now: float) -> float:
         """How long the job that is next in the queue has waited, 0 if none waits."""
@@ -358,11 +289,11 @@ class Dispatcher:
     @property
     def is_empty(self) -> bool:
         """Nothing waits and nothing runs."""
-        return not self._under_way and not self._batcher.has_work
+        return self.lanes.is_at_rest and not self._batcher.has_work
 
     def flights(self, key: str) -> Sequence[Flight]:
         """What worker `key` has in flight, oldest first."""
-        lane = self._lanes.get(key)
+        lane = self.lanes.by_key.get(key)
         return tuple(lane.flights) if lane is not None else ()
 
     def quiet_since(self, key: str) -> float | None:
@@ -383,27 +314,22 @@ class Dispatcher:
         That is at once where one is idle, else as soon as one is. `end_loan` gives it back; a lent worker that dies is
         simply gone.
         """
-        self._wants_lane = True
-        if self._idle:
-            self._rest(self._idle.pop(), now)
+        self.lanes.wants_one = True
+        if self.lanes.idle:
+            self._rest(self.lanes.idle.pop(), now)
 
     def want_no_lane(self) -> None:
         """Take back a wish that has not been fulfilled."""
-        self._wants_lane = False
+        self.lanes.wants_one = False
 
     @property
     def has_spare_lane(self) -> bool:
         """Whether a worker is idle and nothing waits for one."""
-        return bool(self._idle) and not self._batcher.has_work
+        return bool(self.lanes.idle) and not self._batcher.has_work
 
     def end_loan(self, key: str, number: int, now: float) -> None:
         """Worker `key` is done with what it was lent for. Raises BadFrame if it was not."""
-        lane = self._lanes.get(key)
-        if lane is None or not lane.flights or lane.flights[0].number != number or not lane.flights[0].is_check:
-            raise BadFrame(f"worker {key} speaks of check {number}, which it was not running")
-        lane.flights.popleft()
-        self._lane_changed(lane)
-        self._rest(lane, now)
+        self._rest(self.lanes.end_loan(key, number), now)
         self.pump(now)
 
     def reconfigure(self, *, batch_size: int, max_batch_delay_s: float, now: float) -> None:
@@ -424,10 +350,11 @@ class Dispatcher:
         if now >= self._priorities_until:
             self._ahead_below_s, self._priorities_until = AHEAD_BELOW_S, math.inf
         batcher = self._batcher
-        batcher.workers = len(self._lanes)
+        idle = self.lanes.idle
+        batcher.workers = len(self.lanes.by_key)
         while batcher.has_work:
-            if self._idle:
-                lane = self._idle[-1]
+            if idle:
+                lane = idle[-1]
                 chosen = batcher.next_batch(now, idle=True, ahead=False)
             else:
                 ahead = self._lane_for_batch_ahead(now)
@@ -457,7 +384,7 @@ class Dispatcher:
 
     def _next_moment(self) -> float | None:
         """When a batch's delay is up."""
-        has_idle = bool(self._idle)
+        has_idle = bool(self.lanes.idle)
         return self._batcher.next_wake(idle=has_idle, ahead=not has_idle and self._may_send_ahead())
 
     def _lane_for_batch_ahead(self, now: float) -> WorkerLane | None:
@@ -467,36 +394,19 @@ class Dispatcher:
         if policy == "fixed" or not (has_goal or self._batcher.pays_ahead(now)):
             return None
         below_s = self._ahead_below_s if policy == "idle" else min(self._ahead_below_s, AHEAD_FOR_GOAL_BELOW_S)
-        best = self._room_ahead.least_busy(below_s)
+        best = self.lanes.room_ahead.least_busy(below_s)
         if has_goal and best is not None and not self._batcher.pays_ahead(now):
             return None
         return best
 
     def _may_send_ahead(self) -> bool:
-        return self.options.batch_policy == "idle" and self._room_ahead.has_any(self._ahead_below_s)
+        return self.options.batch_policy == "idle" and self.lanes.room_ahead.has_any(self._ahead_below_s)
 
     def _dispatch(self, lane: WorkerLane, jobs: list[Job], is_group: bool, now: float) -> None:
         is_ahead = bool(lane.flights)
-        if is_ahead:
-            self._ahead += len(jobs)
-        else:
-            self._idle.pop()
-        lane.last_number += 1
-        flight = Flight(lane.last_number, jobs, is_group, now, is_ahead=is_ahead, key=lane.key)
-        lane.flights.append(flight)
-        self._under_way += 1
-        self._lane_changed(lane)
-        metrics = self.metrics
-        for job in jobs:
-            job.state = JobState.RUNNING
-            job.flight = flight
-            if job.request.names_version:
-                metrics.named_queue_s += now - job.arrived
-        waits_s = [now - job.arrived for job in jobs]
-        metrics.queue_seconds.observe_all(waits_s)
-        if metrics.tap is not None:
-            metrics.tap.queued(waits_s, [now - job.arrived for job in jobs if job.request.names_version])
-        metrics.batch_sizes.observe(len(jobs))
+        if not is_ahead:
+            self.lanes.idle.pop()
+        flight = self.lanes.begin(lane, jobs, is_group, now, is_ahead=is_ahead)
         if self._batcher.guessed and not is_group:
             self._ask_lengths(lane, flight)
         self._actions.send(lane.key, flight)
@@ -510,7 +420,7 @@ class Dispatcher:
 
     def is_asked(self, key: str) -> bool:
         """Whether worker `key` is being asked for lengths: it has, and nothing else is before it."""
-        lane = self._lanes.get(key)
+        lane = self.lanes.by_key.get(key)
         if lane is None or lane.question is None:
             return False
         return lane.flights[0].number == lane.question.number
@@ -526,7 +436,7 @@ class Dispatcher:
 
     def told_lengths(self, key: str, number: int, seconds: float, lengths: Sequence[int]) -> None:
         """Worker `key` has answered the question before batch `number`. Raises BadFrame if it was asked none such."""
-        lane = self._lanes.get(key)
+        lane = self.lanes.by_key.get(key)
         question = lane.question if lane is not None else None
         if lane is None or question is None or self.asked_lengths is None or question.number != number:
             raise BadFrame(f"worker {key} speaks of lengths before batch {number}, which it was not asked for")
@@ -568,10 +478,10 @@ class Dispatcher:
 
         Raises BadFrame as `finished`.
         """
-        flight = self._flight(key, number)
+        flight = self.lanes.flight(key, number)
         if not len(results) == len(bodies) == len(flight.jobs):
             raise BadFrame(f"batch {number} has {len(flight.jobs)} items, its answer {len(results)}")
-        self._land(key, flight, handler_s, now)
+        self._land(flight, handler_s, now)
         if self.goal is not None and flight.jobs:
             length = max(job.length for job in flight.jobs) if self._batcher.knows_lengths else 1
             self.goal.learn(len(flight.jobs), handler_s, length=length)
@@ -595,7 +505,7 @@ class Dispatcher:
                 continue
             _close(job)
             if job.held_by is not None:
-                self.resume(job)
+                self.lanes.release(job)
             total_s = now - job.arrived
             totals_s.append(total_s)
             if goal is not None:
@@ -621,7 +531,7 @@ class Dispatcher:
 
         A job whose piece is an error (too large, past its deadline when the batch began) ends here, and alone.
         """
-        flight = self._flight(key, number)
+        flight = self.lanes.flight(key, number)
         if not len(results) == len(bodies) == len(flight.jobs):
             raise BadFrame(f"batch {number} has {len(flight.jobs)} items, a piece of it {len(results)}")
         for index, (job, result, body) in enumerate(zip(flight.jobs, results, bodies, strict=True)):
@@ -641,8 +551,8 @@ class Dispatcher:
 
         Returns the jobs that failed with it for good.
         """
-        flight = self._flight(key, raised.number)
-        self._land(key, flight, raised.handler_s, now)
+        flight = self.lanes.flight(key, raised.number)
+        self._land(flight, raised.handler_s, now)
         live = [job for job in flight.jobs if job.state is not JobState.DONE]
         # Counted by who was in the batch, not by who still waits: one who has left may have been the guilty one.
         has_mates = len(flight.jobs) > 1
@@ -683,21 +593,16 @@ class Dispatcher:
         `is_suspect` its machine was lost, which counts against no request. `accused` is the batch that brought the end
         on, as far as the worker could tell, 0 where it could not.
         """
-        self._holders.pop(key, None)  # one that ends in order is read until all that it has said was told
-        lane = self._lanes.get(key)
+        lane = self.lanes.lost(key)
         if lane is not None:
-            self._forget_lane(lane)
             self._lost(lane, Loss(begun, error, may_retry, is_suspect, accused), now)
 
     def _lost(self, lane: WorkerLane, loss: Loss, now: float) -> None:
         """Deal with what a dead worker had, as `died` says."""
         begun, error, may_retry, is_suspect, _ = loss
         was_asked = self._lose_question(lane, begun)
-        if not lane.flights:
-            self._idle.remove(lane)
-        elif not may_retry and not was_asked:
+        if lane.flights and not may_retry and not was_asked:
             begun = max(begun, lane.flights[0].number)
-        self._ahead -= sum(len(flight.jobs) for flight in list(lane.flights)[1:])
         failed: list[Job] = []
         again: list[Job] = []
         for flight in reversed(lane.flights):
@@ -735,47 +640,11 @@ class Dispatcher:
         self.asked_lengths.lost(question, is_guilty=was_asked)
         return was_asked
 
-    def _flight(self, key: str, number: int) -> Flight:
-        lane = self._lanes.get(key)
-        if lane is None or not lane.flights or lane.flights[0].number != number or lane.flights[0].is_check:
-            raise BadFrame(f"worker {key} speaks of batch {number}, which it was not running")
-        return lane.flights[0]
-
-    def _land(self, key: str, flight: Flight, handler_s: float, now: float) -> None:
-        """Book the end of a lane's first flight. Raises BadFrame for a time that is none."""
-        if not 0 <= handler_s < math.inf:
-            raise BadFrame(f"batch {flight.number} is said to have taken {handler_s} s")
-        lane = self._lanes[key]
-        if lane.question is not None and lane.question.number == flight.number:
-            raise BadFrame(f"batch {flight.number} was answered before the lengths that were asked for before it")
-        lane.flights.popleft()
-        self._note_run(lane, handler_s)
-        self._lane_changed(lane)
-        self._run_times.add(handler_s)
-        self.metrics.handler_seconds.observe(handler_s, len(flight.jobs))
-        if self.metrics.tap is not None:
-            server_s = 0.0 if flight.is_ahead else now - flight.sent_at - handler_s
-            self.metrics.tap.ran([job.request.id for job in flight.jobs], handler_s, server_s)
-        if lane.flights:
-            self._ahead -= len(lane.flights[0].jobs)
-        else:
+    def _land(self, flight: Flight, handler_s: float, now: float) -> None:
+        """Book the end of a flight."""
+        lane = self.lanes.land(flight, handler_s, now)
+        if not lane.flights:
             self._rest(lane, now)
-
-    def _rest(self, lane: WorkerLane, now: float) -> None:
-        """A lane has nothing in flight: it is idle, or lent where one was asked for; a closed one may go."""
-        if not lane.is_open:
-            self._forget_lane(lane)
-            self._actions.lane_emptied(lane.key)
-            return
-        if not self._wants_lane:
-            self._idle.append(lane)
-            return
-        self._wants_lane = False
-        lane.last_number += 1
-        flight = Flight(lane.last_number, [], True, now, is_check=True)
-        lane.flights.append(flight)
-        self._lane_changed(lane)
-        self._actions.lane_lent(lane.key, flight)
 
     def _group(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -845,34 +714,16 @@ class Dispatcher:
         if job.left_in is None or self.living_slots > 1:
             return False
         key, number = job.left_in
-        lane = self._lanes.get(key)
+        lane = self.lanes.by_key.get(key)
         return lane is not None and bool(lane.flights) and lane.flights[0].number == number
 
     def hold(self, job: Job) -> None:
         """Have nothing more read from the worker that runs `job`, until it is resumed or ends."""
-        key = self._runs_on(job)
-        if key is None:
-            return
-        job.held_by = key
-        self._holders[key] = self._holders.get(key, 0) + 1
-        if self._holders[key] == 1:
-            self._actions.hold(key)
-
-    def _runs_on(self, job: Job) -> str | None:
-        """The worker that has the job's flight; None where it has ended it, or never had it."""
-        flight = job.flight
-        lane = self._lanes.get(flight.key) if flight is not None else None
-        return lane.key if lane is not None and flight in lane.flights else None
+        self.lanes.hold(job)
 
     def resume(self, job: Job) -> None:
         """Take the hold of `job` back; the worker is read again when no other job holds it."""
-        key, job.held_by = job.held_by, None
-        if key is None or key not in self._holders:
-            return
-        self._holders[key] -= 1
-        if not self._holders[key]:
-            del self._holders[key]
-            self._actions.resume(key)
+        self.lanes.release(job)
 
     def _no_worker(self, now: float) -> NoWorker:
         left_s = self.hold_for_start.left_s(now)
@@ -923,7 +774,7 @@ class Dispatcher:
 
         Workers are told that nobody wants what they run.
         """
-        with_workers = [job for lane in self._lanes.values() for flight in lane.flights for job in flight.jobs]
+        with_workers = [job for lane in self.lanes.by_key.values() for flight in lane.flights for job in flight.jobs]
         waiting = self._fail_waiting(error, now)  # first: nothing more is to leave for a worker
         given_up = [GivenUp(job.request.id, "waiting", now - job.arrived) for job in waiting]
         for job in with_workers:
@@ -947,7 +798,7 @@ class Dispatcher:
             return False
         job.state = JobState.DONE  # its flight is still told below
         if job.held_by is not None:
-            self.resume(job)
+            self.lanes.release(job)
         if state is JobState.WAITING:
             self.queue.leave(job)
             if not len(self.queue):
@@ -955,10 +806,10 @@ class Dispatcher:
         elif state is JobState.GROUPED:
             self._batcher.forget_ended_groups()
         elif state is JobState.RUNNING and job.flight is not None:
-            key = self._runs_on(job)
-            if key is not None:
-                self._actions.mark_cancelled(key, job.flight.number, job.flight.jobs.index(job))
-                job.left_in = (key, job.flight.number)
+            lane = self.lanes.that_runs(job)
+            if lane is not None:
+                self._actions.mark_cancelled(lane.key, job.flight.number, job.flight.jobs.index(job))
+                job.left_in = (lane.key, job.flight.number)
         job.flight = None
         return True
 
@@ -976,7 +827,7 @@ class Dispatcher:
             return
         _close(job)
         if job.held_by is not None:
-            self.resume(job)
+            self.lanes.release(job)
         self._tell_error(job, error, now)
 
     def _tell_error(self, job: Job, error: MarserveError, now: float) -> None:

@@ -45,7 +45,7 @@ def test_no_request_costs_a_look_at_every_worker() -> None:
     stage = stage_of(most_concurrent=3)
     keys = [str(number) for number in range(5)]
     stage.open(*keys)
-    stage.dispatcher._lanes = Blind(stage.dispatcher._lanes)
+    stage.dispatcher.lanes.by_key = Blind(stage.dispatcher.lanes.by_key)
 
     clients = [stage.submit("x") for _ in range(20)]
     stage.dispatcher.next_wake()

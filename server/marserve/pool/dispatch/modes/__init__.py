@@ -7,7 +7,8 @@ coroutines           workers that run many requests at once
 
 from __future__ import annotations
 
-from marserve.pool.dispatch.dispatcher import Actions, Dispatcher
+from marserve.pool.dispatch.actions import Actions
+from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.modes.coroutines import ConcurrentDispatcher
 from marserve.pool.dispatch.modes.steps_and_sequences import StatefulDispatcher
 from marserve.pool.options import PoolOptions

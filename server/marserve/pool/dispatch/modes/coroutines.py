@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from marserve.errors import BadFrame
 from marserve.messages import Receiver, Request, Result
-from marserve.pool.dispatch.dispatcher import Actions, Loss
+from marserve.pool.dispatch.actions import Actions
+from marserve.pool.dispatch.dispatcher import Loss
 from marserve.pool.dispatch.fingerprints import MAX_DEATHS
 from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
 from marserve.pool.dispatch.least_loaded import Fewest
@@ -44,7 +44,7 @@ class ConcurrentDispatcher(DirectDispatcher):
 
     def _tickets(self) -> int:
         most = self.options.most_concurrent
-        return sum(max(0, most - _count(lane)) for lane in self._lanes.values() if _has_part(lane))
+        return sum(max(0, most - _count(lane)) for lane in self.lanes.by_key.values() if _has_part(lane))
 
     def expected_wait_s(self, priority: int, now: float) -> float | None:
         """0 while a worker has room, else None: nobody knows when one will."""
@@ -65,7 +65,7 @@ class ConcurrentDispatcher(DirectDispatcher):
             if lane is None or chosen is None:
                 return
             if not lane.flights:
-                self._idle.remove(lane)
+                self.lanes.idle.remove(lane)
             self._send(lane, chosen[0], 0, chosen[1], now)
             if chosen[0][0].suspicion is not None:
                 self._fewest.forget(lane)
@@ -94,16 +94,9 @@ class ConcurrentDispatcher(DirectDispatcher):
 
     # ------------------------------------------------------------------------------------------- workers
 
-    def close_lane(self, key: str) -> bool:
-        """As `Dispatcher.close_lane`."""
-        lane = self._lanes.get(key)
-        if lane is not None:
-            self._fewest.forget(lane)
-        return super().close_lane(key)
-
-    def _forget_lane(self, lane: WorkerLane) -> None:
-        super()._forget_lane(lane)
+    def _close(self, lane: WorkerLane) -> bool:
         self._fewest.forget(lane)
+        return super()._close(lane)
 
     def _rest(self, lane: WorkerLane, now: float) -> None:
         super()._rest(lane, now)
@@ -118,7 +111,7 @@ class ConcurrentDispatcher(DirectDispatcher):
         self, key: str, number: int, results: Sequence[Result], bodies: Sequence[bytes | bytearray], now: float
     ) -> None:
         """As `Dispatcher.piece`."""
-        self._heard[self._flight(key, number)] = now
+        self._heard[self.lanes.flight(key, number)] = now
         super().piece(key, number, results, bodies, now)
 
     def quiet_since(self, key: str) -> float | None:
@@ -131,34 +124,17 @@ class ConcurrentDispatcher(DirectDispatcher):
     def hold(self, job: Job) -> None:
         """Nobody else waits for a slow client: its connection's own bound ends it."""
 
-    def _flight(self, key: str, number: int) -> Flight:
-        for flight in self.flights(key):
-            if flight.number == number and not flight.is_check:
-                return flight
-        raise BadFrame(f"worker {key} speaks of batch {number}, which it was not running")
-
-    def _land(self, key: str, flight: Flight, handler_s: float, now: float) -> None:
-        if not 0 <= handler_s < math.inf:
-            raise BadFrame(f"batch {flight.number} is said to have taken {handler_s} s")
-        lane = self._lanes[key]
-        lane.flights.remove(flight)
-        self._fewest.add(lane, -len(flight.jobs))
+    def _land(self, flight: Flight, handler_s: float, now: float) -> None:
+        self._fewest.add(self.lanes.by_key[flight.key], -len(flight.jobs))
         self._heard.pop(flight, None)
-        self._note_run(lane, handler_s)
-        metrics = self.metrics
-        metrics.handler_seconds.observe(handler_s, len(flight.jobs))
-        if metrics.tap is not None:
-            metrics.tap.ran([job.request.id for job in flight.jobs], handler_s, now - flight.sent_at - handler_s)
-        if not lane.flights:
-            self._rest(lane, now)
+        super()._land(flight, handler_s, now)
 
     # ------------------------------------------------------------------------------------------- deaths
 
     def _lost(self, lane: WorkerLane, loss: Loss, now: float) -> None:
         """As `Dispatcher.died`; without `may_retry` it was ended for those past the response limit: these fail."""
         begun, error, may_retry, is_suspect, accused = loss
-        if not lane.flights:
-            self._idle.remove(lane)
+        self._fewest.forget(lane)
         oldest = self._oldest_overdue(lane, now) if not may_retry else -math.inf
         failed: list[Job] = []
         again: list[Job] = []

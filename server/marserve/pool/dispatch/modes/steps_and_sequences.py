@@ -21,7 +21,8 @@ from collections.abc import Sequence
 
 from marserve.errors import MarserveError, NoTicket, SequenceGone
 from marserve.messages import Answer, Receiver, Request, Result
-from marserve.pool.dispatch.dispatcher import Actions, Landed, Loss
+from marserve.pool.dispatch.actions import Actions
+from marserve.pool.dispatch.dispatcher import Landed, Loss
 from marserve.pool.dispatch.fingerprints import MAX_DEATHS
 from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
 from marserve.pool.dispatch.modes.direct import DirectDispatcher
@@ -68,7 +69,7 @@ class StatefulDispatcher(DirectDispatcher):
 
     def expected_wait_s(self, priority: int, now: float) -> float | None:
         """0 while a worker is idle, else None: it depends on what runs, and for how many steps."""
-        return 0.0 if self._idle else None
+        return 0.0 if self.lanes.idle else None
 
     def _expire_sequences(self, now: float) -> None:
         if self.sequences is None:
@@ -78,20 +79,17 @@ class StatefulDispatcher(DirectDispatcher):
 
     # ------------------------------------------------------------------------------------------- workers
 
-    def close_lane(self, key: str) -> bool:
-        """As `Dispatcher.close_lane`; a worker that has living sequences has them until they have ended."""
-        lane = self._lanes.get(key)
-        if lane is None or lane.flights:
-            return super().close_lane(key)
+    def _close(self, lane: WorkerLane) -> bool:
+        """A worker that has living sequences has them until they have ended."""
         if lane in self._between or lane in self._kept:
             lane.is_open = False
             return False
-        if self.sequences is not None and self.sequences.has_on(key):
+        if not lane.flights and self.sequences is not None and self.sequences.has_on(lane.key):
             lane.is_open = False
-            self._idle.remove(lane)
+            self.lanes.idle.remove(lane)
             self._kept.append(lane)
             return False
-        return super().close_lane(key)
+        return super()._close(lane)
 
     def _rest(self, lane: WorkerLane, now: float) -> None:
         if self._carried.get(lane.key):
@@ -107,7 +105,7 @@ class StatefulDispatcher(DirectDispatcher):
             return
         for lane in [lane for lane in self._kept if not self.sequences.has_on(lane.key)]:
             self._kept.remove(lane)
-            self._forget_lane(lane)
+            self.lanes.remove(lane)
             self._actions.lane_emptied(lane.key)
 
     # ------------------------------------------------------------------------------------------- dispatch
@@ -117,20 +115,23 @@ class StatefulDispatcher(DirectDispatcher):
         if self.deadlines.first <= now:
             self._expire(now)
         self._expire_sequences(now)
-        self._batcher.workers = len(self._lanes)
         between, self._between = self._between, []
         for lane in between:
             self._step(lane, now)
         if not self._batcher.has_work:
             return
         sequences = self.sequences
-        idle = self._idle if sequences is None else sorted(self._idle, key=lambda lane: sequences.count_on(lane.key))
+        idle = (
+            self.lanes.idle
+            if sequences is None
+            else sorted(self.lanes.idle, key=lambda lane: sequences.count_on(lane.key))
+        )
         for lane in [*idle, *self._kept]:
             if not self._batcher.has_work:
                 return
             jobs, is_group = self._joining(lane, [])
             if jobs:
-                (self._idle if lane.is_open else self._kept).remove(lane)
+                (self.lanes.idle if lane.is_open else self._kept).remove(lane)
                 self._send(lane, jobs, 0, is_group, now)
 
     def _step(self, lane: WorkerLane, now: float) -> None:
@@ -192,7 +193,7 @@ class StatefulDispatcher(DirectDispatcher):
         now: float,
     ) -> Landed:
         """As `Dispatcher.land`; jobs that go on are carried to the worker's next step."""
-        flight = self._flight(key, number)
+        flight = self.lanes.flight(key, number)
         if self._goes_on and len(results) == len(flight.jobs):
             carried = [
                 job
@@ -211,13 +212,13 @@ class StatefulDispatcher(DirectDispatcher):
                 self._orphans += self._without_line(ended)
         return super().land(key, number, handler_s, results, bodies, now)
 
-    def _land(self, key: str, flight: Flight, handler_s: float, now: float) -> None:
+    def _land(self, flight: Flight, handler_s: float, now: float) -> None:
         if self.sequences is not None:
-            carried = self._carried.get(key, ())
+            carried = self._carried.get(flight.key, ())
             for job in flight.jobs:
                 if job not in carried:
                     self.sequences.ended(job, now, has_run=True)
-        super()._land(key, flight, handler_s, now)
+        super()._land(flight, handler_s, now)
 
     def tell(self, landed: Landed, now: float) -> None:
         """Tell each job of a batch that has landed its answer, or its next piece."""
@@ -265,7 +266,7 @@ class StatefulDispatcher(DirectDispatcher):
         """
         key = lane.key
         begun, error, may_retry, is_suspect, _ = loss
-        for lanes in (self._idle, self._between, self._kept):
+        for lanes in (self._between, self._kept):
             if lane in lanes:
                 lanes.remove(lane)
         failed = [job for job in self._carried.pop(key, ()) if job.state is JobState.RUNNING]

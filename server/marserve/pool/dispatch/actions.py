@@ -1,0 +1,36 @@
+"""What the pure side asks of the outside world."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from marserve.pool.dispatch.jobs import Flight, Question
+
+
+# A protocol: `Pool` lies above all that it is made of.
+class Actions(Protocol):
+    """What the dispatcher asks of the outside world. None of these may call back into the dispatcher."""
+
+    def send(self, key: str, flight: Flight) -> None:
+        """Send the flight's jobs to worker `key`."""
+
+    def ask_lengths(self, key: str, question: Question) -> None:
+        """Ask worker `key` for lengths; the batch of that number is sent to it next."""
+
+    def mark_cancelled(self, key: str, number: int, index: int) -> None:
+        """Tell worker `key` that item `index` of batch `number` is no longer wanted."""
+
+    def hold(self, key: str) -> None:
+        """Read nothing more from worker `key`: it must wait until a client has taken what it streamed."""
+
+    def resume(self, key: str) -> None:
+        """Read again from worker `key`, if it still lives."""
+
+    def lane_emptied(self, key: str) -> None:
+        """A closed lane has nothing in flight any more: the worker may go."""
+
+    def all_ended(self) -> None:
+        """A client that left took the last job with it: nothing waits and nothing runs."""
+
+    def lane_lent(self, key: str, flight: Flight) -> None:
+        """Worker `key` is free for what a lane was wanted for (`want_lane`); `flight` has its number and no jobs."""

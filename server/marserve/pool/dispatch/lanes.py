@@ -1,0 +1,241 @@
+"""The workers of one version as the dispatcher knows them: what each runs, which are idle, lent or held. Pure.
+
+What a request asks here costs the same with a thousand workers as with one: sums are kept, and the orders that are
+needed (`send_ahead.py`, `lengths/expected_wait.py`) are told of each change.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+
+from marserve.errors import BadFrame
+from marserve.pool.dispatch.actions import Actions
+from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
+from marserve.pool.dispatch.lengths.expected_wait import FreeOrder, RunTimes
+from marserve.pool.dispatch.send_ahead import RoomAhead
+from marserve.telemetry.metrics.counts import VersionMetrics
+
+
+class Lanes:
+    """The lanes by their keys, and the `idle` ones among them, the one that has been so shortest last.
+
+    `jobs_ahead` counts jobs that were sent to busy workers and not begun; `mean_runs_s` is the sum over all workers of
+    how long their batches take. With `in_any_order` workers end their flights in any order, else oldest first.
+    """
+
+    def __init__(self, metrics: VersionMetrics, actions: Actions, *, in_any_order: bool = False) -> None:
+        self.by_key: dict[str, WorkerLane] = {}
+        self.idle: list[WorkerLane] = []
+        self.room_ahead = RoomAhead()
+        self.jobs_ahead = 0
+        self.mean_runs_s = 0.0
+        self.wants_one = False
+        """Whether the next lane without work is lent to the server itself."""
+        self._metrics = metrics
+        self._actions = actions
+        self._in_any_order = in_any_order
+        self._run_times = RunTimes()
+        self._free_order: FreeOrder | None = None
+        self._under_way = 0  # batches with workers
+        self._holders: dict[str, int] = {}  # how many jobs keep a worker from being read
+
+    # ------------------------------------------------------------------------------------------- coming and going
+
+    def add(self, key: str) -> WorkerLane:
+        """There is a worker more; it has nothing to do, and `rest` must follow."""
+        lane = self.by_key[key] = WorkerLane(key)
+        return lane
+
+    def close(self, lane: WorkerLane) -> bool:
+        """Give a worker nothing more. Returns whether it is gone at once; else `rest` lets it go."""
+        lane.is_open = False
+        if lane.flights:
+            self._changed(lane)
+            return False
+        self.remove(lane)
+        return True
+
+    def rest(self, lane: WorkerLane, now: float) -> None:
+        """A worker has nothing in flight: it is idle, or lent where one was asked for; a closed one may go."""
+        if not lane.is_open:
+            self.remove(lane)
+            self._actions.lane_emptied(lane.key)
+        elif self.wants_one:
+            self.wants_one = False
+            lane.last_number += 1
+            flight = Flight(lane.last_number, [], True, now, is_check=True)
+            lane.flights.append(flight)
+            self._changed(lane)
+            self._actions.lane_lent(lane.key, flight)
+        else:
+            self.idle.append(lane)
+
+    def lost(self, key: str) -> WorkerLane | None:
+        """Worker `key` has ended; its lane has what it had in flight. None where it was gone already."""
+        self._holders.pop(key, None)  # one that ends in order is read until all that it has said was told
+        lane = self.by_key.get(key)
+        if lane is not None:
+            self.remove(lane)
+        return lane
+
+    def remove(self, lane: WorkerLane) -> None:
+        """A worker is gone, or is about to go."""
+        del self.by_key[lane.key]
+        if lane in self.idle:
+            self.idle.remove(lane)
+        self.room_ahead.forget(lane)
+        if self._free_order is not None:
+            self._free_order.forget(lane)
+        self._under_way -= sum(not flight.is_check for flight in lane.flights)
+        self.jobs_ahead -= sum(len(flight.jobs) for flight in islice(lane.flights, 1, None) if flight.is_ahead)
+        self.mean_runs_s = self.mean_runs_s - lane.mean_run_s if self.by_key else 0.0
+
+    def _changed(self, lane: WorkerLane) -> None:
+        """What a worker has in flight is another, or it takes nothing more."""
+        self.room_ahead.note(lane)
+        if self._free_order is not None:
+            self._free_order.note(lane)
+
+    # ------------------------------------------------------------------------------------------- flights
+
+    def begin(
+        self, lane: WorkerLane, jobs: list[Job], is_group: bool, now: float, *, mates: int = 0, is_ahead: bool = False
+    ) -> Flight:
+        """Book a flight, which the caller sends; the first `mates` of its jobs were in the one before."""
+        lane.last_number += 1
+        flight = Flight(lane.last_number, jobs, is_group, now, is_ahead=is_ahead, key=lane.key)
+        lane.flights.append(flight)
+        self._under_way += 1
+        if is_ahead:
+            self.jobs_ahead += len(jobs)
+        self._changed(lane)
+        for job in jobs:
+            job.state = JobState.RUNNING
+            job.flight = flight
+        waits_s: list[float] = []
+        named_s: list[float] = []
+        for job in jobs[mates:] if mates else jobs:
+            wait_s = now - job.arrived
+            waits_s.append(wait_s)
+            if job.request.names_version:
+                named_s.append(wait_s)
+        metrics = self._metrics
+        metrics.queue_seconds.observe_all(waits_s)
+        metrics.batch_sizes.observe(len(jobs))
+        if named_s:
+            metrics.named_queue_s += sum(named_s)
+        if metrics.tap is not None:
+            metrics.tap.queued(waits_s, named_s)
+        return flight
+
+    def flight(self, key: str, number: int) -> Flight:
+        """The batch of this number that worker `key` runs. Raises BadFrame where it runs none such."""
+        lane = self.by_key.get(key)
+        for flight in lane.flights if lane is not None else ():
+            if flight.number == number and not flight.is_check:
+                return flight
+            if not self._in_any_order:
+                break
+        raise BadFrame(f"worker {key} speaks of batch {number}, which it was not running")
+
+    def land(self, flight: Flight, handler_s: float, now: float) -> WorkerLane:
+        """Book the end of a flight, and return its lane: `rest` must follow where it has no other.
+
+        Raises BadFrame for a time that is none, or where a question came before the flight that is still open.
+        """
+        if not 0 <= handler_s < math.inf:
+            raise BadFrame(f"batch {flight.number} is said to have taken {handler_s} s")
+        lane = self.by_key[flight.key]
+        if lane.question is not None and lane.question.number == flight.number:
+            raise BadFrame(f"batch {flight.number} was answered before the lengths that were asked for before it")
+        flights, before = lane.flights, lane.mean_run_s
+        flights.remove(flight)
+        if flights and flights[0].is_ahead:
+            self.jobs_ahead -= len(flights[0].jobs)
+        self._under_way -= 1
+        lane.mean_run_s = handler_s if not before else 0.8 * before + 0.2 * handler_s
+        self.mean_runs_s += lane.mean_run_s - before
+        self._changed(lane)
+        self._run_times.add(handler_s)
+        metrics = self._metrics
+        metrics.busy_seconds += handler_s
+        metrics.handler_seconds.observe(handler_s, len(flight.jobs))
+        if metrics.tap is not None:
+            server_s = 0.0 if flight.is_ahead else now - flight.sent_at - handler_s
+            metrics.tap.ran([job.request.id for job in flight.jobs], handler_s, server_s)
+        return lane
+
+    def end_loan(self, key: str, number: int) -> WorkerLane:
+        """A lent worker is done, and `rest` must follow. Raises BadFrame if it was not lent."""
+        lane = self.by_key.get(key)
+        if lane is None or not lane.flights or lane.flights[0].number != number or not lane.flights[0].is_check:
+            raise BadFrame(f"worker {key} speaks of check {number}, which it was not running")
+        lane.flights.popleft()
+        self._changed(lane)
+        return lane
+
+    # ------------------------------------------------------------------------------------------- figures
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no worker has a batch; a loan is none."""
+        return not self._under_way
+
+    @property
+    def running(self) -> int:
+        """Jobs that are with workers."""
+        return sum(len(flight.jobs) for lane in self.by_key.values() for flight in lane.flights)
+
+    @property
+    def busy(self) -> int:
+        """Workers that have something in flight."""
+        return sum(bool(lane.flights) for lane in self.by_key.values())
+
+    @property
+    def mean_batch_s(self) -> float:
+        """How long batches took of late, over all workers that had one; 0 if none had."""
+        runs = [lane.mean_run_s for lane in self.by_key.values() if lane.mean_run_s]
+        return sum(runs) / len(runs) if runs else 0.0
+
+    def wait_s(self, batches_before: int, now: float) -> float | None:
+        """How long until a batch that comes after so many has been run, as far as it is known; no worker is idle."""
+        run_s = self._run_times.typical_s
+        if run_s is None:
+            return None
+        if self._free_order is None:  # kept from now on: a version whose requests have no deadlines needs none
+            self._free_order = FreeOrder(self.by_key.values())
+        return self._free_order.wait_s(batches_before, run_s, now)
+
+    # ------------------------------------------------------------------------------------------- slow clients
+
+    def that_runs(self, job: Job) -> WorkerLane | None:
+        """The lane that has the job's flight; None where it has ended it, or never had it."""
+        flight = job.flight
+        lane = self.by_key.get(flight.key) if flight is not None else None
+        return lane if lane is not None and flight in lane.flights else None
+
+    def hold(self, job: Job) -> None:
+        """Have nothing more read from the worker that runs `job`, until it is released."""
+        lane = self.that_runs(job)
+        if lane is None:
+            return
+        key = job.held_by = lane.key
+        self._holders[key] = self._holders.get(key, 0) + 1
+        if self._holders[key] == 1:
+            self._actions.hold(key)
+
+    def release(self, job: Job) -> None:
+        """Take the hold of `job` back; the worker is read again when no other job holds it."""
+        key, job.held_by = job.held_by, None
+        if key is None or key not in self._holders:
+            return
+        self._holders[key] -= 1
+        if not self._holders[key]:
+            del self._holders[key]
+            self._actions.resume(key)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The workers that are not read."""
+        return frozenset(self._holders)
