@@ -116,3 +116,79 @@ def test_what_a_module_imports_is_read_from_its_text(text: str, names: set[str])
     known = ["a", "a.b", "a.b.c", "a.b.d", "a.x", "a.x.y"]
 
     assert named_by(text, "a.b.c", known, is_package=False) == names
+
+
+# What is imported inside of a function without a word about it: packages that need not be there, and what needs them.
+OPTIONAL = {
+    *("boto3", "certifi", "cryptography", "httpx2", "huggingface_hub", "obstore", "ray", "tqdm", "uvloop"),
+    "marserve.api.grpc",
+}
+COMMENT = re.compile(r"#(?! *noqa\b) *\w")
+
+
+def late_imports(text: str) -> list[ast.Import | ast.ImportFrom]:
+    """The import statements inside of functions, from top to bottom."""
+    found = {
+        node.lineno: node
+        for function in ast.walk(ast.parse(text))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    return [found[line] for line in sorted(found)]
+
+
+def unexplained(text: str, optional: Collection[str]) -> list[str]:
+    """The late imports that have no comment, beside them or above their lines, and are of nothing optional."""
+    lines = ["", *text.splitlines()]
+    found = []
+    begin = end = 0
+    for statement in late_imports(text):
+        begin = begin if statement.lineno == end + 1 else statement.lineno
+        end = statement.end_lineno or statement.lineno
+        names = imported(statement, "", is_package=True)
+        above = lines[begin - 1].strip()
+        if not (
+            all(any(f"{name}.".startswith(f"{package}.") for package in optional) for name in names)
+            or COMMENT.match(above)
+            or COMMENT.search(lines[statement.lineno])
+        ):
+            found.append(f"line {statement.lineno}: {lines[statement.lineno].strip()}")
+    return found
+
+
+def test_an_import_inside_of_a_function_says_why_it_is_there() -> None:
+    """It is for a quicker start, or of a package that need not be installed; else it belongs to the top of the file."""
+    indented = re.compile(r"^[ \t]+(?:from [\w.]+ )?import ", re.MULTILINE)
+    texts = {file: file.read_text("utf-8") for file in modules().values()}
+    found = [
+        f"{file.relative_to(SERVER)}, {each}"
+        for file, text in texts.items()
+        if indented.search(text)
+        for each in unexplained(text, OPTIONAL)
+    ]
+
+    assert not found, "a comment is missing that says why it is not at the top:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        ("import a", [2]),
+        ("import ray", []),
+        ("from ray.util import x", []),
+        ("import rayon", [2]),
+        ("import a  # for a quicker start", []),
+        ("import a  # noqa: F401", [2]),
+        ("# For a quicker start.\n    import a\n    import b", []),
+        ("# For a quicker start.\n    import a\n\n    import b", [5]),
+        ("# For a quicker start.\n    from a import (\n        b,\n    )\n    import c", []),
+        ("x = 1\n    import a", [3]),
+        ("def g():\n        import a", [3]),
+    ],
+)
+def test_a_reason_stands_beside_an_import_or_above_its_block(body: str, lines: list[int]) -> None:
+    """What ruff is told about it is none, and a name that begins like an optional package's is another's."""
+    text = f"def f():\n    {body}\n\nif True:\n    import top\n"
+
+    assert [int(each.split()[1].rstrip(":")) for each in unexplained(text, ["ray"])] == lines

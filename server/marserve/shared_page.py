@@ -36,7 +36,7 @@ def create_page() -> int:
     On Linux its size is sealed for good. Raises OSError where the system has no descriptors left, or cannot seal.
     """
     if not hasattr(os, "memfd_create"):  # macOS: an unlinked file does the same, but has no seals
-        import tempfile
+        import tempfile  # for a quicker start elsewhere
 
         descriptor, path = tempfile.mkstemp(prefix="marserve-page-")
         os.unlink(path)

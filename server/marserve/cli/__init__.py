@@ -22,6 +22,8 @@ import os
 import signal
 import sys
 
+from marserve import __version__
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
@@ -54,8 +56,6 @@ def main() -> None:
         sys.stderr.write("marserve does not run on Windows (win32): start it in WSL 2, or in a Linux container.\n")
         sys.exit(2)
     if sys.argv[1:2] == ["--version"]:
-        from marserve import __version__
-
         print(f"marserve {__version__}")
         sys.exit(0)
     # Inside, so that the other two command lines do not load what this one draws tables with.

@@ -16,8 +16,10 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import secrets
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -50,8 +52,6 @@ OF_THE_NAME = (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EEXIST)
 
 def usual_folder() -> Path:
     """Where archives are kept unless somebody says otherwise: in the user's cache; without a home in `/tmp`'s like."""
-    import tempfile
-
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "marserve" / "node"
     except RuntimeError:
@@ -297,8 +297,6 @@ class NodeArchives:
 
 def exactly(address: str) -> str:
     """A pattern of `allowed_urls` that this address matches, and no other."""
-    import re
-
     return re.escape(address)
 
 

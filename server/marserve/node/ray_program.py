@@ -58,6 +58,7 @@ class AgentActor:
 
     def run(self, order: bytes) -> str:
         """Be an agent until the server wants it no more; returns why it left."""
+        # Late: this runs on the node, and the process that asks Ray has no use for what an agent needs.
         from marserve.node.agent import run_agent
 
         ray: Any = importlib.import_module("ray")

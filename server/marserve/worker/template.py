@@ -21,6 +21,7 @@ import stat
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, recv_fds, socket, socketpair
@@ -152,8 +153,6 @@ class Template:
             try:
                 self._become_worker(order, descriptors, parent)
             except BaseException:
-                import traceback
-
                 traceback.print_exc()
             finally:
                 leave(1)

@@ -185,6 +185,7 @@ def _one_model(environment: Mapping[str, str], folder: Path) -> dict[str, object
 
 
 def _archives(entries: list[Path]) -> Iterator[str]:
+    # Late, as above.
     from marserve.store.sources.local import ARCHIVE_ENDINGS
 
     for entry in entries:

@@ -86,6 +86,7 @@ def start(
         pid_file = marserve_pid_file(str(loaded.management_address))
         try:
             if dry_run:
+                # Late: what a start would do is looked up with parts that a start behind does not load.
                 from marserve.cli.server.start_dry_run import rehearse_start
 
                 rehearse_start(loaded, pid_file, output)

@@ -8,7 +8,8 @@ migrate                  `marserve migrate`
 
 
 def main() -> None:
-    """Run `torchserve`: the former name of `torchserve.torchserve.main`, which is imported here and not before."""
+    """Run `torchserve`: the former name of `torchserve.torchserve.main`."""
+    # Late: the other modules of this package load without it.
     from marserve.cli.torchserve.torchserve import main as run
 
     run()

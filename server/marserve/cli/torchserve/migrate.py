@@ -81,6 +81,7 @@ def _sentences(what: str, fix: str) -> str:
 
 
 def _compare(output: Output, old_url: str, requests: Path, new_url: str) -> None:
+    # Late, as above.
     from marserve.migration.compare import compare, read_cases
 
     try:

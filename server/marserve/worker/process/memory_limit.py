@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from pathlib import Path
 
@@ -17,8 +18,6 @@ def limit_memory(limit_bytes: int, *, is_template: bool = False) -> None:
     """
     if not limit_bytes or sys.platform != "linux":
         return
-    import resource
-
     soft = data_bytes() + limit_bytes
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     if hard != resource.RLIM_INFINITY:
