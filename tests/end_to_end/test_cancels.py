@@ -37,6 +37,7 @@ class Patient:
         return [b"done"] * len(data)
 
     def until_cancelled(self, context):
+        print("RUNS")
         end = time.monotonic() + 20
         while not context.is_cancelled(0) and time.monotonic() < end:
             time.sleep(0.002)
@@ -159,9 +160,7 @@ def test_a_running_request_is_told_that_its_client_has_gone(server: Server, spok
     """And its worker answers others again."""
     sock = connect(server.inference)
     sock.sendall(post("patient", b"until cancelled"))
-    for _ in poll(5, "it runs"):
-        if server.describe("patient")["runningRequests"]:
-            break
+    wait_for(server, "RUNS", spoken)
 
     reset(sock)
 
@@ -174,9 +173,7 @@ def test_whoever_hangs_up_on_a_describe_ends_the_question_to_the_handler(server:
     """The way through the application is no other."""
     sock = connect(server.management)
     sock.sendall(b"GET /models/patient?customized=true HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    for _ in poll(5, "it runs"):
-        if server.describe("patient")["runningRequests"]:
-            break
+    wait_for(server, "RUNS", spoken)
 
     reset(sock)
 
@@ -188,7 +185,7 @@ def test_a_describe_has_a_deadline_like_a_prediction(server: Server, spoken: int
     """504 when it passes, and the handler hears of it; a value that is none is 400."""
     url = f"{server.management}/models/patient?customized=true"
 
-    late = server.client.get(url, headers={"x-marserve-timeout-ms": "100"})
+    late = server.client.get(url, headers={"x-marserve-timeout-ms": "1000"})
     wrong = server.client.get(url, headers={"X-Marserve-Timeout-Ms": "soon"})
 
     assert (late.status_code, late.headers["x-marserve-cause"]) == (504, "deadline")
