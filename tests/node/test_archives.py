@@ -20,6 +20,7 @@ import pytest
 from marserve.agent_link import ArchiveRef
 from marserve.errors import BadArchive, MarserveError, UnsafeArchive
 from marserve.files import digests
+from marserve.files.leased_folders import Lease
 from marserve.node import archives as module
 from marserve.node.archives import ArchiveChanged, NodeArchives, NodeUnfit
 from support.file_server import file_server, whole
@@ -310,15 +311,15 @@ def test_what_is_deleted_as_its_lock_is_changed_is_made_again(tmp_path: Path, mo
     """Another agent of the node makes room just then."""
     ref, server = make(tmp_path / "m.mar", h__py=b"x = 1"), Sender(tmp_path / "m.mar")
     archives = NodeArchives(tmp_path / "node")
-    flock, others = fcntl.flock, [NodeArchives(tmp_path / "node")]
+    share, others = archives._kept.share, [NodeArchives(tmp_path / "node")]
 
-    def flock_late(descriptor: int, operation: int) -> None:
-        if operation == fcntl.LOCK_SH and others:
-            flock(descriptor, fcntl.LOCK_UN)  # what the kernel does first
+    def share_late(lease: Lease) -> bool:
+        if others:
+            fcntl.flock(lease.descriptor, fcntl.LOCK_UN)  # what the kernel does first
             assert others.pop()._prune(0)
-        flock(descriptor, operation)
+        return share(lease)
 
-    monkeypatch.setattr(fcntl, "flock", flock_late)
+    monkeypatch.setattr(archives._kept, "share", share_late)
     prepared = archives.prepare(ref, server)
 
     assert (prepared.folder / "h.py").read_bytes() == b"x = 1"

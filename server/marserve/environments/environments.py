@@ -20,11 +20,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import hashlib
 import importlib.metadata
 import json
 import logging
+import math
 import os
 import platform
 import re
@@ -44,6 +44,7 @@ from typing import Any, Literal
 from marserve.environments.pip_place import NOT_THERE, find_pip
 from marserve.environments.requirements import Requirements
 from marserve.errors import DependencyFailed
+from marserve.files.leased_folders import Lease, LeasedFolders, bytes_below, discard, find_stranger
 from marserve.lineage import VARIABLE
 from marserve.pool.launchers.leftovers import Leftovers
 
@@ -108,7 +109,7 @@ class Environment:
     `seconds` is how long its installation took, `log` what pip said then.
     """
 
-    def __init__(self, folder: Path, lock: int, *, was_there: bool, log_file: Path) -> None:
+    def __init__(self, folder: Path, lease: Lease | None, *, was_there: bool, log_file: Path) -> None:
         record = _read_record(folder)
         if record is None:
             raise FileNotFoundError(errno.ENOENT, "it is not whole", str(folder))
@@ -121,7 +122,7 @@ class Environment:
         self.seconds = float(record["seconds"])
         self.was_there = was_there
         self.log = log_file
-        self._lock = lock
+        self._lease = lease
 
     @property
     def may_share_imports(self) -> bool:
@@ -130,9 +131,8 @@ class Environment:
 
     def release(self) -> None:
         """Use it no more: from now on it may be cleared away. May be called twice."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._lease is not None:
+            self._lease.release()
 
 
 class Environments:
@@ -163,7 +163,7 @@ class Environments:
         self._leftovers = leftovers or Leftovers()
         self._python = python
         self._turn = asyncio.Semaphore(PARALLEL_INSTALLATIONS)
-        self._writable: Path | None = None
+        self._writable: LeasedFolders | None = None
         self._readable: Path | None = None
         self._choosing = asyncio.Lock()
 
@@ -199,49 +199,43 @@ class Environments:
         return environment
 
     async def _obtain(self, model: str, requirements: Requirements, kind: Kind, digest: str) -> Environment:
-        folder = await self._choose_folder()
+        kept = await self._choose_folder()
         if self._readable is not None and _is_whole(self._readable / digest):
             # It cannot be written, so no server clears it away either: no lock is needed.
             log_file = self._readable / f"{digest}.log"
-            return Environment(self._readable / digest, -1, was_there=True, log_file=log_file)
+            return Environment(self._readable / digest, None, was_there=True, log_file=log_file)
         was_there = True
         while True:
-            lock, is_ours = await _lock(folder, digest)
+            while (lease := kept.lease(digest)) is None:
+                await asyncio.sleep(LOOK_AT_LOCK_S)  # a wait in a thread could not be cancelled
             try:
-                if is_ours:
+                if lease.is_exclusive:
                     was_there = False
                     async with self._turn:
-                        await self._install(model, requirements, kind, folder, digest, lock)
-                    if not _share(lock):
-                        os.close(lock)
+                        await self._install(model, requirements, kind, kept, lease)
+                    if not kept.share(lease):
                         continue
-                if _is_whole(folder / digest):
-                    os.utime(lock)
-                    log_file = folder / f"{digest}.log"
-                    environment = Environment(folder / digest, lock, was_there=was_there, log_file=log_file)
-                    break
-                os.close(lock)  # cleared away between the two kinds of lock
+                log_file = kept.folder / f"{digest}.log"
+                environment = Environment(lease.folder, lease, was_there=was_there, log_file=log_file)
+                break
             except BaseException:
-                if is_ours and not _is_whole(folder / digest):
-                    (folder / f"{digest}.lock").unlink(missing_ok=True)
-                with contextlib.suppress(OSError):
-                    os.close(lock)
+                lease.release()
                 raise
         if not was_there:
-            await asyncio.to_thread(prune, folder, self._limit_bytes)
+            await asyncio.to_thread(_prune, kept, self._limit_bytes)
         return environment
 
-    async def _choose_folder(self) -> Path:
+    async def _choose_folder(self) -> LeasedFolders:
         """The folder that environments are made in: found out once; the log says so where it is the second choice."""
         async with self._choosing:
             if self._writable is None:
-                self._writable = await asyncio.to_thread(self._find_folder)
-                await asyncio.to_thread(prune, self._writable, self._limit_bytes)
+                self._writable = _leased(await asyncio.to_thread(self._find_folder))
+                await asyncio.to_thread(_prune, self._writable, self._limit_bytes)
             return self._writable
 
     def _find_folder(self) -> Path:
         if self._folder is not None:
-            defect, whose = _find_defect(self._folder), _find_stranger(self._folder)
+            defect, whose = _find_defect(self._folder), find_stranger(self._folder)
             if defect is None and whose is None:
                 return self._folder
             if whose is None:
@@ -258,12 +252,12 @@ class Environments:
     # ------------------------------------------------------------------------------------------- installing
 
     async def _install(
-        self, model: str, requirements: Requirements, kind: Kind, folder: Path, digest: str, lock: int
+        self, model: str, requirements: Requirements, kind: Kind, kept: LeasedFolders, lease: Lease
     ) -> None:
-        """Make the environment; the lock is ours alone. It is there when this returns, else nothing is."""
+        """Make the environment, by an exclusive lease. It is there when this returns, else nothing is."""
         began = time.monotonic()
-        await asyncio.to_thread(_clear_staging, folder, digest)
-        staging = Path(await asyncio.to_thread(tempfile.mkdtemp, ".tmp", f"{digest}.", folder))
+        final, lock = lease.folder, lease.descriptor
+        staging = await asyncio.to_thread(kept.stage, final.name)
         try:
             whole = staging / "environment"
             whole.mkdir()
@@ -274,13 +268,12 @@ class Environments:
             finally:
                 output.close()
                 with contextlib.suppress(OSError):
-                    os.replace(staging / "install.log", folder / f"{digest}.log")
-            await asyncio.to_thread(
-                _finish, whole, folder / digest, kind, staging / "report.json", time.monotonic() - began
-            )
+                    os.replace(staging / "install.log", final.with_name(f"{final.name}.log"))
+            await asyncio.to_thread(_finish, whole, final, kind, staging / "report.json", time.monotonic() - began)
+            await asyncio.to_thread(kept.publish, whole, final.name)
         finally:
-            # Shielded: whoever cancels may do so again, and nothing is to be left.
-            await asyncio.shield(asyncio.to_thread(_remove_staging, staging))
+            # Shielded from a second cancel, so that the folder is always removed.
+            await asyncio.shield(asyncio.to_thread(discard, staging))
 
     async def _fill(
         self,
@@ -482,7 +475,7 @@ def _site_packages(venv: Path) -> Path:
 
 
 def _finish(whole: Path, final: Path, kind: Kind, report: Path, seconds: float) -> None:
-    """Write down what was installed, and give the environment its name: from now on it is there."""
+    """Write down what was installed; a virtual environment is made to fit its name to come."""
     place = whole / "packages" if kind == "packages" else _site_packages(whole / "venv")
     hashes = _read_hashes(report)
     installed = [
@@ -497,11 +490,9 @@ def _finish(whole: Path, final: Path, kind: Kind, report: Path, seconds: float) 
         "python": sys.version.split()[0],
         "installed": [(package.name, package.version, package.sha256) for package in installed],
         "seconds": round(seconds, 3),
-        "bytes": size_of(whole),
+        "bytes": bytes_below(whole),
     }
     (whole / RECORD).write_text(json.dumps(record), "utf-8")
-    shutil.rmtree(final, ignore_errors=True)  # not whole, or it would have been used
-    whole.rename(final)
 
 
 def _correct_scripts(venv: Path, made_in: Path, final: Path) -> None:
@@ -540,16 +531,6 @@ def _distributions(place: Path | None) -> list[tuple[str, str]]:
 def normalize(name: str) -> str:
     """A distribution's name as packaging compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def size_of(folder: Path) -> int:
-    """The bytes of all files below a folder, links not followed."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(parent, name)).st_size
-    return total
 
 
 # ------------------------------------------------------------------------------------------------ shared imports
@@ -592,46 +573,7 @@ def _required_names(name: str) -> Iterator[str]:
             yield match.group(0)
 
 
-# ------------------------------------------------------------------------------------------------ locks, clearing away
-
-
-async def _lock(folder: Path, digest: str) -> tuple[int, bool]:
-    """Wait for the environment's lock: shared where the environment is whole, else ours alone, which the second says.
-
-    Asked for again and again, for a wait in a thread could not be cancelled.
-    """
-    while True:
-        is_whole = _is_whole(folder / digest)
-        lock = _try_lock(folder / f"{digest}.lock", fcntl.LOCK_SH if is_whole else fcntl.LOCK_EX)
-        if lock is not None:
-            if _is_whole(folder / digest) == is_whole:
-                return lock, not is_whole
-            os.close(lock)
-            continue
-        await asyncio.sleep(LOOK_AT_LOCK_S)
-
-
-def _try_lock(path: Path, how: int) -> int | None:
-    """A descriptor of the lock file with this lock, None while others have it."""
-    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, how | fcntl.LOCK_NB)
-        # Whoever clears an environment away deletes its lock file too; then this is the lock of nothing.
-        if os.fstat(lock).st_ino == os.stat(path).st_ino:
-            return lock
-    except OSError:
-        pass
-    os.close(lock)
-    return None
-
-
-def _share(lock: int) -> bool:
-    """Let others use what this lock guards; False if somebody took it meanwhile."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+# ------------------------------------------------------------------------------------------------ clearing away
 
 
 def _is_whole(folder: Path) -> bool:
@@ -657,24 +599,16 @@ def _find_defect(folder: Path) -> str | None:
         return f"it cannot be written ({error.strerror or error})"
 
 
-def _find_stranger(folder: Path) -> str | None:
-    """Who else could have put packages there that workers would run; None where nobody could."""
+def _leased(folder: Path) -> LeasedFolders:
+    return LeasedFolders(folder, _bytes_of, suffix=".tmp", is_whole=_is_whole, beside=(".log",))
+
+
+def _bytes_of(folder: Path) -> int | None:
+    """What an environment, of whatever layout, says of its size; None for what is none."""
     try:
-        state = folder.stat()
-    except OSError:
-        return None  # then there is nothing to be read either
-    if state.st_mode & 0o002:
-        return "others on this machine may write there"
-    me = os.geteuid()
-    if me and state.st_uid not in (0, me):
-        return "it belongs to another user"
-    return None
-
-
-def _clear_staging(folder: Path, digest: str) -> None:
-    """Delete what killed servers left half made; the environment's lock is ours."""
-    for path in folder.glob(f"{digest}.*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
+        return int(json.loads((folder / RECORD).read_text("utf-8"))["bytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def prune(folder: Path, limit_bytes: int) -> list[str]:
@@ -682,68 +616,15 @@ def prune(folder: Path, limit_bytes: int) -> list[str]:
 
     The one longest unused goes first; with 0 none does. Returns their names. Blocks.
     """
-    for path in folder.glob("*.tmp"):
-        digest = path.name.split(".", 1)[0]
-        with _unused(folder, digest) as is_unused:
-            if is_unused:
-                shutil.rmtree(path, ignore_errors=True)
-    removed: list[str] = []
-    found = sorted(_kept(folder), key=lambda kept: kept[1])
-    total = sum(size for _, _, size in found)
-    for digest, _, size in found:
-        if not limit_bytes or total <= limit_bytes:
-            break
-        with _unused(folder, digest) as is_unused:
-            if is_unused:
-                _remove(folder, digest)
-                removed.append(digest)
-                total -= size
+    return _prune(_leased(folder), limit_bytes)
+
+
+def _prune(kept: LeasedFolders, limit_bytes: int) -> list[str]:
+    removed = kept.prune(limit_bytes or math.inf).unused
     if removed:
         log.info("cleared away %d environments that no model uses, over environment_cache_size", len(removed))
-    _prune_logs(folder)
+    _prune_logs(kept.folder)
     return removed
-
-
-def _kept(folder: Path) -> Iterator[tuple[str, float, int]]:
-    """Every environment: its name, when it was last asked for, its bytes."""
-    for path in folder.glob(f"*/{RECORD}"):
-        try:
-            size = int(json.loads(path.read_text("utf-8"))["bytes"])
-            used = (folder / f"{path.parent.name}.lock").stat().st_mtime
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        yield path.parent.name, used, size
-
-
-@contextlib.contextmanager
-def _unused(folder: Path, digest: str) -> Iterator[bool]:
-    """Whether nobody makes or uses the environment; if so, nobody does inside of the block."""
-    lock = _try_lock(folder / f"{digest}.lock", fcntl.LOCK_EX)
-    try:
-        yield lock is not None
-    finally:
-        if lock is not None:
-            if not (folder / digest).exists():
-                (folder / f"{digest}.lock").unlink(missing_ok=True)
-            os.close(lock)
-
-
-def _remove_staging(staging: Path) -> None:
-    """Delete what was not finished. What was just killed may still write: then it is tried again, for two seconds."""
-    for _ in range(20):
-        shutil.rmtree(staging, ignore_errors=True)
-        if not staging.exists():
-            return
-        time.sleep(0.1)
-
-
-def _remove(folder: Path, digest: str) -> None:
-    # First its name, at one stroke: half an environment must never have it.
-    gone = folder / f"{digest}.gone.tmp"
-    shutil.rmtree(gone, ignore_errors=True)
-    (folder / digest).rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
-    (folder / f"{digest}.log").unlink(missing_ok=True)
 
 
 def _prune_logs(folder: Path) -> None:

@@ -13,25 +13,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import re
-import secrets
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from marserve.agent_link import ArchiveRef
 from marserve.archive.pickles.pickle_check import check_folder
 from marserve.archive.reading.reader import Limits, unpack
-from marserve.environments.environments import size_of
 from marserve.errors import BadArchive, MarserveError, without_stop
 from marserve.files.digests import FileDigests, digest_of
+from marserve.files.leased_folders import Lease, LeasedFolders, bytes_below, discard, tag_as_cache
 from marserve.store.addresses.fetch_guard import AllowedUrls, hide_query
 from marserve.store.fetching.download import DownloadOptions
 from marserve.store.fetching.fetcher import Fetcher, FetchOptions
@@ -66,20 +62,6 @@ class ArchiveChanged(MarserveError):
     """The server has another archive under this name than the one that it registered."""
 
 
-@dataclass(slots=True)
-class Prepared:
-    """An unpacked archive that stays until `release`."""
-
-    folder: Path
-    _lock: int
-
-    def release(self) -> None:
-        """Nobody here serves from it any more. May be called twice."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-
 class NodeArchives:
     """The archives in `folder`, of at most `max_bytes` and what is in use."""
 
@@ -91,6 +73,7 @@ class NodeArchives:
         self._max_bytes = max_bytes
         self._openers = dict(openers or {})
         self._digests = FileDigests()
+        self._kept = LeasedFolders(self._models, bytes_below, staging=self._incoming)
         try:
             self._with_room(self._make_folders)
         except OSError as error:
@@ -99,13 +82,10 @@ class NodeArchives:
     def _make_folders(self) -> None:
         for each in (self._models, self._incoming):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError), (self._folder / "CACHEDIR.TAG").open("x") as tag:
-            tag.write("Signature: 8a477f597d28d172789f06886806bc55\n# Models that marserve unpacked.\n")
+        tag_as_cache(self._folder, "Models that marserve unpacked.")
 
-    def prepare(
-        self, ref: ArchiveRef, receive: Callable[[Path], None], stop: threading.Event | None = None
-    ) -> Prepared:
-        """The archive, unpacked: what is there already, or from where it can be had, the nearest first.
+    def prepare(self, ref: ArchiveRef, receive: Callable[[Path], None], stop: threading.Event | None = None) -> Lease:
+        """A lease of the archive, unpacked: what is there already, or from where it can be had, the nearest first.
 
         That is the path that the server names (a volume that both see), the address it came from, and last the server
         itself: `receive` writes a file. Whatever it was, it is only used when it has the digest.
@@ -114,36 +94,34 @@ class NodeArchives:
         raises, and MarserveError on `stop`.
         """
         name = f"{ref.sha256}-trusted" if ref.is_trusted else ref.sha256
-        folder = self._models / name
         try:
-            while (lock := self._shared(ref, folder, receive, stop or threading.Event())) is None:
-                log.info("%s was deleted as soon as it was made: once more", name)
+            lease = self._lease(ref, name, receive, stop or threading.Event())
         except OSError as error:
             raise self._unfit(error, ref.name) from error
         try:
             self._prune(self._max_bytes)
         except OSError as error:
             log.warning("what nobody uses in %s could not be looked for: %s", self._folder, error)
-        return Prepared(folder, lock)
+        return lease
 
-    def _shared(
-        self, ref: ArchiveRef, folder: Path, receive: Callable[[Path], None], stop: threading.Event
-    ) -> int | None:
-        """A shared lock on the archive, made where it is missing; None where it was deleted before we had the lock."""
-        lock = self._with_room(lambda: self._lock(folder.name, stop))
-        try:
-            if not folder.is_dir():
-                self._sweep(folder.name)
-                self._with_room(lambda: self._make(ref, folder, receive, stop))
-            os.utime(folder)
-            fcntl.flock(lock, fcntl.LOCK_SH)  # lets an exclusive lock go first: somebody may come in between
-            if folder.is_dir():
-                return lock
-        except BaseException:
-            os.close(lock)
-            raise
-        os.close(lock)
-        return None
+    def _lease(self, ref: ArchiveRef, name: str, receive: Callable[[Path], None], stop: threading.Event) -> Lease:
+        """A lease of the archive, which is made where it is missing. Waits."""
+        while True:
+            lease = self._with_room(lambda: self._kept.lease(name))
+            if lease is None:
+                if stop.wait(LOOK_S):
+                    raise MarserveError("The archive is not prepared: the server has gone.")
+                continue
+            if not lease.is_exclusive:
+                return lease
+            try:
+                self._with_room(lambda: self._make(ref, name, receive, stop))
+                if self._kept.share(lease):
+                    return lease
+            except BaseException:
+                lease.release()
+                raise
+            log.info("%s was deleted as soon as it was made: once more", name)
 
     def _unfit(self, error: OSError, name: str = "an archive") -> NodeUnfit:
         if error.errno in FULL:
@@ -153,25 +131,6 @@ class NodeArchives:
         return NodeUnfit(
             f"{without_stop(what)}. Let the user that Ray runs as write there, or name another folder with ray_cache."
         )
-
-    def _lock(self, name: str, stop: threading.Event) -> int:
-        """A shared lock on what is there; an exclusive one on what is still to be made. Waits."""
-        folder, path = self._models / name, self._models / f"{name}.lock"
-        while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                wish = fcntl.LOCK_SH if folder.is_dir() else fcntl.LOCK_EX
-                fcntl.flock(descriptor, wish | fcntl.LOCK_NB)
-                if folder.is_dir() or wish == fcntl.LOCK_EX:
-                    return descriptor
-            except BlockingIOError:
-                pass
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
-            if stop.wait(LOOK_S):
-                raise MarserveError("The archive is not prepared: the server has gone.")
 
     # ------------------------------------------------------------------------------------------- making
 
@@ -184,21 +143,20 @@ class NodeArchives:
                 raise
             return make()
 
-    def _make(self, ref: ArchiveRef, folder: Path, receive: Callable[[Path], None], stop: threading.Event) -> None:
+    def _make(self, ref: ArchiveRef, name: str, receive: Callable[[Path], None], stop: threading.Event) -> None:
         limits = Limits()
         if ref.max_entries and ref.max_total_bytes:
             limits = Limits(max_entries=ref.max_entries, max_total_bytes=ref.max_total_bytes)
-        making = self._new_folder(folder.name)
-        making.mkdir(mode=0o700)
+        making = self._kept.stage(name)
         try:
             unpacked = making / "unpacked"
             with self._archive(ref, receive, making) as path:
                 _unpack(path, unpacked, limits, ref.name)
             for finding in check_folder(unpacked, trusted=ref.is_trusted, is_stopped=stop.is_set):
                 log.warning("%s: trusted all the same: %s", ref.name, finding)
-            unpacked.rename(folder)
+            self._kept.publish(unpacked, name)
         finally:
-            shutil.rmtree(making, ignore_errors=True)
+            discard(making)
         log.info("%s was unpacked: %s", ref.name, ref.sha256)
 
     @contextlib.contextmanager
@@ -242,57 +200,12 @@ class NodeArchives:
         except (OSError, ValueError):
             return False
 
-    def _new_folder(self, name: str) -> Path:
-        return self._incoming / f"{name}.{secrets.token_hex(8)}"
-
-    # ------------------------------------------------------------------------------------------- room
-
     def _prune(self, most_bytes: int) -> bool:
-        """Delete what nobody uses, longest unused first, until the rest is within the bound; returns whether any was.
-
-        What somebody was making or deleting who is no more goes, too. What cannot be deleted stays.
-        """
-        is_any = False
-        for name in {left.name.partition(".")[0] for left in _folders(self._incoming)}:
-            with self._alone(name) as is_alone:
-                is_any |= is_alone and self._sweep(name)
-        sizes = {folder: size_of(folder) for folder in _folders(self._models)}
-        total = sum(sizes.values())
-        for folder in sorted(sizes, key=_when_used):
-            if total <= most_bytes:
-                break
-            with self._alone(folder.name) as is_alone, contextlib.suppress(OSError):
-                if is_alone:
-                    folder.rename(self._new_folder(folder.name))
-                    self._sweep(folder.name)
-                    is_any, total = True, total - sizes[folder]
-                    log.info("%s is deleted from the node's cache: nobody uses it", folder.name)
-        return is_any
-
-    @contextlib.contextmanager
-    def _alone(self, name: str) -> Iterator[bool]:
-        """Whether nobody uses, makes or deletes this; nobody does as long as the block lasts."""
-        try:
-            descriptor = os.open(self._models / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:  # a full disk has no room for a lock
-            yield False
-            return
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
-        finally:
-            os.close(descriptor)
-
-    def _sweep(self, name: str) -> bool:
-        """Delete what is left of making or deleting this; whoever calls is alone. Returns whether there was any."""
-        left = list(self._incoming.glob(f"{name}.*"))
-        for each in left:
-            shutil.rmtree(each, ignore_errors=True)
-        return bool(left)
+        """Delete what is not in use until the rest is within the bound; returns whether anything was deleted."""
+        pruned = self._kept.prune(most_bytes)
+        for name in pruned.unused:
+            log.info("%s is deleted from the node's cache: it is not in use", name)
+        return bool(pruned.unused or pruned.left)
 
 
 def exactly(address: str) -> str:
@@ -312,14 +225,3 @@ def _unpack(path: Path, target: Path, limits: Limits, name: str) -> None:
             f"{name} cannot be unpacked: {error.strerror}, for the member {member!r}. Give it another name in the "
             "archive."
         ) from error
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [each for each in folder.iterdir() if each.is_dir()] if folder.is_dir() else []
-
-
-def _when_used(folder: Path) -> float:
-    try:
-        return folder.stat().st_mtime
-    except OSError:
-        return 0.0

@@ -18,8 +18,9 @@ from typing import Any, cast
 import msgspec
 
 from marserve import agent_link
+from marserve.files.leased_folders import Lease
 from marserve.messages import Load
-from marserve.node.archives import USUAL_CACHE_BYTES, NodeArchives, Prepared, usual_folder
+from marserve.node.archives import USUAL_CACHE_BYTES, NodeArchives, usual_folder
 from marserve.node.origins import origins
 from marserve.node.receiving import Receiver
 from marserve.pool.launchers.launcher import Launcher, Launchers
@@ -35,7 +36,7 @@ class Starter:
         self.receiver = Receiver(ask)
         self._launchers: Launchers | None = None
         self._launcher: tuple[agent_link.Start, Launcher] | None = None
-        self._prepared: Prepared | None = None
+        self._prepared: Lease | None = None
         self._prepared_key: tuple[str, bool] | None = None
         self._stop = threading.Event()
         self._folder = Path(tempfile.mkdtemp(prefix="marserve-agent-"))
@@ -82,7 +83,7 @@ class Starter:
         def receive(path: Path) -> None:
             asyncio.run_coroutine_threadsafe(self.receiver.receive(ref, path), loop).result()
 
-        def prepare() -> Prepared:
+        def prepare() -> Lease:
             folder = Path(self._order.cache) if self._order.cache else usual_folder()
             openers = origins(self._order.stores, os.environ)
             archives = NodeArchives(folder, self._order.cache_bytes or USUAL_CACHE_BYTES, openers)
