@@ -30,6 +30,7 @@ from pathlib import Path
 import msgspec
 
 from marserve.files.atomic import Part, replace_file, sweep
+from marserve.files.leased_folders import tag_as_cache
 from marserve.files.locks import LockHeld, is_at, lock, locked, open_locked, try_lock
 from marserve.files.regular import read_regular
 from marserve.store.fetching.download import Downloaded
@@ -84,12 +85,7 @@ class Cache:
         self._claims, self._incoming = folder / "claims", folder / "incoming"
         for each in (self._blobs, self._index, self._claims, self._incoming):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            with contextlib.suppress(FileExistsError), (folder / "CACHEDIR.TAG").open("x") as tag:
-                tag.write("Signature: 8a477f597d28d172789f06886806bc55\n# Archives that marserve fetched.\n")
-        except OSError:  # a disk without room: an empty one would stay so for ever
-            (folder / "CACHEDIR.TAG").unlink(missing_ok=True)
-            raise
+        tag_as_cache(folder, "Archives that marserve fetched.")
         self._sweep()
 
     # ------------------------------------------------------------------------------------------- looking
