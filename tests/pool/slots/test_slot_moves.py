@@ -109,9 +109,9 @@ async def test_a_worker_waits_where_all_devices_are_lost(tmp_path: Path) -> None
         assert (error.value.cause, error.value.reason) == ("device_lost", "its workers wait for a device: lost: [0, 1]")
 
         places.set_lost(running, 0)
-        await until(lambda: where(running)[0] == "READY", "it has started")
+        await until(lambda: not where(running)[2], "it waits no more")
+        assert await running.ask_body(b"echo x") is not None  # held while it loads
         assert where(running) == ("READY", 1, "")
-        assert await running.ask_body(b"echo x") is not None
         running.look()
 
 

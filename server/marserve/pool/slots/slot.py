@@ -415,7 +415,9 @@ class Slot:
         try:
             devices = await room.find_site(self.uses, self.home)
         finally:
-            self.waits_for_device = False
+            if self.waits_for_device:
+                self.waits_for_device = False
+                self._owner.slot_changed()  # requests wait for its start from now on
         if devices != self.uses:
             where = "on device" if len(devices) == 1 else "on devices"
             log.warning("%s starts %s %s in place of %s", self.name, where, _listed(devices), _listed(self.uses))
