@@ -86,10 +86,10 @@ class House(ManagementHouse):
         archive = self.put(name, version)
         return await self.registry.register(RegisterParameters(archive, initial_workers=workers, **parameters))
 
-    def send(self, model: str = "m", version: str | None = None) -> Told:
+    def send(self, model: str = "m", version: str | None = None, *, is_inner: bool = False) -> Told:
         """Send a request and give its receiver."""
         told = Told()
-        self.registry.submit(model, version, Request("id", [Part("body", b"x")]), told)
+        self.registry.submit(model, version, Request("id", [Part("body", b"x")], is_inner=is_inner), told)
         return told
 
 
@@ -867,6 +867,33 @@ async def test_a_draining_registry_answers_what_it_has_and_takes_nothing_new(hou
     assert await draining == 0
     assert told.answers == [Answer(b"done")]
     assert not house.registry.readiness().is_ready
+
+
+async def test_a_drain_ends_with_the_last_answer_wherever_the_request_went_meanwhile(house: House) -> None:
+    """It waits for its pools' word, and looks at no clock: a few turns of the loop are enough."""
+    for model in "m", "n":
+        house.pools.behaviours[model] = Behaviour(holds=True)
+        await house.add(model)
+    house.send("m")
+    house.registry.refuse_new()
+    draining = asyncio.create_task(house.registry.drain(60.0))
+    await turns()
+
+    house.send("n", is_inner=True)  # the workflow's next node
+    house.pools.of("m").held[0].answer(Answer(b"done"))
+    await turns()
+    assert not draining.done()
+    house.pools.of("n").held[0].answer(Answer(b"done"))
+    await turns()
+
+    assert draining.done()
+    assert await draining == 0
+
+
+async def turns() -> None:
+    """Let the loop do all that is due now."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 async def test_a_server_that_is_about_to_drain_is_not_ready_and_still_answers(house: House) -> None:

@@ -52,6 +52,7 @@ class FakeJob:
         self.is_cancelled = True
         if self in self.pool.held:
             self.pool.held.remove(self)
+            self.pool.changed.set()
 
     def hold(self) -> None:
         """Nothing here streams faster than a test reads."""
@@ -103,6 +104,7 @@ class FakePool:
         self.behaviour = behaviour
         self.metrics = VersionMetrics(options.model, options.version)
         self.held: list[FakeJob] = []
+        self.changed = asyncio.Event()
         self.scaled: list[tuple[int, int]] = []
         self.stops: list[float] = []
         self.is_started = False
@@ -263,6 +265,12 @@ class FakePool:
         for job in held:
             job.fail(error)
         return [GivenUp(job.request.id, "waiting", 0.0) for job in held]
+
+    async def wait_until_idle(self) -> None:
+        """Wait until the last of what it holds has ended."""
+        while self.held:
+            self.changed.clear()
+            await self.changed.wait()
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Wait for what is held, at most `drain_s`, then be gone."""

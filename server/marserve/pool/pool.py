@@ -7,6 +7,7 @@ workers that are past their response limit. Registry and surfaces see `Pool` and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import math
@@ -436,13 +437,15 @@ class Pool:
     async def drain(self, deadline_s: float) -> int:
         """Wait until nothing waits or runs, at most `deadline_s` seconds. Returns how many requests are left."""
         self.refuse_new()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
-                while not self.dispatcher.is_empty:
-                    await self._change()
-        except TimeoutError:
-            pass
+                await self.wait_until_idle()
         return self.queued + self.running
+
+    async def wait_until_idle(self) -> None:
+        """Wait until nothing waits or runs; what comes meanwhile is taken, and waited for."""
+        while not self.dispatcher.is_empty:
+            await self._change()
 
     def refuse_accepted(self, error: MarserveError) -> list[GivenUp]:
         """Refuse all that was accepted and is not answered, with `error`; returns what that was, the oldest first."""

@@ -30,6 +30,7 @@ from marserve.errors import (
 )
 from marserve.messages import Accepted, Answer, Part, Receiver, Request
 from marserve.pool.dispatch.queue import GivenUp
+from marserve.pool.pool import Pool
 from marserve.registry.catalogue.describe import describe_version, page_of
 from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
 from marserve.registry.catalogue.mirrors import Mirrors
@@ -66,8 +67,6 @@ from marserve.telemetry.metrics.counts import Metrics
 
 log = logging.getLogger("marserve.registry")
 
-# How often a drain looks whether something still runs; pools do not tell when they fall silent.
-DRAIN_LOOK_S = 0.02
 STOP_LIMIT_S = 60.0
 
 
@@ -638,11 +637,12 @@ class Registry:
 
     async def drain(self, deadline_s: float) -> int:
         """Wait until nothing is queued or running, for at most `deadline_s`; returns how many requests are left."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + deadline_s
-        while (outstanding := self._outstanding()) and loop.time() < end:
-            await asyncio.sleep(min(DRAIN_LOOK_S, max(0.0, end - loop.time())))
-        return outstanding
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                # Again, for the request of a workflow's node may have gone from one pool to another.
+                while busy := [pool for pool in self._pools() if pool.queued + pool.running]:
+                    await asyncio.gather(*(pool.wait_until_idle() for pool in busy))
+        return sum(pool.queued + pool.running for pool in self._pools())
 
     def refuse_accepted(self) -> list[tuple[str, str, Sequence[GivenUp]]]:
         """Refuse all requests that were accepted and are not answered yet.
@@ -655,9 +655,8 @@ class Registry:
             if (requests := version.pool.refuse_accepted(DrainedAway()))
         ]
 
-    def _outstanding(self) -> int:
-        pools = [version.pool for version in (*self._versions.all(), *self._versions.leaving)]
-        return sum(pool.queued + pool.running for pool in pools)
+    def _pools(self) -> list[Pool]:
+        return [version.pool for version in (*self._versions.all(), *self._versions.leaving)]
 
     async def stop(self) -> None:
         """End every version and delete every folder. Order: nothing new, all pools, changes under way, the folder."""
