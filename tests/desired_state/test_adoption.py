@@ -69,7 +69,7 @@ async def house(tmp_path: Path) -> AsyncIterator[Ungoverned]:
     house = Ungoverned(tmp_path)
     await house.register("m", "1.0", batch_size=4, max_batch_delay_s=0.02, response_timeout_s=33)
     await house.register("m", "2.0", initial_workers=2)
-    await house.register("n", "1.0", memory=MemoryWish(needed_bytes=1 << 20, is_pinned=True))
+    await house.register("n", "1.0", memory=MemoryWish(memory_bytes=1 << 20, is_pinned=True))
     house.registry.traffic.put("m", read_traffic({"weights": {"1.0": 90, "2.0": 10}}))
     house.registry.traffic.put_label("m", "canary", "2.0")
     yield house

@@ -11,10 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.archive.contents.model_config import KEYS
 from marserve.desired_state.document import LARGEST_DOCUMENT, DesiredState, NewVersions, read
 from marserve.desired_state.schema import schema
 from marserve.errors import BadDesiredState
+from marserve.model_options import BY_KEY
 
 WHOLE = b"""
 models:
@@ -218,7 +218,7 @@ def test_the_schema_knows_every_key_of_a_version() -> None:
     """And says of each what it is for."""
     properties = schema()["$defs"]["version"]["oneOf"][1]["properties"]
 
-    assert {key.name for key in KEYS} <= properties.keys()
+    assert BY_KEY.keys() <= properties.keys()
     assert all(each["description"] for each in properties.values())
 
 

@@ -22,7 +22,11 @@ def test_the_models_configuration_is_one() -> None:
     config = parse_model_config(block(PAGE, "model").encode())
 
     assert config.warnings == []
-    assert (config.device_ids, config.device_memory_bytes, config.cpu_pinning) == ((0, 1), 12 << 30, "near")
+    assert (config.options.device_ids, config.options.device_memory_bytes, config.options.cpu_pinning) == (
+        (0, 1),
+        12 << 30,
+        "near",
+    )
 
 
 def test_the_model_that_makes_room_is_one_that_may_sleep() -> None:
@@ -30,7 +34,7 @@ def test_the_model_that_makes_room_is_one_that_may_sleep() -> None:
     config = parse_model_config(block(PAGE, "on-demand").encode())
 
     assert config.warnings == []
-    assert (config.load, config.device_memory_bytes) == ("on_demand", 12 << 30)
+    assert (config.options.load, config.options.device_memory_bytes) == ("on_demand", 12 << 30)
 
 
 def test_the_settings_are_settings(tmp_path: Path) -> None:

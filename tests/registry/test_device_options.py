@@ -6,25 +6,18 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.contents.model_config import ModelConfig, parse_model_config
+from marserve.archive.contents.model_config import parse_model_config
 from marserve.errors import BadArchive
 from marserve.pool.options import PoolOptions
-from marserve.registry.intake.effective_options import OptionDefaults, RequestedOptions, effective_options
-from marserve.settings import ModelDefaults
+from marserve.registry.intake.effective_options import effective_options
+from marserve.registry.intake.registration import RegistryOptions
 
 
 def choose(gpu_count: int, *, strict: bool = True, pinning: Any = "off", **keys: Any) -> tuple[PoolOptions, list[str]]:
     """The effective options of a model whose configuration has these, on a server with so many devices."""
-    return effective_options(
-        "m",
-        "1.0",
-        requested=RequestedOptions(),
-        archive=ModelConfig(**keys),
-        configured=ModelDefaults(),
-        defaults=OptionDefaults(refuses_missing_devices=strict, cpu_pinning=pinning),
-        at_startup=False,
-        gpu_count=gpu_count,
-    )
+    server = RegistryOptions(gpu_count=gpu_count, refuses_missing_devices=strict, cpu_pinning=pinning)
+    said = {name: value for name, value in keys.items() if value is not None}
+    return effective_options("m", "1.0", {"archive": said}, server, at_startup=False)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +66,9 @@ def test_the_models_word_on_processors_goes_before_the_servers(
 
 def test_device_memory_is_a_size() -> None:
     """One that is none is left out with a sentence."""
-    assert parse_model_config(b"deviceMemory: 12GiB\n").device_memory_bytes == 12 << 30
+    assert parse_model_config(b"deviceMemory: 12GiB\n").options.device_memory_bytes == 12 << 30
     config = parse_model_config(b"deviceMemory: much\ncpuPinning: far\n")
-    assert (config.device_memory_bytes, config.cpu_pinning) == (None, None)
+    assert config.said == {}
     assert config.warnings == [
         "deviceMemory is 'much', which is not used: it must be a number of bytes of 0 or more, as 500MB or 2GiB",
         "cpuPinning is 'far', which is not used: it must be one of off, near",

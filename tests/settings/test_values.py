@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marserve.option_values import parse_size
 from marserve.settings.table import KEYS
 from marserve.settings.values import (
     BOOL,
@@ -31,7 +32,6 @@ from marserve.settings.values import (
     Reading,
     Wrong,
     address_kind,
-    parse_size,
 )
 
 

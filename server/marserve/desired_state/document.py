@@ -29,11 +29,10 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from marserve.archive.contents.model_config import KEYS as CONFIG_KEYS
-from marserve.archive.contents.model_config import read_value
 from marserve.archive.reading.bounded_yaml import Marked, load_marked_yaml
 from marserve.errors import BadArchive, BadDesiredState, BadInput
 from marserve.files.nearest import did_you_mean, nearest
+from marserve.model_options import BY_KEY, read_value
 from marserve.names import name_fault
 from marserve.registry.catalogue.traffic import check_label, read_traffic
 from marserve.registry.intake.effective_options import RUNTIMES
@@ -53,7 +52,6 @@ VERSION_KEYS = ("url", "sha256", "handler", "runtime", "workers")
 MODEL_KEYS = ("versions", "default", "labels", "traffic", "shadow", "newVersions")
 DOCUMENT_KEYS = ("format", "models", "newVersions")
 
-_CONFIG_NAMES = tuple(key.name for key in CONFIG_KEYS)
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-fA-F]{64})")
 _FRAGMENT = re.compile(r"(.*)#sha256=([0-9a-fA-F]{64})")
 
@@ -264,7 +262,7 @@ class _Reader:
 
     def _model(self, name: str, place: Marked) -> DesiredModel | None:
         what = f"model {name}"
-        members = self._map(place, what, MODEL_KEYS, also=(*VERSION_KEYS, *_CONFIG_NAMES))
+        members = self._map(place, what, MODEL_KEYS, also=(*VERSION_KEYS, *BY_KEY))
         if members is None:
             return None
         if "versions" not in members:
@@ -320,7 +318,7 @@ class _Reader:
         what = f"version {name} of model {model}"
         if isinstance(place.value, str):
             place = Marked({"url": place}, place.line)
-        members = self._map(place, what, (*VERSION_KEYS, *_CONFIG_NAMES))
+        members = self._map(place, what, (*VERSION_KEYS, *BY_KEY))
         if members is None:
             return None
         url = self._text(members, "url", what)

@@ -9,19 +9,12 @@ import json
 import sys
 from typing import Any
 
-from marserve.archive.contents.model_config import KEYS
 from marserve.desired_state.document import FORMAT, POLICIES
+from marserve.model_options import OPTIONS
 from marserve.registry.intake.effective_options import RUNTIMES
 from marserve.registry.intake.registration import MOST_WORKERS
 
 _TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
-_FLAG: dict[str, Any] = {"type": "boolean"}
-_WHOLE: dict[str, Any] = {"type": "integer"}
-_SECONDS: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0}
-_SIZE: dict[str, Any] = {
-    "oneOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9.]+ *[A-Za-z]*$"}]
-}
-_SHARE: dict[str, Any] = {"type": "number", "minimum": 0, "maximum": 1}
 _WORKERS: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": MOST_WORKERS}
 # A version's name is text; what YAML reads as a number is taken as it is written.
 _VERSION_NAME: dict[str, Any] = {"type": ["string", "number"]}
@@ -29,65 +22,6 @@ _VERSION_NAME: dict[str, Any] = {"type": ["string", "number"]}
 
 def _words(*words: str) -> dict[str, Any]:
     return {"enum": list(words)}
-
-
-# What the reader of each key takes. A key that is not named here may hold anything, and the reader decides.
-_BY_KEY: dict[str, dict[str, Any]] = {
-    "minWorkers": _WORKERS,
-    "maxWorkers": _WORKERS,
-    "batchSize": _WHOLE,
-    "maxBatchDelay": {"type": "integer", "minimum": 0},
-    "batchPolicy": _words("idle", "fixed", "goal"),
-    "latencyGoalMs": {"type": "integer", "minimum": 1},
-    "lengthFrom": _TEXT,
-    "paddingBudget": _SHARE,
-    "autoscale": _FLAG,
-    "idleTimeout": _SECONDS,
-    "batchIsolation": _FLAG,
-    "samples": {"type": "array", "items": {"type": "object"}},
-    "warmUp": _FLAG,
-    "batchCheck": _words("off", "warn", "refuse"),
-    "batchCheckSample": _SHARE,
-    "batchTolerance": {"type": "object"},
-    "responseTimeout": {"type": "integer", "minimum": 1},
-    "startupTimeout": {"type": "integer", "minimum": 1},
-    "clientTimeoutInMills": _WHOLE,
-    "defaultPriority": {"type": "integer", "minimum": 0, "maximum": 9},
-    "maxRetryTimeoutInSec": _WHOLE,
-    "retryFailedEvery": _SECONDS,
-    "retryOnWorkerDeath": _FLAG,
-    "maxRestarts": {"type": "integer", "minimum": 0},
-    "noRestartExitCodes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}},
-    "onCrash": _words("retry", "fail"),
-    "readinessRule": _words("any", "min", "all"),
-    "maxWorkerMemory": _SIZE,
-    "maxRequestsPerWorker": {"type": "integer", "minimum": 0},
-    "maxWorkerAge": _SECONDS,
-    "maxWorkerGrowth": _SIZE,
-    "workerStart": _words("auto", "fork", "fresh"),
-    "launcher": _words("local", "ray"),
-    "workerResources": {"type": "object"},
-    "workerPlacement": _words("spread", "pack"),
-    "deviceType": _words("cpu", "gpu"),
-    "deviceIds": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-    "deviceMemory": _SIZE,
-    "cpuPinning": _words("off", "near"),
-    "parallelType": _words("pp", "tp", "pptp", "custom"),
-    "parallelLevel": {"type": "integer", "minimum": 0},
-    "torchrun": {"type": "object"},
-    "jobQueueSize": {"type": "integer", "minimum": 0},
-    "useJobTicket": _FLAG,
-    "continuousBatching": _FLAG,
-    "sequenceBatching": _FLAG,
-    "sequenceMaxIdleMSec": {"type": "integer", "minimum": 0},
-    "sequenceTimeoutMSec": {"type": "integer", "minimum": 0},
-    "maxSequenceJobQueueSize": _WHOLE,
-    "maxNumSequence": _WHOLE,
-    "freeEndedSequences": _FLAG,
-    "asyncCommunication": _FLAG,
-    "maxConcurrentRequests": {"type": "integer", "minimum": 1, "maximum": 100_000},
-    "useVenv": _FLAG,
-}
 
 
 def _version() -> dict[str, Any]:
@@ -102,7 +36,8 @@ def _version() -> dict[str, Any]:
         "runtime": {**_words(*RUNTIMES), "description": "In place of the manifest's runtime."},
         "workers": {**_WORKERS, "description": "minWorkers and maxWorkers at once."},
     }
-    keys |= {key.name: {**_BY_KEY.get(key.name, {}), "description": key.help} for key in KEYS}
+    bounded = {"minWorkers": _WORKERS, "maxWorkers": _WORKERS}
+    keys |= {each.key: {**bounded.get(each.key, each.kind.schema), "description": each.help} for each in OPTIONS}
     return {
         "oneOf": [
             {**_TEXT, "description": "The archive's name in the model store, or its address, and nothing else."},

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from marserve.agent_link import ArchiveRef
-from marserve.messages import Sample, Tolerance
-
-DEFAULT_TOLERANCE = Tolerance()
+from marserve.model_options import ModelOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +46,20 @@ class RayOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolOptions:
-    """Effective values of one model version; times in seconds.
+class PoolOptions(ModelOptions):
+    """What `ModelOptions` come to on this server; times in seconds. Values that it has no use for are as asked.
 
     `max_batch_delay_s` is how long the oldest request waits at most for its batch to fill (with `batch_policy`
     `idle` only while no worker is idle). `response_timeout_s` runs from the moment the worker begins a batch.
     With `halves_without_memory` a batch that ran out of memory is run once more in halves, whatever `batch_isolation`.
     `client_timeout_s` is the longest a request may take from its arrival, None for no limit. `gpu_ids` are given to
-    workers in turn; empty means CPU. `default_priority` (0 most urgent, 9 least) is that of requests which name none.
-    With `autoscale` the number of workers follows the need. With `min_workers` 0 an `idle_timeout_s` lets the version
+    workers in turn; empty means CPU. With `min_workers` 0 an `idle_timeout_s` lets the version
     sleep, without workers, after that long without a request (infinity: only when it makes room for another); while
     awake it has `least_awake` workers or more. `latency_goal_s` is what `batch_policy` `goal` keeps to
     at the 95th percentile; with `length_from` its batches are of about one length, at most `padding_budget` padding.
 
-    Bounds of a worker's life, 0 for none: `max_worker_memory_bytes` is what it may hold by itself; it is replaced after
-    `max_requests_per_worker` requests, at an age of `max_worker_age_s`, when it has grown by `max_worker_growth_bytes`.
-    A slot is given up after `max_restarts` failures in a row (0: no such bound), and for good when its worker exits
-    with one of `no_restart_exit_codes`. `on_crash` `fail` has the whole server end when a worker crashes.
-    `readiness_rule` says how many loaded workers make the version ready: one, the least number, or all there should be.
+    Bounds of a worker's life are 0 for none. A slot is given up after `max_restarts` failures in a row, and for good
+    when its worker exits with one of `no_restart_exit_codes`.
 
     With `parallel_level` a worker has that many of `gpu_ids`, next to each other, and with a `parallel_type` other than
     `custom` it is a group of so many processes with `rank_threads` threads each (0: a fair share). `most_workers` is
@@ -78,70 +72,25 @@ class PoolOptions:
     `python` is the interpreter of the model's own virtual environment, empty for the server's; with
     `may_share_imports` off, its packages must not meet those that were imported for many models.
 
-    Of memory, in bytes: `memory_bytes` is what the version needs with one worker, as it is declared, None where nobody
-    said; `weight_bytes` what its weights take as files. What `is_pinned` never makes room for another model.
-    `device_memory_bytes` is what a worker takes on each of its devices, as it is declared. With `stays_near` workers
-    keep to the processors near their devices.
-
-    With `ray` workers run on the nodes of a Ray cluster.
-
-    `samples` are inputs that `batch_check` compares batches with (`pool/checks/certificate.py`); `batch_check_sample`
-    is the share of served batches that is run again item by item, 0 for none.
+    `memory_bytes` is None where no layer says it; `weight_bytes` is what the version's weights take as files. With
+    `stays_near` workers keep to the processors near their devices. With `ray` workers run on the nodes of a Ray
+    cluster. `samples` are inputs that `batch_check` compares batches with (`pool/checks/certificate.py`).
     """
 
     model: str
     version: str
     min_workers: int
     max_workers: int
-    batch_size: int = 1
-    max_batch_delay_s: float = 0.1
-    batch_policy: Literal["idle", "fixed", "goal"] = "idle"
-    response_timeout_s: float = 120.0
-    startup_timeout_s: float = 120.0
-    client_timeout_s: float | None = None
-    queue_size: int = 100
-    use_job_ticket: bool = False
-    max_retry_timeout_s: float = 300.0
-    retry_failed_every_s: float = 300.0
-    retry_on_worker_death: bool = True
-    batch_isolation: bool = True
     halves_without_memory: bool = True
-    worker_start: Literal["auto", "fork", "fresh"] = "auto"
     gpu_ids: tuple[int, ...] = ()
-    parallel_type: Literal["pp", "tp", "pptp", "custom"] | None = None
-    parallel_level: int = 0
     rank_threads: int = 0
     most_workers: int = 0
-    latency_goal_s: float | None = None
-    length_from: str | None = None
-    padding_budget: float = 0.25
-    autoscale: bool = False
-    idle_timeout_s: float | None = None
     least_awake: int = 1
-    memory_bytes: int | None = None
     weight_bytes: int = 0
-    is_pinned: bool = False
-    device_memory_bytes: int | None = None
     stays_near: bool = False
-    default_priority: int = 5
-    max_worker_memory_bytes: int = 0
-    max_requests_per_worker: int = 0
-    max_worker_age_s: float = 0.0
-    max_worker_growth_bytes: int = 0
-    max_restarts: int = 0
-    no_restart_exit_codes: tuple[int, ...] = ()
-    on_crash: Literal["retry", "fail"] = "retry"
-    readiness_rule: Literal["any", "min", "all"] = "any"
     python: str = ""
     may_share_imports: bool = True
-    samples: tuple[Sample, ...] = ()
-    batch_check: Literal["off", "warn", "refuse"] = "off"
-    batch_check_sample: float = 0.0
-    batch_tolerance: Tolerance = DEFAULT_TOLERANCE
     sequences: SequenceOptions | None = None
-    continuous_batching: bool = False
-    is_concurrent: bool = False
-    most_concurrent: int = 1000
     ray: RayOptions | None = None
 
     @property

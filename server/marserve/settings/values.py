@@ -17,6 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
+from marserve.option_values import parse_size
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -100,25 +102,25 @@ class ModelToLoad:
 class MemoryWish:
     """What is said of a model's place in memory; None where nothing is.
 
-    `needed_bytes` is what it takes with one worker. `load` says when it is loaded: at once, or when somebody asks.
+    `memory_bytes` is what it takes with one worker. `load` says when it is loaded: at once, or when somebody asks.
     What `is_pinned` never makes room for another model.
     """
 
-    needed_bytes: int | None = None
+    memory_bytes: int | None = None
     load: Literal["start", "on_demand"] | None = None
     is_pinned: bool | None = None
 
     def over(self, other: MemoryWish) -> MemoryWish:
         """What this says, and where it says nothing what the other does."""
         return MemoryWish(
-            other.needed_bytes if self.needed_bytes is None else self.needed_bytes,
+            other.memory_bytes if self.memory_bytes is None else self.memory_bytes,
             other.load if self.load is None else self.load,
             other.is_pinned if self.is_pinned is None else self.is_pinned,
         )
 
     def document(self) -> dict[str, Any]:
         """What is said, under the names of a model's configuration."""
-        said = {"memory": self.needed_bytes, "load": self.load, "pinned": self.is_pinned}
+        said = {"memory": self.memory_bytes, "load": self.load, "pinned": self.is_pinned}
         return {name: value for name, value in said.items() if value is not None}
 
 
@@ -265,20 +267,6 @@ def _bounds(reading: Reading) -> str:
     if low is None:
         return ""
     return f" of {low:g} or more" if high is None else f" from {low:g} to {high:g}"
-
-
-_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-
-
-def parse_size(text: str) -> int | None:
-    """Bytes in a text as `1500000`, `500MB`, `1.5GiB` (`G` is 1000³, `Gi` 1024³); None for what is none."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        return None
-    number, letter, binary = found.groups()
-    if binary and not letter:
-        return None
-    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(letter.lower() or " "))
 
 
 def _read_size(text: str, reading: Reading) -> int:

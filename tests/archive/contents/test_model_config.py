@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from marserve.archive.contents.manifest import Manifest
-from marserve.archive.contents.model_config import KEYS, ModelConfig, parse_model_config, read_model_config
+from marserve.archive.contents.model_config import ModelConfig, parse_model_config, read_model_config
 from marserve.errors import BadArchive
 from marserve.messages import Sample, Tolerance
+from marserve.model_options import ModelOptions
 
 EVERYTHING = b"""\
 minWorkers: 1
@@ -68,67 +68,57 @@ def test_every_key_is_read_in_its_unit() -> None:
     """Milliseconds and seconds of the file are seconds here; words are read in any case."""
     config = parse_model_config(EVERYTHING)
 
-    assert config == ModelConfig(
-        min_workers=1,
-        max_workers=2,
-        batch_size=4,
-        max_batch_delay_s=0.2,
-        batch_policy="fixed",
-        latency_goal_s=0.25,
-        length_from="json:inputs.text",
-        padding_budget=0.4,
-        batch_isolation=False,
-        autoscale=True,
-        idle_timeout_s=90.0,
-        response_timeout_s=7.0,
-        startup_timeout_s=33.0,
-        client_timeout_s=0.7,
-        default_priority=2,
-        max_retry_timeout_s=30.0,
-        retry_failed_every_s=12.5,
-        retry_on_worker_death=False,
-        max_restarts=5,
-        no_restart_exit_codes=(3, 78),
-        on_crash="fail",
-        readiness_rule="min",
-        max_worker_memory_bytes=1_500_000_000,
-        max_requests_per_worker=1000,
-        max_worker_age_s=3600.0,
-        max_worker_growth_bytes=200 << 20,
-        worker_start="fresh",
-        device_type="gpu",
-        device_ids=(2, 0),
-        parallel_type="tp",
-        parallel_level=2,
-        job_queue_size=50,
-        use_job_ticket=True,
-        continuous_batching=True,
-        sequence_batching=True,
-        sequence_max_idle_s=3.0,
-        sequence_timeout_s=0.5,
-        max_sequence_job_queue_size=4,
-        max_num_sequence=8,
-        async_communication=True,
-        use_venv=True,
-        document=config.document,
-    )
+    assert config.said == {
+        "min_workers": 1,
+        "max_workers": 2,
+        "batch_size": 4,
+        "max_batch_delay_s": 0.2,
+        "batch_policy": "fixed",
+        "latency_goal_s": 0.25,
+        "length_from": "json:inputs.text",
+        "padding_budget": 0.4,
+        "batch_isolation": False,
+        "autoscale": True,
+        "idle_timeout_s": 90.0,
+        "response_timeout_s": 7.0,
+        "startup_timeout_s": 33.0,
+        "client_timeout_s": 0.7,
+        "default_priority": 2,
+        "max_retry_timeout_s": 30.0,
+        "retry_failed_every_s": 12.5,
+        "retry_on_worker_death": False,
+        "max_restarts": 5,
+        "no_restart_exit_codes": (3, 78),
+        "on_crash": "fail",
+        "readiness_rule": "min",
+        "max_worker_memory_bytes": 1_500_000_000,
+        "max_requests_per_worker": 1000,
+        "max_worker_age_s": 3600.0,
+        "max_worker_growth_bytes": 200 << 20,
+        "worker_start": "fresh",
+        "device_type": "gpu",
+        "device_ids": (2, 0),
+        "parallel_type": "tp",
+        "parallel_level": 2,
+        "queue_size": 50,
+        "use_job_ticket": True,
+        "continuous_batching": True,
+        "sequence_batching": True,
+        "sequence_max_idle_s": 3.0,
+        "sequence_timeout_s": 0.5,
+        "max_sequence_job_queue_size": 4,
+        "max_num_sequence": 8,
+        "is_concurrent": True,
+        "use_venv": True,
+    }
     assert config.document is not None
     assert config.document["handler"] == {"profile": True}
 
 
-def test_every_key_has_an_attribute_and_every_attribute_a_key() -> None:
-    """The table of keys and the class are two views of one thing."""
-    attributes = {field.name for field in fields(ModelConfig)} - {"document", "warnings"}
-
-    assert {key.attribute for key in KEYS} == attributes
-    assert len({key.name for key in KEYS}) == len(KEYS)
-
-
-def test_what_is_not_set_is_none_or_the_contracts_default(tmp_path: Path) -> None:
-    """Archives without the file have a configuration that sets nothing."""
-    assert read_model_config(tmp_path, Manifest()) == ModelConfig()
-    assert ModelConfig().response_timeout_s is None
-    assert ModelConfig().document is None
+def test_an_archive_without_the_file_says_nothing(tmp_path: Path) -> None:
+    """Of what it does not say the defaults hold."""
+    assert read_model_config(tmp_path, Manifest()) == ModelConfig({}, None, [])
+    assert ModelConfig().options == ModelOptions()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +145,7 @@ def test_small_numbers_are_raised_as_the_contract_says(line: str, attribute: str
     """Chapter 7.1; a delay of none is told apart from no delay named (Q25)."""
     config = parse_model_config(line.encode())
 
-    assert getattr(config, attribute) == value
+    assert config.said == {**config.said, attribute: value}
     assert config.warnings == []
 
 
@@ -225,7 +215,7 @@ def test_a_value_of_the_wrong_type_is_left_out_with_a_sentence(line: str) -> Non
 
     config = parse_model_config(line.encode())
 
-    assert ModelConfig(document=config.document, warnings=config.warnings) == config
+    assert config.said == {}
     assert len(config.warnings) == 1
     assert config.warnings[0].startswith(f"{name} is ")
     assert "must be" in config.warnings[0]
@@ -242,7 +232,7 @@ def test_a_value_of_the_wrong_type_is_left_out_with_a_sentence(line: str) -> Non
 )
 def test_of_torchrun_and_parallel_level_the_later_wins(lines: str, level: int) -> None:
     """Chapter 7.1."""
-    assert parse_model_config(lines.encode()).parallel_level == level
+    assert parse_model_config(lines.encode()).options.parallel_level == level
 
 
 @pytest.mark.parametrize(
@@ -260,7 +250,7 @@ def test_a_key_that_stands_twice_is_told() -> None:
     """YAML forbids it, parsers take the last one without a word."""
     config = parse_model_config(b"batchSize: 2\nbatchSize: 3\n")
 
-    assert config.batch_size == 3
+    assert config.options.batch_size == 3
     assert config.warnings == ["batchSize stands in model-config.yaml more than once; the last one counts"]
 
 
@@ -361,7 +351,7 @@ def test_plain_tags_and_anchors_are_fine() -> None:
     """YAML's own types, and a value named once and used twice."""
     config = parse_model_config(b"batchSize: !!int 3\nhandler: &h {a: 1}\nother: {<<: *h, b: 2}\n")
 
-    assert config.batch_size == 3
+    assert config.options.batch_size == 3
     assert config.document is not None
     assert config.document["other"] == {"a": 1, "b": 2}
 
@@ -383,14 +373,18 @@ batchTolerance: {relative: 1e-2, absolute: 0, ignore: [id, "boxes[*].id"]}
     )
 
     assert config.warnings == []
-    assert config.samples == (
+    assert config.options.samples == (
         Sample("image/jpeg", file="cat.jpg"),
         Sample("application/x-mine", file="sub/x.bin"),
         Sample("application/json", body=b'{"text": "hello", "n": [1, 2]}'),
         Sample("text/plain", body=b"plain"),
     )
-    assert (config.warm_up, config.batch_check, config.batch_check_sample) == (True, "warn", 0.25)
-    assert config.batch_tolerance == Tolerance(0.01, 0.0, ("id", "boxes[*].id"), is_given=True)
+    assert (config.options.warm_up, config.options.batch_check, config.options.batch_check_sample) == (
+        True,
+        "warn",
+        0.25,
+    )
+    assert config.options.batch_tolerance == Tolerance(0.01, 0.0, ("id", "boxes[*].id"), is_given=True)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +419,7 @@ def test_samples_and_checks_that_cannot_be_used_are_left_out_with_a_sentence(lin
     """As every other key."""
     config = parse_model_config(line.encode())
 
-    assert config == ModelConfig(document=config.document, warnings=config.warnings)
+    assert config.said == {}
     assert len(config.warnings) == 1
     assert "which is not used: it must be" in config.warnings[0]
 
@@ -436,7 +430,7 @@ def test_what_a_worker_on_a_cluster_has_is_read_by_name() -> None:
 
     config = parse_model_config(text)
 
-    assert config.launcher == "ray"
-    assert config.worker_resources == {"cpus": 2.0, "gpus": 0.5, "memory": 4 << 30, "tpu": 1.0}
-    assert config.worker_placement == "pack"
+    assert config.options.launcher == "ray"
+    assert config.options.worker_resources == {"cpus": 2.0, "gpus": 0.5, "memory": 4 << 30, "tpu": 1.0}
+    assert config.options.worker_placement == "pack"
     assert config.warnings == []

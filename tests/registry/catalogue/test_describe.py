@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.contents.model_config import ModelConfig
 from marserve.messages import Load
+from marserve.model_options import ModelOptions
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.describe import Facts, describe_version
 from support.fake_pool import Behaviour, FakePool, a_death, a_worker
@@ -49,14 +49,14 @@ MEMBERS = [
 
 
 def describe(
-    options: PoolOptions, config: ModelConfig | None = None, *, tells_missing_pids: bool = False, **changes: Any
+    options: PoolOptions, config: ModelOptions | None = None, *, tells_missing_pids: bool = False, **changes: Any
 ) -> dict[str, Any]:
     """The description of a version with these options; `changes` are set on its pool."""
     pool = FakePool(options, LOAD, Behaviour())
     pool.start()
     for name, value in changes.items():
         setattr(pool, name, value)
-    facts = Facts("m.mar", "python", options, config or ModelConfig(), is_at_startup=False)
+    facts = Facts("m.mar", "python", options, config or ModelOptions(), is_at_startup=False)
     return describe_version(
         facts,
         pool,
@@ -154,7 +154,7 @@ async def test_a_group_of_ranks_tells_their_processes_and_devices() -> None:
 
 async def test_device_ids_are_shown_only_where_they_are_used() -> None:
     """A list that the server cannot use is not."""
-    config = ModelConfig(device_ids=(1,))
+    config = ModelOptions(device_ids=(1,))
 
     assert describe(PoolOptions("m", "1.0", 0, 0, gpu_ids=(1,)), config)["deviceIds"] == [1]
     assert "deviceIds" not in describe(PoolOptions("m", "1.0", 0, 0, gpu_ids=(0, 1)), config)
@@ -162,7 +162,7 @@ async def test_device_ids_are_shown_only_where_they_are_used() -> None:
 
 async def test_figures_of_sequences_are_shown_only_with_an_idle_limit() -> None:
     """Contract 2.5: 0 otherwise."""
-    with_limit = ModelConfig(sequence_batching=True, sequence_max_idle_s=3.0, max_num_sequence=2)
+    with_limit = ModelOptions(sequence_batching=True, sequence_max_idle_s=3.0, max_num_sequence=2)
     options = PoolOptions("m", "1.0", 0, 0)
 
     described = describe(options, with_limit)

@@ -6,18 +6,19 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.contents.model_config import ModelConfig, parse_model_config
+from marserve.archive.contents.model_config import parse_model_config
+from marserve.model_options import ModelOptions
 from marserve.registry.intake.call_modes import CallMode, SequenceHeaderNames, read_call_mode
 
 NAMES = SequenceHeaderNames("X-Id", "X-Start", "X-End")
 
 
-def mode_of(config: str | ModelConfig, **more: Any) -> tuple[CallMode, list[str]]:
+def mode_of(config: str | ModelOptions, **more: Any) -> tuple[CallMode, list[str]]:
     """The mode that a configuration gives, and what was said about it."""
     warnings: list[str] = []
-    archive = parse_model_config(config.encode()) if isinstance(config, str) else config
+    asked = parse_model_config(config.encode()).options if isinstance(config, str) else config
     given = {"batch_size": 4, "max_workers": 3, "has_ranks": False, **more}
-    return read_call_mode(archive, NAMES, **given, warnings=warnings), warnings
+    return read_call_mode(asked, NAMES, **given, warnings=warnings), warnings
 
 
 def test_most_models_are_called_batch_by_batch() -> None:

@@ -11,37 +11,33 @@ import pytest
 from marserve.archive.contents.model_config import ModelConfig
 from marserve.errors import BadInput, NotEnoughDevices
 from marserve.messages import Sample
+from marserve.model_options import ModelOptions, Said
 from marserve.pool.options import PoolOptions, RayOptions
 from marserve.registry.catalogue.snapshot import SnapshotVersion
-from marserve.registry.intake.effective_options import (
-    OptionDefaults,
-    RequestedOptions,
-    effective_options,
-    effective_runtime,
-)
+from marserve.registry.intake.effective_options import effective_options, effective_runtime, layers_of
+from marserve.registry.intake.registration import RegisterParameters, RegistryOptions
 from marserve.settings import ModelDefaults
 from marserve.settings.values import MemoryWish
 
 
 def choose(
-    requested: RequestedOptions | None = None,
-    archive: ModelConfig | None = None,
+    requested: RegisterParameters | None = None,
+    archive: Said | None = None,
     configured: ModelDefaults | None = None,
-    defaults: OptionDefaults | None = None,
+    server: RegistryOptions | None = None,
     **rest: Any,
 ) -> tuple[PoolOptions, list[str]]:
     """The effective options of version 1.0 of model m."""
-    return effective_options(
-        "m",
-        "1.0",
-        requested=requested or RequestedOptions(),
-        archive=archive or ModelConfig(),
-        configured=configured or ModelDefaults(),
-        defaults=defaults or OptionDefaults(),
-        at_startup=rest.get("at_startup", False),
-        gpu_count=rest.get("gpu_count", 0),
-        restored=rest.get("restored"),
-    )
+    parameters = replace(requested or asks(), restored=rest.get("restored"))
+    ModelOptions(**(archive or {}))
+    layers = layers_of(parameters, ModelConfig(archive or {}), configured or ModelDefaults(), rest.get("declared", {}))
+    options = replace(server or RegistryOptions(), gpu_count=rest.get("gpu_count", 0))
+    return effective_options("m", "1.0", layers, options, at_startup=rest.get("at_startup", False))
+
+
+def asks(**parameters: Any) -> RegisterParameters:
+    """A registration."""
+    return RegisterParameters("m.mar", **parameters)
 
 
 def test_what_nobody_sets_has_the_contract_s_defaults() -> None:
@@ -54,7 +50,7 @@ def test_what_nobody_sets_has_the_contract_s_defaults() -> None:
 
 def test_the_request_wins_over_the_archive_over_the_models_setting_for_batches() -> None:
     """Each source in turn is taken away."""
-    request, archive = RequestedOptions(batch_size=9, max_batch_delay_s=0.011), ModelConfig(batch_size=4)
+    request, archive = asks(batch_size=9, max_batch_delay_s=0.011), {"batch_size": 4}
     configured = ModelDefaults(batch_size=6, max_batch_delay_s=0.04)
 
     assert choose(request, archive, configured)[0].batch_size == 9
@@ -65,26 +61,26 @@ def test_the_request_wins_over_the_archive_over_the_models_setting_for_batches()
 
 def test_a_batch_delay_of_nothing_is_a_value_in_every_source() -> None:
     """0 is not the same as not given (contract, Q25)."""
-    assert choose(RequestedOptions(max_batch_delay_s=0.0))[0].max_batch_delay_s == 0.0
-    assert choose(archive=ModelConfig(max_batch_delay_s=0.0))[0].max_batch_delay_s == 0.0
+    assert choose(asks(max_batch_delay_s=0.0))[0].max_batch_delay_s == 0.0
+    assert choose(archive={"max_batch_delay_s": 0.0})[0].max_batch_delay_s == 0.0
     assert choose(configured=ModelDefaults(max_batch_delay_s=0.0))[0].max_batch_delay_s == 0.0
 
 
 def test_time_outs_that_the_archive_sets_win_and_those_it_does_not_set_do_not_count() -> None:
     """An archive with a configuration does not pin what it does not mention (contract, Q11)."""
-    request = RequestedOptions(response_timeout_s=13, startup_timeout_s=15)
-    archive = ModelConfig(startup_timeout_s=33)
+    request = asks(response_timeout_s=13, startup_timeout_s=15)
+    archive = {"startup_timeout_s": 33}
 
-    options, _ = choose(request, archive, ModelDefaults(response_timeout_s=25), OptionDefaults(response_timeout_s=41))
+    options, _ = choose(request, archive, ModelDefaults(response_timeout_s=25), RegistryOptions(response_timeout_s=41))
 
     assert (options.response_timeout_s, options.startup_timeout_s) == (13, 33)
 
 
 def test_the_models_setting_wins_over_the_configured_default_time_out() -> None:
     """And the configured default over the built-in one."""
-    defaults = OptionDefaults(response_timeout_s=41, startup_timeout_s=42)
+    server = RegistryOptions(response_timeout_s=41, startup_timeout_s=42)
 
-    options, _ = choose(configured=ModelDefaults(response_timeout_s=25), defaults=defaults)
+    options, _ = choose(configured=ModelDefaults(response_timeout_s=25), server=server)
 
     assert (options.response_timeout_s, options.startup_timeout_s) == (25, 42)
 
@@ -92,19 +88,17 @@ def test_the_models_setting_wins_over_the_configured_default_time_out() -> None:
 @pytest.mark.parametrize(
     ("archive", "expected"),
     [
-        (ModelConfig(min_workers=1, max_workers=2), (1, 2)),
-        (ModelConfig(min_workers=3, max_workers=2), (5, 5)),
-        (ModelConfig(min_workers=3), (5, 5)),
-        (ModelConfig(min_workers=0, max_workers=2), (5, 5)),
-        (ModelConfig(min_workers=0, max_workers=2, idle_timeout_s=60.0), (0, 2)),
-        (ModelConfig(max_workers=3), (5, 5)),
+        ({"min_workers": 1, "max_workers": 2}, (1, 2)),
+        ({"min_workers": 3, "max_workers": 2}, (5, 5)),
+        ({"min_workers": 3}, (5, 5)),
+        ({"min_workers": 0, "max_workers": 2}, (5, 5)),
+        ({"min_workers": 0, "max_workers": 2, "idle_timeout_s": 60.0}, (0, 2)),
+        ({"max_workers": 3}, (5, 5)),
     ],
 )
-def test_only_a_whole_pair_of_worker_numbers_in_the_archive_counts(
-    archive: ModelConfig, expected: tuple[int, int]
-) -> None:
+def test_only_a_whole_pair_of_worker_numbers_in_the_archive_counts(archive: Said, expected: tuple[int, int]) -> None:
     """Half a pair, or one that contradicts itself, is told of and not used."""
-    options, warnings = choose(RequestedOptions(workers=5), archive)
+    options, warnings = choose(asks(initial_workers=5), archive)
 
     assert (options.min_workers, options.max_workers) == expected
     assert bool(warnings) == (expected == (5, 5))
@@ -114,8 +108,10 @@ def test_the_models_setting_has_workers_only_at_start_up() -> None:
     """A registration by API does not see them (contract 2.1)."""
     configured = ModelDefaults(min_workers=2, max_workers=3)
 
-    by_api, _ = choose(configured=configured, defaults=OptionDefaults(workers=1))
-    at_start, _ = choose(configured=configured, defaults=OptionDefaults(workers=1), at_startup=True)
+    by_api, _ = choose(configured=configured, server=RegistryOptions(workers_by_api=1, workers_at_startup=1))
+    at_start, _ = choose(
+        configured=configured, server=RegistryOptions(workers_by_api=1, workers_at_startup=1), at_startup=True
+    )
 
     assert (by_api.min_workers, by_api.max_workers) == (1, 1)
     assert (at_start.min_workers, at_start.max_workers) == (2, 3)
@@ -125,7 +121,7 @@ def test_the_most_workers_are_never_fewer_than_the_fewest() -> None:
     """A `models` entry that names only one of the two still gives a usable pair."""
     lonely_least, _ = choose(configured=ModelDefaults(min_workers=4), at_startup=True)
     lonely_most, _ = choose(
-        configured=ModelDefaults(max_workers=1), defaults=OptionDefaults(workers=2), at_startup=True
+        configured=ModelDefaults(max_workers=1), server=RegistryOptions(workers_at_startup=2), at_startup=True
     )
 
     assert (lonely_least.min_workers, lonely_least.max_workers) == (4, 4)
@@ -135,13 +131,13 @@ def test_the_most_workers_are_never_fewer_than_the_fewest() -> None:
 def test_a_model_uses_all_accelerators_unless_it_says_otherwise() -> None:
     """Device ids that the server has narrow the choice."""
     assert choose(gpu_count=2)[0].gpu_ids == (0, 1)
-    assert choose(archive=ModelConfig(device_ids=(1,)), gpu_count=2)[0].gpu_ids == (1,)
-    assert choose(archive=ModelConfig(device_type="cpu"), gpu_count=2)[0].gpu_ids == ()
+    assert choose(archive={"device_ids": (1,)}, gpu_count=2)[0].gpu_ids == (1,)
+    assert choose(archive={"device_type": "cpu"}, gpu_count=2)[0].gpu_ids == ()
 
 
 def test_one_wrong_device_id_spoils_the_whole_list() -> None:
     """So says the contract (7.1); we tell of it."""
-    options, warnings = choose(archive=ModelConfig(device_ids=(0, 7)), gpu_count=2)
+    options, warnings = choose(archive={"device_ids": (0, 7)}, gpu_count=2)
 
     assert options.gpu_ids == (0, 1)
     assert "deviceIds [0, 7]" in warnings[0]
@@ -149,7 +145,7 @@ def test_one_wrong_device_id_spoils_the_whole_list() -> None:
 
 def test_a_gpu_model_on_a_machine_without_one_runs_on_the_cpu() -> None:
     """And describe says so."""
-    options, warnings = choose(archive=ModelConfig(device_type="gpu"))
+    options, warnings = choose(archive={"device_type": "gpu"})
 
     assert options.gpu_ids == ()
     assert "no accelerator" in warnings[0]
@@ -157,17 +153,17 @@ def test_a_gpu_model_on_a_machine_without_one_runs_on_the_cpu() -> None:
 
 def test_the_rest_comes_from_the_archive_alone() -> None:
     """Queue, tickets, client time-out, retries and our own keys."""
-    archive = ModelConfig(
-        job_queue_size=3,
-        use_job_ticket=True,
-        client_timeout_s=0.25,
-        default_priority=3,
-        max_retry_timeout_s=1.0,
-        retry_on_worker_death=False,
-        batch_isolation=False,
-        worker_start="fresh",
-        batch_policy="fixed",
-    )
+    archive = {
+        "queue_size": 3,
+        "use_job_ticket": True,
+        "client_timeout_s": 0.25,
+        "default_priority": 3,
+        "max_retry_timeout_s": 1.0,
+        "retry_on_worker_death": False,
+        "batch_isolation": False,
+        "worker_start": "fresh",
+        "batch_policy": "fixed",
+    }
 
     options, _ = choose(archive=archive)
 
@@ -190,10 +186,10 @@ def test_the_rest_comes_from_the_archive_alone() -> None:
 
 def test_the_archives_memory_limit_and_readiness_rule_win_over_the_servers() -> None:
     """0 is a limit of none, which an archive may ask for."""
-    defaults = OptionDefaults(max_worker_memory_bytes=500, readiness_rule="min")
+    server = RegistryOptions(max_worker_memory_bytes=500, readiness_rule="min")
 
-    unset, _ = choose(defaults=defaults)
-    own, _ = choose(archive=ModelConfig(max_worker_memory_bytes=0, readiness_rule="all"), defaults=defaults)
+    unset, _ = choose(server=server)
+    own, _ = choose(archive={"max_worker_memory_bytes": 0, "readiness_rule": "all"}, server=server)
 
     assert (unset.max_worker_memory_bytes, unset.readiness_rule) == (500, "min")
     assert (own.max_worker_memory_bytes, own.readiness_rule) == (0, "all")
@@ -201,14 +197,14 @@ def test_the_archives_memory_limit_and_readiness_rule_win_over_the_servers() -> 
 
 def test_the_bounds_of_a_workers_life_come_from_the_archive() -> None:
     """Recycling, restarts, and what a crash means."""
-    archive = ModelConfig(
-        max_restarts=5,
-        no_restart_exit_codes=(3,),
-        on_crash="fail",
-        max_requests_per_worker=1000,
-        max_worker_age_s=60.0,
-        max_worker_growth_bytes=7,
-    )
+    archive = {
+        "max_restarts": 5,
+        "no_restart_exit_codes": (3,),
+        "on_crash": "fail",
+        "max_requests_per_worker": 1000,
+        "max_worker_age_s": 60.0,
+        "max_worker_growth_bytes": 7,
+    }
 
     assert choose(archive=archive)[0] == PoolOptions(
         "m",
@@ -226,7 +222,7 @@ def test_the_bounds_of_a_workers_life_come_from_the_archive() -> None:
 
 def test_a_client_time_out_of_nothing_is_none() -> None:
     """0 means that clients wait for ever (contract 7.1)."""
-    assert choose(archive=ModelConfig(client_timeout_s=0.0))[0].client_timeout_s is None
+    assert choose(archive={"client_timeout_s": 0.0})[0].client_timeout_s is None
 
 
 @pytest.mark.parametrize(
@@ -248,18 +244,18 @@ def test_the_models_setting_wins_over_request_and_manifest_for_the_runtime(
 
 def test_the_archive_decides_whether_workers_follow_the_need_before_the_server_does() -> None:
     """`autoscale` of the model's configuration, then the setting."""
-    on = OptionDefaults(autoscale=True)
+    on = RegistryOptions(autoscale=True)
 
     assert not choose()[0].autoscale
-    assert choose(defaults=on)[0].autoscale
-    assert not choose(archive=ModelConfig(autoscale=False), defaults=on)[0].autoscale
-    assert choose(archive=ModelConfig(autoscale=True))[0].autoscale
+    assert choose(server=on)[0].autoscale
+    assert not choose(archive={"autoscale": False}, server=on)[0].autoscale
+    assert choose(archive={"autoscale": True})[0].autoscale
 
 
 def test_an_idle_time_out_counts_only_where_there_may_be_no_worker() -> None:
     """With a least number of one or more nobody sleeps."""
-    asleep, _ = choose(archive=ModelConfig(min_workers=0, max_workers=2, idle_timeout_s=60.0))
-    awake, _ = choose(archive=ModelConfig(min_workers=1, max_workers=2, idle_timeout_s=60.0))
+    asleep, _ = choose(archive={"min_workers": 0, "max_workers": 2, "idle_timeout_s": 60.0})
+    awake, _ = choose(archive={"min_workers": 1, "max_workers": 2, "idle_timeout_s": 60.0})
 
     assert asleep.idle_timeout_s == 60.0
     assert awake.idle_timeout_s is None
@@ -267,9 +263,9 @@ def test_an_idle_time_out_counts_only_where_there_may_be_no_worker() -> None:
 
 def test_a_goal_needs_its_latency_and_finds_its_batch_size_itself() -> None:
     """Without `latencyGoalMs` the policy is not used, and a warning says so; a named batch size stays the bound."""
-    kept, no_warnings = choose(archive=ModelConfig(batch_policy="goal", latency_goal_s=0.2, length_from="body_bytes"))
-    bounded, _ = choose(archive=ModelConfig(batch_policy="goal", latency_goal_s=0.2, batch_size=8))
-    left_out, warnings = choose(archive=ModelConfig(batch_policy="goal", length_from="body_bytes"))
+    kept, no_warnings = choose(archive={"batch_policy": "goal", "latency_goal_s": 0.2, "length_from": "body_bytes"})
+    bounded, _ = choose(archive={"batch_policy": "goal", "latency_goal_s": 0.2, "batch_size": 8})
+    left_out, warnings = choose(archive={"batch_policy": "goal", "length_from": "body_bytes"})
 
     assert (kept.batch_policy, kept.latency_goal_s, kept.batch_size) == ("goal", 0.2, 64)
     assert kept.length_from == "body_bytes"
@@ -283,11 +279,11 @@ def test_a_model_with_samples_is_checked_before_it_is_given_batches() -> None:
     """Unless its configuration says otherwise; without samples there is nothing to check with."""
     samples = (Sample(body=b"x"),)
 
-    assert choose(archive=ModelConfig(samples=samples))[0].batch_check == "refuse"
-    assert choose(archive=ModelConfig(samples=samples, batch_check="warn"))[0].batch_check == "warn"
-    assert choose(archive=ModelConfig(samples=samples, batch_check="off"))[0].batch_check == "off"
+    assert choose(archive={"samples": samples})[0].batch_check == "refuse"
+    assert choose(archive={"samples": samples, "batch_check": "warn"})[0].batch_check == "warn"
+    assert choose(archive={"samples": samples, "batch_check": "off"})[0].batch_check == "off"
     assert choose()[0].batch_check == "off"
-    for config in (ModelConfig(warm_up=True), ModelConfig(batch_check="refuse")):
+    for config in ({"warm_up": True}, {"batch_check": "refuse"}):
         assert choose(archive=config)[1] == [
             "warmUp and batchCheck of the model's configuration are not used: it has no samples"
         ]
@@ -295,7 +291,7 @@ def test_a_model_with_samples_is_checked_before_it_is_given_batches() -> None:
 
 def test_there_are_as_many_workers_of_several_devices_as_there_are_devices_for() -> None:
     """Contract 10.5: both numbers are cut, which describe says."""
-    config = ModelConfig(parallel_type="tp", parallel_level=2, min_workers=3, max_workers=4)
+    config = {"parallel_type": "tp", "parallel_level": 2, "min_workers": 3, "max_workers": 4}
 
     options, warnings = choose(archive=config, gpu_count=5)
 
@@ -304,14 +300,14 @@ def test_there_are_as_many_workers_of_several_devices_as_there_are_devices_for()
     assert warnings == ["there are at most 2 workers: each has 2 of 5 devices"]
     on_cpu, warnings = choose(archive=config)
     assert (on_cpu.min_workers, on_cpu.max_workers, on_cpu.ranks, warnings) == (3, 4, 2, [])
-    custom = ModelConfig(parallel_type="custom", parallel_level=2)
+    custom = {"parallel_type": "custom", "parallel_level": 2}
     assert choose(archive=custom, gpu_count=4)[0].ranks == 0
 
 
 def test_too_few_devices_for_one_worker_are_an_error() -> None:
     """Rather than a version that can never have a worker."""
     with pytest.raises(NotEnoughDevices):
-        choose(archive=ModelConfig(parallel_type="pp", parallel_level=4), gpu_count=2)
+        choose(archive={"parallel_type": "pp", "parallel_level": 4}, gpu_count=2)
 
 
 RESTORED = SnapshotVersion("m", "1.0", "m.mar", True, 2, 3, 5, 0.03, 7, 8, parallel_level=2)
@@ -319,17 +315,17 @@ RESTORED = SnapshotVersion("m", "1.0", "m.mar", True, 2, 3, 5, 0.03, 7, 8, paral
 
 def test_a_snapshot_goes_before_everything() -> None:
     """Workers, batches and time-outs; what it says nothing of comes from the archive."""
-    archive = ModelConfig(
-        min_workers=9,
-        max_workers=9,
-        batch_size=9,
-        max_batch_delay_s=0.9,
-        response_timeout_s=90,
-        startup_timeout_s=90,
-        job_queue_size=4,
-    )
+    archive = {
+        "min_workers": 9,
+        "max_workers": 9,
+        "batch_size": 9,
+        "max_batch_delay_s": 0.9,
+        "response_timeout_s": 90,
+        "startup_timeout_s": 90,
+        "queue_size": 4,
+    }
 
-    options, warnings = choose(RequestedOptions(batch_size=1), archive, restored=RESTORED)
+    options, warnings = choose(asks(batch_size=1), archive, restored=RESTORED)
 
     assert (options.min_workers, options.max_workers, options.batch_size, options.queue_size) == (2, 3, 5, 4)
     assert (options.max_batch_delay_s, options.response_timeout_s, options.startup_timeout_s) == (0.03, 7, 8)
@@ -338,7 +334,7 @@ def test_a_snapshot_goes_before_everything() -> None:
 
 def test_the_devices_of_a_worker_come_from_the_snapshot_if_it_names_some() -> None:
     """And else from the archive."""
-    archive = ModelConfig(parallel_type="pp", parallel_level=4, device_type="gpu")
+    archive = {"parallel_type": "pp", "parallel_level": 4, "device_type": "gpu"}
 
     assert choose(archive=archive, restored=RESTORED, gpu_count=8)[0].parallel_level == 2
     assert choose(archive=archive, restored=replace(RESTORED, parallel_level=0), gpu_count=8)[0].parallel_level == 4
@@ -349,7 +345,7 @@ def test_a_version_without_workers_is_restored_without() -> None:
     none = replace(RESTORED, min_workers=0)
 
     assert choose(restored=none)[0].max_workers == 0
-    assert choose(archive=ModelConfig(idle_timeout_s=60.0), restored=none)[0].max_workers == 3
+    assert choose(archive={"idle_timeout_s": 60.0}, restored=none)[0].max_workers == 3
 
 
 # ------------------------------------------------------------------------------------------------- memory
@@ -357,10 +353,10 @@ def test_a_version_without_workers_is_restored_without() -> None:
 
 def test_what_a_registration_says_of_memory_goes_before_the_models_setting_and_that_before_the_archive() -> None:
     """Each of the three by itself; nobody's word is nobody's."""
-    archive = ModelConfig(memory_bytes=1, load="start", is_pinned=True)
+    archive = {"memory_bytes": 1, "load": "start", "is_pinned": True}
     configured = ModelDefaults(memory=MemoryWish(2, "on_demand"))
 
-    options, _ = choose(archive=archive, configured=configured, requested=RequestedOptions(memory=MemoryWish(3)))
+    options, _ = choose(archive=archive, configured=configured, requested=asks(memory=MemoryWish(3)))
 
     assert (options.memory_bytes, options.is_pinned) == (3, True)
     assert options.idle_timeout_s == math.inf
@@ -369,12 +365,12 @@ def test_what_a_registration_says_of_memory_goes_before_the_models_setting_and_t
 
 def test_a_model_that_is_loaded_on_demand_has_no_worker_before_it_is_asked() -> None:
     """Its least number is how many the first request brings, one at least; an idle time-out counts on."""
-    own = ModelConfig(load="on_demand", min_workers=2, max_workers=4)
+    own = {"load": "on_demand", "min_workers": 2, "max_workers": 4}
 
     options, _ = choose(archive=own)
-    by_default, _ = choose(defaults=OptionDefaults(workers=0, load="on_demand"))
-    idle, _ = choose(archive=ModelConfig(load="on_demand", idle_timeout_s=60.0))
-    not_it, _ = choose(archive=ModelConfig(load="start"), defaults=OptionDefaults(workers=1, load="on_demand"))
+    by_default, _ = choose(server=RegistryOptions(load="on_demand"))
+    idle, _ = choose(archive={"load": "on_demand", "idle_timeout_s": 60.0})
+    not_it, _ = choose(archive={"load": "start"}, server=RegistryOptions(workers_by_api=1, load="on_demand"))
 
     assert (options.min_workers, options.max_workers, options.least_awake) == (0, 4, 2)
     assert (by_default.min_workers, by_default.max_workers, by_default.least_awake) == (0, 1, 1)
@@ -404,23 +400,23 @@ def test_a_snapshot_of_a_model_on_demand_is_restored_asleep() -> None:
 
 def test_a_model_for_a_cluster_has_no_devices_of_this_machine() -> None:
     """Its resources are in the configuration's words, one CPU where they say nothing."""
-    config = ModelConfig(
-        launcher="ray",
-        worker_resources={"cpus": 2.0, "gpus": 0.5, "memory": 1 << 30, "tpu": 4.0},
-        worker_placement="pack",
-    )
+    config = {
+        "launcher": "ray",
+        "worker_resources": {"cpus": 2.0, "gpus": 0.5, "memory": 1 << 30, "tpu": 4.0},
+        "worker_placement": "pack",
+    }
 
     options, warnings = choose(archive=config, gpu_count=8)
 
     assert options.gpu_ids == ()
     assert options.ray == RayOptions(2.0, 0.5, 1 << 30, {"tpu": 4.0}, "pack")
-    assert choose(archive=ModelConfig(launcher="ray"))[0].ray == RayOptions(1.0)
+    assert choose(archive={"launcher": "ray"})[0].ray == RayOptions(1.0)
     assert warnings == []
 
 
 def test_resources_without_a_cluster_are_not_used_and_that_is_said() -> None:
     """A forgotten `launcher: ray`."""
-    options, warnings = choose(archive=ModelConfig(worker_resources={"cpus": 2.0}))
+    options, warnings = choose(archive={"worker_resources": {"cpus": 2.0}})
 
     assert options.ray is None
     assert warnings == ["workerResources of the model's configuration are not used: they need launcher ray"]
@@ -429,4 +425,4 @@ def test_resources_without_a_cluster_are_not_used_and_that_is_said() -> None:
 def test_a_worker_of_several_processes_does_not_go_to_a_cluster() -> None:
     """Both keys are named."""
     with pytest.raises(BadInput, match="launcher is ray and parallelType tp"):
-        choose(archive=ModelConfig(launcher="ray", parallel_type="tp", parallel_level=2))
+        choose(archive={"launcher": "ray", "parallel_type": "tp", "parallel_level": 2})

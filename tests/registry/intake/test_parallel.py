@@ -12,7 +12,7 @@ from marserve.registry.intake.parallel import MOST_RANKS, Parallel, read_paralle
 def read(text: str, devices: int = 0) -> tuple[Parallel, list[str]]:
     """What this configuration comes to on a server with so many devices, and what was said of it."""
     warnings: list[str] = []
-    return read_parallel("m", parse_model_config(text.encode()), range(devices), warnings), warnings
+    return read_parallel("m", parse_model_config(text.encode()).options, range(devices), warnings), warnings
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_one_without_the_other_is_an_ordinary_worker(text: str, said: str) -> No
 @pytest.mark.parametrize("kind", ["tp", "pp", "custom"])
 def test_mig_instances_are_not_joined(kind: str, devices: int, cut: tuple[int, ...], said: str) -> None:
     """With the key, its value, which devices those are, and what to do; whole GPUs beside them do."""
-    config = parse_model_config(f"parallelType: {kind}\nparallelLevel: 2".encode())
+    config = parse_model_config(f"parallelType: {kind}\nparallelLevel: 2".encode()).options
     with pytest.raises(BadArchive) as caught:
         read_parallel("m", config, range(devices), [], cut)
 
@@ -70,7 +70,7 @@ def test_mig_instances_are_not_joined(kind: str, devices: int, cut: tuple[int, .
 
 def test_a_group_of_one_may_have_a_mig_instance() -> None:
     """It is joined to nothing."""
-    config = parse_model_config(b"parallelType: tp\nparallelLevel: 1")
+    config = parse_model_config(b"parallelType: tp\nparallelLevel: 1").options
 
     assert read_parallel("m", config, (0, 1), [], (0, 1)).most_workers == 2
 

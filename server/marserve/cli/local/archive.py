@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from marserve.archive.contents.model_config import KEYS, ModelConfig, parse_model_config
+from marserve.archive.contents.model_config import ModelConfig, parse_model_config
 from marserve.archive.pickles.pickle_check import check_files
 from marserve.archive.writing.writer import (
     BUILT_IN_HANDLERS,
@@ -32,6 +32,7 @@ from marserve.cli.output import AsJson, CommandFailed, Output, table
 from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import BadArchive, CannotArchive, without_stop
 from marserve.files.nearest import did_you_mean
+from marserve.model_options import BY_KEY
 
 Format = StrEnum("Format", {word.replace("-", "_"): word for word in FORMATS})  # type: ignore[misc]  # from one list
 _TENSOR_HANDLER = "base_handler"
@@ -239,12 +240,12 @@ def _judge_config(path: Path) -> list[str]:
 def _raised(config: ModelConfig, document: dict[str, Any]) -> list[str]:
     """A sentence for each number that counts as a larger one (contract 7.1: `batchSize: 0` is 1)."""
     sentences = []
-    for key in KEYS:
-        value, effective = document.get(key.name), getattr(config, key.attribute)
+    for key, option in BY_KEY.items():
+        value, effective = document.get(key), config.said.get(option.attribute)
         if type(value) is not int or value > 0 or not isinstance(effective, int | float):
             continue
-        if effective > value and not any(warning.startswith(f"{key.name} is ") for warning in config.warnings):
-            sentences.append(f"{key.name} is {value}, which counts as {effective:g}")
+        if effective > value and not any(warning.startswith(f"{key} is ") for warning in config.warnings):
+            sentences.append(f"{key} is {value}, which counts as {effective:g}")
     return sentences
 
 

@@ -109,11 +109,12 @@ def _judge_config(folder: Path, manifest: Manifest, shown: str) -> Iterator[Find
     config = read_model_config(folder, manifest)
     name = manifest.config_file or ""
     lines = _lines(folder / name) if name else []
-    if config.min_workers and config.max_workers and config.min_workers > config.max_workers:
+    least, most = (config.said.get(name) for name in ("min_workers", "max_workers"))
+    if least and most and least > most:
         line = next((at for at, text in enumerate(lines, 1) if "minWorkers" in text), 0)
         yield Finding(
             *("action", f"{shown}!{name}", line),
-            f"minWorkers {config.min_workers} is above maxWorkers {config.max_workers}: neither is used",
+            f"minWorkers {least} is above maxWorkers {most}: neither is used",
             "write both as they are meant",
         )
     for warning in config.warnings:

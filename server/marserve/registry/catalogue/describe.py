@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from marserve.archive.contents.model_config import ModelConfig
+from marserve.model_options import ModelOptions
 from marserve.pool.options import PoolOptions
 from marserve.settings.values import NO_WISH, MemoryWish
 from marserve.store.addresses.fetch_guard import hide_query
@@ -27,6 +27,7 @@ WHEN_SCALED = "when scaled"
 class Facts:
     """What does not change while a version is registered. `url` is the word it was registered with.
 
+    `config` is what the archive, or the desired state in its place, asks for.
     `workflow` is the workflow that it is a node of, None for a model by itself; `is_function`: one of its functions.
     `requirements` is what became of the archive's own, None where it has none. `is_restored`: from a snapshot.
     `memory` is what its registration said of its place in memory.
@@ -38,7 +39,7 @@ class Facts:
     url: str
     runtime: str
     options: PoolOptions
-    config: ModelConfig
+    config: ModelOptions
     is_at_startup: bool
     warnings: tuple[str, ...] = ()
     workflow: str | None = None
@@ -137,7 +138,7 @@ def _state(pool: Pool, min_workers: int) -> str:
     return "loading" if pool.is_healthy else "failed"
 
 
-def _most_sequences(options: PoolOptions, config: ModelConfig) -> int:
+def _most_sequences(options: PoolOptions, config: ModelOptions) -> int:
     return options.sequences.most if options.sequences is not None else config.max_num_sequence or 1
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from marserve.archive.contents.model_config import KEYS
 from marserve.errors import MarserveError
+from marserve.model_options import BY_KEY
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.versions import Version
 from marserve.registry.intake.effective_options import effective_runtime
@@ -19,8 +19,6 @@ from marserve.store.addresses.pinned_digest import split_digest
 
 # What a version can change while it serves. All else is read when its workers start.
 IN_PLACE = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")
-
-_CONFIG_NAMES = frozenset(key.name for key in KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
     asked = facts.memory.document()
     if facts.options.parallel_level and facts.options.parallel_level != facts.config.parallel_level:
         asked["parallelLevel"] = facts.options.parallel_level  # a snapshot's
-    config = {**{key: value for key, value in archive.items() if key in _CONFIG_NAMES}, **asked, **now}
+    config = {**{key: value for key, value in archive.items() if key in BY_KEY}, **asked, **now}
     base = _undeclared(version, options)
     unsaid = {**base, **facts.left_by_calls} if base else {}
     return ActualVersion(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from marserve.archive.contents.model_config import ModelConfig
+from marserve.model_options import ModelOptions
 from marserve.pool.options import SequenceOptions
 
 
@@ -56,7 +56,7 @@ class CallMode:
 
 
 def read_call_mode(
-    archive: ModelConfig,
+    asked: ModelOptions,
     names: SequenceHeaderNames,
     *,
     batch_size: int,
@@ -64,46 +64,46 @@ def read_call_mode(
     has_ranks: bool,
     warnings: list[str],
 ) -> CallMode:
-    """The mode that a model's configuration asks for. What is not used of it is said in `warnings`."""
-    if archive.async_communication and not has_ranks:
+    """The mode that is asked for. What is not used of it is said in `warnings`."""
+    if asked.is_concurrent and not has_ranks:
         for key, is_set in (
-            ("sequenceBatching", archive.sequence_batching),
-            ("continuousBatching", archive.continuous_batching),
+            ("sequenceBatching", asked.sequence_batching),
+            ("continuousBatching", asked.continuous_batching),
         ):
             if is_set:
                 warnings.append(f"{key} of the model's configuration is not used: it has asyncCommunication")
-        return _judged(CallMode(is_concurrent=True), archive, warnings)
-    if archive.async_communication:
+        return _judged(CallMode(is_concurrent=True), asked, warnings)
+    if asked.is_concurrent:
         warnings.append("asyncCommunication of the model's configuration is not used: ranks make one call at a time")
     sequences = None
-    if archive.sequence_batching:
+    if asked.sequence_batching:
         sequences = SequenceOptions(
-            max_idle_s=archive.sequence_max_idle_s,
-            timeout_s=archive.sequence_timeout_s,
-            queue_size=archive.max_sequence_job_queue_size,
-            most=archive.max_num_sequence or max(1, batch_size * max_workers),
-            frees_ended=archive.free_ended_sequences,
+            max_idle_s=asked.sequence_max_idle_s,
+            timeout_s=asked.sequence_timeout_s,
+            queue_size=asked.max_sequence_job_queue_size,
+            most=asked.max_num_sequence or max(1, batch_size * max_workers),
+            frees_ended=asked.free_ended_sequences,
             id_header=names.id,
             start_header=names.start,
             end_header=names.end,
         )
-        if not archive.sequence_max_idle_s:
+        if not asked.sequence_max_idle_s:
             warnings.append(
                 "sequenceBatching without sequenceMaxIdleMSec refuses every request: set it to how long a sequence may "
                 "be idle, in milliseconds"
             )
-    return _judged(CallMode(sequences, archive.continuous_batching), archive, warnings)
+    return _judged(CallMode(sequences, asked.continuous_batching), asked, warnings)
 
 
-def _judged(mode: CallMode, archive: ModelConfig, warnings: list[str]) -> CallMode:
+def _judged(mode: CallMode, asked: ModelOptions, warnings: list[str]) -> CallMode:
     """The same, with what else of the configuration makes no sense with it."""
     if mode.is_plain:
         return mode
     which = "asyncCommunication" if mode.is_concurrent else "sequences or continuous batching"
-    if not mode.allows(archive.batch_policy):
-        warnings.append(f"batchPolicy {archive.batch_policy} of the model's configuration is not used with {which}")
-    if archive.samples and mode.has_state:
+    if not mode.allows(asked.batch_policy):
+        warnings.append(f"batchPolicy {asked.batch_policy} of the model's configuration is not used with {which}")
+    if asked.samples and mode.has_state:
         warnings.append(f"the samples of the model's configuration are not used with {which}")
-    elif archive.samples and (archive.batch_check in ("warn", "refuse") or archive.batch_check_sample):
+    elif asked.samples and (asked.batch_check in ("warn", "refuse") or asked.batch_check_sample):
         warnings.append(f"batches are not checked with {which}")
     return mode

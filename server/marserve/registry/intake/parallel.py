@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from marserve.archive.contents.model_config import ModelConfig
 from marserve.errors import BadArchive, NotEnoughDevices
 from marserve.machine.devices import most_groups
+from marserve.model_options import ModelOptions
 
 # More processes than any one machine has devices for; each holds descriptors of all others' in rank 0.
 MOST_RANKS = 64
@@ -34,17 +34,17 @@ class Parallel:
 
 
 def read_parallel(
-    model: str, config: ModelConfig, gpu_ids: Sequence[int], warnings: list[str], mig_instances: Collection[int] = ()
+    model: str, asked: ModelOptions, gpu_ids: Sequence[int], warnings: list[str], mig_instances: Collection[int] = ()
 ) -> Parallel:
     """What holds for a model whose workers may have `gpu_ids`; sentences on what is not used go to `warnings`.
 
     Raises NotEnoughDevices where the devices are too few for one worker, BadArchive where a worker of several would
     have one of the `mig_instances`: CUDA shows a process one of those, and nothing else beside it.
     """
-    kind, level = config.parallel_type, config.parallel_level
+    kind, level = asked.parallel_type, asked.parallel_level
     if kind is None:
         if level:
-            key = "torchrun" if config.torchrun is not None else "parallelLevel"
+            key = "torchrun" if asked.torchrun is not None else "parallelLevel"
             warnings.append(f"{key} of the model's configuration is not used: it needs a parallelType")
         return Parallel()
     if not level:
@@ -54,8 +54,8 @@ def read_parallel(
         warnings.append(f"parallelLevel {level} of the model's configuration is not used: it is more than {MOST_RANKS}")
         return Parallel()
     threads = 0
-    if config.torchrun is not None:
-        threads = _read_torchrun(config.torchrun, is_group=kind != "custom", warnings=warnings)
+    if asked.torchrun is not None:
+        threads = _read_torchrun(asked.torchrun, is_group=kind != "custom", warnings=warnings)
     cut = [device for device in gpu_ids if device in mig_instances]
     if cut and level > 1:
         raise BadArchive(_says_cut(model, level, cut, len(gpu_ids)))

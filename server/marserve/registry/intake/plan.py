@@ -14,7 +14,6 @@ from typing import Any, Literal
 import msgspec
 
 from marserve.agent_link import ArchiveRef
-from marserve.archive.contents.model_config import declare
 from marserve.archive.contents.weight_size import weigh
 from marserve.documents import pack
 from marserve.environments.environments import Environment
@@ -22,18 +21,13 @@ from marserve.environments.requirements import Requirements, read_requirements
 from marserve.errors import BadArchive, BadInput, DependencyFailed, LoadFailed
 from marserve.files.digests import digest_of
 from marserve.messages import Load
+from marserve.model_options import ModelOptions, fold
 from marserve.names import check_new_name, encodable, encodable_document, name_fault
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.describe import Facts
 from marserve.registry.catalogue.plan import Plan, Unpacked, Wanted
 from marserve.registry.catalogue.snapshot import lies_as
-from marserve.registry.intake.effective_options import (
-    RUNTIMES,
-    OptionDefaults,
-    RequestedOptions,
-    effective_options,
-    effective_runtime,
-)
+from marserve.registry.intake.effective_options import RUNTIMES, effective_options, effective_runtime, layers_of
 from marserve.registry.intake.handler_check import find_defect, folder_of, hides_pythons_own
 from marserve.registry.intake.registration import MOST_WORKERS, RegisterParameters, RegistryOptions
 from marserve.registry.intake.startup import name_from_file
@@ -135,7 +129,7 @@ def _unloadable(facts: Facts, defect: str, is_synchronous: bool) -> BadArchive |
 
 def _read_wanted(facts: Facts, unpacked: Unpacked, server: RegistryOptions) -> tuple[Facts, Wanted | None]:
     """What the archive asks to have installed, None for nothing; and the facts with what is to be said of it."""
-    file, asks_for_venv = unpacked.manifest.requirements_file, facts.config.use_venv
+    file, asks_for_venv = unpacked.manifest.requirements_file, facts.options.use_venv
     is_default = _has_default_requirements(unpacked, server)
     if is_default:
         file, asks_for_venv = server.default_requirements, True
@@ -210,41 +204,8 @@ def _facts(
         raise BadInput(f"maxWorkers of the snapshot must be {MOST_WORKERS} or less.")
     gets_workers = is_at_startup or parameters.declared is not None or parameters.is_arrival
     declared = {key: value for key, value in (parameters.declared or {}).items() if key not in NOT_OF_THE_CONFIG}
-    config = declare(unpacked.config, declared) if declared else unpacked.config
-    bounds = (declared["minWorkers"], declared["maxWorkers"]) if "minWorkers" in declared else None
-    requested = RequestedOptions(
-        workers=parameters.initial_workers,
-        bounds=bounds,
-        batch_size=parameters.batch_size,
-        max_batch_delay_s=parameters.max_batch_delay_s,
-        response_timeout_s=parameters.response_timeout_s,
-        startup_timeout_s=parameters.startup_timeout_s,
-        memory=parameters.memory,
-    )
-    options, option_warnings = effective_options(
-        model,
-        version,
-        requested=requested,
-        archive=config,
-        configured=configured,
-        defaults=OptionDefaults(
-            workers=server.workers_at_startup if gets_workers else server.workers_by_api,
-            response_timeout_s=server.response_timeout_s,
-            startup_timeout_s=server.startup_timeout_s,
-            queue_size=server.queue_size,
-            max_worker_memory_bytes=server.max_worker_memory_bytes,
-            readiness_rule=server.readiness_rule,
-            autoscale=server.autoscale,
-            load=server.load,
-            cpu_pinning=server.cpu_pinning,
-            refuses_missing_devices=server.refuses_missing_devices,
-            mig_instances=server.mig_instances,
-            sequence_headers=server.sequence_headers,
-        ),
-        at_startup=gets_workers,
-        gpu_count=server.gpu_count,
-        restored=parameters.restored,
-    )
+    layers = layers_of(parameters, unpacked.config, configured, declared)
+    options, option_warnings = effective_options(model, version, layers, server, at_startup=gets_workers)
     options = replace(options, weight_bytes=_weight_bytes(unpacked))
     if options.ray is not None:
         options = replace(options, ray=replace(options.ray, archive=_origin(unpacked)))
@@ -257,7 +218,7 @@ def _facts(
         url=parameters.url,
         runtime=runtime,
         options=options,
-        config=config,
+        config=ModelOptions(**fold({"desired": layers["desired"], "archive": layers["archive"]})),
         is_at_startup=is_at_startup,
         warnings=(
             *parameters.warnings,
@@ -329,7 +290,7 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         max_answer_bytes=server.max_answer_bytes,
         threads=server.threads,
         import_paths=[str(beside)] if beside is not None else [],
-        warm_up=list(options.samples) if facts.config.warm_up else [],
+        warm_up=list(options.samples) if options.warm_up else [],
         environment=server.sequence_headers.environment(),
         is_continuous=options.continuous_batching,
         is_concurrent=options.is_concurrent,

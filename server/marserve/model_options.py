@@ -1,0 +1,364 @@
+"""What may be said of how one version is served. Each option is declared once, beside its field in `ModelOptions`.
+
+The declaration has the option's name in files, how its values are read and written, one sentence, and its order: which
+layers may set it, the highest first. `fold` takes what each layer says and gives what wins. Pure.
+"""
+# ruff: noqa: RUF009 - the calls beside the fields declare the options
+
+from __future__ import annotations
+
+import json
+import mimetypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from marserve.messages import Sample, Tolerance
+from marserve.option_values import (
+    AMOUNTS,
+    DEVICE_IDS,
+    DURATION,
+    EXIT_CODES,
+    FLAG,
+    LENGTH_RULE,
+    MAP,
+    PART,
+    POSITIVE_SIZE,
+    SHARE,
+    SIZE,
+    Kind,
+    Unusable,
+    at_least,
+    between,
+    milliseconds,
+    raised_to,
+    seconds,
+    words,
+)
+
+# Where something is said of a version: `models` is the setting of that name, `server` are the other settings.
+Layer = Literal["snapshot", "registration", "desired", "archive", "models", "server"]
+# What one layer says, by the names of the fields below. What it does not say is not in it.
+Said = Mapping[str, Any]
+Layers = Mapping[Layer, Said]
+
+_ARCHIVE: tuple[Layer, ...] = ("desired", "archive")
+_ARCHIVE_OR_SERVER: tuple[Layer, ...] = ("desired", "archive", "server")
+_RANKS: tuple[Layer, ...] = ("snapshot", "desired", "archive")
+_BATCHES: tuple[Layer, ...] = ("snapshot", "registration", "desired", "archive", "models")
+_TIME_OUTS: tuple[Layer, ...] = ("snapshot", "desired", "archive", "registration", "models", "server")
+_MEMORY: tuple[Layer, ...] = ("snapshot", "registration", "models", "desired", "archive", "server")
+# The least and the most workers count together, and some layers' at some calls alone: `effective_options` has the rule.
+_WORKERS: tuple[Layer, ...] = ("snapshot", "desired", "archive", "models", "registration")
+
+_MAX_SAMPLES = 64
+_TOLERANCE = Tolerance()
+
+
+def _read_samples(value: object) -> tuple[Sample, ...]:
+    """A list of inputs: `{file: cat.jpg, contentType: image/jpeg}`, `{json: {…}}` or `{text: …}`.
+
+    A bare word cannot be used: handlers written for TorchServe may have a key `samples` of their own.
+    """
+    if not isinstance(value, list) or len(value) > _MAX_SAMPLES:
+        raise Unusable(f"a list of at most {_MAX_SAMPLES} samples")
+    return tuple(_read_sample(each) for each in value)
+
+
+def _read_sample(value: object) -> Sample:
+    if not isinstance(value, dict) or len(value.keys() & {"file", "json", "text"}) != 1:
+        raise Unusable("a list of samples, each with one of the keys file, json and text")
+    content_type = value.get("contentType")
+    if content_type is not None and not isinstance(content_type, str):
+        raise Unusable("a list of samples whose contentType is text")
+    if "file" in value:
+        name = value["file"]
+        if not isinstance(name, str) or not name or PurePosixPath(name).is_absolute() or ".." in name.split("/"):
+            raise Unusable("a list of samples whose files are named by paths inside of the archive")
+        return Sample(content_type or mimetypes.guess_type(name)[0], file=name)
+    if "text" in value:
+        return Sample(content_type, body=str(value["text"]).encode())
+    try:
+        return Sample(content_type or "application/json", body=json.dumps(value["json"]).encode())
+    except (TypeError, ValueError):  # a date, a set: YAML has more than JSON
+        raise Unusable("a list of samples whose json is JSON") from None
+
+
+def _read_tolerance(value: object) -> Tolerance:
+    """`{relative: 1e-3, absolute: 1e-5, ignore: [request_id]}`, each of them optional."""
+    if not isinstance(value, dict) or not value.keys() <= {"relative", "absolute", "ignore"}:
+        raise Unusable("a map with the keys relative, absolute and ignore")
+    numbers: dict[str, float] = {}
+    for name in ("relative", "absolute"):
+        try:
+            numbers[name] = float(value.get(name, getattr(_TOLERANCE, name)))  # YAML reads 1e-3 as text
+        except (TypeError, ValueError):
+            numbers[name] = -1.0
+        if not 0 <= numbers[name] < float("inf"):
+            raise Unusable(f"a map whose {name} is a number of 0 or more")
+    ignore = value.get("ignore", [])
+    if not isinstance(ignore, list) or not all(isinstance(path, str) and path for path in ignore):
+        raise Unusable("a map whose ignore is a list of paths")
+    is_given = not value.keys().isdisjoint(numbers)
+    return Tolerance(numbers["relative"], numbers["absolute"], tuple(ignore), is_given)
+
+
+_SAMPLES = Kind(_read_samples, {"type": "array", "items": {"type": "object"}})
+_BATCH_TOLERANCE = Kind(_read_tolerance, {"type": "object"})
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: its name in files, its field, its sort of value, a sentence, and its layers, the highest first."""
+
+    key: str
+    attribute: str
+    kind: Kind
+    help: str
+    order: tuple[Layer, ...]
+
+
+def _option(key: str, kind: Kind, help: str, default: Any = None, order: tuple[Layer, ...] = _ARCHIVE) -> Any:
+    return field(default=default, metadata={"option": (key, kind, help, order)})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How one version is to be served, as it was asked for; times in seconds, sizes in bytes.
+
+    A default is what holds where no layer says anything. `model` and `version` are no options; they are empty while
+    only the archive is known. What comes of the options on this server is `pool/options.py`'s to hold.
+    """
+
+    model: str = ""
+    version: str = ""
+
+    min_workers: int | None = _option(
+        "minWorkers",
+        raised_to(0),
+        "Fewest workers, 1 or more (0 with idleTimeout); counts only together with maxWorkers.",
+        order=_WORKERS,
+    )
+    max_workers: int | None = _option(
+        "maxWorkers", at_least(0), "Most workers; counts only when it is not below minWorkers.", order=_WORKERS
+    )
+    batch_size: int = _option("batchSize", raised_to(1), "Most requests in one batch.", 1, _BATCHES)
+    max_batch_delay_s: float = _option(
+        "maxBatchDelay", milliseconds(at_least(0)), "Longest wait for a batch, milliseconds.", 0.1, _BATCHES
+    )
+    batch_policy: Literal["idle", "fixed", "goal"] = _option(
+        "batchPolicy", words("idle", "fixed", "goal"), "When a batch leaves, and how large.", "idle"
+    )
+    latency_goal_s: float | None = _option(
+        "latencyGoalMs",
+        milliseconds(at_least(1)),
+        "batchPolicy goal: time to answer that 95 % of requests are to have, ms.",
+    )
+    length_from: str | None = _option(
+        "lengthFrom", LENGTH_RULE, "batchPolicy goal: how long inputs are: a rule, or handler."
+    )
+    padding_budget: float = _option(
+        "paddingBudget", PART, "batchPolicy goal: which part of a batch may be padding, 0 to 1.", 0.25
+    )
+    autoscale: bool = _option(
+        "autoscale",
+        FLAG,
+        "Whether the number of workers between the two follows the need.",
+        False,
+        _ARCHIVE_OR_SERVER,
+    )
+    idle_timeout_s: float | None = _option(
+        "idleTimeout", DURATION, "With minWorkers 0: after how long without a request there is no worker, seconds."
+    )
+    batch_isolation: bool = _option(
+        "batchIsolation", FLAG, "Whether a batch that raises is split to find the guilty item.", True
+    )
+    samples: tuple[Sample, ...] = _option(
+        "samples", _SAMPLES, "Inputs to check batches and to warm up with: files, or inline.", ()
+    )
+    warm_up: bool = _option("warmUp", FLAG, "Whether each worker runs the samples once before it is ready.", False)
+    batch_check: Literal["off", "warn", "refuse"] = _option(
+        "batchCheck",
+        words("off", "warn", "refuse"),
+        "What follows when batches are not answered as single requests; refuse if there are samples, else off.",
+        "off",
+    )
+    batch_check_sample: float = _option(
+        "batchCheckSample", SHARE, "Share of served batches that is run again, one by one.", 0.0
+    )
+    batch_tolerance: Tolerance = _option(
+        "batchTolerance",
+        _BATCH_TOLERANCE,
+        "How far answers may be apart and still be alike: relative, absolute, and paths to ignore.",
+        _TOLERANCE,
+    )
+    response_timeout_s: float = _option(
+        "responseTimeout", seconds(at_least(1)), "Longest time for one batch, seconds.", 120.0, _TIME_OUTS
+    )
+    startup_timeout_s: float = _option(
+        "startupTimeout", seconds(at_least(1)), "Longest time to load the model, seconds.", 120.0, _TIME_OUTS
+    )
+    client_timeout_s: float | None = _option(
+        "clientTimeoutInMills", milliseconds(raised_to(0)), "How long clients wait, ms; 0: ever."
+    )
+    default_priority: int = _option(
+        "defaultPriority", between(0, 9), "Priority of requests that name none: 0 (most urgent) to 9.", 5
+    )
+    max_retry_timeout_s: float = _option(
+        "maxRetryTimeoutInSec", seconds(raised_to(0)), "How long failing workers are started again, seconds.", 300.0
+    )
+    retry_failed_every_s: float = _option(
+        "retryFailedEvery", DURATION, "Pause between probes of a failed version, s.", 300.0
+    )
+    retry_on_worker_death: bool = _option(
+        "retryOnWorkerDeath", FLAG, "Whether requests of a dead worker are run once more.", True
+    )
+    max_restarts: int = _option(
+        "maxRestarts", at_least(0), "Most restarts in a row before a worker is given up; 0: any.", 0
+    )
+    no_restart_exit_codes: tuple[int, ...] = _option(
+        "noRestartExitCodes", EXIT_CODES, "Exit statuses after which none is started again.", ()
+    )
+    on_crash: Literal["retry", "fail"] = _option(
+        "onCrash", words("retry", "fail"), "Whether a crashed worker is replaced or the server ends.", "retry"
+    )
+    readiness_rule: Literal["any", "min", "all"] = _option(
+        "readinessRule",
+        words("any", "min", "all"),
+        "How many loaded workers make it ready.",
+        "any",
+        _ARCHIVE_OR_SERVER,
+    )
+    max_worker_memory_bytes: int = _option(
+        "maxWorkerMemory", SIZE, "Memory a worker may hold by itself; 0: no limit.", 0, _ARCHIVE_OR_SERVER
+    )
+    max_requests_per_worker: int = _option(
+        "maxRequestsPerWorker", at_least(0), "Requests before a worker is replaced.", 0
+    )
+    max_worker_age_s: float = _option("maxWorkerAge", DURATION, "Age at which a worker is replaced, seconds.", 0.0)
+    max_worker_growth_bytes: int = _option(
+        "maxWorkerGrowth", SIZE, "Growth in memory at which a worker is replaced.", 0
+    )
+    memory_bytes: int | None = _option(
+        "memory", POSITIVE_SIZE, "Memory that the model takes with one worker; else it is learned.", order=_MEMORY
+    )
+    load: Literal["start", "on_demand"] = _option(
+        "load", words("start", "on_demand"), "Whether it is loaded at once or at its first request.", "start", _MEMORY
+    )
+    is_pinned: bool = _option("pinned", FLAG, "Whether it never makes room for another model.", False, _MEMORY)
+    worker_start: Literal["auto", "fork", "fresh"] = _option(
+        "workerStart", words("auto", "fork", "fresh"), "How workers start.", "auto"
+    )
+    launcher: Literal["local", "ray"] = _option(
+        "launcher", words("local", "ray"), "Whether workers run on this machine or on a Ray cluster.", "local"
+    )
+    worker_resources: Mapping[str, float] | None = _option(
+        "workerResources", AMOUNTS, "What each worker on a cluster has for itself: cpus, gpus, …"
+    )
+    worker_placement: Literal["spread", "pack"] = _option(
+        "workerPlacement", words("spread", "pack"), "On many nodes of a cluster, or on few.", "spread"
+    )
+    device_type: Literal["cpu", "gpu"] | None = _option("deviceType", words("cpu", "gpu"), "Where workers compute.")
+    device_ids: tuple[int, ...] | None = _option("deviceIds", DEVICE_IDS, "Which accelerators are used.")
+    device_memory_bytes: int | None = _option(
+        "deviceMemory", POSITIVE_SIZE, "Memory that a worker takes on each of its accelerators; else it is learned."
+    )
+    cpu_pinning: Literal["off", "near"] = _option(
+        "cpuPinning",
+        words("off", "near"),
+        "Whether workers keep to the processors near their device.",
+        "off",
+        _ARCHIVE_OR_SERVER,
+    )
+    parallel_type: Literal["pp", "tp", "pptp", "custom"] | None = _option(
+        "parallelType", words("pp", "tp", "pptp", "custom"), "How one model spans several devices."
+    )
+    parallel_level: int = _option(
+        "parallelLevel", at_least(0), "How many processes, or devices, make up one worker.", 0, _RANKS
+    )
+    torchrun: Mapping[str, Any] | None = _option(
+        "torchrun", MAP, "Of torchrun's words those that count: nproc-per-node, OMP_NUMBER_THREADS."
+    )
+    queue_size: int = _option(
+        "jobQueueSize", at_least(0), "Most waiting requests; 0: the server's job_queue_size.", 100, _ARCHIVE_OR_SERVER
+    )
+    use_job_ticket: bool = _option("useJobTicket", FLAG, "Whether requests are refused unless a worker is idle.", False)
+    continuous_batching: bool = _option("continuousBatching", FLAG, "Whether requests join a running batch.", False)
+    sequence_batching: bool = _option(
+        "sequenceBatching", FLAG, "Whether requests of one sequence keep their worker.", False
+    )
+    sequence_max_idle_s: float = _option(
+        "sequenceMaxIdleMSec", milliseconds(at_least(0)), "When an idle sequence ends, ms.", 0.0
+    )
+    sequence_timeout_s: float = _option(
+        "sequenceTimeoutMSec", milliseconds(at_least(0)), "When any sequence ends, ms; 0: never.", 0.0
+    )
+    max_sequence_job_queue_size: int = _option(
+        "maxSequenceJobQueueSize", raised_to(1), "Most waiting requests of one sequence.", 1
+    )
+    max_num_sequence: int | None = _option(
+        "maxNumSequence", raised_to(1), "Most sequences at a time; else batchSize x workers."
+    )
+    free_ended_sequences: bool = _option(
+        "freeEndedSequences", FLAG, "Whether a client's end header frees its sequence.", False
+    )
+    is_concurrent: bool = _option("asyncCommunication", FLAG, "Whether the handler answers out of order.", False)
+    most_concurrent: int = _option(
+        "maxConcurrentRequests",
+        between(1, 100_000),
+        "asyncCommunication: most requests that a worker has at once.",
+        1000,
+    )
+    use_venv: bool = _option(
+        "useVenv", FLAG, "Whether the model's requirements get an environment of their own.", False
+    )
+
+
+def _declared() -> tuple[Option, ...]:
+    found = []
+    for declared in fields(ModelOptions):
+        if "option" in declared.metadata:
+            key, kind, help, order = declared.metadata["option"]
+            found.append(Option(key, declared.name, kind, help, order))
+    return tuple(found)
+
+
+OPTIONS: tuple[Option, ...] = _declared()
+BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+
+
+def fold(layers: Layers) -> dict[str, Any]:
+    """What wins of what the layers say, by field; what no layer says is not in it."""
+    won: dict[str, Any] = {}
+    for option in OPTIONS:
+        for layer in option.order:
+            if option.attribute in layers.get(layer, ()):
+                won[option.attribute] = layers[layer][option.attribute]
+                break
+    return won
+
+
+def said_by(*records: object) -> dict[str, Any]:
+    """What records say by those of their attributes that are named as options are; None is not said."""
+    values = ((option.attribute, getattr(record, option.attribute, None)) for record in records for option in OPTIONS)
+    return {name: value for name, value in values if value is not None}
+
+
+def read_value(key: str, value: object) -> object:
+    """What the value of a key means.
+
+    Raises ValueError, saying what it must be, and KeyError for a key that is not known.
+    """
+    return BY_KEY[key].kind.read(value)
+
+
+def written(said: object, *keys: str) -> dict[str, Any]:
+    """The values of these options as documents hold them, by key: of a record, or of what a layer says.
+
+    Of a layer what it does not say is left out.
+    """
+    options = [BY_KEY[key] for key in keys]
+    if isinstance(said, Mapping):
+        return {each.key: each.kind.write(said[each.attribute]) for each in options if each.attribute in said}
+    return {each.key: each.kind.write(getattr(said, each.attribute)) for each in options}

@@ -1,0 +1,208 @@
+"""What values an option of a model can have: how each sort is read from YAML or JSON, and written back. Pure.
+
+Read times are seconds, read sizes bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_LENGTH_RULE = re.compile(r"body_bytes|handler|header:[!#$%&'*+.^_`|~0-9A-Za-z-]+|json:[^.\s]+(?:\.[^.\s]+)*")
+_AMOUNTS = "a map of resources to numbers of 0 or more, as {cpus: 2, gpus: 1, memory: 4GiB}"
+
+
+class Unusable(ValueError):
+    """A value cannot be used. The text says what it must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One sort of value. `read` raises Unusable; `schema` is JSON Schema; `write` gives what a document holds."""
+
+    read: Callable[[object], Any]
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    write: Callable[[Any], Any] = lambda value: value
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes in a text as `1500000`, `500MB`, `1.5GiB` (`G` is 1000³, `Gi` 1024³); None for another text."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return None
+    number, letter, binary = found.groups()
+    if binary and not letter:
+        return None
+    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(letter.lower() or " "))
+
+
+def write_seconds(seconds: float | None) -> int | float:
+    """Whole seconds as a whole number, as clients expect it; None is 0."""
+    seconds = seconds or 0
+    return int(seconds) if seconds == int(seconds) else seconds
+
+
+def write_milliseconds(seconds: float | None) -> int:
+    """Seconds as whole milliseconds; None is 0."""
+    return round((seconds or 0) * 1000)
+
+
+# ------------------------------------------------------------------------------------------------- numbers
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 1 << 31:
+        raise Unusable("a whole number")
+    return value
+
+
+def raised_to(least: int) -> Kind:
+    """A whole number; a smaller one becomes `least`."""
+    return Kind(lambda value: max(least, _integer(value)), {"type": "integer"})
+
+
+def at_least(least: int) -> Kind:
+    """A whole number; a smaller one cannot be used."""
+
+    def read(value: object) -> int:
+        number = _integer(value)
+        if number < least:
+            raise Unusable(f"a whole number of {least} or more")
+        return number
+
+    return Kind(read, {"type": "integer", "minimum": least})
+
+
+def between(least: int, most: int) -> Kind:
+    """A whole number between the two, both included."""
+
+    def read(value: object) -> int:
+        number = _integer(value)
+        if not least <= number <= most:
+            raise Unusable(f"a whole number from {least} to {most}")
+        return number
+
+    return Kind(read, {"type": "integer", "minimum": least, "maximum": most})
+
+
+def seconds(kind: Kind) -> Kind:
+    """The whole number of the kind as seconds."""
+    return Kind(lambda value: float(kind.read(value)), kind.schema, write_seconds)
+
+
+def milliseconds(kind: Kind) -> Kind:
+    """The whole number of the kind as milliseconds."""
+    return Kind(lambda value: kind.read(value) / 1000, kind.schema, write_milliseconds)
+
+
+def _read_duration(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise Unusable("a number of seconds above 0")
+    return float(value)
+
+
+def _number(most: float, *, is_within: bool, right: str) -> Callable[[object], float]:
+    def read(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+            raise Unusable(right)
+        if value == most and not is_within:
+            raise Unusable(right)
+        return float(value)
+
+    return read
+
+
+def _integer_of_any_size(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
+
+
+def _read_size(value: object) -> int:
+    size = parse_size(value) if isinstance(value, str) else _integer_of_any_size(value)
+    if size is None or size < 0:
+        raise Unusable("a number of bytes of 0 or more, as 500MB or 2GiB")
+    return size
+
+
+def _read_positive_size(value: object) -> int:
+    size = _read_size(value)
+    if not size:
+        raise Unusable("a number of bytes above 0, as 500MB or 2GiB")
+    return size
+
+
+# ------------------------------------------------------------------------------------------------- words, lists, maps
+
+
+def words(*choices: str) -> Kind:
+    """One of the words, in any case."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value.lower() not in choices:
+            raise Unusable(f"one of {', '.join(choices)}")
+        return value.lower()
+
+    return Kind(read, {"enum": list(choices)})
+
+
+def _read_flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise Unusable("true or false")
+    return value
+
+
+def _read_length_rule(value: object) -> str:
+    if not isinstance(value, str) or _LENGTH_RULE.fullmatch(value) is None:
+        raise Unusable("body_bytes, header:NAME, json:PATH or handler")
+    return value
+
+
+def _read_device_ids(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+        raise Unusable("a list of device numbers of 0 or more")
+    return tuple(value)
+
+
+def _read_exit_codes(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= 255 for item in value):
+        raise Unusable("a list of exit statuses from 0 to 255")
+    return tuple(value)
+
+
+def _read_map(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Unusable("a map")
+    return value
+
+
+def _read_amounts(value: object) -> dict[str, float]:
+    """Resources of a cluster by name: `memory` is a size, the others are numbers of 0 or more."""
+    if not isinstance(value, dict) or not all(isinstance(name, str) and name for name in value):
+        raise Unusable(_AMOUNTS)
+    amounts: dict[str, float] = {}
+    for name, much in value.items():
+        if name == "memory":
+            amounts[name] = _read_size(much)
+        elif isinstance(much, bool) or not isinstance(much, int | float) or not 0 <= much < 1e6:
+            raise Unusable(_AMOUNTS)
+        else:
+            amounts[name] = float(much)
+    return amounts
+
+
+_SHARE_SCHEMA = {"type": "number", "minimum": 0, "maximum": 1}
+_SIZE_SCHEMA = {"oneOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9.]+ *[A-Za-z]*$"}]}
+
+FLAG = Kind(_read_flag, {"type": "boolean"})
+DURATION = Kind(_read_duration, {"type": "number", "exclusiveMinimum": 0}, write_seconds)
+SHARE = Kind(_number(1, is_within=True, right="a number from 0 to 1"), _SHARE_SCHEMA)
+PART = Kind(_number(1, is_within=False, right="a number from 0 to below 1"), _SHARE_SCHEMA)
+SIZE = Kind(_read_size, _SIZE_SCHEMA)
+POSITIVE_SIZE = Kind(_read_positive_size, _SIZE_SCHEMA)
+LENGTH_RULE = Kind(_read_length_rule, {"type": "string", "minLength": 1})
+DEVICE_IDS = Kind(_read_device_ids, {"type": "array", "items": {"type": "integer", "minimum": 0}}, list)
+EXIT_CODES = Kind(_read_exit_codes, {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}}, list)
+MAP = Kind(_read_map, {"type": "object"})
+AMOUNTS = Kind(_read_amounts, {"type": "object"})

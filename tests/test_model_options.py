@@ -1,0 +1,143 @@
+"""Tests for the options of a version, against a table that was written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from marserve.messages import Sample, Tolerance
+from marserve.model_options import BY_KEY, OPTIONS, Layer, ModelOptions, fold, read_value, said_by, written
+
+LAYERS: dict[str, Layer] = {
+    "n": "snapshot",
+    "r": "registration",
+    "d": "desired",
+    "a": "archive",
+    "m": "models",
+    "s": "server",
+}
+# The key in files, the field, its default, a value as a file has it, what it means, and the layers by their letters,
+# the highest first: contract 2.1 in the form that its recorded answers leave.
+TABLE: tuple[tuple[str, str, Any, Any, Any, str], ...] = (
+    ("minWorkers", "min_workers", None, 2, 2, "ndamr"),
+    ("maxWorkers", "max_workers", None, 0, 0, "ndamr"),
+    ("batchSize", "batch_size", 1, 8, 8, "nrdam"),
+    ("maxBatchDelay", "max_batch_delay_s", 0.1, 250, 0.25, "nrdam"),
+    ("batchPolicy", "batch_policy", "idle", "Goal", "goal", "da"),
+    ("latencyGoalMs", "latency_goal_s", None, 200, 0.2, "da"),
+    ("lengthFrom", "length_from", None, "json:a.b", "json:a.b", "da"),
+    ("paddingBudget", "padding_budget", 0.25, 0.5, 0.5, "da"),
+    ("autoscale", "autoscale", False, True, True, "das"),
+    ("idleTimeout", "idle_timeout_s", None, 1.5, 1.5, "da"),
+    ("batchIsolation", "batch_isolation", True, False, False, "da"),
+    ("samples", "samples", (), [{"text": "x"}], (Sample(body=b"x"),), "da"),
+    ("warmUp", "warm_up", False, True, True, "da"),
+    ("batchCheck", "batch_check", "off", "warn", "warn", "da"),
+    ("batchCheckSample", "batch_check_sample", 0.0, 1, 1.0, "da"),
+    ("batchTolerance", "batch_tolerance", Tolerance(), {"absolute": 0}, Tolerance(1e-3, 0.0, (), True), "da"),
+    ("responseTimeout", "response_timeout_s", 120.0, 7, 7.0, "ndarms"),
+    ("startupTimeout", "startup_timeout_s", 120.0, 9, 9.0, "ndarms"),
+    ("clientTimeoutInMills", "client_timeout_s", None, 700, 0.7, "da"),
+    ("defaultPriority", "default_priority", 5, 9, 9, "da"),
+    ("maxRetryTimeoutInSec", "max_retry_timeout_s", 300.0, 30, 30.0, "da"),
+    ("retryFailedEvery", "retry_failed_every_s", 300.0, 2.5, 2.5, "da"),
+    ("retryOnWorkerDeath", "retry_on_worker_death", True, False, False, "da"),
+    ("maxRestarts", "max_restarts", 0, 5, 5, "da"),
+    ("noRestartExitCodes", "no_restart_exit_codes", (), [3], (3,), "da"),
+    ("onCrash", "on_crash", "retry", "fail", "fail", "da"),
+    ("readinessRule", "readiness_rule", "any", "all", "all", "das"),
+    ("maxWorkerMemory", "max_worker_memory_bytes", 0, "1MiB", 1 << 20, "das"),
+    ("maxRequestsPerWorker", "max_requests_per_worker", 0, 10, 10, "da"),
+    ("maxWorkerAge", "max_worker_age_s", 0.0, 60, 60.0, "da"),
+    ("maxWorkerGrowth", "max_worker_growth_bytes", 0, 7, 7, "da"),
+    ("memory", "memory_bytes", None, "2GiB", 2 << 30, "nrmdas"),
+    ("load", "load", "start", "on_demand", "on_demand", "nrmdas"),
+    ("pinned", "is_pinned", False, True, True, "nrmdas"),
+    ("workerStart", "worker_start", "auto", "fresh", "fresh", "da"),
+    ("launcher", "launcher", "local", "ray", "ray", "da"),
+    ("workerResources", "worker_resources", None, {"cpus": 2, "memory": "1kB"}, {"cpus": 2.0, "memory": 1000}, "da"),
+    ("workerPlacement", "worker_placement", "spread", "pack", "pack", "da"),
+    ("deviceType", "device_type", None, "GPU", "gpu", "da"),
+    ("deviceIds", "device_ids", None, [1, 0], (1, 0), "da"),
+    ("deviceMemory", "device_memory_bytes", None, 5, 5, "da"),
+    ("cpuPinning", "cpu_pinning", "off", "near", "near", "das"),
+    ("parallelType", "parallel_type", None, "tp", "tp", "da"),
+    ("parallelLevel", "parallel_level", 0, 2, 2, "nda"),
+    ("torchrun", "torchrun", None, {"nnodes": 1}, {"nnodes": 1}, "da"),
+    ("jobQueueSize", "queue_size", 100, 0, 0, "das"),
+    ("useJobTicket", "use_job_ticket", False, True, True, "da"),
+    ("continuousBatching", "continuous_batching", False, True, True, "da"),
+    ("sequenceBatching", "sequence_batching", False, True, True, "da"),
+    ("sequenceMaxIdleMSec", "sequence_max_idle_s", 0.0, 3000, 3.0, "da"),
+    ("sequenceTimeoutMSec", "sequence_timeout_s", 0.0, 500, 0.5, "da"),
+    ("maxSequenceJobQueueSize", "max_sequence_job_queue_size", 1, -1, 1, "da"),
+    ("maxNumSequence", "max_num_sequence", None, 8, 8, "da"),
+    ("freeEndedSequences", "free_ended_sequences", False, True, True, "da"),
+    ("asyncCommunication", "is_concurrent", False, True, True, "da"),
+    ("maxConcurrentRequests", "most_concurrent", 1000, 8, 8, "da"),
+    ("useVenv", "use_venv", False, True, True, "da"),
+)
+
+
+def test_the_table_has_every_option_once() -> None:
+    """A further option is a line here."""
+    assert [option.key for option in OPTIONS] == [row[0] for row in TABLE]
+    assert len(BY_KEY) == len(TABLE)
+    assert {field.name for field in fields(ModelOptions)} == {"model", "version", *(row[1] for row in TABLE)}
+
+
+@pytest.mark.parametrize(
+    ("key", "attribute", "default", "given", "meant", "order"), TABLE, ids=lambda value: str(value)
+)
+def test_an_option_is_read_and_has_its_default_and_its_order(
+    key: str, attribute: str, default: object, given: object, meant: object, order: str
+) -> None:
+    """Of two layers next to each other the higher one wins; a layer that is not named does not count."""
+    named = [LAYERS[letter] for letter in order]
+
+    assert BY_KEY[key].attribute == attribute
+    assert getattr(ModelOptions(), attribute) == default
+    assert (read_value(key, given), type(read_value(key, given))) == (meant, type(meant))
+    for higher, lower in pairwise(named):
+        assert fold({lower: {attribute: "lower"}, higher: {attribute: "higher"}}) == {attribute: "higher"}
+    for layer in LAYERS.values():
+        assert fold({layer: {attribute: meant}}) == ({attribute: meant} if layer in named else {})
+    assert len(BY_KEY[key].help) > 10
+
+
+def test_a_value_of_nothing_wins_too() -> None:
+    """0, false and an empty list are said; what is not said is not there."""
+    said = {"max_worker_memory_bytes": 0, "autoscale": False}
+
+    assert fold({"archive": said, "server": {"max_worker_memory_bytes": 5, "autoscale": True}}) == said
+
+
+def test_a_record_says_what_its_attributes_of_these_names_hold() -> None:
+    """None is not said, and other attributes are no options; of several records each says something."""
+
+    @dataclass
+    class Asked:
+        batch_size: int | None = 4
+        response_timeout_s: float | None = None
+        url: str = "m.mar"
+
+    @dataclass
+    class Memory:
+        is_pinned: bool = False
+
+    assert said_by(Asked(), Memory()) == {"batch_size": 4, "is_pinned": False}
+
+
+def test_options_are_written_in_the_units_of_files() -> None:
+    """Of a record all that is asked for, of a layer what it says."""
+    options = ModelOptions(max_batch_delay_s=0.25, response_timeout_s=7.0)
+
+    assert written(options, "maxBatchDelay", "responseTimeout", "clientTimeoutInMills") == {
+        "maxBatchDelay": 250,
+        "responseTimeout": 7,
+        "clientTimeoutInMills": 0,
+    }
+    assert written({"startup_timeout_s": 2.5}, "responseTimeout", "startupTimeout") == {"startupTimeout": 2.5}
