@@ -207,9 +207,12 @@ def test_what_can_be_asked_of_a_workflow_is_told(server: Server) -> None:
     assert {"get", "post"} <= set(management["paths"]["/workflows"])
 
 
-def test_a_hundred_requests_a_second_are_answered_while_workers_of_the_middle_node_are_killed(server: Server) -> None:
-    """Nothing is lost and nothing hangs: the requests of a dead worker are run again."""
-    shots = [Shot(due, "quick", request("patient", n=number)) for number, due in enumerate(evenly(RATE, 3.0))]
+def test_fifty_requests_a_second_are_answered_while_workers_of_the_middle_node_are_killed(server: Server) -> None:
+    """Nothing is lost and nothing hangs: the requests of a dead worker are run again.
+
+    The queue has room for what comes in a second in which a busy machine does nothing.
+    """
+    shots = [Shot(due, "quick", request("patient", n=number)) for number, due in enumerate(evenly(QUEUE - 10, 3.0))]
     killed: list[int] = []
 
     def kill() -> None:
@@ -222,7 +225,7 @@ def test_a_hundred_requests_a_second_are_answered_while_workers_of_the_middle_no
 
     outcomes = fire(server, shots, kill)
 
-    assert count_by_status(outcomes) == {200: len(shots)}
+    assert count_by_status(outcomes) == {200: len(shots)}, [each.body for each in outcomes if each.status != 200]
     assert [json.loads(outcome.body)["n"] for outcome in outcomes] == list(range(len(shots)))
     assert killed
     assert running(server, "patient") == 0
