@@ -9,7 +9,7 @@ MarserveError
     InvalidToken                         no key, a wrong one, or one that has expired
     ManagementClosed                     asked from another machine where management asks for no key
     ModelNotFound, VersionNotFound, ArchiveNotFound
-      WorkflowArchiveNotFound
+      NotInStore, AddressNotAllowed, WorkflowArchiveNotFound
     DownloadNotFound
     VersionConflict, DefaultVersionInUse
       LabelTaken
@@ -46,6 +46,7 @@ MarserveError
     DigestMismatch
   BadArchive                             found while reading an archive; names it and the member
     UnsafeArchive, DependencyFailed
+      RequirementsRefused, VenvNotMade
     BadWorkflow                          a workflow's archive or spec says what cannot be
       BadDag
   BadSettings                            found at start; names the key and where it stands
@@ -221,11 +222,28 @@ class VersionNotFound(ClientError):
 
 
 class ArchiveNotFound(ClientError):
-    """The store holds no such archive, or the URL is not allowed."""
+    """No archive can be taken from what the client named."""
+
+
+class NotInStore(ArchiveNotFound):
+    """The store holds no such archive."""
+
+    cause = "not_in_store"
+
+
+class AddressNotAllowed(ArchiveNotFound):
+    """No pattern of `allowed_urls` matches the address."""
+
+    cause = "address_not_allowed"
+
+    def __init__(self, shown: str) -> None:
+        super().__init__(f"Given URL {shown} does not match any allowed URL(s)")
 
 
 class ArchiveExists(MarserveError):
     """A download would take the place of a file in the store."""
+
+    cause = "archive_exists"
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -235,6 +253,8 @@ class ArchiveExists(MarserveError):
 class DownloadFailed(MarserveError):
     """An archive that may be fetched could not be. `reason` says why, in the sentence itself only with `is_told`."""
 
+    cause = "download_failed"
+
     def __init__(self, url: str, reason: str = "", *, is_told: bool = False) -> None:
         self.url, self.reason = url, reason
         super().__init__(f"Failed to download archive from: {url}{f' ({reason})' if reason and is_told else ''}")
@@ -242,6 +262,8 @@ class DownloadFailed(MarserveError):
 
 class DigestMismatch(DownloadFailed):
     """An archive is not what its SHA-256 digest says. `what` has the digest that was found."""
+
+    cause = "digest_mismatch"
 
     def __init__(self, url: str, wanted: str, found: str, what: str = "what came") -> None:
         self.wanted, self.found = wanted, found
@@ -347,7 +369,11 @@ class WorkflowNotFound(ClientError):
 
 
 class WorkflowArchiveNotFound(ArchiveNotFound):
-    """The workflow store holds no such archive, or the URL is not allowed."""
+    """No workflow's archive can be taken from what the client named. `cause` is that of an `ArchiveNotFound`."""
+
+    def __init__(self, message: str, cause: str | None = NotInStore.cause) -> None:
+        self.cause = cause
+        super().__init__(message)
 
 
 class WorkflowConflict(ClientError):
@@ -794,9 +820,23 @@ class UnsafeArchive(BadArchive):
 class DependencyFailed(BadArchive):
     """The archive's own requirements could not be installed. `reason` is for the log: pip's own words, as a rule."""
 
+    cause = "requirements_not_installed"
+
     def __init__(self, message: str, reason: str = "") -> None:
         self.reason = reason
         super().__init__(message)
+
+
+class RequirementsRefused(DependencyFailed):
+    """A requirements file asks for what is not allowed, or cannot be read. The message names the line."""
+
+    cause = "requirements_refused"
+
+
+class VenvNotMade(DependencyFailed):
+    """The virtual environment for a model's requirements could not be made."""
+
+    cause = "venv_not_made"
 
 
 class BadWorkflow(BadArchive):

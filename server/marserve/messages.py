@@ -380,6 +380,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     `warm_up_s` is how long the warm-up inputs took, 0 where there are none. `has_length_of`: the handler can be asked
     how long an item is (`AskLengths`). `device_bytes` is the most that the runtime had taken of a device by then, 0
     where it used none, or cannot say. `computes_on` is what the model runs on, empty where its handler does not say.
+    `warm_up_failure` is the one of `warnings` about the first warm-up inputs that were not answered, else empty.
     """
 
     seconds: Seconds
@@ -388,6 +389,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     has_length_of: bool = False
     device_bytes: Count = 0
     computes_on: Sentence = ""
+    warm_up_failure: Sentence = ""
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):

@@ -10,9 +10,20 @@ from pathlib import Path
 import httpx
 import pytest
 
+from marserve.api.errors import error_headers, error_status, error_type
 from marserve.cli.output import CommandFailed
 from marserve.cli.remote import Inference, Listener, Management, Probe, find_address, model_path
-from marserve.errors import BadSettings
+from marserve.errors import (
+    AddressNotAllowed,
+    ArchiveExists,
+    BadSettings,
+    DependencyFailed,
+    InvalidToken,
+    MarserveError,
+    MethodNotAllowed,
+    NotInStore,
+    RequirementsRefused,
+)
 from support.fake_apis import FakeApis, description, fake_apis
 
 
@@ -109,26 +120,39 @@ def test_a_refusal_is_told_in_the_servers_words(apis: FakeApis) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "message", "names"),
+    ("error", "names"),
     [
-        ("MethodNotAllowedException", "Requested method is not allowed.", "enable_model_api"),
-        ("ModelNotFoundException", "Given URL http://a/b.mar does not match any allowed URL(s)", "allowed_urls"),
-        ("ModelNotFoundException", "Model not found at: s3://bucket/m.mar", "model store"),
-        ("InternalServerException", "Model file already exists m.mar", "whether it is served already"),
-        ("DownloadArchiveException", "Failed to download archive from: http://a/b.mar", "log"),
-        ("ModelException", "Custom pip package installation failed for model m", "log"),
+        (MethodNotAllowed(), "enable_model_api"),
+        (InvalidToken("Authorization"), "key file"),
+        (AddressNotAllowed("http://a/b.mar"), "allowed_urls"),
+        (NotInStore("Model not found at: s3://bucket/m.mar"), "model store"),
+        (ArchiveExists("m.mar"), "whether it is served already"),
+        (DependencyFailed("Custom pip package installation failed for model m"), "pip said last"),
     ],
 )
 def test_where_torchserves_sentence_does_not_help_a_next_step_does(
-    apis: FakeApis, kind: str, message: str, names: str
+    apis: FakeApis, error: MarserveError, names: str
 ) -> None:
-    """It names the setting, or where more stands."""
-    apis.answer("POST /models", {"type": kind, "message": message}, 400)
+    """It names the setting, or where more stands; the answer's type and cause decide, and no word of its sentence."""
+    apis.headers.update(error_headers(error))
+    apis.answer("POST /models", {"type": error_type(error), "message": "said so"}, error_status(error))
 
     with Management(apis.url) as server, pytest.raises(CommandFailed) as failed:
         server.order("POST", "/models")
 
     assert names in str(failed.value.next_step)
+
+
+def test_a_sentence_that_says_why_gets_no_next_step(apis: FakeApis) -> None:
+    """Whatever words it has."""
+    said = "Custom pip package installation failed for model m: requirements.txt, line 2: Model not found at: x"
+    apis.headers.update(error_headers(RequirementsRefused(said)))
+    apis.answer("POST /models", {"type": "ModelException", "message": said}, 400)
+
+    with Management(apis.url) as server, pytest.raises(CommandFailed) as failed:
+        server.order("POST", "/models")
+
+    assert failed.value.next_step is None
 
 
 def test_a_failure_of_the_server_is_told_with_the_id_in_its_log(apis: FakeApis) -> None:

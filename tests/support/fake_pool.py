@@ -78,8 +78,8 @@ class Behaviour:
     `load`: `ok`, `fail`, `memory`, `missing` (a module), or `wait` for `FakePool.finish_load`. With `holds` requests
     wait for the test.
     `metadata` is the body that a describe request gets; None holds it too. `body` is what others get, None for
-    `model version`; `fails` is what befalls them instead, `report` what a check of batches finds, and `warnings` what
-    the workers told of their start.
+    `model version`; `fails` is what befalls them instead, `report` what a check of batches finds, `warnings` what
+    the workers told of their start, and `warm_up_failure` the one of them about their warm-up.
     """
 
     load: str = "ok"
@@ -91,6 +91,7 @@ class Behaviour:
     fails: MarserveError | None = None
     report: Mapping[str, object] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+    warm_up_failure: str = ""
 
 
 class FakePool:
@@ -112,6 +113,7 @@ class FakePool:
         self.is_healthy = True
         self.last_death: DeathView | None = None
         self.warnings: Sequence[str] = behaviour.warnings
+        self.warm_up_failure = behaviour.warm_up_failure
         self.described: Mapping[str, object] = {}
         self.checked: list[list[bytes]] = []
         self.compared = 0

@@ -113,7 +113,7 @@ def test_warm_up_runs_each_sample_alone_and_all_together() -> None:
 
     model = LoadedModel(handle, make_context(), LOAD)
 
-    seconds, problems = warm_up(model, [Sample(body=b"bad"), Sample(body=b"good"), Sample(file="none")])
+    seconds, problems, failure = warm_up(model, [Sample(body=b"bad"), Sample(body=b"good"), Sample(file="none")])
 
     assert sizes == [1, 1, 2]
     assert seconds > 0
@@ -121,3 +121,4 @@ def test_warm_up_runs_each_sample_alone_and_all_together() -> None:
         "the sample 'none' of the archive cannot be read: No such file or directory",
         "warm-up with sample 0 failed: ValueError('cold')",
     ]
+    assert failure == problems[1]

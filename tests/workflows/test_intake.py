@@ -72,6 +72,7 @@ def test_what_the_store_does_not_hold_is_not_found(intake: WorkflowIntake, store
         intake.take_in(url)
 
     assert caught.value.message == message
+    assert (caught.value.cause == "address_not_allowed") is ("allowed URL" in message)
 
 
 @pytest.mark.parametrize(

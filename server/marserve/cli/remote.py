@@ -21,7 +21,13 @@ from marserve.cli.credentials import TOKEN_VARIABLE, Credentials, local_trust
 from marserve.cli.output import CommandFailed
 from marserve.cli.typed_settings import load_as_typed
 from marserve.cli.versions import arriving_line
-from marserve.errors import BadSettings
+from marserve.errors import (
+    AddressNotAllowed,
+    ArchiveExists,
+    BadSettings,
+    DependencyFailed,
+    NotInStore,
+)
 from marserve.settings.table import Settings
 
 ManagementAddress = Annotated[
@@ -220,18 +226,21 @@ def refused(answer: httpx.Response, next_step: str | None = None) -> CommandFail
     said = document if isinstance(document, dict) else {}
     request_id = answer.headers.get("x-request-id")
     reason = answer.headers.get("x-marserve-reason")
+    cause = answer.headers.get("x-marserve-cause")
     facts = {"code": answer.status_code, "type": said.get("type"), "reason": reason, "request_id": request_id}
     facts["arriving"] = said.get("arriving")
     return CommandFailed(
         str(said.get("message") or f"{answer.request.method} {answer.request.url.path} got {answer.status_code}."),
-        next_step or _next_step(said, reason, answer.status_code, request_id),
+        next_step or _next_step(said, cause, reason, answer.status_code, request_id),
         **{key: value for key, value in facts.items() if value is not None},
     )
 
 
-def _next_step(said: Mapping[str, Any], reason: str | None, status: int, request_id: str | None) -> str | None:
+def _next_step(
+    said: Mapping[str, Any], cause: str | None, reason: str | None, status: int, request_id: str | None
+) -> str | None:
     """What may help after a refusal; None where its own words say it. TorchServe's sentences do not."""
-    kind, message = said.get("type"), str(said.get("message") or "")
+    kind = said.get("type")
     if arriving := said.get("arriving"):
         return f"It is on its way: {'; '.join(arriving_line(each) for each in arriving)}."
     if reason:
@@ -240,22 +249,27 @@ def _next_step(said: Mapping[str, Any], reason: str | None, status: int, request
         return f"Run this in the server's folder, where its key file is, or set {TOKEN_VARIABLE} to a key."
     if kind == "MethodNotAllowedException":
         return "The server keeps to the models of its start; enable_model_api=true in its settings lets others come."
-    if "does not match any allowed URL(s)" in message:
-        return "Name a pattern for it in the server's setting allowed_urls, or copy the archive into its model store."
-    if message.startswith("Model file already exists "):
-        return (
-            "`marserve models` shows whether it is served already; unregistering its last version deletes what was "
-            "fetched. A file that you put into the store is registered by its name, or removed first."
-        )
-    if message.startswith("Failed to download archive from: "):
-        return None if message.endswith((")", ".")) else f"The server's log ({SERVER_LOG}) says why."
-    if message.startswith("Model not found at: "):
-        return "Copy the archive into the server's model store, or name an address that its allowed_urls let through."
-    if message.startswith("Custom pip package installation failed") and ": " not in message:
-        return f"The server's log ({SERVER_LOG}) has what pip said last."
+    if cause in _AFTER:
+        return _AFTER[cause]
     if request_id and status >= 500:
         return f"The server's log ({SERVER_LOG}) says more under request {request_id}."
     return None
+
+
+# What may help, by the cause that the answer's header names.
+_AFTER = {
+    AddressNotAllowed.cause: (
+        "Name a pattern for it in the server's setting allowed_urls, or copy the archive into its model store."
+    ),
+    ArchiveExists.cause: (
+        "`marserve models` shows whether it is served already; unregistering its last version deletes what was "
+        "fetched. A file that you put into the store is registered by its name, or removed first."
+    ),
+    NotInStore.cause: (
+        "Copy the archive into the server's model store, or name an address that its allowed_urls let through."
+    ),
+    DependencyFailed.cause: f"The server's log ({SERVER_LOG}) has what pip said last.",
+}
 
 
 def _json(answer: httpx.Response) -> Any:

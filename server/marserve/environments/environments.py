@@ -43,7 +43,7 @@ from typing import Any, Literal
 
 from marserve.environments.pip_place import NOT_THERE, find_pip
 from marserve.environments.requirements import Requirements
-from marserve.errors import DependencyFailed
+from marserve.errors import DependencyFailed, VenvNotMade
 from marserve.files.leased_folders import Lease, LeasedFolders, bytes_below, discard, find_stranger
 from marserve.lineage import VARIABLE
 from marserve.pool.launchers.leftovers import Leftovers
@@ -290,7 +290,7 @@ class Environments:
             venv = whole / "venv"
             words = ["venv", "--without-pip", str(venv)]
             if await self._run(python, words, staging, output, lock) != 0:
-                raise self._report(model, output, "Virtual environment creation failed for model {}")
+                raise VenvNotMade(f"Virtual environment creation failed for model {model}", _report(model, output))
             python = str(venv / "bin" / "python")
             await asyncio.to_thread(_append_servers_packages, venv)
         if not requirements.asks_for_something:
@@ -306,7 +306,7 @@ class Environments:
         words = pip_words(requirements, kind, staging, whole)
         log.info("Requirements of model %s: pip installs %s", model, requirements.file)
         if await self._run(python, words, staging, output, lock, place) != 0:
-            raise self._report(model, output)
+            raise _failed(model, _report(model, output))
 
     async def _run(
         self, python: str, words: Sequence[str], staging: Path, output: _Output, lock: int, place: str = ""
@@ -354,15 +354,16 @@ class Environments:
             await asyncio.wait_for(process.wait(), KILL_TIMEOUT_S)
         await self._leftovers.end(lineage)
 
-    def _report(self, model: str, output: _Output, words: str = "") -> DependencyFailed:
-        """Say in the log what pip said, and make the error of it."""
-        tail = output.tail()
-        log.error("Requirements of model %s were not installed; pip said last:\n%s", model, "\n".join(tail))
-        return _failed(model, "\n".join(tail), words)
+
+def _report(model: str, output: _Output) -> str:
+    """Write what pip said last to the log; returns it."""
+    tail = "\n".join(output.tail())
+    log.error("Requirements of model %s were not installed; pip said last:\n%s", model, tail)
+    return tail
 
 
-def _failed(model: str, reason: str, words: str = "") -> DependencyFailed:
-    return DependencyFailed((words or "Custom pip package installation failed for model {}").format(model), reason)
+def _failed(model: str, reason: str) -> DependencyFailed:
+    return DependencyFailed(f"Custom pip package installation failed for model {model}", reason)
 
 
 class _Output:

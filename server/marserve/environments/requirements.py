@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from marserve.errors import DependencyFailed
+from marserve.errors import RequirementsRefused
 from marserve.files.digests import digest_of
 from marserve.files.regular import open_regular
 
@@ -95,7 +95,7 @@ class Requirements:
 def read_requirements(folder: Path, file: str, allowed_urls: Sequence[str] = ()) -> Requirements:
     """Read `file` of the unpacked archive at `folder`. `allowed_urls` are patterns of whole addresses.
 
-    Raises DependencyFailed, with file and line, for what is not there, cannot be read or is not allowed.
+    Raises RequirementsRefused, with file and line, for what is not there, cannot be read or is not allowed.
     """
     return _Reader(folder, allowed_urls).read(file)
 
@@ -134,18 +134,20 @@ class _Reader:
         except _Refused as refused:
             if self._open:
                 raise  # with the line that names it
-            raise DependencyFailed(f"{shown}: {refused}") from None
+            raise RequirementsRefused(f"{shown}: {refused}") from None
         if len(self._open) >= MAX_FILES or path in self._open:
-            raise DependencyFailed(f"{shown} is named by files that it names, or they are nested over {MAX_FILES} deep")
+            raise RequirementsRefused(
+                f"{shown} is named by files that it names, or they are nested over {MAX_FILES} deep"
+            )
         self._open.append(path)
         for number, line in _logical_lines(text):
             self._count += 1
             if self._count > MAX_LINES:
-                raise DependencyFailed(f"{shown} and the files it names have over {MAX_LINES} lines")
+                raise RequirementsRefused(f"{shown} and the files it names have over {MAX_LINES} lines")
             try:
                 self._read_line(line, into)
             except _Refused as refused:
-                raise DependencyFailed(f"{path.relative_to(self._folder)}, line {number}: {refused}") from None
+                raise RequirementsRefused(f"{path.relative_to(self._folder)}, line {number}: {refused}") from None
         self._open.pop()
 
     def _read_line(self, line: str, into: list[Entry]) -> None:

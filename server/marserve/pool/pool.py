@@ -388,6 +388,11 @@ class Pool:
         of_workers = [warning for life in self.lives.values() for warning in life.warnings]
         return list(dict.fromkeys([*self.launcher.warnings, *of_workers]))
 
+    @property
+    def warm_up_failure(self) -> str:
+        """A sentence about warm-up inputs that a worker did not answer; empty if there is none."""
+        return next((life.warm_up_failure for life in self.lives.values() if life.warm_up_failure), "")
+
     def _lives_with_warm_up(self) -> list[Life]:
         return [life for life in self.lives.values() if life.is_ready and life.warm_up_s]
 

@@ -40,14 +40,17 @@ def warm_up(
     model: LoadedModel,
     samples: Sequence[Sample],
     share: Callable[[Sequence[Item], Sequence[bytearray]], None] = lambda items, bodies: None,
-) -> tuple[float, list[str]]:
-    """Run the samples one by one and, where batches are allowed, once together. Returns seconds and what went wrong.
+) -> tuple[float, list[str], str]:
+    """Run the samples one by one and, where batches are allowed, once together.
+
+    Returns seconds, what went wrong, and of that the sentence about the first call that failed, or "".
 
     A sample that fails is no reason not to serve; the sentence about it goes to describe. `share` is given what the
     calls will be made of before the first of them.
     """
     began = time.monotonic()
     problems: list[str] = []
+    failure = ""
     rows: list[Row] = []
     items: list[Item] = []
     bodies: list[bytearray] = []
@@ -74,13 +77,15 @@ def warm_up(
             raise
         except BaseException as error:  # the author's code
             say(logging.WARNING, "the warm-up inputs %s were not answered", batch, error=error)
-            problems.append(shorten(f"warm-up with sample {', '.join(map(str, batch))} failed: {shown(error)}"))
+            sentence = shorten(f"warm-up with sample {', '.join(map(str, batch))} failed: {shown(error)}")
+            problems.append(sentence)
+            failure = failure or sentence
             is_memory = has_run_out(error)
         else:
             is_memory = False
         if is_memory:  # here, where the error no longer holds what the call had
             give_back()
-    return time.monotonic() - began, problems[:10]
+    return time.monotonic() - began, problems[:10], failure
 
 
 def run_check(

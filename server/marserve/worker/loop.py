@@ -127,10 +127,11 @@ class WorkerLoop:
             concurrent = ConcurrentLoop(served, self._connection, self._page, model)
         warm_up_s: float = 0.0
         problems: list[str] = []
+        failure = ""
         if load.warm_up and (load.rank is None or load.rank.rank == 0):
             alone = model if concurrent is None else concurrent.one_by_one()
-            warm_up_s, problems = served.warm_up(alone, load.warm_up)
-        served.say_loaded(seconds, warm_up_s, problems)
+            warm_up_s, problems, failure = served.warm_up(alone, load.warm_up)
+        served.say_loaded(seconds, warm_up_s, problems, failure)
         if self._follower is not None:
             self._follower.follow(model)
         if concurrent is not None:

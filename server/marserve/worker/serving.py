@@ -92,8 +92,8 @@ class ServedModel:
 
     # ------------------------------------------------------------------------------------------- at the start
 
-    def warm_up(self, model: LoadedModel, samples: Sequence[Sample]) -> tuple[float, list[str]]:
-        """Run the samples with `model`: seconds, and what went wrong. Ends the process where they lose the device."""
+    def warm_up(self, model: LoadedModel, samples: Sequence[Sample]) -> tuple[float, list[str], str]:
+        """Run the samples as `checks.warm_up` does, with `model`. Ends the process where they lose the device."""
         from marserve.worker.checks import warm_up  # for a quicker start: most models have nothing to warm up with
 
         told = warm_up(self._watched(model), samples, self._share)
@@ -103,16 +103,15 @@ class ServedModel:
             leave(1)
         return told
 
-    def say_loaded(self, seconds: float, warm_up_s: float, problems: list[str]) -> None:
+    def say_loaded(self, seconds: float, warm_up_s: float, problems: list[str], failure: str) -> None:
         """Tell the server that batches may come, what the load took, and what describe should say of it."""
         self.send_metrics()
         warnings, computes_on = said_of_load(self._model.context)
         self._told_warnings = len(warnings)
         self._taken_bytes = taken_bytes()
         has_length_of = self._model.length_of is not None
-        self._connection.send(
-            Loaded(seconds, problems + warnings, warm_up_s, has_length_of, self._taken_bytes, computes_on)
-        )
+        told = problems + warnings
+        self._connection.send(Loaded(seconds, told, warm_up_s, has_length_of, self._taken_bytes, computes_on, failure))
 
     # ------------------------------------------------------------------------------------------- a batch
 

@@ -97,7 +97,7 @@ class WorkflowIntake:
                 fetched.release()
             return unpacked
         except ArchiveNotFound as error:
-            raise WorkflowArchiveNotFound(error.message) from None
+            raise WorkflowArchiveNotFound(error.message, error.cause) from None
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfMemory(f"No space is left to save workflow: {hide_query(url)}") from error

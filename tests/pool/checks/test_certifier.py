@@ -44,6 +44,8 @@ CAPITALS = """
         for body in bodies:
             if body == "bad":
                 answers.append(PredictionException("this one is bad", 422))
+            elif body == "cold":
+                raise ValueError("cold")
             elif body == "odd":
                 answers.append(ValueError("an author's mistake"))
             else:
@@ -374,12 +376,13 @@ async def test_each_worker_warms_up_before_it_is_ready(tmp_path: Path, start: st
 
 
 async def test_a_warm_up_that_fails_is_a_warning(tmp_path: Path) -> None:
-    """The worker serves all the same."""
-    load = {"warm_up": [Sample(file="none.bin")]}
+    """The worker serves all the same; of an input that the handler did not answer, swaps are told apart."""
+    load = {"warm_up": [Sample(file="none.bin"), Sample(body=b"cold")]}
     async with pool_of(tmp_path, samples=(), batch_check="off", load=load) as running:
         await running.start()
 
-        assert any("none.bin" in warning for warning in running.pool.warnings)
+        assert ["none.bin" in warning for warning in running.pool.warnings] == [True, False]
+        assert running.pool.warm_up_failure == running.pool.warnings[1]
         assert await running.ask_body(b"hello") == b"HELLO"
 
 

@@ -449,7 +449,7 @@ async def test_a_version_that_answers_its_samples_as_before_is_taken(house: Hous
     """Other values are fine."""
     await house.add(body=b'{"label": "cat", "score": 0.5}')
 
-    new = Behaviour(body=b'{"label": "dog", "score": 1}')
+    new = Behaviour(body=b'{"label": "dog", "score": 1}', warnings=["warm-up as slow as ever, says the handler"])
     swapped = await house.swap(house.archive("2.0", config=SAMPLES), new, order=order)
 
     assert swapped.notes == ()
@@ -463,7 +463,7 @@ BAD: list[tuple[Behaviour, str, str]] = [
     (Behaviour(load="fail"), "its workers could not load it", "load_failed"),
     (Behaviour(load="memory"), "its workers could not load it", "out_of_memory"),
     (Behaviour(load="missing"), "its workers could not load it", "missing_module"),
-    (Behaviour(warnings=["warm-up with sample 0 failed: ValueError('x')"]), "warm-up with sample 0 failed", "warm_up"),
+    (Behaviour(warm_up_failure="warm-up with sample 0 failed"), "warm-up with sample 0 failed", "warm_up"),
     (Behaviour(fails=HandlerFailed("Prediction failed")), "sample 0 was not answered: Prediction failed", "handler"),
     (Behaviour(body=b'["cat"]'), "the answer to sample 0 has another shape than before: $ is a list", "other_shape"),
     (Behaviour(body=b"cat!"), "the answer to sample 0 has another shape than before: it is no JSON", "other_shape"),

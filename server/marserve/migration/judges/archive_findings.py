@@ -15,7 +15,7 @@ from marserve.archive.contents.model_config import read_model_config
 from marserve.archive.pickles.pickle_check import check_folder
 from marserve.archive.reading.reader import unpack
 from marserve.environments.requirements import read_requirements
-from marserve.errors import BadArchive, DependencyFailed, UnsafeArchive
+from marserve.errors import BadArchive, RequirementsRefused, UnsafeArchive
 from marserve.migration.findings import Finding
 from marserve.migration.judges.imports import is_there, names_of
 from marserve.migration.judges.source_findings import judge_source, module_of
@@ -187,7 +187,7 @@ def _judge_requirements(folder: Path, file: str, shown: str, allowed_urls: Seque
     """Whether pip would be given the archive's requirements."""
     try:
         read_requirements(folder, file, allowed_urls)
-    except DependencyFailed as error:
+    except RequirementsRefused as error:
         said = _REQUIREMENTS_LINE.match(error.message)
         place, line, why = (said[1], int(said[2]), said[3]) if said else (file, 0, error.message)
         yield Finding("action", f"{shown}!{place}", line, why, "see docs/requirements.md for what a file may say")

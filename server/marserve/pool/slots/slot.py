@@ -460,6 +460,7 @@ class Life:
         self.warm_up_s = 0.0
         self.device_bytes = 0
         self.warnings: list[str] = []
+        self.warm_up_failure = ""
         self.computes_on = ""
         self.ready_at = 0.0
         self.requests = 0
@@ -569,6 +570,7 @@ class Life:
         if isinstance(loaded, Loaded) and await self.process.is_whole():
             self.load_s = launched.load_s if loaded.seconds == 0.0 else loaded.seconds
             self.warm_up_s, self.warnings = loaded.warm_up_s, loaded.warnings
+            self.warm_up_failure = loaded.warm_up_failure
             self.computes_on = loaded.computes_on
             self.device_bytes = loaded.device_bytes
             if owner.metrics.tap is not None:

@@ -306,9 +306,8 @@ class Swapping:
     async def _wait_until_ready(self, new: Version, old: Version) -> None:
         if not await self._registering.wait_until_ready(new):
             raise LoadFailed(new.model, new.name, reason="it was stopped, or scaled by somebody else, meanwhile")
-        warm_up = next((text for text in new.pool.warnings if text.startswith("warm-up ")), None)
-        if warm_up is not None:
-            raise Unfit(warm_up, "warm_up")
+        if new.pool.warm_up_failure:
+            raise Unfit(new.pool.warm_up_failure, "warm_up")
 
     def _follow_size(self, wish: SwapParameters, new: Version, old: Version) -> None:
         """Give the new version the old one's bounds, unless its archive or the caller has some of its own."""

@@ -18,7 +18,7 @@ from marserve.archive.contents.weight_size import weigh
 from marserve.documents import pack
 from marserve.environments.environments import Environment
 from marserve.environments.requirements import Requirements, read_requirements
-from marserve.errors import BadArchive, BadInput, DependencyFailed, LoadFailed
+from marserve.errors import BadArchive, BadInput, LoadFailed, RequirementsRefused
 from marserve.files.digests import digest_of
 from marserve.messages import Load
 from marserve.model_options import ModelOptions, fold
@@ -67,7 +67,7 @@ def make_plan(
     """Work out name, version and the values that win, and see that a worker could find the handler.
 
     Raises BadArchive when the archive says too little, or its handler is nowhere; LoadFailed for the latter where the
-    caller would have waited for workers; NotEnoughDevices; DependencyFailed for requirements that are not allowed.
+    caller would have waited for workers; NotEnoughDevices; RequirementsRefused for requirements that are not allowed.
     """
     model, version = _name(parameters, unpacked, is_at_startup)
     odd = _odd_names(model, version)
@@ -150,9 +150,9 @@ def _read_wanted(facts: Facts, unpacked: Unpacked, server: RegistryOptions) -> t
         return facts, Wanted(Requirements(), kind) if kind == "venv" else None
     try:
         requirements = read_requirements(unpacked.folder, file, server.allowed_urls)
-    except DependencyFailed as error:
+    except RequirementsRefused as error:
         words = f"Custom pip package installation failed for model {facts.options.model}"
-        raise DependencyFailed(f"{words}: {error}", str(error)) from None
+        raise RequirementsRefused(f"{words}: {error}", str(error)) from None
     if is_default and not requirements.asks_for_something:
         return facts, None
     return facts, Wanted(requirements, kind)

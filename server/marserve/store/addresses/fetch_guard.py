@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote
 
-from marserve.errors import ArchiveNotFound
+from marserve.errors import AddressNotAllowed, ArchiveNotFound
 from marserve.settings.shown_address import hide_query as hide_query
 from marserve.settings.stores import SCHEMES
 from marserve.store.addresses.object_address import SIGNED, read_address
@@ -157,12 +157,12 @@ class AllowedUrls:
         self._plain = [_plain_text(pattern) for pattern in patterns]
 
     def check(self, target: Target) -> None:
-        """Raises ArchiveNotFound, in TorchServe's words, for what no pattern matches."""
+        """Raises AddressNotAllowed, in TorchServe's words, for what no pattern matches."""
         forms = [target.url]
         if target.written:
             forms.append(f"{target.written}{target.path}{target.query}")
         if not any(pattern.fullmatch(form) for pattern in self._patterns for form in forms):
-            raise ArchiveNotFound(f"Given URL {hide_query(target.url)} does not match any allowed URL(s)")
+            raise AddressNotAllowed(hide_query(target.url))
 
     def names_host(self, target: Target) -> bool:
         """Whether a pattern that matches spells the host out: only then may it be one of a private network."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from marserve.errors import ArchiveNotFound
+from marserve.errors import AddressNotAllowed, ArchiveNotFound, NotInStore
 from marserve.files.regular import open_regular
 from marserve.store.addresses.fetch_guard import hide_query, is_address
 
@@ -67,7 +67,7 @@ class LocalStore:
         if self.root is None:
             raise ArchiveNotFound("Model store has not been configured.")
         if is_address(url):
-            raise ArchiveNotFound(f"Given URL {hide_query(url)} does not match any allowed URL(s)")
+            raise AddressNotAllowed(hide_query(url))
         name = re.split(r"[/\\]", url.rstrip("/"))[-1]
         path = self.root / name
         try:
@@ -76,8 +76,8 @@ class LocalStore:
             if name not in ("", ".") and path.is_dir():
                 return Found(_inner_folder(path), "folder", name)
         except (OSError, ValueError):  # a name too long, or with a NUL, or a file that may not be read
-            raise ArchiveNotFound(self._missing.format(url=hide_query(url), name=hide_query(name))) from None
-        raise ArchiveNotFound(self._missing.format(url=hide_query(url), name=hide_query(name)))
+            raise NotInStore(self._missing.format(url=hide_query(url), name=hide_query(name))) from None
+        raise NotInStore(self._missing.format(url=hide_query(url), name=hide_query(name)))
 
     def _find_below_roots(self, url: str) -> Found | None:
         """What an absolute path names below a further root; None for every other word.
@@ -104,7 +104,7 @@ class LocalStore:
                 return Found(_inner_folder(real), "folder", str(real), is_elsewhere=True)
         except (OSError, ValueError):
             pass
-        raise ArchiveNotFound(self._missing.format(url=hide_query(url), name=hide_query(url.rpartition("/")[2])))
+        raise NotInStore(self._missing.format(url=hide_query(url), name=hide_query(url.rpartition("/")[2])))
 
     def names(self) -> list[str]:
         """What `load_models=all` loads, in order: folders and archives (contract 6.4), nothing hidden.
