@@ -61,14 +61,29 @@ def test_the_version_is_told_by_a_flag_too() -> None:
     assert (ran.status, ran.out) == (0, f"marserve {version('marserve')}\n")
 
 
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_what_says_what_there_is_imports_nothing_of_the_server(flag: str) -> None:
+    """The list of commands is the one that has imported them."""
+    program = "import atexit, sys\nsys.argv[0] = 'marserve'\nfrom marserve import cli\n"
+    program += "atexit.register(lambda: print(*sys.modules, file=sys.stderr))\ncli.main()"
+
+    ran = subprocess.run([sys.executable, "-c", program, flag], capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr
+    imported = set(ran.stderr.split())
+    assert not imported & {"httpx", "fastapi", "msgspec", "yaml"}
+    assert {name for name in imported if name.startswith("marserve.") and not name.startswith("marserve.cli")} == set()
+    assert ran.stdout.split() == marserve(flag).out.split()
+
+
 def test_a_server_in_front_is_started_without_what_other_commands_need() -> None:
-    """An HTTP client alone would be a tenth of the start."""
+    """An HTTP client alone would be a tenth of the start, and what draws tables a twentieth."""
     program = "import sys\nfrom marserve.cli.command_list import build_commands\nbuild_commands(['start'])\n"
-    program += "print('httpx' in sys.modules, 'marserve.cli.changes.plan' in sys.modules)"
+    program += "print({'httpx', 'rich', 'marserve.cli.changes.plan'} & set(sys.modules))"
 
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
-    assert ran.stdout == "False False\n", ran.stderr
+    assert ran.stdout == "set()\n", ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fastapi import APIRouter
 from starlette.responses import Response
-from starlette.routing import Match
+from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
@@ -31,7 +30,7 @@ class Preflights:
     def __init__(
         self,
         app: ASGIApp,
-        routers: Sequence[APIRouter],
+        routers: Sequence[Router],
         is_inference: Callable[[bytes], bool],
         *,
         keeps_documents: bool,

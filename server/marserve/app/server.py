@@ -21,6 +21,7 @@ from typing import Any
 
 from marserve import __version__
 from marserve.allocator import BY_SERVER, keep_large_blocks
+from marserve.api.rest.late_routes import import_for_first_request
 from marserve.app.building.access import AccessControl, prepare_access
 from marserve.app.building.cannot_start import CannotStart
 from marserve.app.building.metrics import watch_machine
@@ -209,7 +210,7 @@ class Server:
         reading = keep(stack, _load_models(parts))
         keep(stack, parts.desired.watch(reading))
         await self._wait_for_models(parts.registry, reading)
-        gc.collect()  # before anybody is let in: it holds everything up for a tenth of a second
+        gc.collect()  # before anybody is let in: it holds everything up
         gc.freeze()  # what the start made stays: collections on the hot path need not look at it again
         gc.enable()  # who started this may have put it off until now
         if settings.strict_start:
@@ -230,6 +231,7 @@ class Server:
         if self._watch is not None:
             self._watch.close()
         self._logs.announce("Model server started.")
+        keep(stack, asyncio.to_thread(import_for_first_request))
         manager = ServiceManager(os.environ)
         manager.is_serving(" and ".join(str(listener.address) for listener in listeners))
         await stop.asked.wait()

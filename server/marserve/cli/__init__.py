@@ -61,9 +61,10 @@ def main() -> None:
     # Inside, so that the other two command lines do not load what this one draws tables with.
     from marserve.cli.command_list import COMMANDS, build_commands
 
-    # One that is not the first word (help, a wrong one) needs all of them.
+    # One that is not the first word (a wrong one) needs all of them.
     asked = [word for word in sys.argv[1:2] or _words_to_complete() if word in COMMANDS]
-    command = build_commands(asked or COMMANDS)
+    is_help = sys.argv[1:] in ([], ["--help"]) and "_MARSERVE_COMPLETE" not in os.environ
+    command = build_commands(asked or COMMANDS, are_listed_only=is_help)
     with Interruptible():
         command()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ast
+from collections.abc import Callable, Iterable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -41,8 +43,11 @@ COMMANDS = {
 }
 
 
-def build_commands(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """`marserve` with these commands, all if not given; only their modules are imported."""
+def build_commands(names: Iterable[str] = COMMANDS, *, are_listed_only: bool = False) -> typer.Typer:
+    """`marserve` with these commands, all if not given; only their modules are imported.
+
+    With `are_listed_only` none is: the commands have their docstrings, and cannot be run.
+    """
     made = typer.Typer(
         name="marserve",
         help="A model server for PyTorch and ONNX.",
@@ -52,9 +57,29 @@ def build_commands(names: Iterable[str] = COMMANDS) -> typer.Typer:
     )
     made.callback()(_take_flags)
     for name in names:
-        module = import_module(f"marserve.cli.{COMMANDS[name]}")
-        made.command(name, cls=Command)(getattr(module, name.replace("-", "_")))
+        find = _listed if are_listed_only else _imported
+        made.command(name, cls=Command)(find(f"marserve.cli.{COMMANDS[name]}", name.replace("-", "_")))
     return made
+
+
+def _imported(module: str, name: str) -> Callable[..., object]:
+    found: Callable[..., object] = getattr(import_module(module), name)
+    return found
+
+
+def _listed(module: str, name: str) -> Callable[..., object]:
+    """A function with the docstring of the one in the module's source, or that one where there is no source."""
+    spec = find_spec(module)
+    source = getattr(spec.loader, "get_source", lambda module: None)(module) if spec is not None else None
+    if source is None:
+        return _imported(module, name)
+
+    def command() -> None:
+        raise AssertionError("a command that is listed only is not run")
+
+    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    command.__doc__ = next(ast.get_docstring(node) for node in functions if node.name == name)
+    return command
 
 
 def _show_version(is_asked: bool) -> None:

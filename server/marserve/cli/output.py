@@ -9,20 +9,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from functools import cached_property
 from types import TracebackType
-from typing import Annotated, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
 
 import typer
-from rich.cells import cell_len
-from rich.console import Console
-from rich.measure import Measurement
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from marserve.cli import INTERRUPTED_STATUS
 from marserve.errors import BadSettings
 from marserve.names import escaped, json_escaped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+# Rich is imported where something is printed: a server in front prints nothing by it, and would start 50 ms later.
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, for scripts.")]
 
@@ -78,8 +80,18 @@ class Output:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self._results = Console(highlight=False)
-        self._notes = Console(stderr=True, highlight=False)
+
+    @cached_property
+    def _results(self) -> Console:
+        from rich.console import Console  # late, for a server's start
+
+        return Console(highlight=False)
+
+    @cached_property
+    def _notes(self) -> Console:
+        from rich.console import Console  # late, for a server's start
+
+        return Console(stderr=True, highlight=False)
 
     def __enter__(self) -> Self:
         return self
@@ -99,6 +111,8 @@ class Output:
 
     def progress(self) -> Progress:
         """A line each with a bar, a text and the time passed; invisible where nobody watches."""
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # late, for a start
+
         return Progress(
             SpinnerColumn(),
             BarColumn(bar_width=20),
@@ -143,13 +157,15 @@ class Output:
             typer.echo(json_escaped(json.dumps(document, ensure_ascii=False)))
             return
         for line in lines:
-            if isinstance(line, Table):
-                self._print_table(line)
-            else:
+            if isinstance(line, str):
                 self._results.print(escaped(line, keep="\n\t"), markup=False, soft_wrap=True)
+            else:
+                self._print_table(line)
 
     def _print_table(self, drawn: Table) -> None:
         """As wide as its words need: a name broken in two can be neither copied nor found by a script."""
+        from rich.measure import Measurement  # late, for a server's start
+
         console = self._results
         unbounded = console.options.update(max_width=_WIDEST)
         needed = Measurement.get(console, unbounded, drawn)
@@ -174,6 +190,10 @@ class Output:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A table without frames: a headline and one line a row; cells are taken literally, controls in them escaped."""
+    from rich.cells import cell_len  # late, for a server's start
+    from rich.table import Table
+    from rich.text import Text
+
     rows = [[escaped(cell) for cell in row] for row in rows]
     drawn = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):

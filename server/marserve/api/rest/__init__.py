@@ -6,7 +6,10 @@ platforms/   health, metrics, KServe, Open Inference, SageMaker, plug-ins
 guard        asks for keys, and applies the rules for browsers
 only_here    refuses callers of other machines
 hang_up      ends what is done for a client that hung up
+library      imports FastAPI
 late_routes  routes that are analysed at their first request
 schemas      the shapes of answers
 description  the OpenAPI document
 """
+
+from marserve.api.rest import library as library  # before a file of this room imports FastAPI otherwise

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from marserve import __version__
@@ -56,7 +57,7 @@ class PrettyJson(JSONResponse):
 
 
 def build_app(
-    routers: Sequence[APIRouter],
+    routers: Sequence[Router],
     *,
     title: str,
     docs_url: str | None = None,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match
+from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from marserve.api.browsers import BrowserRules
@@ -36,7 +36,7 @@ class Guard:
         self,
         app: ASGIApp,
         tokens: Tokens,
-        routers: Sequence[tuple[APIRouter, Access]],
+        routers: Sequence[tuple[Router, Access]],
         otherwise: Access,
         open_paths: Iterable[str] = (),
         *,

@@ -7,7 +7,7 @@ of a server that takes a third of a second of a processor, and most servers answ
 from __future__ import annotations
 
 import importlib
-import warnings
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -17,10 +17,12 @@ from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 
-# FastAPI imports it at the first route that it analyses; here this costs no request anything.
-with warnings.catch_warnings(), suppress(ImportError):
-    warnings.simplefilter("ignore", UserWarning)
-    importlib.import_module("pydantic.v1")
+
+def import_for_first_request() -> None:
+    """Import what FastAPI imports when it analyses its first route: in a server that is up, so that no start waits."""
+    if sys.version_info < (3, 14):  # later ones only warn that pydantic's first version does not run there
+        with suppress(ImportError):
+            importlib.import_module("pydantic.v1")
 
 
 class LateRoute(APIRoute):

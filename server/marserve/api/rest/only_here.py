@@ -9,8 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
-from fastapi import APIRouter
-from starlette.routing import Match
+from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from marserve.api.browsers import BrowserRules
@@ -25,7 +24,7 @@ class OnlyHere:
     `rules` say which hosts a request for them may name.
     """
 
-    def __init__(self, app: ASGIApp, routers: Sequence[APIRouter], rules: BrowserRules | None = None) -> None:
+    def __init__(self, app: ASGIApp, routers: Sequence[Router], rules: BrowserRules | None = None) -> None:
         self._app = app
         self._routers = routers
         self._rules = rules

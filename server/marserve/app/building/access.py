@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fastapi import APIRouter
+from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from marserve.api.browsers import OPEN_PATHS, BrowserRules, OwnHosts
@@ -41,7 +41,7 @@ class AccessControl:
     tls: ssl.SSLContext | None
 
     def guard(
-        self, routers: Sequence[tuple[APIRouter, Access]], otherwise: Access, rules: BrowserRules
+        self, routers: Sequence[tuple[Router, Access]], otherwise: Access, rules: BrowserRules
     ) -> Callable[[ASGIApp], ASGIApp]:
         """What asks a listener's requests for keys, or whence they come; `rules` judge those that need none."""
         settings, tokens = self.settings, self.tokens
@@ -86,7 +86,7 @@ class AccessControl:
         """The keys that predictions need, None where they need none."""
         return None if self.settings.allow_open_inference else self.tokens
 
-    def _only_here(self, routers: Sequence[tuple[APIRouter, Access]]) -> Callable[[ASGIApp], ASGIApp] | None:
+    def _only_here(self, routers: Sequence[tuple[Router, Access]]) -> Callable[[ASGIApp], ASGIApp] | None:
         """What keeps management here on a listener that others share; None where it is not to be kept."""
         if not self.settings.management_is_kept_here or not shares_its_port(self.settings):
             return None

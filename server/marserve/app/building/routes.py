@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 
-from fastapi import APIRouter
+from starlette.routing import Router
 
 from marserve.api.rest.description import description_router
 from marserve.api.rest.guard import token_router
@@ -30,7 +30,7 @@ from marserve.errors import BadSettings
 
 log = logging.getLogger("marserve.app")
 
-Routers = list[tuple[APIRouter, Access]]
+Routers = list[tuple[Router, Access]]
 
 
 def own_access(names: Sequence[str]) -> Access:

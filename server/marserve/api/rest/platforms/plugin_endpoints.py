@@ -15,7 +15,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
@@ -65,7 +65,7 @@ class ModelsView:
         return self._registry.is_model_ready(model, version)
 
 
-def check_patterns(installed: InstalledEndpoint, routers: Sequence[APIRouter]) -> None:
+def check_patterns(installed: InstalledEndpoint, routers: Sequence[Router]) -> None:
     """Raise BadSettings where a listener's own routes begin as the endpoint's would."""
     pattern = installed.endpoint.pattern
     own = {route.path.split("/")[1] for router in routers for route in router.routes if isinstance(route, Route)}
