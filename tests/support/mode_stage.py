@@ -8,8 +8,8 @@ from typing import Any
 
 from marserve.errors import WorkerDied
 from marserve.messages import Part, Raised, Request, Result
+from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.jobs import Flight, Job, Question
-from marserve.pool.dispatch.modes import make_dispatcher
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.receivers import Told
@@ -29,7 +29,7 @@ class ModeStage:
 
     def __init__(self, **options: Any) -> None:
         self.metrics = VersionMetrics("m", "1")
-        self.dispatcher = make_dispatcher(PoolOptions("m", "1", 1, 4, **options), self.metrics, self)
+        self.dispatcher = Dispatcher(PoolOptions("m", "1", 1, 4, **options), self.metrics, self)
         self.dispatcher.living_slots = 1
         self.flights: dict[str, list[Flight]] = {}
         self.cancelled: list[tuple[str, int, int]] = []

@@ -33,8 +33,8 @@ from marserve.errors import (
 )
 from marserve.messages import Answer, Part, Raised, Request, Result
 from marserve.pool.dispatch.batcher import MAX_IN_FLIGHT, MAX_JOBS_IN_FLIGHT
+from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.jobs import Flight, Job, JobState, Question
-from marserve.pool.dispatch.modes import make_dispatcher
 from marserve.pool.dispatch.queue import AGEING_S, LEAST_URGENT
 from marserve.pool.options import PoolOptions, SequenceOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
@@ -141,7 +141,7 @@ class World:
         self.mode = self._modes.choice(["plain"] * 4 + ["sequences", "steps", "both", "concurrent"])
         self._choose_mode()
         self.metrics = VersionMetrics("m", "1")
-        self.dispatcher = make_dispatcher(self.options, self.metrics, self)
+        self.dispatcher = Dispatcher(self.options, self.metrics, self)
         self.homes: dict[str, Home] = {}
         self.begun_anew: dict[str, float] = {}
         self.lost_sequences = 0

@@ -22,8 +22,8 @@ from marserve.machine.device_readings import describe_usage
 from marserve.machine.devices import choose_group
 from marserve.messages import Answer, Checked, Load, Metrics, Part, Receiver, Request, Tolerance
 from marserve.pool.checks.certifier import Certifier
+from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.jobs import Flight, Job, Question
-from marserve.pool.dispatch.modes import make_dispatcher
 from marserve.pool.dispatch.queue import GivenUp
 from marserve.pool.launchers.launcher import Launchers, make_launcher
 from marserve.pool.options import PoolOptions
@@ -73,7 +73,7 @@ class Pool:
         load = self.load = msgspec.structs.replace(load, memory_limit_bytes=options.max_worker_memory_bytes)
         self.metrics = metrics
         self.log = worker_log
-        self.dispatcher = make_dispatcher(options, metrics, self)
+        self.dispatcher = Dispatcher(options, metrics, self)
         self.launcher = make_launcher(launchers, options, load)
         self.threads = (options.rank_threads if options.ranks else 0) or load.threads or self.launcher.threads
         if not self.threads:

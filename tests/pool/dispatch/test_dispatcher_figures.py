@@ -9,8 +9,9 @@ import pytest
 
 from marserve.errors import BadFrame, NoWorker, WorkerDied
 from marserve.messages import Part, Request, Result
-from marserve.pool.dispatch.dispatcher import PRIORITIES_SEEN_S, Dispatcher, Landed
-from marserve.pool.dispatch.jobs import Question
+from marserve.pool.dispatch.batcher import PRIORITIES_SEEN_S
+from marserve.pool.dispatch.dispatcher import Dispatcher
+from marserve.pool.dispatch.jobs import Landed, Question
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.telemetry.metrics.measurements import Event, Ran, Tap

@@ -13,7 +13,6 @@ from marserve.messages import Part, Request, Result
 from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.hold import HOLD_S, Hold
 from marserve.pool.dispatch.jobs import Flight, Job
-from marserve.pool.dispatch.modes import make_dispatcher
 from marserve.pool.options import PoolOptions, SequenceOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.receivers import Told
@@ -23,9 +22,7 @@ class Stage:
     """A dispatcher whose only worker is gone since `at`, and is started again at `next_start`."""
 
     def __init__(self, next_start: float | None, at: float = 0.0, **options: Any) -> None:
-        self.dispatcher: Dispatcher = make_dispatcher(
-            PoolOptions("m", "1", 1, 1, **options), VersionMetrics("m", "1"), self
-        )
+        self.dispatcher: Dispatcher = Dispatcher(PoolOptions("m", "1", 1, 1, **options), VersionMetrics("m", "1"), self)
         self.flights: list[Flight] = []
         self.lose(next_start, at)
 

@@ -13,5 +13,5 @@ send_ahead    which busy workers may be sent a batch ahead
 least_loaded  which worker has the fewest requests
 sequences     whose turn it is in each sequence
 lengths/      how long inputs are, and how long answers take
-modes/        the dispatchers of versions that ask for more than batches
+modes/        how workers are given what waits: batches, sequences, steps, coroutines
 """

@@ -19,6 +19,7 @@ go before everything that waits.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Literal
 
@@ -36,6 +37,7 @@ AHEAD_FOR_GOAL_BELOW_S = 0.005
 # What was sent to a worker cannot be overtaken any more. So while requests have priorities of their own nothing is sent
 # ahead to handlers that take longer than this: there it would save a hundredth, and cost a whole run.
 AHEAD_OF_PRIORITIES_BELOW_S = 0.001
+PRIORITIES_SEEN_S = 10.0  # for so long after a request with a priority of its own
 # Among so many times the batch's size of jobs those of a fitting length are looked for.
 LENGTHS_AMONG = 4
 # Batches that take microseconds cost less than their way there and back: of small ones a few go ahead together, as many
@@ -69,6 +71,8 @@ class Batcher:
         self.max_batch_size = max_batch_size
         self.max_delay_s = max_delay_s
         self.policy = policy
+        self.ahead_below_s = AHEAD_BELOW_S
+        self.priorities_until = math.inf  # while that is lowered
         self._collecting_since: float | None = None
 
     @property
@@ -162,6 +166,33 @@ class Batcher:
     def rest(self) -> None:
         """Nothing waits: the next job begins a new wait."""
         self._collecting_since = None
+
+    def see_priority(self, now: float) -> None:
+        """A request has a priority of its own: for a while less is sent ahead."""
+        self.ahead_below_s, self.priorities_until = AHEAD_OF_PRIORITIES_BELOW_S, now + PRIORITIES_SEEN_S
+
+    def forget_priorities(self) -> None:
+        """None has come for so long: as much is sent ahead as before."""
+        self.ahead_below_s, self.priorities_until = AHEAD_BELOW_S, math.inf
+
+    def group(self, jobs: list[Job]) -> None:
+        """Have these jobs run again, together and by themselves, before everything that waits."""
+        for job in jobs:
+            job.state = JobState.GROUPED
+            job.flight = None
+        self.groups.appendleft(jobs)
+
+    def put_back(self, jobs: list[Job], *, is_group: bool) -> None:
+        """Have jobs that no worker had begun wait as before."""
+        if not jobs:
+            return
+        if is_group:
+            self.group(jobs)
+            return
+        for job in jobs:
+            job.state = JobState.WAITING
+            job.flight = None
+        self.queue.put_back(jobs)
 
     def forget_ended_groups(self) -> None:
         """Drop groups of which no job waits any more."""

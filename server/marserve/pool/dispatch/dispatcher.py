@@ -1,9 +1,10 @@
 """The life of every job of one model version, from `submit` to its one end. Pure: time is passed in, I/O is asked for.
 
-It holds the queue, the batcher and what each worker has in flight; it admits, dispatches, hands answers out, splits a
-batch that raised until the guilty item stands alone, runs the items of a dead worker once more elsewhere, refuses for
-a while what killed twice, and ends what was cancelled or is past its deadline. The supervisor carries out what it asks
-for through `Actions` and tells it what happened. The simulation in the tests drives it by the thousand.
+It admits, hands answers out, splits a batch that raised until the guilty item stands alone, runs the items of a dead
+worker once more elsewhere, refuses for a while what killed twice, and ends what was cancelled or is past its deadline.
+Which worker is given what, and when, it asks its mode (`modes/`); who waits, what runs and what ends when is kept by
+the queue, the batcher, `lanes.py` and `deadlines.py`. The pool carries out what is asked for through `Actions`, and
+tells what happened. The simulation in the tests drives it by the thousand.
 
 Invariant: a job's receiver is told exactly one end (an answer, a last piece, an error), or nothing once it was
 cancelled; and only the flight that holds the job may end it.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from marserve.errors import (
     BadFrame,
@@ -27,68 +28,46 @@ from marserve.errors import (
     NoWorker,
     OutOfMemory,
     QueueFull,
+    SequenceGone,
     Unavailable,
     WaitTooLong,
 )
 from marserve.messages import Answer, Raised, Receiver, Request, Result
 from marserve.pool.dispatch.actions import Actions
-from marserve.pool.dispatch.batcher import (
-    AHEAD_BELOW_S,
-    AHEAD_FOR_GOAL_BELOW_S,
-    AHEAD_OF_PRIORITIES_BELOW_S,
-    MAX_JOBS_IN_FLIGHT,
-    Batcher,
-)
+from marserve.pool.dispatch.batcher import MAX_JOBS_IN_FLIGHT, Batcher
 from marserve.pool.dispatch.deadlines import Deadlines
 from marserve.pool.dispatch.fingerprints import MAX_DEATHS, Fingerprints
 from marserve.pool.dispatch.hold import Hold
-from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
+from marserve.pool.dispatch.jobs import Flight, Job, JobState, Landed, Loss
 from marserve.pool.dispatch.lanes import Lanes
 from marserve.pool.dispatch.lengths.asked_lengths import AskedLengths
 from marserve.pool.dispatch.lengths.latency_goal import GoalPolicy
 from marserve.pool.dispatch.lengths.lengths import FROM_HANDLER, read_rule
+from marserve.pool.dispatch.modes import StepsAndSequences, make_mode
+from marserve.pool.dispatch.modes.steps_and_sequences import goes_on, tell_pieces
 from marserve.pool.dispatch.queue import GivenUp, JobQueue
+from marserve.pool.dispatch.sequences import SequenceQueue
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 
 # How long a refused client is told to wait at most, and how much later one may come that was told a moment of its own.
 MOST_RETRY_AFTER_S = 60
 APPOINTED_SPREAD_S = 1
-# For this long after a request with a priority of its own less is sent ahead (`AHEAD_OF_PRIORITIES_BELOW_S`).
-PRIORITIES_SEEN_S = 10.0
-
-
-class Landed(NamedTuple):
-    """A batch that has ended, with one result and one body a job, of which its jobs have not been told."""
-
-    flight: Flight
-    results: Sequence[Result]
-    bodies: Sequence[bytes | bytearray]
-
-
-class Loss(NamedTuple):
-    """How a worker was lost, as `Dispatcher.died` is told it."""
-
-    begun: int
-    error: MarserveError
-    may_retry: bool
-    is_suspect: bool
-    accused: int = 0
 
 
 class Dispatcher:
     """The pure heart of a pool. All calls come from one thread; `now` is the monotonic clock in seconds.
 
-    `modes/__init__.py` says which kind of it a version gets.
+    Its mode says how workers are given what waits; to tell the jobs' receivers is the dispatcher's own.
     """
-
-    # Whether `next_wake` may say something though nothing waits and nothing has a deadline.
-    keeps_time = False
 
     def __init__(self, options: PoolOptions, metrics: VersionMetrics, actions: Actions) -> None:
         self.options = options
         self.metrics = metrics
-        self.queue = JobQueue(options.default_priority)
+        self.sequences: SequenceQueue | None = None
+        if options.sequences is not None:
+            self.sequences = SequenceQueue(options.sequences, options.model)
+        self.queue = JobQueue(options.default_priority) if self.sequences is None else self.sequences
         self.is_draining = False
         self.living_slots = 0
         self.hold_for_start = Hold()  # while no slot lives
@@ -114,8 +93,10 @@ class Dispatcher:
         self.deadlines = Deadlines()
         self.fingerprints = Fingerprints()
         self._appointed_until = 0.0  # the time of workers that refused clients were told to come for
-        self._ahead_below_s = AHEAD_BELOW_S
-        self._priorities_until = math.inf  # while that is lowered
+        self._mode = make_mode(options, self.lanes, self._batcher, actions)
+        self._stateful = self._mode if isinstance(self._mode, StepsAndSequences) else None
+        # Whether `next_wake` may say something though nothing waits and nothing has a deadline.
+        self.keeps_time = self._stateful is not None
 
     # ------------------------------------------------------------------------------------------- admission
 
@@ -141,12 +122,15 @@ class Dispatcher:
         if options.client_timeout_s is not None:
             latest = now + options.client_timeout_s
             deadline = latest if deadline is None or latest < deadline else deadline
-        if self._is_stranded(request, now, deadline, now):
+        if self.living_slots <= 0 and self._is_stranded(request, now, deadline, now):
             raise self._no_worker(now)
+        if self._stateful is not None:
+            self._end_sequences(self._stateful, now)
+            request = self._stateful.admit(request)
         if self.fingerprints.until and (left_s := self.fingerprints.refused_for_s(request, now)):
             raise FingerprintRefused(options.model, retry_after_s=float(math.ceil(left_s)))
         waiting = len(self.queue)
-        if options.use_job_ticket and self._tickets() <= waiting + len(self._batcher.groups):
+        if options.use_job_ticket and self._mode.tickets(request) <= waiting + len(self._batcher.groups):
             raise NoTicket(options.model, retry_after_s=self.appoint_s(now))
         bound = options.queue_size
         is_any_idle = bool(self.lanes.idle)
@@ -156,7 +140,7 @@ class Dispatcher:
             bound += options.batch_size  # what an idle worker collects has left TorchServe's queue
         priority = options.default_priority if request.priority is None else request.priority
         if priority != options.default_priority:
-            self._ahead_below_s, self._priorities_until = AHEAD_OF_PRIORITIES_BELOW_S, now + PRIORITIES_SEEN_S
+            self._batcher.see_priority(now)
         displaced = None
         if waiting >= bound:
             displaced = self.queue.displaceable(priority)
@@ -181,6 +165,7 @@ class Dispatcher:
         if (
             is_any_idle
             or waiting + 1 >= options.batch_size
+            or self._mode.serves_busy
             or (waiting + 1 == MAX_JOBS_IN_FLIGHT and self.goal is not None)
         ):
             self.pump(now)
@@ -189,22 +174,12 @@ class Dispatcher:
         return job
 
     def _is_stranded(self, request: Request, arrived: float, deadline: float | None, now: float) -> bool:
-        """Whether no worker will take a request in a time that it may wait."""
-        return self.living_slots <= 0 and (request.is_rescued or not self.hold_for_start.keeps(arrived, deadline, now))
-
-    def _tickets(self) -> int:
-        """How many requests workers would take at this moment."""
-        return len(self.lanes.idle)
+        """Whether no worker will take a request in a time that it may wait. Asked while no slot lives."""
+        return request.is_rescued or not self.hold_for_start.keeps(arrived, deadline, now)
 
     def expected_wait_s(self, priority: int, now: float) -> float | None:
-        """How long a request that came now would wait for its answer: 0 while a worker is idle, None if unknown.
-
-        See `pool/dispatch/lengths/expected_wait.py` for how it is guessed.
-        """
-        if self.lanes.idle:
-            return 0.0
-        batches = len(self._batcher.groups) + self.queue.before(priority) // self.options.batch_size
-        return self.lanes.wait_s(batches, now)
+        """How long a request that came now would wait for its answer: 0 while a worker is free, None if unknown."""
+        return self._mode.expected_wait_s(priority, now)
 
     def _refuse_late(self, deadline: float, priority: int, now: float) -> None:
         """Raise if the deadline has passed, or will have before the request is likely to be answered."""
@@ -245,20 +220,13 @@ class Dispatcher:
 
     def open_lane(self, key: str, now: float) -> None:
         """Worker `key` has loaded the model and is idle."""
-        self._rest(self.lanes.add(key), now)
+        self._mode.rest(self.lanes.add(key), now)
         self.pump(now)
 
     def close_lane(self, key: str) -> bool:
         """Give worker `key` nothing more. Returns whether it has nothing in flight; else `lane_emptied` will tell."""
         lane = self.lanes.by_key.get(key)
-        return lane is None or self._close(lane)
-
-    def _close(self, lane: WorkerLane) -> bool:
-        return self.lanes.close(lane)
-
-    def _rest(self, lane: WorkerLane, now: float) -> None:
-        """A lane has nothing in flight."""
-        self.lanes.rest(lane, now)
+        return lane is None or self._mode.close(lane)
 
     @property
     def waiting(self) -> int:
@@ -298,15 +266,23 @@ class Dispatcher:
 
     def quiet_since(self, key: str) -> float | None:
         """Since when a worker that runs many batches at once has said nothing of one; None where it runs one by one."""
-        return None
+        flights = self.flights(key) if self.options.is_concurrent else ()
+        if not flights or flights[0].is_check:
+            return None
+        return min(flight.heard_at for flight in flights)
 
     def describe_sequences(self) -> dict[str, int] | None:
-        """What describe says of sequences, None where there are none."""
-        return None
+        """What describe says of sequences: how many live, and how many are refused because their worker ended."""
+        sequences, options = self.sequences, self.options.sequences
+        if sequences is None or options is None:
+            return None
+        return {"living": sequences.living, "most": options.most, "lost": sequences.lost}
 
     def ended_in(self, landed: Landed) -> int:
         """How many requests of a batch have had their end with it."""
-        return len(landed.results)
+        if not self.options.continuous_batching:
+            return len(landed.results)
+        return sum(not goes_on(result) for result in landed.results)
 
     def want_lane(self, now: float) -> None:
         """Have a worker without work lent to the server itself, once, and before requests: `Actions.lane_lent` tells.
@@ -316,7 +292,7 @@ class Dispatcher:
         """
         self.lanes.wants_one = True
         if self.lanes.idle:
-            self._rest(self.lanes.idle.pop(), now)
+            self._mode.rest(self.lanes.idle.pop(), now)
 
     def want_no_lane(self) -> None:
         """Take back a wish that has not been fulfilled."""
@@ -329,7 +305,7 @@ class Dispatcher:
 
     def end_loan(self, key: str, number: int, now: float) -> None:
         """Worker `key` is done with what it was lent for. Raises BadFrame if it was not."""
-        self._rest(self.lanes.end_loan(key, number), now)
+        self._mode.rest(self.lanes.end_loan(key, number), now)
         self.pump(now)
 
     def reconfigure(self, *, batch_size: int, max_batch_delay_s: float, now: float) -> None:
@@ -347,25 +323,9 @@ class Dispatcher:
         """Send whatever should leave now."""
         if self.deadlines.first <= now:
             self._expire(now)
-        if now >= self._priorities_until:
-            self._ahead_below_s, self._priorities_until = AHEAD_BELOW_S, math.inf
-        batcher = self._batcher
-        idle = self.lanes.idle
-        batcher.workers = len(self.lanes.by_key)
-        while batcher.has_work:
-            if idle:
-                lane = idle[-1]
-                chosen = batcher.next_batch(now, idle=True, ahead=False)
-            else:
-                ahead = self._lane_for_batch_ahead(now)
-                if ahead is None:
-                    return
-                lane = ahead
-                chosen = batcher.next_batch(now, idle=False, ahead=True)
-            if chosen is None:
-                return
-            self._dispatch(lane, *chosen, now)
-        batcher.rest()
+        if self._stateful is not None:
+            self._end_sequences(self._stateful, now)
+        self._mode.dispatch(now)
 
     def wake(self, now: float) -> None:
         """The moment of `next_wake` has come: send what should leave, and end what has waited long enough."""
@@ -375,41 +335,12 @@ class Dispatcher:
 
     def next_wake(self) -> float | None:
         """When to call `wake` though nothing happened; None while it is waited for nothing."""
-        wake, moment = self.hold_for_start.look_at, self._next_moment()
+        wake, moment = self.hold_for_start.look_at, self._mode.next_moment()
         if moment is not None and moment < wake:
             wake = moment
         if self.deadlines.first < wake:
             wake = min(wake, self.deadlines.soonest())
         return wake if wake < math.inf else None
-
-    def _next_moment(self) -> float | None:
-        """When a batch's delay is up."""
-        has_idle = bool(self.lanes.idle)
-        return self._batcher.next_wake(idle=has_idle, ahead=not has_idle and self._may_send_ahead())
-
-    def _lane_for_batch_ahead(self, now: float) -> WorkerLane | None:
-        """The least busy of the busy workers that may be sent another batch; None if it would not pay."""
-        policy = self.options.batch_policy
-        has_goal = self.goal is not None  # then whether it pays takes longer to say than whether somebody has room
-        if policy == "fixed" or not (has_goal or self._batcher.pays_ahead(now)):
-            return None
-        below_s = self._ahead_below_s if policy == "idle" else min(self._ahead_below_s, AHEAD_FOR_GOAL_BELOW_S)
-        best = self.lanes.room_ahead.least_busy(below_s)
-        if has_goal and best is not None and not self._batcher.pays_ahead(now):
-            return None
-        return best
-
-    def _may_send_ahead(self) -> bool:
-        return self.options.batch_policy == "idle" and self.lanes.room_ahead.has_any(self._ahead_below_s)
-
-    def _dispatch(self, lane: WorkerLane, jobs: list[Job], is_group: bool, now: float) -> None:
-        is_ahead = bool(lane.flights)
-        if not is_ahead:
-            self.lanes.idle.pop()
-        flight = self.lanes.begin(lane, jobs, is_group, now, is_ahead=is_ahead)
-        if self._batcher.guessed and not is_group:
-            self._ask_lengths(lane, flight)
-        self._actions.send(lane.key, flight)
 
     # ------------------------------------------------------------------------------------------- lengths
 
@@ -424,15 +355,6 @@ class Dispatcher:
         if lane is None or lane.question is None:
             return False
         return lane.flights[0].number == lane.question.number
-
-    def _ask_lengths(self, lane: WorkerLane, flight: Flight) -> None:
-        """Ask for the lengths that the batcher missed, right before `flight`; one question at a time."""
-        guessed, self._batcher.guessed = self._batcher.guessed, []
-        if self.asked_lengths is None or lane.question is not None:
-            return
-        lane.question = self.asked_lengths.ask(guessed, flight.number, lane.mean_run_s)
-        if lane.question is not None:
-            self._actions.ask_lengths(lane.key, lane.question)
 
     def told_lengths(self, key: str, number: int, seconds: float, lengths: Sequence[int]) -> None:
         """Worker `key` has answered the question before batch `number`. Raises BadFrame if it was asked none such."""
@@ -481,7 +403,7 @@ class Dispatcher:
         flight = self.lanes.flight(key, number)
         if not len(results) == len(bodies) == len(flight.jobs):
             raise BadFrame(f"batch {number} has {len(flight.jobs)} items, its answer {len(results)}")
-        self._land(flight, handler_s, now)
+        self._mode.land(flight, handler_s, results, now)
         if self.goal is not None and flight.jobs:
             length = max(job.length for job in flight.jobs) if self._batcher.knows_lengths else 1
             self.goal.learn(len(flight.jobs), handler_s, length=length)
@@ -490,7 +412,9 @@ class Dispatcher:
         return Landed(flight, results, bodies)
 
     def tell(self, landed: Landed, now: float) -> None:
-        """Tell each job of a batch that has landed its answer."""
+        """Tell each job of a batch that has landed its answer, or its next piece."""
+        if self.options.continuous_batching:
+            landed = tell_pieces(landed)
         flight = landed.flight
         metrics, goal = self.metrics, self.goal
         totals_s: list[float] = []
@@ -523,6 +447,8 @@ class Dispatcher:
             metrics.named_total_s += sum(named_s)
         if metrics.tap is not None:
             metrics.tap.answered(totals_s, named_s)
+        if self._stateful is not None:
+            self._tell_gone(self._stateful, now)
 
     def piece(
         self, key: str, number: int, results: Sequence[Result], bodies: Sequence[bytes | bytearray], now: float
@@ -534,6 +460,7 @@ class Dispatcher:
         flight = self.lanes.flight(key, number)
         if not len(results) == len(bodies) == len(flight.jobs):
             raise BadFrame(f"batch {number} has {len(flight.jobs)} items, a piece of it {len(results)}")
+        flight.heard_at = now
         for index, (job, result, body) in enumerate(zip(flight.jobs, results, bodies, strict=True)):
             if job.state is JobState.DONE:
                 continue
@@ -552,21 +479,21 @@ class Dispatcher:
         Returns the jobs that failed with it for good.
         """
         flight = self.lanes.flight(key, raised.number)
-        self._land(flight, raised.handler_s, now)
+        self._mode.land(flight, raised.handler_s, (), now)
         live = [job for job in flight.jobs if job.state is not JobState.DONE]
         # Counted by who was in the batch, not by who still waits: one who has left may have been the guilty one.
         has_mates = len(flight.jobs) > 1
         is_memory = raised.kind == "memory"
         self.metrics.out_of_memory += is_memory
-        may_split = self.options.batch_isolation or (
-            is_memory and self.options.halves_without_memory and not flight.is_group
+        may_split = self._stateful is None and (
+            self.options.batch_isolation or (is_memory and self.options.halves_without_memory and not flight.is_group)
         )
         if has_mates and may_split and not any(job.has_sent_pieces for job in live):
             middle = len(live) // 2
             self.metrics.isolated += 1
             for half in (live[middle:], live[:middle]):
                 if half:
-                    self._group(half)
+                    self._batcher.group(half)
             live = []
         self.pump(now)
         self.fail_stranded(now)
@@ -594,74 +521,21 @@ class Dispatcher:
         on, as far as the worker could tell, 0 where it could not.
         """
         lane = self.lanes.lost(key)
-        if lane is not None:
-            self._lost(lane, Loss(begun, error, may_retry, is_suspect, accused), now)
-
-    def _lost(self, lane: WorkerLane, loss: Loss, now: float) -> None:
-        """Deal with what a dead worker had, as `died` says."""
-        begun, error, may_retry, is_suspect, _ = loss
-        was_asked = self._lose_question(lane, begun)
-        if lane.flights and not may_retry and not was_asked:
-            begun = max(begun, lane.flights[0].number)
-        failed: list[Job] = []
-        again: list[Job] = []
-        for flight in reversed(lane.flights):
-            live = [job for job in flight.jobs if job.state is not JobState.DONE]
-            if flight.number > begun:
-                self._put_back(live, flight.is_group)
-                continue
-            for job in live:
-                job.lost_worker(is_suspect=is_suspect)
-                if (
-                    may_retry
-                    and self.options.retry_on_worker_death
-                    and job.deaths < MAX_DEATHS
-                    and not job.has_sent_pieces
-                ):
-                    again.append(job)
-                else:
-                    failed.append(job)
-                    if job.deaths >= MAX_DEATHS:
-                        self.fingerprints.refuse(job.request, now)
-        for job in reversed(again):
+        if lane is None:
+            return
+        lost = self._mode.lost(lane, Loss(begun, may_retry, is_suspect, accused), now)
+        for job in lost.failed:
+            if lost.is_sure and job.deaths >= MAX_DEATHS:
+                self.fingerprints.refuse(job.request, now)
+        for job in lost.again:
             self.metrics.retried += 1
-            self._group([job])
+            self._batcher.group([job])
         self.pump(now)
         self.fail_stranded(now)
-        for job in failed:
+        for job in lost.failed:
             self._fail(job, error, now)
-
-    def _lose_question(self, lane: WorkerLane, begun: int) -> bool:
-        """Forget what a dead worker was asked. Returns whether it was at that when it ended: its batch is innocent."""
-        question, lane.question = lane.question, None
-        if question is None or self.asked_lengths is None:
-            return False
-        was_asked = lane.flights[0].number == question.number > begun
-        self.asked_lengths.lost(question, is_guilty=was_asked)
-        return was_asked
-
-    def _land(self, flight: Flight, handler_s: float, now: float) -> None:
-        """Book the end of a flight."""
-        lane = self.lanes.land(flight, handler_s, now)
-        if not lane.flights:
-            self._rest(lane, now)
-
-    def _group(self, jobs: list[Job]) -> None:
-        for job in jobs:
-            job.state = JobState.GROUPED
-            job.flight = None
-        self._batcher.groups.appendleft(jobs)
-
-    def _put_back(self, jobs: list[Job], is_group: bool) -> None:
-        if not jobs:
-            return
-        if is_group:
-            self._group(jobs)
-            return
-        for job in jobs:
-            job.state = JobState.WAITING
-            job.flight = None
-        self.queue.put_back(jobs)
+        if self._stateful is not None:
+            self._tell_gone(self._stateful, now)
 
     # ------------------------------------------------------------------------------------------- to another version
 
@@ -718,8 +592,12 @@ class Dispatcher:
         return lane is not None and bool(lane.flights) and lane.flights[0].number == number
 
     def hold(self, job: Job) -> None:
-        """Have nothing more read from the worker that runs `job`, until it is resumed or ends."""
-        self.lanes.hold(job)
+        """Have nothing more read from the worker that runs `job`, until it is resumed or ends.
+
+        Where it runs others beside it nobody waits for a slow client: its connection's own bound ends it.
+        """
+        if not (self.options.is_concurrent or self.options.continuous_batching):
+            self.lanes.hold(job)
 
     def resume(self, job: Job) -> None:
         """Take the hold of `job` back; the worker is read again when no other job holds it."""
@@ -758,15 +636,17 @@ class Dispatcher:
         return len(self._fail_waiting(error, now))
 
     def _fail_waiting(self, error: MarserveError, now: float) -> list[Job]:
-        jobs = self.queue.clear()
-        for group in self._batcher.groups:
-            jobs.extend(job for job in group if job.state is JobState.GROUPED)
+        grouped = [job for group in self._batcher.groups for job in group]
+        jobs = self.queue.clear() + [job for job in grouped if job.state is JobState.GROUPED]
         self._batcher.groups.clear()
         self._batcher.rest()
         for job in jobs:
             job.state = JobState.GROUPED  # in no queue any more: whoever is told may cancel others of them
         for job in jobs:
             self._fail(job, error, now)
+        if self._stateful is not None:
+            for job in grouped:
+                self._stateful.left(job, now)
         return jobs
 
     def refuse_accepted(self, error: MarserveError, now: float) -> list[GivenUp]:
@@ -805,6 +685,8 @@ class Dispatcher:
                 self._batcher.rest()
         elif state is JobState.GROUPED:
             self._batcher.forget_ended_groups()
+            if self._stateful is not None:
+                self._stateful.left(job, None)
         elif state is JobState.RUNNING and job.flight is not None:
             lane = self.lanes.that_runs(job)
             if lane is not None:
@@ -812,6 +694,16 @@ class Dispatcher:
                 job.left_in = (lane.key, job.flight.number)
         job.flight = None
         return True
+
+    def _end_sequences(self, mode: StepsAndSequences, now: float) -> None:
+        """End those whose time is up, and who waits in them."""
+        for job in mode.expire(now):
+            self._fail(job, SequenceGone(self.options.model, "sequence_expired"), now)
+
+    def _tell_gone(self, mode: StepsAndSequences, now: float) -> None:
+        """End who waited in a sequence that has ended with its worker, or by its word."""
+        for job, cause in mode.take_gone():
+            self._fail(job, SequenceGone(self.options.model, cause), now)
 
     def _fail_as_told(self, job: Job, result: Result, now: float) -> None:
         """End a job with the error that its worker reported for it alone."""

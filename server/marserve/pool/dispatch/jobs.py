@@ -6,9 +6,9 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from marserve.messages import Receiver, Request
+from marserve.messages import Receiver, Request, Result
 
 DEFAULT_PRIORITY = 5
 
@@ -142,7 +142,8 @@ class Flight:
     """A batch that left for a worker. `number` counts up from 1 for each worker; `is_group` must not be mixed.
 
     `is_check`: no jobs, but something of the server's own that occupies the worker for a while. `is_ahead`: the worker
-    was busy with another when this one left. `key` is the worker's.
+    was busy with another when this one left. `key` is the worker's, `heard_at` when it last said something of the
+    flight.
     """
 
     number: int
@@ -152,6 +153,7 @@ class Flight:
     is_check: bool = False
     is_ahead: bool = False
     key: str = ""
+    heard_at: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -169,3 +171,32 @@ class WorkerLane:
     is_open: bool = True
     question: Question | None = None
     row: OrderedDict[WorkerLane, int] | None = None
+
+
+class Landed(NamedTuple):
+    """A batch that has ended, with one result and one body a job, of which its jobs have not been told."""
+
+    flight: Flight
+    results: Sequence[Result]
+    bodies: Sequence[bytes | bytearray]
+
+
+class Loss(NamedTuple):
+    """How a worker was lost, as `Dispatcher.died` is told it."""
+
+    begun: int
+    may_retry: bool
+    is_suspect: bool
+    accused: int
+
+
+class Lost(NamedTuple):
+    """What becomes of the jobs that a dead worker had begun.
+
+    Those in `again` are run again, each by itself, in order before everything that waits: the last one is first. With
+    `is_sure` those of the `failed` that have died too often are known to be the cause.
+    """
+
+    again: Sequence[Job]
+    failed: Sequence[Job]
+    is_sure: bool = True

@@ -64,7 +64,7 @@ class Lanes:
         elif self.wants_one:
             self.wants_one = False
             lane.last_number += 1
-            flight = Flight(lane.last_number, [], True, now, is_check=True)
+            flight = Flight(lane.last_number, [], True, now, is_check=True, heard_at=now)
             lane.flights.append(flight)
             self._changed(lane)
             self._actions.lane_lent(lane.key, flight)
@@ -104,7 +104,7 @@ class Lanes:
     ) -> Flight:
         """Book a flight, which the caller sends; the first `mates` of its jobs were in the one before."""
         lane.last_number += 1
-        flight = Flight(lane.last_number, jobs, is_group, now, is_ahead=is_ahead, key=lane.key)
+        flight = Flight(lane.last_number, jobs, is_group, now, False, is_ahead, lane.key, now)
         lane.flights.append(flight)
         self._under_way += 1
         if is_ahead:

@@ -41,8 +41,8 @@ from marserve.messages import (
     Warned,
 )
 from marserve.pool.checks.certifier import Certifier
-from marserve.pool.dispatch.dispatcher import Dispatcher, Landed
-from marserve.pool.dispatch.jobs import Flight, Question
+from marserve.pool.dispatch.dispatcher import Dispatcher
+from marserve.pool.dispatch.jobs import Flight, Landed, Question
 from marserve.pool.dispatch.lengths.lengths import FROM_HANDLER
 from marserve.pool.launchers.cgroups import WorkerCgroup, WorkerCgroups
 from marserve.pool.launchers.launcher import AnyLauncher, StartFailed, WorkerEnds, WorkerProcess

@@ -1,24 +1,67 @@
-"""The dispatchers of versions that ask for more than single batches; `make_dispatcher` chooses.
+"""How the workers of a version are given what waits: a part that the dispatcher asks. `make_mode` chooses.
 
-direct               what they have in common
+batches              one batch after the other, and one ahead where that pays
 steps_and_sequences  workers that keep something between calls: sequences, continuous batching
 coroutines           workers that run many requests at once
+
+A mode books what begins and what ends, and says what becomes of a dead worker's jobs. It ends no job, and tells nobody.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
+from marserve.messages import Request, Result
 from marserve.pool.dispatch.actions import Actions
-from marserve.pool.dispatch.dispatcher import Dispatcher
-from marserve.pool.dispatch.modes.coroutines import ConcurrentDispatcher
-from marserve.pool.dispatch.modes.steps_and_sequences import StatefulDispatcher
+from marserve.pool.dispatch.batcher import Batcher
+from marserve.pool.dispatch.jobs import Flight, Loss, Lost, WorkerLane
+from marserve.pool.dispatch.lanes import Lanes
+from marserve.pool.dispatch.modes.batches import Batches
+from marserve.pool.dispatch.modes.coroutines import Coroutines
+from marserve.pool.dispatch.modes.steps_and_sequences import StepsAndSequences
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics.counts import VersionMetrics
+
+__all__ = ["Batches", "Coroutines", "Mode", "StepsAndSequences", "make_mode"]
 
 
-def make_dispatcher(options: PoolOptions, metrics: VersionMetrics, actions: Actions) -> Dispatcher:
-    """The dispatcher that these options ask for."""
+# A protocol: its modes have no code in common.
+class Mode(Protocol):
+    """What differs between batches, steps, sequences and coroutines."""
+
+    @property
+    def serves_busy(self) -> bool:
+        """Whether a request may leave at once though no worker is idle."""
+
+    def tickets(self, request: Request) -> int:
+        """How many requests such as this workers would take at this moment."""
+
+    def expected_wait_s(self, priority: int, now: float) -> float | None:
+        """How long a request that came now would wait for its answer; None if that is not known."""
+
+    def dispatch(self, now: float) -> None:
+        """Send whatever should leave now."""
+
+    def next_moment(self) -> float | None:
+        """When `dispatch` may have something to do though nothing happened; None if never."""
+
+    def rest(self, lane: WorkerLane, now: float) -> None:
+        """A worker has nothing in flight."""
+
+    def close(self, lane: WorkerLane) -> bool:
+        """Give a worker nothing more. Returns whether it is gone at once; else `Actions.lane_emptied` tells."""
+
+    def land(self, flight: Flight, handler_s: float, results: Sequence[Result], now: float) -> None:
+        """Book the end of a flight; without `results` where it raised. Raises BadFrame as `Lanes.land`."""
+
+    def lost(self, lane: WorkerLane, loss: Loss, now: float) -> Lost:
+        """A worker is gone. What it had not begun waits again when this returns."""
+
+
+def make_mode(options: PoolOptions, lanes: Lanes, batcher: Batcher, actions: Actions) -> Mode:
+    """The mode that these options ask for."""
     if options.is_concurrent:
-        return ConcurrentDispatcher(options, metrics, actions)
+        return Coroutines(options, lanes, batcher, actions)
     if options.sequences is not None or options.continuous_batching:
-        return StatefulDispatcher(options, metrics, actions)
-    return Dispatcher(options, metrics, actions)
+        return StepsAndSequences(options, lanes, batcher, actions)
+    return Batches(options, lanes, batcher, actions)

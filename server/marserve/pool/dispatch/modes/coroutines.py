@@ -1,4 +1,4 @@
-"""The dispatcher of versions whose workers run many requests at once (`asyncCommunication`). Pure.
+"""Versions whose workers run many requests at once (`asyncCommunication`). Pure.
 
 A worker is sent every batch as soon as there is one, without waiting for the one before, up to `most_concurrent`
 requests; it ends them in any order. Batches are formed as the policy says, for a worker that always has time, and go to
@@ -17,34 +17,32 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from marserve.messages import Receiver, Request, Result
+from marserve.messages import Request, Result
 from marserve.pool.dispatch.actions import Actions
-from marserve.pool.dispatch.dispatcher import Loss
+from marserve.pool.dispatch.batcher import Batcher
 from marserve.pool.dispatch.fingerprints import MAX_DEATHS
-from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
+from marserve.pool.dispatch.jobs import Flight, Job, JobState, Loss, Lost, WorkerLane
+from marserve.pool.dispatch.lanes import Lanes
 from marserve.pool.dispatch.least_loaded import Fewest
-from marserve.pool.dispatch.modes.direct import DirectDispatcher
 from marserve.pool.options import PoolOptions
-from marserve.telemetry.metrics.counts import VersionMetrics
 
 
-class ConcurrentDispatcher(DirectDispatcher):
-    """As `Dispatcher`, for workers that have any number of flights and end them in any order."""
+class Coroutines:
+    """A worker has any number of flights, and ends them in any order."""
 
-    def __init__(self, options: PoolOptions, metrics: VersionMetrics, actions: Actions) -> None:
-        super().__init__(options, metrics, actions)
-        self._heard: dict[Flight, float] = {}  # when the last piece of a flight came
+    serves_busy = True
+
+    def __init__(self, options: PoolOptions, lanes: Lanes, batcher: Batcher, actions: Actions) -> None:
+        self._options = options
+        self._lanes = lanes
+        self._batcher = batcher
+        self._actions = actions
         self._fewest = Fewest()
 
-    def _admit(self, request: Request, receiver: Receiver, now: float) -> Job:
-        job = super()._admit(request, receiver, now)
-        if job.state is JobState.WAITING:  # a busy worker takes it as well as an idle one
-            self.pump(now)
-        return job
-
-    def _tickets(self) -> int:
-        most = self.options.most_concurrent
-        return sum(max(0, most - _count(lane)) for lane in self.lanes.by_key.values() if _has_part(lane))
+    def tickets(self, request: Request) -> int:
+        """What each worker that takes requests has room for."""
+        most = self._options.most_concurrent
+        return sum(max(0, most - _count(lane)) for lane in self._lanes.by_key.values() if _has_part(lane))
 
     def expected_wait_s(self, priority: int, now: float) -> float | None:
         """0 while a worker has room, else None: nobody knows when one will."""
@@ -52,10 +50,8 @@ class ConcurrentDispatcher(DirectDispatcher):
 
     # ------------------------------------------------------------------------------------------- dispatch
 
-    def pump(self, now: float) -> None:
+    def dispatch(self, now: float) -> None:
         """Send whatever should leave now."""
-        if self.deadlines.first <= now:
-            self._expire(now)
         batcher = self._batcher
         while batcher.has_work:
             lane = self._freest()
@@ -64,21 +60,25 @@ class ConcurrentDispatcher(DirectDispatcher):
             chosen = batcher.next_batch(now, idle=True, ahead=False) if lane is not None else None
             if lane is None or chosen is None:
                 return
+            jobs, is_group = chosen
             if not lane.flights:
-                self.lanes.idle.remove(lane)
-            self._send(lane, chosen[0], 0, chosen[1], now)
-            if chosen[0][0].suspicion is not None:
+                self._lanes.idle.remove(lane)
+            self._actions.send(lane.key, self._lanes.begin(lane, jobs, is_group, now))
+            if jobs[0].suspicion is None:
+                self._fewest.add(lane, len(jobs))
+            else:
                 self._fewest.forget(lane)
         batcher.rest()
 
-    def _next_moment(self) -> float | None:
+    def next_moment(self) -> float | None:
         """When a batch's delay is up."""
         return self._batcher.next_wake(idle=self._freest() is not None, ahead=False)
 
     def _runs_alone_next(self) -> bool:
         """Whether what leaves next is to be run by a worker that has nothing else."""
-        group = next((group for group in self._batcher.groups if _live(group)), None)
-        return group is not None and _live(group)[0].suspicion is not None
+        waiting = (job for group in self._batcher.groups for job in group if job.state is JobState.GROUPED)
+        first = next(waiting, None)
+        return first is not None and first.suspicion is not None
 
     def _freest(self) -> WorkerLane | None:
         """The open worker with the fewest requests, if one has room for a batch."""
@@ -86,93 +86,60 @@ class ConcurrentDispatcher(DirectDispatcher):
         if first is None:
             return None
         lane, count = first
-        return lane if not count or count + self.options.batch_size <= self.options.most_concurrent else None
+        has_room = not count or count + self._batcher.max_batch_size <= self._options.most_concurrent
+        return lane if has_room else None
 
-    def _send(self, lane: WorkerLane, jobs: list[Job], mates: int, is_group: bool, now: float) -> None:
-        super()._send(lane, jobs, mates, is_group, now)
-        self._fewest.add(lane, len(jobs))
+    # ------------------------------------------------------------------------------------------- ends
 
-    # ------------------------------------------------------------------------------------------- workers
-
-    def _close(self, lane: WorkerLane) -> bool:
-        self._fewest.forget(lane)
-        return super()._close(lane)
-
-    def _rest(self, lane: WorkerLane, now: float) -> None:
-        super()._rest(lane, now)
+    def rest(self, lane: WorkerLane, now: float) -> None:
+        """A worker has nothing in flight."""
+        self._lanes.rest(lane, now)
         if lane.flights:  # lent to the server itself
             self._fewest.forget(lane)
         elif lane.is_open:
             self._fewest.put(lane, 0)
 
-    # ------------------------------------------------------------------------------------------- answers
-
-    def piece(
-        self, key: str, number: int, results: Sequence[Result], bodies: Sequence[bytes | bytearray], now: float
-    ) -> None:
-        """As `Dispatcher.piece`."""
-        self._heard[self.lanes.flight(key, number)] = now
-        super().piece(key, number, results, bodies, now)
-
-    def quiet_since(self, key: str) -> float | None:
-        """Since when worker `key` has said nothing of the batch of which it has said nothing for longest."""
-        flights = self.flights(key)
-        if not flights or flights[0].is_check:
-            return None
-        return min(self._heard.get(flight, flight.sent_at) for flight in flights)
-
-    def hold(self, job: Job) -> None:
-        """Nobody else waits for a slow client: its connection's own bound ends it."""
-
-    def _land(self, flight: Flight, handler_s: float, now: float) -> None:
-        self._fewest.add(self.lanes.by_key[flight.key], -len(flight.jobs))
-        self._heard.pop(flight, None)
-        super()._land(flight, handler_s, now)
-
-    # ------------------------------------------------------------------------------------------- deaths
-
-    def _lost(self, lane: WorkerLane, loss: Loss, now: float) -> None:
-        """As `Dispatcher.died`; without `may_retry` it was ended for those past the response limit: these fail."""
-        begun, error, may_retry, is_suspect, accused = loss
+    def close(self, lane: WorkerLane) -> bool:
+        """Give a worker nothing more."""
         self._fewest.forget(lane)
-        oldest = self._oldest_overdue(lane, now) if not may_retry else -math.inf
+        return self._lanes.close(lane)
+
+    def land(self, flight: Flight, handler_s: float, results: Sequence[Result], now: float) -> None:
+        """Book the end of a flight."""
+        lane = self._lanes.land(flight, handler_s, now)
+        self._fewest.add(lane, -len(flight.jobs))
+        if not lane.flights:
+            self.rest(lane, now)
+
+    def lost(self, lane: WorkerLane, loss: Loss, now: float) -> Lost:
+        """As `Dispatcher.died`; without `may_retry` it was ended for those past the response limit: these fail."""
+        self._fewest.forget(lane)
+        accused, flights, retries = loss.accused, lane.flights, self._options.retry_on_worker_death
+        oldest = -math.inf if loss.may_retry else self._oldest_overdue(lane, now)
         failed: list[Job] = []
         again: list[Job] = []
         accused_jobs: list[Job] = []
-        running = sum(len(flight.jobs) for flight in lane.flights if flight.number <= begun)
-        suspicion = object() if any(flight.number == accused for flight in lane.flights) else None
-        for flight in reversed(lane.flights):
-            is_overdue = self._heard.pop(flight, flight.sent_at) <= oldest
+        running = sum(len(flight.jobs) for flight in flights if flight.number <= loss.begun)
+        suspicion = object() if any(flight.number == accused for flight in flights) else None
+        for flight in reversed(flights):
+            is_overdue = flight.heard_at <= oldest
             live = [job for job in flight.jobs if job.state is not JobState.DONE]
-            if flight.number > begun and not is_overdue:
-                self._put_back(live, flight.is_group)
+            if flight.number > loss.begun and not is_overdue:
+                self._batcher.put_back(live, is_group=flight.is_group)
                 continue
             for job in live:
-                is_guilty = job.suspicion is not None and running == 1 and is_suspect
-                job.lost_worker(is_suspect=is_suspect and suspicion is None)
+                is_guilty = job.suspicion is not None and running == 1 and loss.is_suspect
+                job.lost_worker(is_suspect=loss.is_suspect and suspicion is None)
                 if is_guilty:
                     job.deaths = MAX_DEATHS
                     self._clear(job.suspicion)
                 elif suspicion is not None:
                     job.suspicion = suspicion
-                if (
-                    not is_overdue
-                    and self.options.retry_on_worker_death
-                    and job.deaths < MAX_DEATHS
-                    and not job.has_sent_pieces
-                ):
-                    (accused_jobs if flight.number == accused else again).append(job)
-                else:
+                if is_overdue or not retries or job.deaths >= MAX_DEATHS or job.has_sent_pieces:
                     failed.append(job)
-                    if job.deaths >= MAX_DEATHS and running <= 1:
-                        self.fingerprints.refuse(job.request, now)
-        for job in (*again, *accused_jobs):  # each goes before the last one
-            self.metrics.retried += 1
-            self._group([job])
-        self.pump(now)
-        self.fail_stranded(now)
-        for job in failed:
-            self._fail(job, error, now)
+                else:
+                    (accused_jobs if flight.number == accused else again).append(job)
+        return Lost([*again, *accused_jobs], failed, is_sure=running <= 1)
 
     def _clear(self, suspicion: object) -> None:
         """What waits under this suspicion is innocent: the guilty one is found."""
@@ -183,18 +150,13 @@ class ConcurrentDispatcher(DirectDispatcher):
 
     def _oldest_overdue(self, lane: WorkerLane, now: float) -> float:
         """Batches that have been quiet since then, or longer, are past the response limit: at least one is."""
-        heard = [self._heard.get(flight, flight.sent_at) for flight in lane.flights]
-        return max(now - self.options.response_timeout_s, min(heard, default=-math.inf))
+        heard = [flight.heard_at for flight in lane.flights]
+        return max(now - self._options.response_timeout_s, min(heard, default=-math.inf))
 
 
 def _count(lane: WorkerLane) -> int:
     """How many requests a worker has."""
     return sum(len(flight.jobs) for flight in lane.flights)
-
-
-def _live(jobs: Sequence[Job]) -> list[Job]:
-    """Those that wait."""
-    return [job for job in jobs if job.state is JobState.GROUPED]
 
 
 def _has_part(lane: WorkerLane) -> bool:

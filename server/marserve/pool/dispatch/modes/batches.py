@@ -1,0 +1,144 @@
+"""One batch after the other: workers run what they are sent in that order. Pure.
+
+An idle worker is sent a batch as the batcher says; a busy one may be sent the next one ahead (`send_ahead.py`). Where
+the handler says how long inputs are, it is asked right before a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marserve.messages import Request, Result
+from marserve.pool.dispatch.actions import Actions
+from marserve.pool.dispatch.batcher import AHEAD_FOR_GOAL_BELOW_S, Batcher
+from marserve.pool.dispatch.fingerprints import MAX_DEATHS
+from marserve.pool.dispatch.jobs import Flight, Job, JobState, Loss, Lost, WorkerLane
+from marserve.pool.dispatch.lanes import Lanes
+from marserve.pool.options import PoolOptions
+
+
+class Batches:
+    """A worker has one batch, and those that were sent ahead of its end."""
+
+    serves_busy = False
+
+    def __init__(self, options: PoolOptions, lanes: Lanes, batcher: Batcher, actions: Actions) -> None:
+        self._options = options
+        self._lanes = lanes
+        self._batcher = batcher
+        self._actions = actions
+        self.rest = lanes.rest
+        self.close = lanes.close
+
+    def tickets(self, request: Request) -> int:
+        """A request for each idle worker."""
+        return len(self._lanes.idle)
+
+    def expected_wait_s(self, priority: int, now: float) -> float | None:
+        """0 while a worker is idle. See `pool/dispatch/lengths/expected_wait.py` for how it is guessed."""
+        if self._lanes.idle:
+            return 0.0
+        batcher = self._batcher
+        batches = len(batcher.groups) + batcher.queue.before(priority) // batcher.max_batch_size
+        return self._lanes.wait_s(batches, now)
+
+    # ------------------------------------------------------------------------------------------- dispatch
+
+    def dispatch(self, now: float) -> None:
+        """Send whatever should leave now."""
+        batcher, lanes = self._batcher, self._lanes
+        if now >= batcher.priorities_until:
+            batcher.forget_priorities()
+        idle = lanes.idle
+        batcher.workers = len(lanes.by_key)
+        while batcher.has_work:
+            if idle:
+                lane: WorkerLane | None = idle[-1]
+                chosen = batcher.next_batch(now, idle=True, ahead=False)
+            else:
+                lane = self._lane_for_batch_ahead(now)
+                if lane is None:
+                    return
+                chosen = batcher.next_batch(now, idle=False, ahead=True)
+            if lane is None or chosen is None:
+                return
+            jobs, is_group = chosen
+            is_ahead = bool(lane.flights)
+            if not is_ahead:
+                idle.pop()
+            flight = lanes.begin(lane, jobs, is_group, now, is_ahead=is_ahead)
+            if batcher.guessed and not is_group:
+                self._ask_lengths(lane, flight)
+            self._actions.send(lane.key, flight)
+        batcher.rest()
+
+    def next_moment(self) -> float | None:
+        """When a batch's delay is up."""
+        has_idle = bool(self._lanes.idle)
+        return self._batcher.next_wake(idle=has_idle, ahead=not has_idle and self._may_send_ahead())
+
+    def _lane_for_batch_ahead(self, now: float) -> WorkerLane | None:
+        """The least busy of the busy workers that may be sent another batch; None if it would not pay."""
+        batcher = self._batcher
+        policy, below_s = batcher.policy, batcher.ahead_below_s
+        has_goal = batcher.goal is not None  # then whether it pays takes longer to say than whether there is room
+        if policy == "fixed" or not (has_goal or batcher.pays_ahead(now)):
+            return None
+        best = self._lanes.room_ahead.least_busy(below_s if policy == "idle" else min(below_s, AHEAD_FOR_GOAL_BELOW_S))
+        if has_goal and best is not None and not batcher.pays_ahead(now):
+            return None
+        return best
+
+    def _may_send_ahead(self) -> bool:
+        batcher = self._batcher
+        return batcher.policy == "idle" and self._lanes.room_ahead.has_any(batcher.ahead_below_s)
+
+    def _ask_lengths(self, lane: WorkerLane, flight: Flight) -> None:
+        """Ask for the lengths that the batcher missed, right before `flight`; one question at a time."""
+        batcher = self._batcher
+        guessed, batcher.guessed = batcher.guessed, []
+        if batcher.asked_lengths is None or lane.question is not None:
+            return
+        lane.question = batcher.asked_lengths.ask(guessed, flight.number, lane.mean_run_s)
+        if lane.question is not None:
+            self._actions.ask_lengths(lane.key, lane.question)
+
+    # ------------------------------------------------------------------------------------------- ends
+
+    def land(self, flight: Flight, handler_s: float, results: Sequence[Result], now: float) -> None:
+        """Book the end of a flight."""
+        lane = self._lanes.land(flight, handler_s, now)
+        if not lane.flights:
+            self._lanes.rest(lane, now)
+
+    def lost(self, lane: WorkerLane, loss: Loss, now: float) -> Lost:
+        """What it had begun is run once more, as `Dispatcher.died` says.
+
+        Without `may_retry` the batch that was its turn counts as begun: it is what the worker was ended for.
+        """
+        begun = loss.begun
+        was_asked = self._lose_question(lane, begun)
+        if lane.flights and not loss.may_retry and not was_asked:
+            begun = max(begun, lane.flights[0].number)
+        may_retry = loss.may_retry and self._options.retry_on_worker_death
+        failed: list[Job] = []
+        again: list[Job] = []
+        for flight in reversed(lane.flights):
+            live = [job for job in flight.jobs if job.state is not JobState.DONE]
+            if flight.number > begun:
+                self._batcher.put_back(live, is_group=flight.is_group)
+                continue
+            for job in live:
+                job.lost_worker(is_suspect=loss.is_suspect)
+                moves = may_retry and job.deaths < MAX_DEATHS and not job.has_sent_pieces
+                (again if moves else failed).append(job)
+        return Lost(again[::-1], failed)
+
+    def _lose_question(self, lane: WorkerLane, begun: int) -> bool:
+        """Forget what a dead worker was asked. Returns whether it was at that when it ended: its batch is innocent."""
+        question, lane.question = lane.question, None
+        if question is None or self._batcher.asked_lengths is None:
+            return False
+        was_asked = lane.flights[0].number == question.number > begun
+        self._batcher.asked_lengths.lost(question, is_guilty=was_asked)
+        return was_asked
