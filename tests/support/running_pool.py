@@ -27,7 +27,6 @@ from marserve.pool.options import PoolOptions
 from marserve.pool.pool import Pool
 from marserve.pool.reservation import Room
 from marserve.pool.worker_end.output import WorkerOutput
-from marserve.telemetry.metrics.counts import VersionMetrics
 from support.model_folders import OBEDIENT, write_model
 from support.patience import PATIENCE_S
 from support.prepared import Kind, Prepared, prepare
@@ -100,7 +99,6 @@ class RunningPool:
             write_model(self.folder, source), batch_size=self.options.batch_size, **(load or {})
         )
         self.load: Load = order
-        self.metrics = VersionMetrics("m", "1.0")
         self._room = room
         self._cluster = cluster
         self._environment = environment or worker_environment()
@@ -112,7 +110,8 @@ class RunningPool:
         await self._make_a_pipe()
         self._descriptors_before = open_descriptors()
         self.launchers = Launchers(self._environment, self.log, cluster=self._cluster)
-        self.pool = Pool(self.options, self.load, self.launchers, self.metrics, self.log, room=self._room)
+        self.pool = Pool(self.options, self.load, self.launchers, self.log, room=self._room)
+        self.metrics = self.pool.metrics
         return self
 
     async def __aexit__(

@@ -55,7 +55,6 @@ class Pool:
         options: PoolOptions,
         load: Load,
         launchers: Launchers,
-        metrics: VersionMetrics,
         worker_log: WorkerLog,
         *,
         on_measured: Callable[[Metrics], None] | None = None,
@@ -71,7 +70,7 @@ class Pool:
         self.on_measured = on_measured or _ignore
         self.on_failed = on_failed or _ignore
         load = self.load = msgspec.structs.replace(load, memory_limit_bytes=options.max_worker_memory_bytes)
-        self.metrics = metrics
+        metrics = self.metrics = VersionMetrics(options.model, options.version, self._gauges)
         self.log = worker_log
         self.dispatcher = Dispatcher(options, metrics, self)
         self.launcher = make_launcher(launchers, options, load)
@@ -98,7 +97,6 @@ class Pool:
         self._succession = Succession(self)
         self.certifier = Certifier(self)
         self.certifier.apply()
-        metrics.read_gauges = self._gauges
 
     # ------------------------------------------------------------------------------------------- requests
 

@@ -24,7 +24,6 @@ from marserve.pool.launchers.process import WorkerProcess
 from marserve.pool.pool import Pool
 from marserve.pool.slots.slot import STOP_GRACE_S
 from marserve.pool.worker_end.cause_of_death import Cause
-from marserve.telemetry.metrics.counts import VersionMetrics
 from support.processes import living, until
 from support.running_pool import RunningPool, worker_environment
 from support.worker_logs import KeptLines
@@ -403,7 +402,7 @@ async def test_models_that_cannot_be_forked_share_one_template(tmp_path: Path) -
     source = f"{lines}\ndef handle(data, context): return ['ok'] if data else None\n"
     async with RunningPool(tmp_path, source) as running:
         await running.start()
-        second = Pool(running.options, running.load, running.launchers, VersionMetrics("m", "2.0"), running.log)
+        second = Pool(running.options, running.load, running.launchers, running.log)
         second.start()
         await second.wait_until_ready()
         [other] = second.workers()

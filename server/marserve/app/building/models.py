@@ -51,7 +51,7 @@ from marserve.store.fetching.download_list import DownloadList
 from marserve.store.fetching.fetched_archives import FetchedArchives
 from marserve.store.fetching.fetcher import Fetcher
 from marserve.store.sources.local import LocalStore
-from marserve.telemetry.metrics.counts import Metrics, VersionMetrics
+from marserve.telemetry.metrics.counts import Metrics
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 from marserve.workflows.intake import WorkflowIntake
 from marserve.workflows.workflows import WorkflowOptions, Workflows
@@ -144,7 +144,6 @@ def pool_maker(
         return make(room) if device_rooms is None else device_rooms.house(room, options, make)
 
     def make_pool(options: PoolOptions, load: Load) -> Pool:
-        version = VersionMetrics(options.model, options.version)
         if settings.metrics_config is not None:
             load = msgspec.structs.replace(load, metrics_file=str(settings.metrics_config))
 
@@ -153,7 +152,6 @@ def pool_maker(
                 options,
                 load,
                 launchers,
-                version,
                 worker_log,
                 on_measured=lambda measured: metrics.update_custom(options.model, measured.values, measured.dropped),
                 on_failed=on_failed,
