@@ -192,6 +192,32 @@ def test_each_room_says_what_is_in_it() -> None:
     assert not unsaid
 
 
+def unfound_names(file: Path) -> Iterator[str]:
+    """Files and modules that the server's text names in backticks and that are not where it says.
+
+    A file alone is beside the one that names it, or beside the rooms; a path begins there, or at the repository's root.
+    `h.py` and `x.py` are files of authors.
+    """
+    server = PACKAGES["marserve"]
+    rooms_there = {room.name for room in server.iterdir() if room.is_dir()}
+    for name in re.findall(r"`((?:[\w.]+/)*\w+\.py)\b", text_of(file)):
+        if name.rpartition("/")[2] not in ("h.py", "x.py") and not any(
+            (place / name).exists() for place in (file.parent, server, ROOT)
+        ):
+            yield name
+    for name in re.findall(r"`(?:marserve\.)?((?:[a-z_0-9]+\.)+[A-Z]\w*)", text_of(file)):
+        parts = name.split(".")
+        if parts[0] in rooms_there and not server.joinpath(*parts[:-1]).with_suffix(".py").exists():
+            yield name
+
+
+def test_files_and_classes_that_the_text_names_are_where_it_says() -> None:
+    """A reader follows them, and they move with the rooms."""
+    ours = (file for file in source_files() if PACKAGES["marserve"] in file.parents)
+
+    assert not [f"{relative(file)}: {name}" for file in ours for name in unfound_names(file)]
+
+
 def test_no_top_level_package_takes_a_users_name() -> None:
     """Archives own modules called `server` and `handlers`; those folders are therefore no packages."""
     assert not (ROOT / "server" / "__init__.py").exists()

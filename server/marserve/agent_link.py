@@ -72,7 +72,7 @@ class WantArchive(msgspec.Struct, frozen=True, array_like=True, tag="want_archiv
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
-    """The worker's process is there. `needs_load` and `load_s` as in `pool.launchers.Launched`.
+    """The worker's process is there. `needs_load` and `load_s` as in `pool.launchers.launched.Launched`.
 
     `model_dir`, `import_paths` and `metrics_file` are what an order to load must name on this machine.
     """
@@ -88,7 +88,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
 
 
 class NotStarted(msgspec.Struct, frozen=True, array_like=True, tag="not_started"):
-    """There is no worker. `cause` is a name of `pool.cause_of_death.Cause`."""
+    """There is no worker. `cause` is a name of `pool.worker_end.cause_of_death.Cause`."""
 
     cause: str
     detail: str
@@ -296,7 +296,7 @@ class Placed(msgspec.Struct, frozen=True, array_like=True, tag="placed"):
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
-    """An agent has ended, or could not be started. `cause` is a name of `pool.cause_of_death.Cause`."""
+    """An agent has ended, or could not be started. `cause` is a name of `pool.worker_end.cause_of_death.Cause`."""
 
     id: str
     cause: str

@@ -596,7 +596,7 @@ class RunFailed(MarserveError):
 
 
 class WorkerDied(RunFailed):
-    """The worker ended, or was ended, with the request. `cause` is a name of `pool.cause_of_death.Cause`."""
+    """The worker ended, or was ended, with the request. `cause` is a name of `pool.worker_end.cause_of_death.Cause`."""
 
     def __init__(self, cause: str) -> None:
         self.cause = cause
@@ -636,7 +636,7 @@ class NodeFailed(RunFailed):
 class LoadFailed(MarserveError):
     """No worker of the version could load the model. `reason` is for the log and for describe.
 
-    `cause` is a name of `pool.cause_of_death.Cause`.
+    `cause` is a name of `pool.worker_end.cause_of_death.Cause`.
     """
 
     def __init__(

@@ -393,7 +393,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):
-    """Loading failed; the worker ends. `kind` is a name of `pool.cause_of_death.Cause`."""
+    """Loading failed; the worker ends. `kind` is a name of `pool.worker_end.cause_of_death.Cause`."""
 
     kind: str
     message: Sentence

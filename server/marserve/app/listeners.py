@@ -1,6 +1,6 @@
 """The HTTP listeners: addresses bound before anything is begun, connections accepted once the server is ready.
 
-Knows sockets and uvicorn. What a listener answers is `routes.py`'s.
+Knows sockets and uvicorn. What a listener answers is `building/routes.py`'s.
 """
 
 from __future__ import annotations

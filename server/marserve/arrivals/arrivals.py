@@ -1,6 +1,6 @@
 """What becomes of archives that appear in a place that is watched: by policy, and never at the cost of what serves.
 
-A change of the place (`store.watch`) waits in line here, one for each archive, and is carried out: taken in, named
+A change of the place (`store.watching`) waits in line here, one for each archive, and is carried out: taken in, named
 (`arrival_names`), loaded, made default or given to a roll-out, or taken away. What cannot be used is reported once and
 remembered; it is tried again when it changes, and by itself only where time may mend it. A version that serves stays
 untouched until the one that takes its place is ready.

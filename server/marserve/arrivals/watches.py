@@ -1,7 +1,7 @@
 """All watches of a server: what is watched, what became of it, and where events of object stores go.
 
-A watch is a place that is looked at (`store.watch`) and the policy for what appears there (`arrivals`). This joins the
-two, gives them what they need of store and registry, and ends them.
+A watch is a place that is looked at (`store.watching`) and the policy for what appears there (`arrivals`). This joins
+the two, gives them what they need of store and registry, and ends them.
 """
 
 from __future__ import annotations

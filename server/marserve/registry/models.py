@@ -1,8 +1,8 @@
 """Every registered model: the calls that surfaces make, on the event loop.
 
-What is registered stands in the table (`versions.py`); how a version comes and goes is `registering.py`'s, what the
-start loads `load_at_start.py`'s. A version that goes is taken off the list first and then drained: what it had accepted
-is answered, what comes later is not found.
+What is registered stands in the table (`catalogue/versions.py`); how a version comes and goes is
+`changes/registering.py`'s, what the start loads `changes/load_at_start.py`'s. A version that goes is taken off the list
+first and then drained: what it had accepted is answered, what comes later is not found.
 
 It knows no HTTP; it gives and raises plain data and typed errors. Processes belong to the pools, files to the intake.
 """

@@ -2,9 +2,9 @@
 
 Forking is refused by looking, not by guessing (`refusals`): threads, a context on an accelerator, or one that some
 library has opened, an ONNX Runtime session, and sockets, pipes, writable files or child processes that appeared while
-loading. Threads that only wait for work are ended first (`idle_threads.py`). A template may also only import modules;
-the workers it forks then load for themselves. It reaps the workers it forked and reports how they ended; when it ends,
-they do (`PR_SET_PDEATHSIG`).
+loading. Threads that only wait for work are ended first (`process/idle_threads.py`). A template may also only import
+modules; the workers it forks then load for themselves. It reaps the workers it forked and reports how they ended; when
+it ends, they do (`PR_SET_PDEATHSIG`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Files that hold other files or one compressed: recognised by their content, and unpacked piece by piece.
 
-What joblib, pandas, numpy, torch and callers of `pickle` open beside plain files and zip files (`zip_records.py`):
+What joblib, pandas, numpy, torch and callers of `pickle` open beside plain files and zip files
+(`archive/reading/zip_records.py`):
 
     gzip, bzip2, xz, lzma's old form, zlib, joblib's old `ZF` form      unpacked, all streams that follow each other
     tar, of torch before 1.0 and others                                 its files, by their place

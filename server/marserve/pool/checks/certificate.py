@@ -1,7 +1,7 @@
 """Whether a model version may be given batches: its certificate, and how much checking in service may cost. Pure.
 
 A *certificate* says that a batch of N was answered as N single requests are. A check of the model's samples wins it
-(`marserve_handlers/batch_check.py`, in a worker), and it holds for the batch sizes that were tried.
+(`handlers/marserve_handlers/batch_check.py`, in a worker), and it holds for the batch sizes that were tried.
 
     policy   off      nothing is checked by itself; batches are allowed
              warn     checked; batches are allowed whatever comes out, and a difference is told

@@ -8,10 +8,10 @@ Three policies:
             that run long, where it would save nothing and bind jobs to one worker.
     fixed   TorchServe's: a worker without work collects for up to `max_batch_delay_s`, counted from when it had its
             first job, or until the batch is full; one worker of a version collects at a time; nothing is sent ahead.
-    goal    a worker without work takes as many of those that wait as `latency_goal.py` says, at once; where lengths are
-    known,
-            of about one length, the one whose turn it is always among them. A busy worker is sent a batch ahead where
-            the way there counts: batches of a few milliseconds, either full, or that cost little however small.
+    goal    a worker without work takes as many of those that wait as `lengths/latency_goal.py` says, at once; where
+            lengths are known, of about one length, the one whose turn it is always among them. A busy worker is sent a
+            batch ahead where the way there counts: batches of a few milliseconds, either full, or that cost little
+            however small.
 
 A *group* is a batch that must run as it is, by itself: halves of a batch that raised, items whose worker died. Groups
 go before everything that waits.

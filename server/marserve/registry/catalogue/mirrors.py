@@ -1,6 +1,7 @@
 """What may be asked and ordered beside a model's traffic: its shadow, the watch over its arms, requests handed over.
 
-What a shadow does is `shadow.py`'s, what is counted of arms `arms.py`'s; both hang on the table (`versions.py`).
+What a shadow does is `registry/observing/shadow.py`'s, what is counted of arms `registry/observing/arms.py`'s; both
+hang on the table (`versions.py`).
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def _settings_trouble(error: Exception, target: Target) -> Failed:
 
 
 class ObjectSource:
-    """One object of a bucket. May be read from several threads at once; see `store.source.Source`."""
+    """One object of a bucket. May be read from several threads at once; see `store.sources.source.Source`."""
 
     def __init__(self, target: Target, process: StoreProcess, place: str, version: str | None) -> None:
         self._asking = Asking(process)
@@ -173,7 +173,7 @@ class ObjectSource:
 
 
 class ObjectReading:
-    """Bytes of one object on their way; see `store.source.Reading`."""
+    """Bytes of one object on their way; see `store.sources.source.Reading`."""
 
     def __init__(self, entry: Entry, begin: int, answer: Answer) -> None:
         self.entry = entry
@@ -186,7 +186,7 @@ class ObjectReading:
 
 
 class ObjectListing:
-    """The objects of a bucket whose keys begin with a prefix; see `store.source.Listing`."""
+    """The objects of a bucket whose keys begin with a prefix; see `store.sources.source.Listing`."""
 
     def __init__(self, target: Target, process: StoreProcess, place: str) -> None:
         self._target = target

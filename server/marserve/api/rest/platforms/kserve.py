@@ -1,4 +1,4 @@
-"""KServe's protocol V1 beside `:predict` and `:explain` (`inference.py`): whether a model can answer.
+"""KServe's protocol V1 beside `:predict` and `:explain` (`api/http/inference.py`): whether a model can answer.
 
 TorchServe answers this on its management address alone (contract 2.8), which KServe's configuration makes the same as
 that of inference. Under `marserve`, where requests are wrapped as KServe's, the inference address answers it as well.

@@ -1,7 +1,7 @@
 """The Open Inference Protocol's REST routes beside inference itself (contract 1.10), where the setting asks for them.
 
-`/v2/models/{model}/infer` is an inference route like any other (`inference.py`), with or without these. What it takes
-and answers is the handler's matter: the envelope `kservev2` makes tensors of it.
+`/v2/models/{model}/infer` is an inference route like any other (`api/http/inference.py`), with or without these. What
+it takes and answers is the handler's matter: the envelope `kservev2` makes tensors of it.
 """
 
 from __future__ import annotations

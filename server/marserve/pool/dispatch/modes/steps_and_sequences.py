@@ -3,7 +3,7 @@
 Two modes, alone or together:
 
     sequences            requests of one sequence run one at a time, in order, on the worker that ran the first
-                         (`sequences.py`); a batch has at most one request of each of several sequences.
+                         (`pool/dispatch/sequences.py`); a batch has at most one request of each of several sequences.
     continuous batching  the handler is called again and again with the same requests until each has ended, and others
                          join between two calls, up to the batch size. Each call is a flight, a *step*: a request whose
                          result says `ts_stream_next: true` goes on to the next one, and its client has a piece more.
