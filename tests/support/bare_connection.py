@@ -9,9 +9,9 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
+from marserve.api.byte_ledger import ByteLedger
 from marserve.api.http import connection as http_connection
 from marserve.api.http import exchange
-from marserve.api.http.byte_ledger import ByteLedger
 from marserve.api.http.connection import HttpConnection, bind_connection
 from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.inference import InferenceSurface

@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 
+from marserve.api.byte_ledger import ByteLedger
 from marserve.api.grpc.calls import Authorize
 from marserve.api.grpc.listener import GrpcAddress, GrpcLimits, GrpcListener, GrpcPorts
 from marserve.api.grpc.schema import Schema
-from marserve.api.http.byte_ledger import ByteLedger
 from marserve.api.tls import Identity
 from marserve.registry.catalogue.readiness import Readiness
 from support.fake_data_plane import FakeDataPlane

@@ -15,7 +15,7 @@ import trustme
 import uvicorn
 
 from marserve.api.browsers import BrowserRules
-from marserve.api.http.byte_ledger import ByteLedger
+from marserve.api.byte_ledger import ByteLedger
 from marserve.api.http.connection import bind_connection
 from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.inference import InferenceSurface

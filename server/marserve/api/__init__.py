@@ -11,6 +11,7 @@ tls          certificates of listeners
 expiry       when certificates end
 request_ids  ids of requests
 parameters   reads the parameters of management calls
+byte_ledger  how many bytes of requests and answers are held at a time
 decoding     threads for bodies that take long to decode
 come_back    when a refused client is told to come back
 """

@@ -14,11 +14,11 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
+from marserve.api.byte_ledger import ByteLedger
 from marserve.api.grpc.calls import Call, Calls
 from marserve.api.grpc.inference import SERVICE
 from marserve.api.grpc.listener import GrpcLimits
 from marserve.api.grpc.schema import INFERENCE
-from marserve.api.http.byte_ledger import ByteLedger
 from marserve.errors import HandlerFailed, MarserveError, ModelNotFound, NoWorker, QueueFull, WorkerDied
 from support.grpc_house import SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, refusal
 

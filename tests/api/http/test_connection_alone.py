@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from marserve.api.browsers import BrowserRules
+from marserve.api.byte_ledger import PATIENCE_S, SMALL_BYTES, ByteLedger
 from marserve.api.http import connection as http_connection
-from marserve.api.http.byte_ledger import PATIENCE_S, SMALL_BYTES, ByteLedger
 from marserve.api.http.connection import READ_AHEAD, READ_AHEAD_BYTES, SLICE_BYTES
 from marserve.api.http.large_answers import LargeAnswers
 from marserve.api.http.request_head import HttpLimits

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from marserve.api.http.byte_ledger import LEAST_RESERVE_BYTES, PATIENCE_S, SMALL_BYTES, ByteLedger
+from marserve.api.byte_ledger import LEAST_RESERVE_BYTES, PATIENCE_S, SMALL_BYTES, ByteLedger
 from marserve.api.http.connection import READ_AHEAD, HttpConnection
 from marserve.api.http.request_head import HttpLimits
 from marserve.api.http.slowness import Flow

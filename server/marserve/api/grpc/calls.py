@@ -19,11 +19,11 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
+from marserve.api.byte_ledger import UNBOUNDED, ByteLedger
 from marserve.api.decoding import SHORT_BYTES, Decoding
 from marserve.api.errors import NoRoomForBody
 from marserve.api.grpc.errors import MethodNotFound, StalledReader, grpc_status
 from marserve.api.grpc.schema import Schema
-from marserve.api.http.byte_ledger import UNBOUNDED, ByteLedger
 from marserve.api.http.request_head import read_priority, read_timeout_s, read_version
 from marserve.api.request_ids import RequestIds
 from marserve.errors import BadInput, MarserveError

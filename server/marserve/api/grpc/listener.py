@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import grpc
 
+from marserve.api.byte_ledger import ByteLedger
 from marserve.api.decoding import Decoding
 from marserve.api.grpc import health as grpc_health
 from marserve.api.grpc import inference as grpc_inference
@@ -27,7 +28,6 @@ from marserve.api.grpc.management import GrpcManagement
 from marserve.api.grpc.open_inference import GrpcOpenInference
 from marserve.api.grpc.reflection import GrpcReflection
 from marserve.api.grpc.schema import OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE, Schema
-from marserve.api.http.byte_ledger import ByteLedger
 from marserve.api.tls import Identity
 from marserve.desired_state.policies import Changes
 from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames

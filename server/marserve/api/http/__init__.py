@@ -9,7 +9,6 @@ request_head      the header, checked
 request_body      from a body to the inputs that a handler sees
 response_headers  the headers every answer has
 large_answers     answers fed to slow clients, from memory or disk
-byte_ledger       how many bytes may be held at a time
 slowness          what waits for a client that takes its answers slowly
 unread            whether bytes came that were not read yet
 stream_errors     how a stream says that it breaks off

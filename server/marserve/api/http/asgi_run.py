@@ -12,8 +12,8 @@ from time import monotonic
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from marserve.api.byte_ledger import Hold
 from marserve.api.errors import error_answer
-from marserve.api.http.byte_ledger import Hold
 from marserve.api.http.listener import Listener
 from marserve.api.http.request_head import Head
 from marserve.errors import MarserveError

@@ -30,6 +30,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from marserve.api.browsers import BrowserRules
+from marserve.api.byte_ledger import SMALL_BYTES, HeldBytes, Hold, Refusal
 from marserve.api.decoding import Decoding
 from marserve.api.errors import (
     BodyTooSlow,
@@ -40,7 +41,6 @@ from marserve.api.errors import (
     TargetTooLong,
 )
 from marserve.api.http.asgi_run import AsgiRun
-from marserve.api.http.byte_ledger import SMALL_BYTES, HeldBytes, Hold, Refusal
 from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.exchange import Exchange
 from marserve.api.http.inference import InferenceSurface

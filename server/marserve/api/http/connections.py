@@ -12,8 +12,8 @@ import asyncio
 import time
 from typing import Protocol
 
+from marserve.api.byte_ledger import UNBOUNDED, ByteLedger
 from marserve.api.errors import TooManyConnections
-from marserve.api.http.byte_ledger import UNBOUNDED, ByteLedger
 from marserve.api.http.request_head import HttpLimits
 
 SWEEP_EVERY_S = 1.0

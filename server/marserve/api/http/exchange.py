@@ -10,8 +10,8 @@ import logging
 from time import monotonic
 from typing import Final
 
+from marserve.api.byte_ledger import SMALL_BYTES, HeldBytes, Hold
 from marserve.api.errors import NoRoomForBody, error_answer
-from marserve.api.http.byte_ledger import SMALL_BYTES, HeldBytes, Hold
 from marserve.api.http.large_answers import LARGE_ABOVE_BYTES, Feed
 from marserve.api.http.request_body import is_quick, read_parts
 from marserve.api.http.request_head import Head

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Final, Protocol
 
-from marserve.api.http.byte_ledger import UNBOUNDED, ByteLedger
+from marserve.api.byte_ledger import UNBOUNDED, ByteLedger
 from marserve.machine.threads import DaemonThreads
 from marserve.telemetry.logs.log_limit import caused_by
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marserve.api.http.byte_ledger import UNBOUNDED
+from marserve.api.byte_ledger import UNBOUNDED
 from marserve.api.http.request_head import HttpLimits
 from marserve.api.rest.platforms.sagemaker import Endpoint
 from marserve.archive.reading.reader import Limits

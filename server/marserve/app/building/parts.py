@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from marserve.api.byte_ledger import FAMILIES as LEDGER_FAMILIES
+from marserve.api.byte_ledger import ByteLedger
 from marserve.api.decoding import Decoding
-from marserve.api.http.byte_ledger import FAMILIES as LEDGER_FAMILIES
-from marserve.api.http.byte_ledger import ByteLedger
 from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.large_answers import LargeAnswers
 from marserve.app.building.access import AccessControl

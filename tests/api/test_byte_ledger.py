@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from marserve.api.http.byte_ledger import (
+from marserve.api.byte_ledger import (
     FAMILIES,
     LEAST_RESERVE_BYTES,
     PATIENCE_S,
