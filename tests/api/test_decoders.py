@@ -85,7 +85,7 @@ TABLE = {
     "api/http/inference.py:read_route": HEADS,
     "api/rest/application.py:split_path": HEADS,
     "api/http/request_head.py:_hide": HEADS,
-    "api/http/request_head.py:read_version": HEADS,
+    "api/wishes.py:read_version": HEADS,
     "api/rest/schemas.py:": HEADS,
     "api/rest/models/events.py:_offered": HEADS,
     "api/grpc/calls.py:parse": GRPC,

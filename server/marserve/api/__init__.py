@@ -10,6 +10,7 @@ preflights   what a browser asks before it sends
 tls          certificates of listeners
 expiry       when certificates end
 request_ids  ids of requests
+wishes       the deadline, priority and version that a client asks for
 parameters   reads the parameters of management calls
 byte_ledger  how many bytes of requests and answers are held at a time
 decoding     threads for bodies that take long to decode

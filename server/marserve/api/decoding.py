@@ -18,6 +18,8 @@ Made = TypeVar("Made")
 
 # A body up to this length may be decoded on the loop whatever it holds, where a decoder knows no better bound.
 SHORT_BYTES: Final = 8 * 1024
+# So many inputs a request may have: fields of a form, parts, entries of a message.
+MAX_PARTS: Final = 1024
 # Two threads: one large body does not hold up all others, and many do not take the processors from the loop.
 THREADS: Final = 2
 

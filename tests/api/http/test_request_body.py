@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.api.http.request_body import MAX_PARTS, is_form, read_fields, read_parts
+from marserve.api.decoding import MAX_PARTS
+from marserve.api.http.request_body import is_form, read_fields, read_parts
 from marserve.errors import BadInput
 from marserve.messages import Part
 

@@ -16,12 +16,10 @@ from marserve.api.http.request_head import (
     HttpLimits,
     header_bytes,
     read_head,
-    read_priority,
-    read_timeout_s,
-    read_version,
     request_line,
     strip_upgrade,
 )
+from marserve.api.wishes import NO_WISHES
 from marserve.app.building.from_settings import http_limits
 from marserve.errors import BadInput, BodyTooLarge, MethodNotAllowed
 from marserve.settings import load_settings
@@ -265,11 +263,11 @@ def test_a_wish_is_read_and_said_twice_it_is_none(name: bytes, value: bytes, fie
     """The request is answered with what is wrong; the connection is none the worse."""
     once, twice = read((name, value)), read((name, value), (name, value))
 
-    assert getattr(once, field) == expected
+    assert getattr(once.wishes, field) == expected
     assert once.fault is None
     assert isinstance(twice.fault, BadInput)
     assert f"{name.decode().lower()} stands in the request more than once" in str(twice.fault)
-    assert [getattr(read(), other[2]) for other in WISHES] == [None] * 3
+    assert read().wishes == NO_WISHES
 
 
 def test_a_wish_that_cannot_be_meant_is_a_fault_of_the_request_alone() -> None:
@@ -278,41 +276,6 @@ def test_a_wish_that_cannot_be_meant_is_a_fault_of_the_request_alone() -> None:
 
     assert isinstance(fault, BadInput)
     assert "x-marserve-priority is '10'" in str(fault)
-
-
-@pytest.mark.parametrize(("value", "seconds"), [(b"1", 0.001), (b"250", 0.25), (b"2147483647", 2147483.647)])
-def test_a_deadline_is_in_milliseconds(value: bytes, seconds: float) -> None:
-    """From one to about 25 days."""
-    assert read_timeout_s(value) == seconds
-
-
-@pytest.mark.parametrize("value", [b"", b"0", b"-1", b"1.5", b"2147483648", b"9" * 11, b" 1", b"1e3", b"\xb2"])
-def test_what_is_no_deadline_is_said(value: bytes) -> None:
-    """With what it must be."""
-    with pytest.raises(BadInput, match="whole number of milliseconds, 1 to 2147483647"):
-        read_timeout_s(value)
-
-
-def test_a_priority_is_one_digit() -> None:
-    """0 is the most urgent; a long value is cut in the sentence."""
-    assert [read_priority(b"%d" % number) for number in range(10)] == list(range(10))
-    for value in (b"", b"10", b"-1", b"a", b"\xb2"):
-        with pytest.raises(BadInput, match="from 0"):
-            read_priority(value)
-    with pytest.raises(BadInput, match=f"is '{'5' * 40}';"):
-        read_priority(b"5" * 40)
-    with pytest.raises(BadInput, match=rf"is '{'5' * 40}\.\.\.';"):
-        read_priority(b"5" * 41)
-
-
-def test_a_version_may_be_percent_encoded_and_is_never_empty() -> None:
-    """What is no UTF-8 then becomes what stands for it: it names no version."""
-    assert read_version(b" b\xe9ta ") == "béta"
-    assert read_version(b"%CE%B1") == "α"
-    assert read_version(b"%ff") == "�"
-    for value in (b"", b"  "):
-        with pytest.raises(BadInput, match="x-marserve-version is empty"):
-            read_version(value)
 
 
 # ------------------------------------------------------------------------------------------------------- other words

@@ -24,8 +24,8 @@ from marserve.api.decoding import SHORT_BYTES, Decoding
 from marserve.api.errors import NoRoomForBody
 from marserve.api.grpc.errors import MethodNotFound, StalledReader, grpc_status
 from marserve.api.grpc.schema import Schema
-from marserve.api.http.request_head import read_priority, read_timeout_s, read_version
 from marserve.api.request_ids import RequestIds
+from marserve.api.wishes import NO_WISHES, READERS
 from marserve.errors import BadInput, MarserveError
 from marserve.telemetry.logs.access_log import AccessLog, access_line
 from marserve.telemetry.logs.log_limit import caused_by
@@ -36,9 +36,6 @@ log = logging.getLogger("marserve.api")
 # Raises where the value of `authorization` does not let a call pass.
 Authorize = Callable[[str | bytes | None], None]
 
-TIMEOUT: Final = "x-marserve-timeout-ms"
-PRIORITY: Final = "x-marserve-priority"
-VERSION: Final = "x-marserve-version"
 AUTHORIZATION: Final = "authorization"
 REQUEST_ID: Final = "x-request-id"
 # grpcio keeps deadlines by a clock of its own, and may end a call a little before ours says so.
@@ -77,26 +74,23 @@ def _is_no_failed_batch(record: logging.LogRecord) -> bool:
 
 
 class Call:
-    """One call. `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the client names none.
+    """One call. `deadline` is in seconds on the monotonic clock: the channel's or the wished one, if there is any.
 
-    `asked_version` is the version, or the label, that the client asks for beside the message; `metadata` is what came
-    with the call, without its key. `message_bytes` is the length of a single message. A service sets `version_header`
-    to the header that names the version which answered.
+    `metadata` is what came with the call, without its key. `message_bytes` is the length of a single message. A service
+    sets `version_header` to the header that names the version which answered.
     """
 
     __slots__ = (
         "_context",
         "_ledger",
         "_stall_timeout_s",
-        "_wishes",
-        "asked_version",
         "deadline",
         "id",
         "message_bytes",
         "metadata",
         "overload_status",
-        "priority",
         "version_header",
+        "wishes",
     )
 
     def __init__(
@@ -105,12 +99,10 @@ class Call:
         self._context = context
         self._ledger = ledger
         self._stall_timeout_s = stall_timeout_s
-        self._wishes: list[tuple[str, str | bytes]] = []
         self.id = request_id
         self.overload_status = overload_status
         self.deadline: float | None = None
-        self.priority: int | None = None
-        self.asked_version: str | None = None
+        self.wishes = NO_WISHES
         self.metadata: list[tuple[bytes, bytes]] = []
         self.message_bytes = 0
         self.version_header: tuple[str, str] | None = None
@@ -143,24 +135,16 @@ class Call:
                 key = value if key is None else key
                 continue
             self.metadata.append((_bytes(name), _bytes(value)))
-            if name in (TIMEOUT, PRIORITY, VERSION):
-                self._wishes.append((name, value))
         return key
 
     def read_wishes(self, now: float) -> None:
         """Read deadline, priority and version of what came. Raises BadInput."""
-        seen = set()
-        for name, value in self._wishes:
-            if name in seen:
-                raise BadInput(f"{name} stands in the call more than once; it must stand there once.")
-            seen.add(name)
-            if name == TIMEOUT:
-                wished = now + read_timeout_s(_bytes(value))
-                self.deadline = wished if self.deadline is None else min(wished, self.deadline)
-            elif name == VERSION:
-                self.asked_version = read_version(_bytes(value))
-            else:
-                self.priority = read_priority(_bytes(value))
+        for name, value in self.metadata:
+            if (wish := name.decode("latin-1")) in READERS:
+                self.wishes = self.wishes.adding(wish, value, "call")
+        if self.wishes.timeout_s is not None:
+            wished = now + self.wishes.timeout_s
+            self.deadline = wished if self.deadline is None else min(wished, self.deadline)
 
 
 UnaryAnswer = Callable[[Any, Call], Awaitable[Any]]

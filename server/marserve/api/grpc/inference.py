@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from google.rpc import error_details_pb2
 
+from marserve.api.decoding import MAX_PARTS
 from marserve.api.grpc.answers import Pieces
 from marserve.api.grpc.calls import Answers, Call, Calls
 from marserve.api.grpc.errors import error_reason, grpc_status
 from marserve.api.grpc.schema import INFERENCE, Schema
-from marserve.api.http.request_body import MAX_PARTS
 from marserve.errors import BadInput, MarserveError
 from marserve.messages import Part, Request
 from marserve.registry.intake.call_modes import SequenceHeaderNames
@@ -148,8 +148,8 @@ class GrpcInference:
             headers,
             deadline=call.deadline,
             names_version=version is not None,
-            priority=call.priority,
-            asked_version=call.asked_version,
+            priority=call.wishes.priority,
+            asked_version=call.wishes.asked_version,
             metadata=call.metadata,
         )
         return Pieces.of(lambda pieces: self._registry.submit(model, version, request, pieces))

@@ -111,8 +111,8 @@ class GrpcOpenInference:
             [Part("body", document, JSON_TYPE)],
             deadline=call.deadline,
             names_version=version is not None,
-            priority=call.priority,
-            asked_version=call.asked_version,
+            priority=call.wishes.priority,
+            asked_version=call.wishes.asked_version,
             metadata=call.metadata,
         )
         try:

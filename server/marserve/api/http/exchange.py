@@ -139,7 +139,8 @@ class Exchange:
     def _submit(self, connection: WrittenConnection, body: bytes | bytearray, parts: list[Part] | None) -> None:
         """Hand the request to the data plane; `parts` is what was read of its body already, None: nothing."""
         head = self.head
-        deadline = None if head.timeout_s is None else self.began + head.timeout_s
+        timeout_s, priority, asked_version = head.wishes
+        deadline = None if timeout_s is None else self.began + timeout_s
         surface = connection.listener.surface
         assert surface is not None
         assert head.route is not None
@@ -152,8 +153,8 @@ class Exchange:
                 body,
                 self,
                 deadline,
-                head.priority,
-                head.asked_version,
+                priority,
+                asked_version,
                 parts,
             )
         except MarserveError as error:

@@ -16,11 +16,10 @@ from typing import Final
 
 from multipart import MultipartError, MultipartSegment, ParserLimitReached, PushMultipartParser, parse_options_header
 
-from marserve.api.decoding import breathe
+from marserve.api.decoding import MAX_PARTS, breathe
 from marserve.errors import BadInput, without_stop
 from marserve.messages import Part
 
-MAX_PARTS = 1024
 MAX_PART_HEADERS = 16
 MAX_PART_HEADER_BYTES = 8192
 MAX_BOUNDARY_BYTES = 200

@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 from marserve.api.errors import ExpectationFailed, HeadersTooLarge, MalformedRequest, TargetTooLong
 from marserve.api.http.inference import Route
 from marserve.api.http.request_body import is_form
+from marserve.api.wishes import NO_WISHES, READERS
 from marserve.errors import BadInput, BodyTooLarge, MethodNotAllowed
 from marserve.settings.shown_address import hide_query
 from marserve.telemetry.logs.access_log import legible
@@ -27,12 +28,6 @@ _SECRET = re.compile(r"([?&]secret=)[^&]*")
 _USER = re.compile(
     r"([?&]url=[A-Za-z](?:[A-Za-z0-9+]|%2[Bb])*(?::|%3[Aa])(?:/|%2[Ff]){2})[^/&@?%]*(?:%(?!2[Ff]|40)[^/&@?%]*)*(?:@|%40)"
 )
-
-# Longest relative deadline that a client may name: as far as 31 bits of milliseconds reach, about 25 days.
-MAX_TIMEOUT_MS = 2**31 - 1
-
-# As long as a version may be that stands in a path.
-MAX_VERSION_BYTES = 8 * 1024
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -75,12 +70,11 @@ class Head:
     `line` is the request line as it may stand in a log. `is_plain`: its answer has a body and the connection stays.
     `is_form`: its body is cut into fields. `is_repeatable`: the same bytes would be read the same again, whatever stood
     before them.
-    `timeout_s`, `priority` and `asked_version` are what the client asks for, None where it does not; `fault` is what is
-    wrong with what it asks for. An inference route answers with it; the connection is none the worse.
+    `fault` is what is wrong with the client's `wishes`. An inference route answers with it; the connection is none the
+    worse.
     """
 
     __slots__ = (
-        "asked_version",
         "body_bytes",
         "content_type",
         "expects_continue",
@@ -95,9 +89,8 @@ class Head:
         "line",
         "lines",
         "method",
-        "priority",
         "route",
-        "timeout_s",
+        "wishes",
     )
 
     def __init__(self, method: bytes, target: bytes, version: str, keep_alive: bool, lines: Headers) -> None:
@@ -115,9 +108,7 @@ class Head:
         self.body_bytes = 0
         self.expects_continue = False
         self.is_repeatable = False
-        self.timeout_s: float | None = None
-        self.priority: int | None = None
-        self.asked_version: str | None = None
+        self.wishes = NO_WISHES
         self.fault: BadInput | None = None
 
 
@@ -233,9 +224,9 @@ def _read_lines(head: Head, lines: Headers, *, is_ping: bool) -> None:
             head.is_form = is_form(head.content_type)
         elif what == "hidden":
             hidden = True
-        elif what in _WISHES:
+        elif what in READERS:
             try:
-                _read_wish(head, what, value)
+                head.wishes = head.wishes.adding(what, value)
             except BadInput as error:
                 head.fault = error
         elif what == "encoding":
@@ -255,59 +246,6 @@ def _read_lines(head: Head, lines: Headers, *, is_ping: bool) -> None:
         head.headers = [line for line in lines if _NOTABLE.get(line[0].lower()) != "hidden"]
 
 
-def _read_wish(head: Head, what: str, value: bytes) -> None:
-    """A deadline, a version or a priority. Raises BadInput for a value that is none, or a second one."""
-    if what == "timeout":
-        if head.timeout_s is not None:
-            raise BadInput("x-marserve-timeout-ms stands in the request more than once; it must stand there once.")
-        head.timeout_s = read_timeout_s(value)
-    elif what == "version":
-        if head.asked_version is not None:
-            raise BadInput("x-marserve-version stands in the request more than once; it must stand there once.")
-        head.asked_version = read_version(value)
-    else:
-        if head.priority is not None:
-            raise BadInput("x-marserve-priority stands in the request more than once; it must stand there once.")
-        head.priority = read_priority(value)
-
-
-def read_timeout_s(value: bytes) -> float:
-    """The value of `x-marserve-timeout-ms`, in seconds. Raises BadInput."""
-    if _DIGITS(value) and 1 <= (milliseconds := int(value)) <= MAX_TIMEOUT_MS:
-        return milliseconds / 1000
-    raise BadInput(
-        f"x-marserve-timeout-ms is {_show(value)}; it must be a whole number of milliseconds, 1 to {MAX_TIMEOUT_MS}."
-    )
-
-
-def read_version(value: bytes) -> str:
-    """The value of `x-marserve-version`: a version or a label, what is no plain text of it percent-encoded.
-
-    Raises BadInput for an empty one, and for one that is longer than any that there is.
-    """
-    if len(value) > MAX_VERSION_BYTES:
-        raise BadInput(f"x-marserve-version has {len(value)} bytes; it may have {MAX_VERSION_BYTES}.")
-    if not value.strip():
-        raise BadInput("x-marserve-version is empty; it must name a version of the model, or a label.")
-    return unquote(value.strip().decode("latin-1"), errors="replace")
-
-
-def read_priority(value: bytes) -> int:
-    """The value of `x-marserve-priority`. Raises BadInput."""
-    if len(value) == 1 and value.isdigit():
-        return int(value)
-    raise BadInput(f"x-marserve-priority is {_show(value)}; it must be a whole number from 0 (most urgent) to 9.")
-
-
-def _show(value: bytes) -> str:
-    """The client's own value, fit for a sentence."""
-    text = value.decode("latin-1")
-    return repr(text if len(text) <= 40 else text[:40] + "...")
-
-
-_WISHES = frozenset(("timeout", "priority", "version"))
-_DIGITS = re.compile(rb"[0-9]{1,10}").fullmatch
-
 # Keys are looked up as written first: these spellings cover nearly every client and save a copy in lower case.
 _NOTABLE = {
     spelling: what
@@ -320,9 +258,7 @@ _NOTABLE = {
         (b"describe", "hidden"),
         (b"explain", "hidden"),
         (b"url_path", "hidden"),
-        (b"x-marserve-timeout-ms", "timeout"),
-        (b"x-marserve-priority", "priority"),
-        (b"x-marserve-version", "version"),
+        *((name.encode(), name) for name in READERS),
     )
     for spelling in (name, name.title())
 }

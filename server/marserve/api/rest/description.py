@@ -19,10 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve import __version__
-from marserve.api.http.request_head import MAX_TIMEOUT_MS
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.schemas import ErrorBody, Name
+from marserve.api.wishes import MAX_TIMEOUT_MS, PRIORITY, TIMEOUT, VERSION
 from marserve.errors import MarserveError
 from marserve.registry.models import Registry
 from marserve.telemetry.logs.log_limit import caused_by
@@ -191,19 +191,19 @@ def _inference_paths(model: str | None = None) -> Document:
 
 _WISHES: list[Document] = [
     {
-        "name": "x-marserve-timeout-ms",
+        "name": TIMEOUT,
         "in": "header",
         "description": "how long the client waits for the answer, in milliseconds",
         "schema": {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS},
     },
     {
-        "name": "x-marserve-priority",
+        "name": PRIORITY,
         "in": "header",
         "description": "0 (most urgent) to 9; the model's own if not given",
         "schema": {"type": "integer", "minimum": 0, "maximum": 9},
     },
     {
-        "name": "x-marserve-version",
+        "name": VERSION,
         "in": "header",
         "description": "the version, or the label of one, that is to answer; a version in the path goes before it",
         "schema": {"type": "string"},

@@ -18,7 +18,6 @@ from starlette.responses import Response
 from marserve.api.decoding import SHORT_BYTES
 from marserve.api.errors import error_message, error_status, error_type
 from marserve.api.http.request_body import is_form, is_quick, read_parts
-from marserve.api.http.request_head import read_timeout_s
 from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.parameters import REGISTER_PARAMETERS, QueryParameters, read_parameters, read_registration
 from marserve.api.rest.application import PrettyJson
@@ -38,6 +37,7 @@ from marserve.api.rest.schemas import (
     StatusMessage,
     error_answers,
 )
+from marserve.api.wishes import TIMEOUT, read_timeout_s
 from marserve.desired_state.dry_runs import DryRuns
 from marserve.desired_state.policies import Changes, DirectChanges
 from marserve.errors import BadInput, ModelNotFound, VersionNotFound
@@ -194,7 +194,7 @@ async def _describe(
         return _not_there_yet(error, registry.arriving(model, version))
     if (customized or "").lower() != "true":
         return PrettyJson([registry.describe(model, version)])
-    told = request.headers.get("x-marserve-timeout-ms")
+    told = request.headers.get(TIMEOUT)
     within_s = None if told is None else read_timeout_s(told.encode("latin-1"))
     headers = getattr(request.state, "sent_headers", request.headers.raw)
     asking = registry.describe_customized(model, version, within_s, headers)
