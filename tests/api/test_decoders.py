@@ -116,7 +116,7 @@ TABLE = {
     "registry/catalogue/snapshot.py:read_models": NO_BODY,
     "environments/environments.py:_read_hashes": NO_BODY,
     "environments/environments.py:_read_record": NO_BODY,
-    "environments/environments.py:_kept": NO_BODY,
+    "environments/environments.py:_bytes_of": NO_BODY,
     "environments/requirements.py:_without_file_scheme": NO_BODY,
     "desired_state/history.py:_read": NO_BODY,
     "rollout/records.py:read": NO_BODY,
