@@ -1,6 +1,6 @@
 """The open connections of one or more listeners: how many there may be, and once a second a look at each.
 
-The table has the ledger of the bytes that they hold (`byte_ledger.py`).
+The table has the ledger of the bytes that they hold (`api/byte_ledger.py`).
 
 One sweep replaces a timer per connection. What a connection must have done by when is the connection's own knowledge;
 the table only asks. `start` and `stop` belong to whoever made the table.

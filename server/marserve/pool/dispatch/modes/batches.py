@@ -1,7 +1,7 @@
 """One batch after the other: workers run what they are sent in that order. Pure.
 
-An idle worker is sent a batch as the batcher says; a busy one may be sent the next one ahead (`send_ahead.py`). Where
-the handler says how long inputs are, it is asked right before a batch.
+An idle worker is sent a batch as the batcher says; a busy one may be sent the next one ahead
+(`pool/dispatch/send_ahead.py`). Where the handler says how long inputs are, it is asked right before a batch.
 """
 
 from __future__ import annotations
