@@ -190,7 +190,8 @@ class Output:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A table without frames: a headline and one line a row; cells are taken literally, controls in them escaped."""
-    from rich.cells import cell_len  # late, for a server's start
+    # Late: a server starts sooner without it.
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
