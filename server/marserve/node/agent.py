@@ -1,12 +1,12 @@
-"""Speaks for one worker on another machine than the server: starts it here, and relays between it and the server.
+"""Starts one worker on a machine other than the server's, and relays between the worker and the server.
 
-The agent connects to the server (`server_end.py`), is told what to start, gets the archive to where a worker can load
-it (`starting.py`, `archives.py`), and starts an ordinary worker with the ordinary launchers, on a socket, a page and
-two pipes of this machine (`worker_run.py`). From then on the bytes of the worker's wire pass through unread
-(`agent_link.py` has the records); beside them go what the worker has on its page, what it prints, and how it ends.
-Without the server, heard by its beats, the worker and the agent end.
+The agent connects to the server (`server_end.py`) and receives an order to start a worker. It gets the archive to where
+the worker can load it (`starting.py`, `archives.py`), and starts an ordinary worker with the ordinary launchers, on a
+socket, a page and two pipes of this machine (`worker_run.py`). From then on it passes the bytes of the worker's wire
+through unread (`agent_link.py` has the records). Beside them it sends the content of the worker's page, what the worker
+prints, and how it ends. When the server's beats stop, the agent ends its worker and itself.
 
-One agent stays for as many workers, one after the other, as its place is kept.
+One agent serves several workers, one after the other, for as long as its place in the cluster is reserved.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from marserve.telemetry.logs.output_budget import OutputBudget
 log = logging.getLogger("marserve.node")
 
 CONNECT_S = 10.0
-# Two clocks that differ by less are one, and what differs is the way of the message.
+# Clocks that differ by less are taken as one: the difference is the time that the message took.
 SAME_CLOCK_S = 0.005
 
 
 class Agent:
-    """One agent. `run` returns why it left."""
+    """One agent. `run` returns the reason why it ended."""
 
     def __init__(self, order: agent_link.AgentOrder, node_id: str, node: str) -> None:
-        """`node_id` and `node` are how the cluster and people call this machine."""
+        """`node_id` and `node` are the cluster's and the readable name of this machine."""
         self._order, self._node_id, self._node = order, node_id, node
         self.link = ServerEnd(self)
         self._left: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -60,7 +60,7 @@ class Agent:
         self.clock_ahead_s = 0.0
 
     async def run(self) -> str:
-        """Serve until the server is gone or wants nothing more."""
+        """Serve until the server is gone or asks for the end."""
         loop = asyncio.get_running_loop()
         where = f"{self._order.host}:{self._order.port}"
         try:
@@ -88,14 +88,14 @@ class Agent:
             await self._clear_up()
 
     async def _beat(self) -> None:
-        """Say that we are there, and look whether the server is."""
+        """Send beats, and check that the server's beats still come."""
         said_at = looked_at = time.monotonic()
         while True:
             await asyncio.sleep(agent_link.LOOK_S)
             now = time.monotonic()
             was_away = (
                 now - looked_at > agent_link.BEAT_S
-            )  # this machine did not let us run: what came is still to be read
+            )  # this machine was suspended: messages that came are still to be read
             looked_at = now
             if now - said_at >= agent_link.BEAT_S:
                 said_at = now
@@ -126,7 +126,7 @@ class Agent:
         self.link.close()
 
     def keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run something beside."""
+        """Run a coroutine as a task, and keep a reference to it until its end."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -134,7 +134,7 @@ class Agent:
     # ------------------------------------------------------------------------------------------- what the server says
 
     def hear(self, message: object) -> None:
-        """One message of the server's."""
+        """Handle one message of the server."""
         run = self._run
         if isinstance(message, agent_link.ServerBeat):
             self._note_clock(message.now)
@@ -157,16 +157,16 @@ class Agent:
             run.stop_reading("held", isinstance(message, agent_link.Hold))
 
     def to_worker(self, data: bytes) -> None:
-        """Bytes for the worker; for one that has ended they are nobody's."""
+        """Send bytes to the worker; drop them if it has ended."""
         if self._run is not None:
             self._run.to_worker(data)
 
     def take_part(self, data: bytes) -> None:
-        """A part of the archive."""
+        """Store a part of the archive."""
         self._starter.receiver.take(data)
 
     def link_is_full(self, is_full: bool) -> None:
-        """Whether the server keeps up with what the worker says."""
+        """Stop reading from the worker while the connection to the server is full."""
         self._is_link_full = is_full
         if self._run is not None:
             self._run.stop_reading("full", is_full)
@@ -177,7 +177,7 @@ class Agent:
             )
 
     def _note_clock(self, server_now: float) -> None:
-        """The highest of the last differences is the one whose message was the quickest."""
+        """Take the highest of the last differences: its message was the quickest."""
         self._clocks.append(server_now - time.monotonic())
         ahead = max(self._clocks)
         self.clock_ahead_s = ahead if abs(ahead) > SAME_CLOCK_S else 0.0
@@ -232,7 +232,7 @@ class Agent:
     # ------------------------------------------------------------------------------------------- the worker
 
     def write(self, model: str, version: str, worker_id: str, stream: Stream, level: str, texts: Sequence[str]) -> None:
-        """What the worker, or its template, prints; left out while the server does not keep up."""
+        """Send what the worker or its template prints; drop it while the server does not keep up."""
         if self._is_link_full:
             self._lines_left_out += len(texts)
         else:
@@ -243,13 +243,13 @@ class Agent:
         return self._starter.was_killed_for_memory()
 
     def run_ended(self, run: WorkerRun) -> None:
-        """The worker has ended; another may be asked for."""
+        """Note that the worker has ended; the server may order another."""
         if self._run is run:
             self._run = None
 
 
 def run_agent(order: bytes, node_id: str, node: str) -> str:
-    """Run one agent to its end on an event loop of its own; returns why it left. `order` is an `AgentOrder`."""
+    """Run one agent to its end on its own event loop; returns the reason why it ended. `order` is an `AgentOrder`."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     read = msgspec.msgpack.decode(order, type=agent_link.AgentOrder)
 

@@ -1,12 +1,12 @@
 """Archives on a node, unpacked once for all of its workers and kept by their content.
 
-    FOLDER/models/SHA256           an unpacked archive, whose pickles were checked; SHA256-trusted where the operator
-                                   trusts it, for there they may hold anything
-    FOLDER/models/SHA256.lock      shared by whoever serves from it, exclusive while it is made or deleted
-    FOLDER/incoming/SHA256.…/      what is being made or deleted, so that nothing below models is half there
+    FOLDER/models/SHA256           an unpacked archive whose pickles were checked; SHA256-trusted if the operator
+                                   trusts it: its pickles may hold anything
+    FOLDER/models/SHA256.lock      shared by the workers' agents that use it, exclusive while it is made or deleted
+    FOLDER/incoming/SHA256.…/      an archive that is being made or deleted, so that `models` never has half of one
 
-What nobody uses is deleted, longest unused first, when the folder holds more than it may or its disk is full. What is
-left of somebody who was killed meanwhile is deleted by the next. Everything here blocks.
+Archives that no agent uses are deleted, longest unused first, when the folder exceeds its bound or its disk is full.
+The leftovers of an agent that was killed are deleted by the next one. All functions here block.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ Made = TypeVar("Made")
 
 USUAL_CACHE_BYTES = 64 << 30
 LOOK_S = 0.05
-# How often in a row a store is tried that gives nothing: the server has the archive as well.
+# How often in a row a store is tried that gives no answer: the server has the archive as well.
 ATTEMPTS = 2
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# What a file system says of a member's name, whichever node's it is.
+# The error of a file system that cannot have a member's name; it would be the same on every node.
 OF_THE_NAME = (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EEXIST)
 
 
 def usual_folder() -> Path:
-    """Where archives are kept unless somebody says otherwise: in the user's cache; without a home in `/tmp`'s like."""
+    """The default folder for archives: in the user's cache; without a home, in the temporary folder."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "marserve" / "node"
     except RuntimeError:
@@ -55,11 +55,11 @@ def usual_folder() -> Path:
 
 
 class NodeUnfit(MarserveError):
-    """This node cannot keep archives, which says nothing of the archive: another node may."""
+    """This node cannot keep archives. The archive may be sound: another node may take it."""
 
 
 class ArchiveChanged(MarserveError):
-    """The server has another archive under this name than the one that it registered."""
+    """Under this name the server now has an archive other than the registered one."""
 
 
 class NodeArchives:
@@ -85,10 +85,10 @@ class NodeArchives:
         tag_as_cache(self._folder, "Models that marserve unpacked.")
 
     def prepare(self, ref: ArchiveRef, receive: Callable[[Path], None], stop: threading.Event | None = None) -> Lease:
-        """A lease of the archive, unpacked: what is there already, or from where it can be had, the nearest first.
+        """A lease of the unpacked archive: from this folder if it is there, else from the nearest place that has it.
 
-        That is the path that the server names (a volume that both see), the address it came from, and last the server
-        itself: `receive` writes a file. Whatever it was, it is only used when it has the digest.
+        The places are the path that the server names (a volume that both see), the address it came from, and last the
+        server itself: `receive` writes a file. An archive from any of them is only used if it has the digest.
 
         Raises ArchiveChanged, BadArchive, UnsafeArchive, NodeUnfit where files cannot be written, what `receive`
         raises, and MarserveError on `stop`.
@@ -135,7 +135,7 @@ class NodeArchives:
     # ------------------------------------------------------------------------------------------- making
 
     def _with_room(self, make: Callable[[], Made]) -> Made:
-        """Make something; on a full disk once more after all that nobody uses was deleted."""
+        """Call `make`; on a full disk, delete all unused archives and call it once more."""
         try:
             return make()
         except OSError as error:
@@ -161,7 +161,7 @@ class NodeArchives:
 
     @contextlib.contextmanager
     def _archive(self, ref: ArchiveRef, receive: Callable[[Path], None], making: Path) -> Iterator[Path]:
-        """The archive's file, for as long as the block lasts; one that is made here is below `making`."""
+        """The archive's file, for as long as the block lasts. A file that is made here is below `making`."""
         if ref.path and self._is(Path(ref.path), ref.sha256):
             yield Path(ref.path)
             if not self._is(Path(ref.path), ref.sha256):
@@ -194,7 +194,7 @@ class NodeArchives:
         yield path
 
     def _is(self, path: Path, sha256: str) -> bool:
-        """Whether there is a file that can be read here and has this digest."""
+        """Whether `path` is a file that can be read here and has this digest."""
         try:
             return self._digests.of(path) == sha256
         except (OSError, ValueError):
@@ -214,7 +214,7 @@ def exactly(address: str) -> str:
 
 
 def _unpack(path: Path, target: Path, limits: Limits, name: str) -> None:
-    """Unpack it; a file name that cannot be is the archive's fault, and no disk's. Raises OSError and BadArchive."""
+    """Unpack it. A file name that no disk can have is the archive's fault. Raises OSError and BadArchive."""
     try:
         unpack(path, target, limits)
     except OSError as error:

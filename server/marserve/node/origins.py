@@ -1,4 +1,4 @@
-"""Object stores as a node reads them: where they are is the server's word, credentials are the node's own."""
+"""Object stores as a node reads them: the server says where they are, the node has credentials of its own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from marserve.store.addresses.fetch_guard import Target
 from marserve.store.sources.object_store import ObjectStores
 from marserve.store.sources.source import Failed, Opener, Source
 
-# A store, or whoever gives out credentials, that says nothing for so long: the server has the archive as well.
+# A store, or a source of credentials, that is silent for so long is given up: the server has the archive as well.
 SILENCE_S = 5.0
 
 
 def origins(stores: Sequence[StoreAt], environment: Mapping[str, str]) -> dict[str, Opener]:
-    """What opens addresses of object stores, by their scheme; those with secrets of the server's are refused."""
+    """The openers of object stores' addresses, by scheme. A store that needs secrets of the server is refused."""
     told = Stores(tuple(StoreOptions(SCHEMES[each.kind], each.prefix, each.options) for each in stores))
     secret = {each.prefix for each in stores if each.has_secrets}
     objects = ObjectStores(told, environment, silence_s=SILENCE_S)

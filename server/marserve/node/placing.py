@@ -1,7 +1,7 @@
-"""Which node is the best for one more worker, and why there is none. Pure.
+"""Chooses the node for one more worker, or explains why no node has room. Pure.
 
-Ray has the last word: what is chosen here is a hint, for Ray knows neither which workers belong to one pool nor that
-they should be on many nodes, or on few.
+The choice is a hint, and Ray decides: Ray knows neither which workers belong to one pool nor whether they should be
+spread over many nodes or packed onto few.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UNITS = {"CPU": "CPU", "GPU": "GPU", "memory": "bytes of memory"}
 class NodeView:
     """One living node: what it has, what of that is free, and how many workers of the pool are on it.
 
-    `is_unfit`: none could start there a moment ago, which was the node's fault.
+    `is_unfit`: a worker could not start there a moment ago, and the node was the cause.
     """
 
     id: str
@@ -32,12 +32,12 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What one worker is to have for itself, in Ray's names: `CPU`, `GPU`, `memory` in bytes, and others."""
+    """The resources reserved for one worker, by Ray's names: `CPU`, `GPU`, `memory` in bytes, and others."""
 
     amounts: Mapping[str, float] = field(default_factory=dict)
 
     def fit(self, has: Mapping[str, float]) -> bool:
-        """Whether there is enough of everything."""
+        """Whether `has` is enough of everything."""
         return all(has.get(name, 0.0) >= amount for name, amount in self.amounts.items())
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Needs:
 
 
 def choose_node(nodes: Sequence[NodeView], needs: Needs, placement: Placement) -> str | None:
-    """The node for the next worker; None where none has room now.
+    """The node for the next worker; None if no node has room now.
 
     `spread`: the one with the fewest workers of the pool, of these the one with the most free CPUs. `pack`: the one
     with the most, of these the one with the fewest free CPUs, so that the others stay free for something large. Nodes
@@ -63,7 +63,7 @@ def choose_node(nodes: Sequence[NodeView], needs: Needs, placement: Placement) -
 
 
 def explain(nodes: Sequence[NodeView], needs: Needs) -> str:
-    """Why there is no room: what is asked for, and what comes nearest to it."""
+    """Why no node has room: what the worker needs, and the node that comes nearest to it."""
     if not nodes:
         return f"it needs {needs}, and the cluster has no living node"
     able = [node for node in nodes if needs.fit(node.total)]

@@ -1,9 +1,9 @@
 """`python -m marserve.node.ray_program DESCRIPTOR`: the only process that imports ray on the server's machine.
 
-Ray's client library ends its process when the cluster is lost, and brings threads and a hundred megabytes: none of that
-is the server's. This process connects, asks Ray for a place for each agent (a placement group of one bundle, with the
-resources that the model asks for), starts the agent there, and says what became of it. It ends with the server, and
-with it, by Ray, all that it had placed.
+Ray's client library ends its process when the cluster is lost, and it brings threads and a hundred megabytes. This
+process keeps them away from the server. It connects, asks Ray for a place for each agent (a placement group of one
+bundle, with the resources that the model asks for), starts the agent there, and reports its state. It ends with the
+server, and Ray then ends all that it had placed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from marserve.optional import trouble
 from marserve.pool.worker_end.cause_of_death import Cause
 from marserve.worker.process.parent import die_with_parent
 
-# How often Ray is asked about what waits for a place, or for its agent's end, seconds.
+# How often Ray is asked about a placement group that waits, or about its agent's end, seconds.
 LOOK_S = 0.05
 IDLE_LOOK_S = 0.25
-# A reason is looked for anew so often, and told when it has changed.
+# How often the reason for waiting is looked for anew; the server gets it when it has changed.
 REASON_EVERY_S = 1.0
 # How long other nodes are preferred to one on which no worker could start, seconds.
 UNFIT_S = 60.0
-# How long agents may clear up when the server ends.
+# How long agents may clean up when the server ends.
 LEAVE_S = 2.0
 NO_MARSERVE = (
     "marserve {version} is not installed there for the Python that Ray runs; install it on every node (`pip install "
@@ -54,10 +54,10 @@ NO_MARSERVE = (
 
 
 class AgentActor:
-    """What Ray starts on a node."""
+    """The actor that Ray starts on a node."""
 
     def run(self, order: bytes) -> str:
-        """Be an agent until the server wants it no more; returns why it left."""
+        """Run an agent until the server asks for its end; returns the reason why it ended."""
         # Late: this runs on the node, and the process that asks Ray has no use for what an agent needs.
         from marserve.node.agent import run_agent
 
@@ -69,7 +69,7 @@ class AgentActor:
 
 @dataclass
 class Place:
-    """One agent and what Ray has for it."""
+    """One agent, its placement group and its actor."""
 
     order: PlaceAgent
     needs: Needs
@@ -83,7 +83,7 @@ class Place:
 
 
 class Program:
-    """The loop between the server's orders and Ray's news."""
+    """The loop that carries out the server's orders and reports Ray's events."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -93,7 +93,7 @@ class Program:
         self._ray: Any = None
 
     def run(self) -> None:
-        """Until the server closes."""
+        """Run until the server closes the connection."""
         while True:
             waits = any(place.running is None for place in self._places.values())
             pause = LOOK_S if waits else IDLE_LOOK_S if self._places else None
@@ -107,7 +107,7 @@ class Program:
             self._look()
 
     def _leave(self) -> None:
-        """The server has told its agents to leave, or has gone: they end by themselves, and soon by Ray."""
+        """The server has ordered its agents to end, or has gone. They end by themselves; later Ray ends them."""
         limit = time.monotonic() + LEAVE_S
         for place in self._places.values():
             place.ends_at = limit
@@ -116,8 +116,8 @@ class Program:
             self._look()
 
     def say(self, message: FromCluster) -> None:
-        """Tell the server."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has gone, as reading will say
+        """Send a message to the server."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server has gone; the next read sees it
             self._socket.sendall(b"".join(wire.encode(message)))
 
     def _obey(self, message: ToCluster) -> None:
@@ -140,7 +140,7 @@ class Program:
     def _connect(self, order: Connect) -> None:
         try:
             ray: Any = importlib.import_module("ray")
-        except Exception as error:  # one that is broken raises what it likes
+        except Exception as error:  # a broken library raises any class
             self.say(Refused(f'{trouble("ray", error)}; install it with `pip install "marserve[ray]"`'))
             return
         try:
@@ -183,7 +183,7 @@ class Program:
             self._ended(running.pop(ended[0]))
 
     def _ask(self, place: Place) -> None:
-        """Ask Ray for a place, on the node that suits best now; where none has room, on any that comes to have it."""
+        """Ask Ray for a place on the node that suits best now; if no node has room, on any that gets it."""
         from ray.util.placement_group import placement_group
 
         node = choose_node(self._nodes(place), place.needs, cast("Placement", place.order.placement))
@@ -226,7 +226,7 @@ class Program:
             self.say(Waits(place.order.id, reason))
 
     def _nodes(self, place: Place) -> list[NodeView]:
-        state: Any = importlib.import_module("ray._private.state")  # there is no public way to ask this by node
+        state: Any = importlib.import_module("ray._private.state")  # Ray has no public call for this by node
         free = state.available_resources_per_node()
         now = time.monotonic()
         on = [each.node_id for each in self._places.values() if each.order.pool == place.order.pool]
@@ -247,7 +247,7 @@ class Program:
         cause = Cause.NODE_UNFIT
         try:
             reason = str(self._ray.get(place.running))
-        except Exception as error:  # the actor's, or its node's, end; Ray's errors have no common base
+        except Exception as error:  # the actor or its node has ended; Ray's errors have no common base
             if "ModuleNotFoundError" in str(error) and "marserve" in str(error):
                 reason = NO_MARSERVE.format(version=__version__)
             else:
@@ -262,10 +262,10 @@ class Program:
         self.say(Gone(place.order.id, cause.value, reason))
 
     def _end(self, place: Place) -> None:
-        """Give back what Ray has for it."""
+        """Give the agent's actor and placement group back to Ray."""
         from ray.util.placement_group import remove_placement_group
 
-        with contextlib.suppress(Exception):  # it is gone with its node, or never was
+        with contextlib.suppress(Exception):  # it is gone with its node, or never existed
             if place.actor is not None:
                 self._ray.kill(place.actor, no_restart=True)
         with contextlib.suppress(Exception):
@@ -274,7 +274,7 @@ class Program:
 
 
 def name_of(address: str, node_id: str) -> str:
-    """A node as people are told of it: its address, and the beginning of Ray's id, as `ray list nodes` has it."""
+    """A node's readable name: its address, and the beginning of Ray's id, as `ray list nodes` shows it."""
     return f"{address} ({node_id[:8]})"
 
 

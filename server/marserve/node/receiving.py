@@ -22,7 +22,7 @@ class Receiver:
         self._closed = ""
 
     async def receive(self, ref: ArchiveRef, path: Path) -> None:
-        """Have the archive sent into this file. Raises OSError where it cannot be written, MarserveError else."""
+        """Have the archive sent into this file. Raises OSError where it cannot be written, MarserveError otherwise."""
         if self._closed:
             raise MarserveError(f"{ref.name} cannot be had on this node: {self._closed}")
         self._ended, self._failed = asyncio.get_running_loop().create_future(), None
@@ -38,7 +38,7 @@ class Receiver:
             raise MarserveError(f"{ref.name} cannot be had on this node: {reason}")
 
     def take(self, part: bytes) -> None:
-        """A part. After one that cannot be written the rest is let pass, for it comes all the same."""
+        """Write a part. After one that cannot be written the rest is dropped, since the server still sends it."""
         if self._file is None or self._failed is not None:
             return
         try:
@@ -49,11 +49,11 @@ class Receiver:
             self._failed = error
 
     def end(self, reason: str) -> None:
-        """It was the last part; or there is no more, for this reason."""
+        """End the file: the last part has come, or for `reason` no more will."""
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(reason)
 
     def close(self, reason: str) -> None:
-        """There is no more, and never will be, for this reason."""
+        """Refuse this archive and every later one, for this reason."""
         self._closed = reason
         self.end(reason)

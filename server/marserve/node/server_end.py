@@ -1,4 +1,4 @@
-"""The agent's end of its connection to the server: records in and out, and whether the server is still heard."""
+"""The agent's end of its connection to the server: sends and receives records, notes when it last heard the server."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logging.getLogger("marserve.node")
 
 # A protocol: the agent is built upon its end of the connection.
 class Listener(Protocol):
-    """Who hears what the server says."""
+    """Receives the server's messages."""
 
     def hear(self, message: object) -> None:
-        """One message."""
+        """Handle one message."""
 
     def to_worker(self, data: bytes) -> None:
         """Bytes for the worker."""
@@ -29,14 +29,14 @@ class Listener(Protocol):
         """A part of an archive."""
 
     def link_is_full(self, is_full: bool) -> None:
-        """Whether the server keeps up with what it is told."""
+        """Stop sending, or go on: whether the connection to the server is full."""
 
     def leave(self, reason: str) -> None:
         """The connection has ended."""
 
 
 class ServerEnd(asyncio.Protocol):
-    """Sends records once it is connected, and hands on those that come."""
+    """Sends records once it is connected, and passes received ones to its listener."""
 
     def __init__(self, agent: Listener) -> None:
         self._agent = agent
@@ -49,7 +49,7 @@ class ServerEnd(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what has come."""
+        """Pass received records on."""
         self.heard_at = time.monotonic()
         try:
             for kind, held in self._decoder.feed(data):
@@ -66,7 +66,7 @@ class ServerEnd(asyncio.Protocol):
             self.close()
 
     def pause_writing(self) -> None:
-        """The server does not keep up: read nothing more from the worker."""
+        """The server does not keep up: stop reading from the worker."""
         self._agent.link_is_full(True)
 
     def resume_writing(self) -> None:
@@ -94,7 +94,7 @@ class ServerEnd(asyncio.Protocol):
 
 
 def client_context(order: agent_link.AgentOrder) -> ssl.SSLContext | None:
-    """What the agent shows, and whom it believes; None where the connection is plain."""
+    """The agent's certificate and the authority that it trusts; None for a connection without TLS."""
     if not order.authority:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,6 +1,6 @@
-"""What a worker needs on this machine before it can start: its archive, its metrics file, and who starts it.
+"""Prepares what a worker needs on this machine before it can start: its archive, its metrics file, and its launcher.
 
-What was made for one worker stays for the next one that is alike: the unpacked archive, and the template to fork from.
+The unpacked archive and the template of one worker are kept for the next worker of the same version and options.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Starter:
         self._folder = Path(tempfile.mkdtemp(prefix="marserve-agent-"))
 
     async def prepare(self, order: agent_link.Start) -> tuple[Load, Launcher]:
-        """The order to load with this machine's paths, and who starts the worker.
+        """The order to load with this machine's paths, and the launcher that starts the worker.
 
-        Raises OSError and MarserveError, of it NodeUnfit where another node may do.
+        Raises OSError and MarserveError, among them NodeUnfit if another node may succeed.
         """
         folder = await self._archive(order.archive)
         load = translate(order.load, folder, self._write_metrics(order.metrics))
         return load, await self._launcher_for(order, load)
 
     async def _launcher_for(self, order: agent_link.Start, load: Load) -> Launcher:
-        """The launcher of the last worker if this one is alike, with its template; else a new one."""
+        """The last worker's launcher, with its template, if the orders are alike; else a new one."""
         key = msgspec.structs.replace(order, worker_id="")
         if self._launcher is not None:
             if self._launcher[0] == key:
@@ -103,12 +103,12 @@ class Starter:
         return self._launchers.oom_kills.claim(time.monotonic())
 
     def give_up(self) -> None:
-        """Wait for no archive any more: the server has gone."""
+        """Stop waiting for an archive: the server has gone."""
         self._stop.set()
         self.receiver.close("the server has gone")
 
     async def close(self) -> None:
-        """End the templates, and let go of what was kept. After `give_up`, and the last worker's end."""
+        """End the templates, and release what was kept. Call it after `give_up` and the last worker's end."""
         if self._launcher is not None:
             await self._launcher[1].close()
         if self._launchers is not None:

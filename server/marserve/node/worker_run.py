@@ -23,13 +23,13 @@ END_GRACE_S = 1.0
 
 
 class RunOwner(WorkerLog, Protocol):
-    """The agent, as its worker's run sees it: whoever takes its lines, and speaks with the server."""
+    """The agent as its worker's run sees it: takes the worker's lines, and sends to the server."""
 
     link: ServerEnd
     clock_ahead_s: float
 
     def keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run something beside."""
+        """Run a coroutine as a task, and keep a reference to it until its end."""
 
     def was_killed_for_memory(self) -> bool:
         """Whether the kernel of this machine has killed for memory just now."""
@@ -39,7 +39,7 @@ class RunOwner(WorkerLog, Protocol):
 
 
 class WorkerEnd(asyncio.Protocol):
-    """The agent's end of the worker's wire: what comes goes on to the server, with what the page says by then."""
+    """The agent's end of the worker's wire: passes received bytes to the server, after the page's present content."""
 
     def __init__(self, run: WorkerRun) -> None:
         self._run = run
@@ -51,11 +51,11 @@ class WorkerEnd(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on. A worker writes its page before it answers, so the page goes first."""
+        """Pass the bytes on. A worker writes its page before it answers, so the page goes first."""
         self._run.from_worker(data)
 
     def begin(self) -> None:
-        """What was said before it was connected holds. Not for `connection_made`: uvloop forgets a pause there."""
+        """Apply a pause ordered before it was connected. Not in `connection_made`: uvloop forgets a pause there."""
         if self._transport is not None and self._stops:
             self._transport.pause_reading()
 
@@ -65,12 +65,12 @@ class WorkerEnd(asyncio.Protocol):
         self._run.wire_closed()
 
     def write(self, data: bytes) -> None:
-        """To the worker."""
+        """Send to the worker."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def stop_reading(self, why: str, stops: bool) -> None:
-        """Read nothing while there is any reason not to."""
+        """Add or remove a reason to stop; nothing is read while there is one."""
         was_stopped = bool(self._stops)
         (self._stops.add if stops else self._stops.discard)(why)
         if self._transport is None or was_stopped == bool(self._stops):
@@ -134,29 +134,29 @@ class WorkerRun:
 
     @property
     def memory_bytes(self) -> int:
-        """What the worker holds."""
+        """The memory that the worker holds."""
         return sum(map(resident_bytes, self.launched.process.pids)) if self.launched is not None else 0
 
     def page_record(self) -> bytes:
-        """What the worker has on its page now."""
+        """The present content of the worker's page."""
         if self._page is None:
             return link.page_record(0, 0.0, 0)
         running, began = self._page.running
         return link.page_record(running, max(0.0, time.monotonic() - began) if running else 0.0, self._page.finished)
 
     def from_worker(self, data: bytes) -> None:
-        """Hand bytes of the worker's on; once the server knows of its end, the next worker would be given them."""
+        """Pass the worker's bytes on. Once the server knows of its end it would take them for the next worker's."""
         if self._is_over:
             return
         head = link.HEADER.pack(link.DATA_KIND, len(data))
         self._agent.link.write([self.page_record(), head, data])
 
     def to_worker(self, data: bytes) -> None:
-        """Hand bytes of the server's on."""
+        """Pass the server's bytes on."""
         self._end.write(data)
 
     def stop_reading(self, why: str, stops: bool) -> None:
-        """Read nothing from the worker while there is any reason not to."""
+        """Add or remove a reason to stop; nothing is read from the worker while there is one."""
         self._end.stop_reading(why, stops)
 
     def cancel(self, number: int, index: int) -> None:
@@ -165,7 +165,7 @@ class WorkerRun:
             self._page.cancel(number, index)
 
     def set_clock_ahead(self, seconds: float) -> None:
-        """The server's clock, as it is known now."""
+        """Set the difference of the server's clock, as it is known now."""
         if self._page is not None:
             self._page.set_clock_ahead(seconds)
 
@@ -175,13 +175,13 @@ class WorkerRun:
             self.launched.process.signal_group(number)
 
     def wire_closed(self) -> None:
-        """The worker hears and says nothing more: the server should know at once, unless it knows of its end."""
+        """Report at once that the worker has closed its wire, unless the server knows of its end."""
         if self._is_over:
             return
         self._agent.link.write([self.page_record(), link.control(link.WireClosed())])
 
     async def _see_out(self, launcher: Launcher) -> None:
-        """Tell the server how the worker ended, its last words first; then clear up."""
+        """Report to the server the worker's last lines and then how it ended; then clean up."""
         launched, output = self.launched, self._output
         assert launched is not None
         assert output is not None
@@ -196,7 +196,7 @@ class WorkerRun:
         self.close()
 
     def close(self) -> None:
-        """Let go of what is this machine's."""
+        """Close this machine's socket, page and pipes."""
         self._is_over = True
         self._end.close()
         if self._page is not None:
@@ -205,7 +205,7 @@ class WorkerRun:
         self.ended.set()
 
     async def end(self) -> None:
-        """End the worker, and wait for it: nobody wants it any more."""
+        """End the worker, which is no longer wanted, and wait for its end."""
         if self.launched is not None:
             await self.launched.process.end(END_GRACE_S)
             with contextlib.suppress(TimeoutError):
