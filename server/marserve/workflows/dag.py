@@ -1,4 +1,4 @@
-"""The graph of a workflow, and how far one request has come through it. Pure: knows no models, no clock and no bytes.
+"""The graph of a workflow, and how far one request has come through it. Pure: without models, clock or bytes.
 
 A graph that can be run has one start node, from which every other is reached, and no loop. Nodes keep the order in
 which the spec names them.

@@ -2,10 +2,10 @@
 
     `submit` → `Execution`: start node → every node whose parents have answered → the leaves' answer to the receiver
 
-All nodes of a request share its id, its deadline and its priority. Nothing is queued here: a node's request waits in
-that model's own queue, which is bounded, and when that is full the client is refused at once. At most `most_running`
-requests are on their way at a time, so that what they hand on is bounded too. Each attempt at a node ends after
-its time-out whatever the model does, so that no request waits for ever. A client that goes takes everything with it.
+All nodes of a request share its id, its deadline and its priority. The engine has no queue: a node's request waits in
+that model's own bounded queue, and if that is full the client is refused at once. At most `most_running` requests are
+on their way at a time, so the answers held between nodes are bounded too. Each attempt at a node ends after its
+time-out, whatever the model does, so no request waits for ever. When a client goes, all attempts of its request end.
 
 Everything happens on the event loop, from callbacks; there are no tasks. It knows neither archives nor HTTP.
 """
@@ -42,15 +42,15 @@ from marserve.workflows.dag import Dag, Walk
 log = logging.getLogger("marserve.workflows")
 
 JSON_HEADERS = [("content-type", "application/json")]
-# When trying again may pay for who finds a workflow full.
+# `Retry-After` for a request that finds a workflow full.
 RETRY_AFTER_S = 1.0
-# Leaves' answers that are longer are joined by a thread.
+# Leaves' answers that are longer are joined in a thread.
 SHORT_LEAVES_BYTES = 8 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class RunnableNode:
-    """What stands behind a node of the graph; `timeout_s` is for each of `retry_attempts` + 1 attempts."""
+    """The model version behind a node of the graph; `timeout_s` is for each of `retry_attempts` + 1 attempts."""
 
     model: str
     version: str
@@ -86,7 +86,7 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Requests that are on their way."""
+        """How many requests are on their way."""
         return len(self._running)
 
     def submit(self, request: Request, receiver: Receiver) -> Execution:
@@ -109,21 +109,21 @@ class Engine:
         return self.running
 
     def give_up(self) -> list[str]:
-        """End every request that is on its way: its client is told that the server is going. Returns their ids."""
+        """End every request that is on its way: its client gets Draining. Returns their ids."""
         executions = list(self._running)
         for execution in executions:
             execution.end_with(DrainedAway())
         return [execution.request.id for execution in executions]
 
     def forget(self, execution: Execution) -> None:
-        """A request has ended."""
+        """Remove a request that has ended."""
         self._running.discard(execution)
         if not self._running:
             self._is_idle.set()
 
 
 class Execution:
-    """One request on its way through the graph. To a surface it is a job like any other."""
+    """One request on its way through the graph. Surfaces treat it as a job."""
 
     keeps_the_only_worker = False
 
@@ -132,7 +132,7 @@ class Execution:
         self.request = request
         self._receiver = receiver
         self._walk = Walk(engine.dag)
-        # Answers that a node still needs, or that are the end's; `_readers` counts the nodes that have not begun yet.
+        # Answers that a node still needs, or that the leaves gave; `_readers` counts the nodes that have not begun yet.
         self._answers: dict[str, bytes | bytearray] = {}
         self._readers = {node: len(children) for node, children in engine.dag.children.items()}
         self._attempts: dict[str, _Attempt] = {}
@@ -149,10 +149,10 @@ class Execution:
         self._end()
 
     def hold(self) -> None:
-        """The answer is sent whole: there is nothing to hold."""
+        """Do nothing: the answer is sent whole."""
 
     def resume(self) -> None:
-        """As for `hold`."""
+        """Do nothing, as `hold`."""
 
     # ------------------------------------------------------------------------------------------- as the engine's
 
@@ -172,7 +172,7 @@ class Execution:
             self._try(attempt.node, attempt.parts, attempt.number + 1, (*attempt.before, attempt))
 
     def answered(self, node: str, body: bytes | bytearray) -> None:
-        """A node has answered: begin those that waited for it alone, or end."""
+        """Note a node's answer: begin the nodes that may run now, or end."""
         self._attempts.pop(node).forget()
         self._answers[node] = body
         for ready in self._walk.complete(node):
@@ -184,7 +184,7 @@ class Execution:
             self._finish()
 
     def _take_input(self, node: str) -> list[Part]:
-        """One parameter for each parent, `body` where there is one (contract 4.4); answers nobody needs are dropped."""
+        """One parameter for each parent, `body` where there is one (contract 4.4); drops answers no longer needed."""
         parents = self.engine.dag.parents[node]
         parts = [
             Part("body" if len(parents) == 1 else parent, self._answers[parent], content_type=None)
@@ -197,7 +197,7 @@ class Execution:
         return parts
 
     def failed(self, attempt: _Attempt, error: MarserveError) -> None:
-        """An attempt has failed: try again, or tell the client."""
+        """An attempt has failed: try again, or answer the client with the error."""
         engine, node = self.engine, attempt.node
         verdict = self._judge(attempt, error)
         left = engine.nodes[node].retry_attempts + 1 - attempt.number if verdict is None else 0
@@ -213,13 +213,13 @@ class Execution:
             extra=caused_by(""),
         )
         if left:
-            # Not from inside the callback of the pool that is to take it again.
+            # Not inside the callback of the pool: that pool would take it again.
             asyncio.get_running_loop().call_soon(self.try_again, attempt)
         else:
             self.end_with(verdict or NodeFailed(engine.workflow, node, error.cause))
 
     def _judge(self, attempt: _Attempt, error: MarserveError) -> MarserveError | None:
-        """What to tell the client at once; None where another attempt may do better."""
+        """The error to answer the client with at once; None if another attempt may succeed."""
         engine, deadline = self.engine, self.request.deadline
         if isinstance(error, DeadlinePassed) and deadline is not None and deadline <= monotonic():
             return error
@@ -227,12 +227,12 @@ class Execution:
             return WorkflowBusy(
                 engine.workflow, attempt.node, cause=error.cause or "queue_full", retry_after_s=error.retry_after_s
             )
-        if type(error) is NoWorker:  # scaled to none; TorchServe's words name the model and no version
+        if type(error) is NoWorker:  # scaled to zero; TorchServe's message names the model and no version
             text = NoWorker(engine.nodes[attempt.node].model).message
             return NodeFailed(engine.workflow, attempt.node, error.cause, text)
-        if isinstance(error, ModelNotFound | VersionNotFound):  # somebody has unregistered it
+        if isinstance(error, ModelNotFound | VersionNotFound):  # it was unregistered meanwhile
             return NodeFailed(engine.workflow, attempt.node, "no_worker")
-        if isinstance(error, FingerprintRefused) and attempt.number > 1:  # it was the attempt before that killed
+        if isinstance(error, FingerprintRefused) and attempt.number > 1:  # the attempt before killed the worker
             return NodeFailed(engine.workflow, attempt.node, error.cause)
         return error if isinstance(error, Unavailable) else None
 
@@ -341,7 +341,7 @@ class _Attempt:
                 self._job = job
 
     def abandon(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the job: its answer is no longer wanted."""
         self._close()
         job, self._job = self._job, None
         if job is not None:
@@ -353,7 +353,7 @@ class _Attempt:
             each.timed_out = None
 
     def on_answer(self, answer: Answer) -> None:
-        """The node's answer; the status and headers that its handler set do not count (contract 4.4)."""
+        """The node's answer; the status and headers that its handler set are ignored (contract 4.4)."""
         if self._is_open:
             self._close()
             self._execution.answered(self.node, answer.body)
@@ -383,7 +383,7 @@ class _Attempt:
         self._execution.failed(self, NodeFailed(self._execution.engine.workflow, self.node, cause))
 
     def _waited_for_one_before(self) -> bool:
-        """Whether the model's only worker still runs an earlier attempt, and the log has been told.
+        """Whether the model's only worker still runs an earlier attempt; logs it if so.
 
         A handler that blocks and does not ask whether it is cancelled runs to its end.
         """

@@ -1,4 +1,4 @@
-"""Which functions of a graph its handler file does not have, read from its source. Runs none of it."""
+"""Finds the functions of a graph that its handler file lacks, by its source. Does not run it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 def missing_functions(names: Sequence[str], source: bytes) -> list[str]:
     """The `names` that a module with this source does not define, import or assign at its top.
 
-    Empty where that cannot be told without running it: source that is no Python of this version, `import *`, a module's
+    Empty if that cannot be known without running it: source that is not Python of this version, `import *`, a module's
     `__getattr__`, and names that are put into `globals()`.
     """
     try:

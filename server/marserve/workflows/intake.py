@@ -1,7 +1,7 @@
-"""From the word that a registration names to a workflow that can be built: found, unpacked, checked, read.
+"""Takes in the archive that a registration names: finds, unpacks, checks and reads it.
 
-Everything here blocks and runs in a thread. Each archive gets a private folder of its own; whatever goes wrong, that
-folder is gone when the error reaches the caller. None of the archive's code is run.
+Everything here blocks and runs in a thread. Each archive gets a private folder of its own. After any error that folder
+is deleted before the error reaches the caller. None of the archive's code is run.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ MISSING = "Workflow not found in workflow store: {name}"
 
 @dataclass(frozen=True, slots=True)
 class UnpackedWorkflow:
-    """A workflow's archive that was taken in. The folder belongs to whoever holds this.
+    """A workflow's archive that was taken in. The holder of this object owns the folder.
 
-    `warnings` tell what is odd about the spec, and what was found in pickles of an archive that the operator trusts.
+    `warnings` name what is odd about the spec, and what was found in pickles of an archive that the operator trusts.
     """
 
     folder: Path
@@ -80,7 +80,7 @@ class WorkflowIntake:
         """Find, unpack, check and read one archive.
 
         Raises WorkflowArchiveNotFound, BadWorkflow or BadDag; OutOfMemory when the disk is full, and MarserveError
-        when files cannot be read or written for another reason; what fetching it raises. What was fetched and cannot
+        when files cannot be read or written for another reason; what fetching raises. A fetched archive that cannot
         be used is deleted again.
         """
         try:
@@ -121,7 +121,7 @@ class WorkflowIntake:
             raise WorkflowArchiveNotFound("Workflow not found at: ")
         digest: str | None = None
         if fetched is not None:
-            # What got no name in the store can only be trusted by its digest.
+            # An archive without a name in the store can only be trusted by its digest.
             name = fetched.name if fetched.in_store is not None else str(fetched.path)
             found = look_at(fetched.path, name)
         else:

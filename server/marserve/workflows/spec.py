@@ -9,8 +9,8 @@
       prepare: [detect]       a node, and the nodes that get its answer
       detect: [finish]
 
-A node that is no model is a function of the workflow's handler file. What TorchServe takes is taken, with a warning
-where it is odd; unlike there, where it is 500, every value that cannot be used is the author's mistake and is named.
+A node that is not a model is a function of the workflow's handler file. What TorchServe takes is taken, with a warning
+if it is odd. For a value that cannot be used TorchServe answers 500; here it is the author's mistake, and is named.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ OPTION_KEYS: dict[str, tuple[str, int, int, int]] = {
 def parse_spec(data: bytes, name: str = "workflow.yaml") -> WorkflowSpec:
     """The spec in the YAML text `data`; `name` stands in messages.
 
-    Raises BadWorkflow for what is no YAML or says what cannot be, BadDag for a graph that cannot be run.
+    Raises BadWorkflow for text that is not YAML or has impossible values, BadDag for a graph that cannot be run.
     """
     if len(data) > MAX_BYTES:
         raise BadWorkflow(f"{name} has more than {MAX_BYTES} bytes.")
@@ -124,7 +124,7 @@ def _load(data: bytes, name: str, warnings: list[str]) -> Any:
 
 
 def _read_models(section: object, name: str, warnings: list[str]) -> tuple[dict[str, Node], NodeOptions]:
-    """The models, and the values for all of them; these count only for models that are written after them."""
+    """The models, and the values for all of them; those apply only to models that are written after them."""
     models: dict[str, Node] = {}
     defaults = NodeOptions()
     if section is None:
@@ -165,7 +165,7 @@ _KEYS = ", ".join(OPTION_KEYS)
 
 
 def _set(options: NodeOptions, key: str, value: object, where: str, warnings: list[str]) -> NodeOptions:
-    """The options with one value more. One that is too small counts as the least, as far as TorchServe takes it."""
+    """The options with one more value. One that is too small becomes the least, as far as TorchServe takes it."""
     attribute, least, most, per_unit = OPTION_KEYS[key]
     if type(value) is int and value < least and key != "timeout-ms":
         warnings.append(f"{key} in {where} is {value}, which counts as {least}")

@@ -1,8 +1,8 @@
-"""Every registered workflow: its nodes as models of the registry, its engine, what may be done to it (contract 4.3).
+"""Every registered workflow: its nodes as models of the registry, its engine, the calls that change it (contract 4.3).
 
 A node is a version of its own in the registry, named `{workflow}__{node}`: models from their archives, functions from
-the workflow's own folder. They come and go with the workflow, all or none. It knows no HTTP; it gives and raises plain
-data and typed errors.
+the workflow's own folder. Nodes are registered and unregistered with the workflow, all or none. It knows no HTTP: it
+takes and returns plain data, and raises typed errors.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Workflow:
 class Workflows:
     """All workflows of a server. Every method is called on the event loop.
 
-    What changes something runs to its end even when the caller is cancelled, as in the registry.
+    A change runs to its end even when the caller is cancelled, as in the registry.
     """
 
     def __init__(self, registry: Registry, intake: WorkflowIntake, options: WorkflowOptions) -> None:
@@ -90,7 +90,7 @@ class Workflows:
         self._options = options
         self._workflows: dict[str, _Workflow] = {}
         self._coming: set[str] = set()
-        self._engines: set[Engine] = set()  # those that are leaving too
+        self._engines: set[Engine] = set()  # those that end, too
         self._changes: set[asyncio.Task[Any]] = set()
         self._intakes = asyncio.Semaphore(PARALLEL_INTAKES)
         self._is_draining = False
@@ -177,7 +177,7 @@ class Workflows:
             unpacked.spec.dag,
             runnable,
             self._registry,
-            # What its queues and its workers can hold: as many as could wait or run if each stood at another place.
+            # The capacity of its queues and workers: the requests that could wait or run, each at another node.
             most_running=sum(
                 self._options.queue_size + node.options.max_workers * node.options.batch_size for node in nodes.values()
             ),
@@ -229,7 +229,7 @@ class Workflows:
         return ModelPage(*page_of(names, limit=limit, offset=offset))
 
     def describe(self, workflow: str) -> dict[str, Any]:
-        """What a workflow says of itself: TorchServe's members, and ours behind them. Raises WorkflowNotFound."""
+        """A workflow's description: TorchServe's members, then marserve's. Raises WorkflowNotFound."""
         found = self._find(workflow)
         spec, engine = found.unpacked.spec, found.engine
         described: dict[str, Any] = {
@@ -266,7 +266,7 @@ class Workflows:
         """
         found = self._find(workflow)
         del self._workflows[workflow]
-        # Until its nodes are gone nobody else may take their names.
+        # Until its nodes are gone no registration may take their names.
         self._coming.add(workflow)
         await self._carry_through(self._retire(workflow, found))
 
@@ -284,7 +284,7 @@ class Workflows:
             await asyncio.to_thread(workflow.unpacked.discard)
 
     async def _unregister_nodes(self, nodes: Iterable[Registered | RunnableNode]) -> None:
-        """Unregister all of these (with `model` and `version`), then raise the first error; a missing one is none."""
+        """Unregister all of these (with `model` and `version`), then raise the first error; a missing one is fine."""
         ends = await asyncio.gather(
             *(self._registry.unregister(node.model, node.version) for node in nodes), return_exceptions=True
         )
