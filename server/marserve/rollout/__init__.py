@@ -1,8 +1,8 @@
 """Canary releases: a version takes over step by step, unless it is worse.
 
-rollouts    carries roll-outs out: looks, judges, sets the traffic
+rollouts    carries roll-outs out: reads counts, asks the judge, sets the traffic
 course      the steps of one, and how far it is
-judge       go on, hold, promote, or roll back
+judge       decides: go on, hold, promote, or roll back
 statistics  exact bounds for the rate behind a count
 records     roll-outs kept on disk
 schema      the former name of `desired_state/schema.py`

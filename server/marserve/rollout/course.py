@@ -1,13 +1,13 @@
-"""What a roll-out is to do, and how far it is: its steps, its holds, and what each verdict makes of it.
+"""A roll-out's steps and holds, how far it is, and what follows from each verdict.
 
 Pure: the monotonic clock is passed in, traffic is set by others. The state is one of
 
     preparing     the version is loaded, warmed and certified; it gets no requests
     running       it has the step's share of the requests that name no version
-    paused        as running, but it goes no further until somebody resumes it; what is worse is still rolled back
+    paused        as running, but it goes no further until it is resumed; a worse candidate is still rolled back
     promoted      it is the default version and answers everything
     rolled back   it was worse, or could not be judged or even loaded: the version before answers everything again
-    aborted       somebody ended it, or changed by hand what it was doing
+    aborted       an operator ended it, or changed by hand what it had set
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ DEFAULT_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpec:
-    """What somebody asked for. `steps` are percent, rising to 100; a first one of 0 gets mirrored requests alone.
+    """A requested roll-out. `steps` are percent, rising to 100; a first one of 0 gets only mirrored requests.
 
     `url` is an archive that is registered first; `workers` as that registration's. Without `compare` answers are not
-    compared; with it `share` of the baseline's requests are mirrored. A step that cannot be judged for want of requests
-    is held for at most `max_hold_s`, and then rolled back. Times in seconds.
+    compared; with it `share` of the baseline's requests are mirrored. A step with too few requests to be judged is held
+    for at most `max_hold_s`, and then rolled back. Times in seconds.
     """
 
     version: str
@@ -170,11 +170,11 @@ class Course:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the roll-out has ended."""
         return self.state in ENDED
 
     def begin(self, now: float, *, step: int = 0) -> None:
-        """The candidate is ready: the first step begins, or, after a restart, `step` anew."""
+        """Begin the first step, or after a restart `step` anew: the candidate is ready."""
         self.state = "running"
         self._enter(step, now)
 
@@ -184,30 +184,30 @@ class Course:
         return max(0.0, now - self._began - self._paused_s - pause_s)
 
     def pause(self, now: float) -> None:
-        """Go no further."""
+        """Hold the present step."""
         if self.state == "running":
             self.state, self._paused_at = "paused", now
 
     def resume(self, now: float) -> None:
-        """Go on where it was."""
+        """Go on with the step."""
         if self.state == "paused" and self._paused_at is not None:
             self._paused_s += now - self._paused_at
             self.state, self._paused_at = "running", None
 
     def end(self, state: State, reason: str) -> None:
-        """It is over."""
+        """End in this state, for this reason."""
         if not self.has_ended:
             self.state, self.reason = state, reason
 
     def look(self, now: float, baseline: Seen, candidate: Seen, answers: Answers) -> Verdict:
-        """Judge the counts of the window that began with the step, and go where the verdict leads.
+        """Judge the counts of the window that began with the step, and change state and step by the verdict.
 
-        Afterwards `state` and `step` say what is to be in force; a new step begins a new window.
+        Afterwards `state` and `step` are what has to be in force; a new step begins a new window.
         """
         share, is_last = self.share, self.step == len(self.spec.steps) - 1
         against = baseline
         if is_last and self._known_baseline is not None:
-            against = self._known_baseline  # nobody asks the baseline any more
+            against = self._known_baseline  # the baseline gets no requests any more
         elapsed_s = self.elapsed_s(now)
         verdict = self._judge.look(
             elapsed_s, self.spec.hold_s, against, candidate, answers, only_mirrored=not share, compares=not is_last
@@ -237,7 +237,7 @@ class Course:
 
 
 def forecast(spec: RolloutSpec, requests_per_s: float) -> list[dict[str, Any]]:
-    """What each step would see at this rate of requests, and the smallest faults that it would find 9 times of 10.
+    """What each step would count at this rate of requests, and the smallest faults found 9 times of 10.
 
     `errors` is a share of the candidate's requests where the baseline has none, `differing` one of compared answers.
     """

@@ -6,14 +6,14 @@ baseline's p99 allows, and answers that differ from the baseline's. For each the
 allows lies above the largest that the baseline's allows, plus the limit; both are exact binomial bounds (Clopper and
 Pearson), so small numbers need no rule of thumb.
 
-Slow is what lies above `T = p99 x (1 + max_p99_increase)`. The baseline's p99 is not known exactly either: taken is the
-least latency of which the baseline's counts show that at most 1 % lie above it. The candidate is slower when its counts
-show that more than 1 % of its requests lie above T.
+A request is slow above `T = p99 x (1 + max_p99_increase)`. The baseline's p99 is not known exactly either: the judge
+takes the least latency of which the baseline's counts show that at most 1 % lie above it. The candidate is slower when
+its counts show that more than 1 % of its requests lie above T.
 
-Who looks often sees something sooner or later. `significance` is the chance that a roll-out of an equal version is
-rolled back at all; it is divided among measures and steps, and within a step spent on looks: look k gets the share
-1 / (k (k + 1)), which adds up to one however many there are. A look is made when the candidate's requests have grown by
-a quarter, so there are few, and the last one of a step always.
+Frequent looks raise the chance of a false alarm. `significance` is the chance that a roll-out of an equal version is
+rolled back at all. It is divided among measures and steps, and within a step among looks: look k gets the share
+1 / (k (k + 1)), and these shares add up to one however many looks there are. A look is made when the candidate's
+requests have grown by a quarter, so there are few; the last look of a step is always made.
 
 Pure: counts and seconds in, verdicts out. No clock, no I/O.
 """
@@ -34,7 +34,7 @@ Standing = Literal["worse", "not worse", "unknown"]
 
 # The share of requests that may lie above a p99.
 ABOVE_P99 = 0.01
-# What is slower by less than this is not called slower, however quick the baseline is; seconds.
+# A difference below this is not called slower, however quick the baseline is; seconds.
 LEAST_SLOWDOWN_S = 0.002
 FIRST_LOOK = 10
 LOOK_GROWTH = 1.25
@@ -42,7 +42,7 @@ LOOK_GROWTH = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a candidate may be worse by, and how sure the judge must be.
+    """How much worse a candidate may be, and how sure the judge must be.
 
     `max_error_increase` is a difference of shares (0.01: one request in a hundred more), for errors and rejections
     each. `max_p99_increase` is relative (0.25: a quarter slower), None leaves the p99 out. `max_difference` is the
@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers of the candidate that were compared with the baseline's; one that did not come differs."""
+    """Answers of the candidate that were compared with the baseline's; a missing one counts as different."""
 
     compared: int = 0
     differing: int = 0
@@ -67,10 +67,10 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One measure at one look. Shares of requests, but for the p99, whose `limit_s` is T in seconds.
+    """One measure at one look. Values are shares of requests, except the p99's `limit_s`: T in seconds.
 
     `candidate_at_least` and `baseline_at_most` are the bounds that were compared, `doubt` the chance of each to be
-    wrong. `reason` says it in a sentence.
+    wrong. `reason` is the finding in a sentence.
     """
 
     measure: Measure
@@ -85,7 +85,7 @@ class Finding:
     doubt: float = 0.0
 
     def document(self) -> dict[str, Any]:
-        """As evidence is written down."""
+        """The finding as the evidence records it."""
         told: dict[str, Any] = {
             "measure": self.measure,
             "standing": self.standing,
@@ -104,7 +104,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a look came to. `look` counts the looks of the step from 1; 0 where there was nothing new to look at."""
+    """The result of a look. `look` counts the step's looks from 1; 0 if there was nothing new to look at."""
 
     decision: Decision
     reason: str
@@ -112,13 +112,13 @@ class Verdict:
     findings: tuple[Finding, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """As evidence is written down."""
+        """The verdict as the evidence records it."""
         findings = [finding.document() for finding in self.findings]
         return {"decision": self.decision, "reason": self.reason, "look": self.look, "findings": findings}
 
 
 class Judge:
-    """Judges one step after the other. `steps` is how many there will be, `compares`: answers are compared too."""
+    """Judges one step after the other. `steps` is their number; with `compares` answers are compared too."""
 
     def __init__(self, limits: Limits, steps: int, *, compares: bool = False) -> None:
         self._limits = limits
@@ -146,8 +146,8 @@ class Judge:
     ) -> Verdict:
         """Judge a step that has lasted `elapsed_s` of the `hold_s` that it should.
 
-        `only_mirrored`: the candidate gets copies of requests and no others, so that only its answers tell. Without
-        `compares` this step's answers are not compared, though others' are.
+        `only_mirrored`: the candidate gets copies of requests and no others, so only its answers count. Without
+        `compares` this step's answers are not compared, though those of other steps are.
         """
         self._compares_now = self._compares and compares
         is_over = elapsed_s >= hold_s
@@ -179,7 +179,7 @@ class Judge:
         return Verdict("promote", "nothing shows that it is worse than it may be", looked, self._findings)
 
     def _too_few(self, baseline: Seen, candidate: Seen, answers: Answers, only_mirrored: bool) -> list[str]:
-        """What a promotion asks for and is not there yet, in words."""
+        """What is still missing for a promotion, in words."""
         least = self._limits.min_requests
         missing: list[str] = []
         if not only_mirrored:
@@ -300,7 +300,7 @@ def known_p99(seen: Seen, doubt: float) -> int | None:
 
 
 def allowed_above(requests: int, doubt: float) -> int | None:
-    """The most requests above a latency that still show that at most 1 % are; None where even none show nothing."""
+    """The most requests above a latency that still show that at most 1 % are; None if even zero would show nothing."""
     if at_most(0, requests, ABOVE_P99) > doubt:
         return None
     low, high = 0, int(requests * ABOVE_P99) + 1
@@ -314,14 +314,14 @@ def allowed_above(requests: int, doubt: float) -> int | None:
 
 
 def needed_for_p99(doubt: float) -> int:
-    """How many requests the baseline's p99 is known from, at the least."""
+    """The least number of requests from which the baseline's p99 is known."""
     return math.ceil(math.log(doubt) / math.log1p(-ABOVE_P99))
 
 
 def smallest_found(
     requests: int, allowed: float, budget: float, *, looks: int = 15, power: float = 0.9
 ) -> float | None:
-    """The smallest rate that is found with probability `power` in so many requests, where `allowed` is allowed.
+    """The smallest rate above `allowed` that is found with probability `power` in so many requests.
 
     `budget` is what a measure may spend in a step. The baseline counts as known exactly. None: not even a rate of 1.
     """

@@ -1,6 +1,6 @@
-"""Keeps roll-outs on disk: of each model the present one, so that a restart finds it, and what showed of earlier ones.
+"""Keeps roll-outs on disk: of each model the present one, for a restart, and the evidence of earlier ones.
 
-One JSON file a model, written beside and moved into its place, so that it is always a whole one. Blocks.
+There is one JSON file a model, replaced atomically, so that it is always complete. All calls block.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Records:
         return found
 
     def write(self, model: str, rollouts: list[dict[str, Any]]) -> None:
-        """Put these in the place of what was kept of a model; all but the latest ones are forgotten. Raises OSError."""
+        """Replace the record of a model by these; only the latest are kept. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         document = {"format": FORMAT, "model": model, "rollouts": rollouts[-KEPT_ENDED - 1 :]}
         data = json.dumps(document, indent=1).encode()

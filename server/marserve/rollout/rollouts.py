@@ -1,8 +1,8 @@
-"""Carries out roll-outs: one a model, each a task that looks, judges and sets the traffic, and keeps the evidence.
+"""Carries out roll-outs, one a model: a task reads the counts, judges, sets the traffic and keeps the evidence.
 
-Between a verdict and the traffic that it asks for nothing is awaited: from the moment a version is found to be worse no
-request is chosen for it, and those that wait for it are handed to the version that serves. What somebody changes by
-hand meanwhile wins, and ends the roll-out. A stop of the server leaves its record as it is; the next start goes on.
+Nothing is awaited between a verdict and the traffic that it asks for. From the moment a version is found to be worse
+no request is chosen for it, and those that wait for it go to the version that serves. A change that an operator makes
+by hand wins, and ends the roll-out. A stop of the server leaves its record as it is; the next start goes on.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ log = logging.getLogger("marserve.rollout")
 
 # How often the counts are looked at, in seconds.
 TICK_S = 0.05
-# How often it is looked whether a version is ready.
+# How often a version is checked for being ready.
 READY_LOOK_S = 0.05
 # How long versions may take to be ready: to begin with, and after a restart of the server.
 READY_LIMIT_S = 900.0
-# Without a single worker for so long a version counts as dead. A worker that crashed is mostly replaced before.
+# A version without a worker for so long counts as dead. A worker that crashed is usually replaced sooner.
 DEAD_AFTER_S = 5.0
 MOST_EVENTS = 200
 
@@ -57,7 +57,7 @@ class Rollouts:
     """The roll-outs of one server. All methods belong to the event loop's thread."""
 
     def __init__(self, registry: Registry, records: Records | None, now: Callable[[], float] = time.monotonic) -> None:
-        """Without `records` nothing is kept on disk, and a restart forgets them."""
+        """Without `records` nothing is kept on disk, and a restart forgets the roll-outs."""
         self.registry = registry
         self.now = now
         self._records = records
@@ -102,7 +102,7 @@ class Rollouts:
     def describe(self, model: str) -> dict[str, Any]:
         """The model's present roll-out, or its last one, with those before as `earlier`.
 
-        Raises RolloutNotFound, RolloutsUnread, and ModelNotFound for a model that is not there and of which nothing is
+        Raises RolloutNotFound, RolloutsUnread, and ModelNotFound for an unknown model of which no record is
         kept.
         """
         self._check_read()
@@ -129,17 +129,17 @@ class Rollouts:
     def order(self, model: str, order: Order) -> dict[str, Any]:
         """Pause, resume, abort or promote a roll-out, at once. Returns its description.
 
-        Raises RolloutNotFound, ModelNotFound, and RolloutUnderWay where that cannot be done as it stands.
+        Raises RolloutNotFound, ModelNotFound, and RolloutUnderWay if the roll-out's state does not allow it.
         """
         self._find(model).order(order)
         return self.describe(model)
 
     def rehearse(self, model: str, order: Order) -> Rehearsed:
-        """What an order would do. Raises as `order`."""
+        """Say what an order would do. Raises as `order`."""
         return self._find(model).rehearse(order)
 
     def _check_read(self) -> None:
-        """Raise RolloutsUnread before `start` has read which there were: without them, "there is none" may be wrong."""
+        """Raise RolloutsUnread before `start` has read the records: until then RolloutNotFound may be wrong."""
         if not self._is_read:
             raise RolloutsUnread
 
@@ -185,7 +185,7 @@ class Rollouts:
         return baseline, rule
 
     def _rate_of(self, model: str, baseline: str) -> float:
-        """Requests per second that the baseline was accepted since it was registered: what a dry run counts on."""
+        """Accepted requests per second of the baseline since it was registered: the rate that a dry run assumes."""
         pool = self.registry.mirrors.pool_of(model, baseline)
         if pool is None:
             return 0.0
@@ -196,7 +196,7 @@ class Rollouts:
     # ------------------------------------------------------------------------------------------- life
 
     async def start(self) -> None:
-        """Read what was kept, and go on with what had not ended."""
+        """Read the records, and go on with the roll-outs that had not ended."""
         if self._records is None:
             return
         self._kept = await asyncio.to_thread(self._records.read)
@@ -219,7 +219,7 @@ class Rollouts:
         task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Leave every roll-out where it is; its record says so. May be called twice."""
+        """Leave every roll-out where it is, and its record so. May be called twice."""
         self._is_stopped = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -230,7 +230,7 @@ class Rollouts:
             await asyncio.wait(self._writing.values())
 
     def undo_registration(self, model: str, registering: asyncio.Future[Registered]) -> None:
-        """Unregister what a registration under way will have registered. A server that stops leaves it as it is."""
+        """Unregister the version once the registration under way has ended. A server that stops leaves it as it is."""
         if self._is_stopped:
             return
 
@@ -247,12 +247,12 @@ class Rollouts:
         task.add_done_callback(self._tasks.discard)
 
     def ended(self, rollout: _Rollout) -> None:
-        """A roll-out has come to its end; what it leaves may still be cleared away."""
+        """Note that a roll-out has ended; its leftovers may still be cleared away."""
         if self._running.get(rollout.model) is rollout:
             del self._running[rollout.model]
 
     def save(self, rollout: _Rollout) -> None:
-        """Keep a roll-out as it stands: here at once, and on disk soon."""
+        """Keep a roll-out's present state: in memory at once, on disk soon."""
         kept = self._kept.setdefault(rollout.model, [])
         document = rollout.describe()
         for place, each in enumerate(kept):
@@ -313,7 +313,7 @@ class _Rollout:
 
     @classmethod
     def read(cls, rollouts: Rollouts, model: str, document: Mapping[str, Any]) -> _Rollout:
-        """One that was under way when the server ended. Raises what a document that is none makes one raise."""
+        """A roll-out that was under way when the server ended. Raises any error for a malformed document."""
         before = document.get("before")
         rollout = cls(
             rollouts,
@@ -333,7 +333,7 @@ class _Rollout:
         return rollout
 
     def describe(self) -> dict[str, Any]:
-        """All that is known of it; also what is kept."""
+        """Its whole state; this is also the record."""
         course, now = self.course, self._rollouts.now()
         told: dict[str, Any] = {
             "id": self.id,
@@ -369,7 +369,7 @@ class _Rollout:
         return told
 
     def note(self, event: str, **more: Any) -> None:
-        """Write down what happened, and keep it."""
+        """Add an event to the evidence, and save it."""
         self._events.append({"at": time.time(), "event": event, "share": self.course.share, **more})
         del self._events[:-MOST_EVENTS]
         log.info(
@@ -384,7 +384,7 @@ class _Rollout:
     # ------------------------------------------------------------------------------------------- orders
 
     def order(self, order: Order) -> None:
-        """Do what somebody asks for. Raises RolloutUnderWay where that cannot be."""
+        """Carry out an order. Raises RolloutUnderWay if the state does not allow it."""
         course, now = self.course, self._rollouts.now()
         self._check_order(order)
         if order == "abort":
@@ -402,7 +402,7 @@ class _Rollout:
         self._is_ordered.set()
 
     def rehearse(self, order: Order) -> Rehearsed:
-        """What an order would do. Raises RolloutUnderWay where that cannot be."""
+        """Say what an order would do. Raises RolloutUnderWay if the state does not allow it."""
         self._check_order(order)
         course, candidate, baseline = self.course, self.spec.version, self.baseline
         by_hand = self._find_hands() if order == "promote" else ""
@@ -436,7 +436,7 @@ class _Rollout:
     # ------------------------------------------------------------------------------------------- its life
 
     async def run(self) -> None:
-        """From the preparation to the end."""
+        """Run from the preparation to the end."""
         try:
             if await self._prepare() and not self.course.has_ended:
                 self._begin()
@@ -448,7 +448,7 @@ class _Rollout:
         except MarserveError as error:
             self._end("rolled back", f"{type(error).__name__}: {error}")
         except Exception:
-            # A border: whatever is wrong here, the version that served before must serve again.
+            # Catches everything: after any error here, the version that served before must serve again.
             log.exception("The roll-out of model %s failed", self.model)
             self._end("rolled back", "an unexpected error; the server's log says more")
         finally:
@@ -456,7 +456,7 @@ class _Rollout:
                 await self._clear_away()
 
     async def _prepare(self) -> bool:
-        """Have the versions loaded, warmed and certified. False where it ended meanwhile."""
+        """Have the versions loaded, warmed and certified. False if the roll-out ended meanwhile."""
         registry, spec = self._rollouts.registry, self.spec
         limit = asyncio.timeout(READY_LIMIT_S)
         try:
@@ -467,7 +467,7 @@ class _Rollout:
                 if spec.url is not None and registry.mirrors.pool_of(self.model, spec.version) is None:
                     await self._register(spec)
                 elif self._is_registering:
-                    self._note_registered()  # that went on while the server before this one stopped
+                    self._note_registered()  # the registration ended while the server before this one stopped
                 await self._wait_until(lambda: self._is_ready(spec.version))
                 await self._wait_until(self._is_certified)
         except TimeoutError:
@@ -489,7 +489,7 @@ class _Rollout:
         assert spec.url is not None
         registry = self._rollouts.registry
         wanted = RegisterParameters(spec.url, model_name=self.model, initial_workers=spec.workers or 1)
-        # What a server that stopped meanwhile had fetched lies in the store, and is no reason to refuse it.
+        # An archive that a stopped server had fetched lies in the store: that is no reason to refuse it.
         was_begun, self._is_registering = self._is_registering, True
         self._rollouts.save(self)
         registering = asyncio.ensure_future(registry.register(wanted, as_it_is_now=was_begun))
@@ -497,7 +497,7 @@ class _Rollout:
         try:
             registered = await asyncio.shield(registering)
         except asyncio.CancelledError:
-            # It goes on behind our back; what comes of it is wanted by nobody any more.
+            # The registration goes on; its result is no longer wanted.
             self._rollouts.undo_registration(self.model, registering)
             raise
         if registered.version != spec.version:
@@ -524,10 +524,10 @@ class _Rollout:
         except (ModelNotFound, VersionNotFound):
             if not self._is_restarted or self._rollouts.registry.has_tried_startup:
                 raise
-            return False  # it may be read yet
+            return False  # it may still be read
 
     def _is_certified(self) -> bool:
-        """Whether what batches of the candidate are worth is known, as far as it will be."""
+        """Whether the check of the candidate's batches has ended, with or without a certificate."""
         pool = self._rollouts.registry.mirrors.pool_of(self.model, self.spec.version)
         return pool is None or not dict(pool.described.get("batching", {})).get("isChecking", False)
 
@@ -564,7 +564,7 @@ class _Rollout:
         self.note(f"{share:g}% of the requests")
 
     def _tick(self) -> None:
-        """Look at the counts, and do at once what follows."""
+        """Read the counts, and carry out the verdict at once."""
         if self.course.has_ended or self._notice_hands():
             return
         now = self._rollouts.now()
@@ -588,7 +588,7 @@ class _Rollout:
         for name in (self.baseline, self.spec.version):
             counted = self._arms[name].seen()
             deaths = _deaths(self._pools[name]) - self._deaths_before[name]
-            # A worker that died is an error, though what it held was answered elsewhere.
+            # A worker's death counts as an error, though another worker answered its requests.
             errors = min(counted.requests, counted.errors + deaths)
             seen.append(Seen(counted.requests, errors, counted.rejections, counted.latency))
         self._seen = (seen[0], seen[1])
@@ -596,7 +596,7 @@ class _Rollout:
         self._answers = Answers(so_far.compared - before.compared, so_far.differing - before.differing)
 
     def _answers_so_far(self) -> Answers:
-        """What the roll-out's own shadow has compared; a copy without an answer differs."""
+        """The comparisons of the roll-out's own shadow; a copy without an answer differs."""
         if self._shadow is None:
             return Answers()
         counts = self._shadow.counts
@@ -604,9 +604,9 @@ class _Rollout:
         return Answers(counts.compared + failed, counts.differing + failed)
 
     def _find_dead(self, now: float) -> str | None:
-        """Which of the two has had no worker for a while, in a sentence; None mostly."""
+        """A sentence naming the version that has had no worker for a while; None if both have one."""
         for name, pool in self._pools.items():
-            if pool.ready_workers or pool.options.idle_timeout_s is not None:  # who may sleep wakes when asked
+            if pool.ready_workers or pool.options.idle_timeout_s is not None:  # one that may sleep wakes at a request
                 self._dead_since.pop(name, None)
                 continue
             since = self._dead_since.setdefault(name, now)
@@ -617,7 +617,7 @@ class _Rollout:
         return None
 
     def _notice_hands(self) -> bool:
-        """Whether somebody changed what the roll-out goes by; then it has ended, and what they set stays."""
+        """Whether an operator changed what the roll-out relies on. It has ended then, and the change stays."""
         if self.course.has_ended:
             return True
         why = self._find_hands()
@@ -627,7 +627,7 @@ class _Rollout:
         return True
 
     def _find_hands(self) -> str:
-        """What somebody changed of that by which the roll-out goes, in a sentence; empty mostly."""
+        """What an operator changed of what the roll-out relies on, in a sentence; empty if nothing."""
         registry = self._rollouts.registry
         why = ""
         for name, pool in self._pools.items():
@@ -651,7 +651,7 @@ class _Rollout:
             self._conclude()
 
     def _conclude(self) -> None:
-        """Set what is to be in force now that the course has ended. Nothing is awaited."""
+        """Set the traffic for after the course. Awaits nothing."""
         registry, version = self._rollouts.registry, self.spec.version
         state = self.course.state
         has_traffic = self._has_traffic()
@@ -677,7 +677,7 @@ class _Rollout:
         self._is_ordered.set()
 
     def _has_traffic(self) -> bool:
-        """Whether the traffic in force is what this roll-out has set, before a restart of the server too."""
+        """Whether the traffic in force was set by this roll-out, also if before a restart of the server."""
         try:
             rule = self._rollouts.registry.traffic.rule_of(self.model)
         except ModelNotFound:
@@ -706,7 +706,7 @@ class _Rollout:
         return self._rollouts.registry.mirrors.pool_of(self.model, version) is not None
 
     def _is_its_own_there(self) -> bool:
-        """Whether the version is there, and is not somebody else's by now."""
+        """Whether the version is there, and is still the one that this roll-out registered."""
         pool = self._rollouts.registry.mirrors.pool_of(self.model, self.spec.version)
         return pool is not None and (not self._pools or self._pools.get(self.spec.version) is pool)
 
@@ -725,7 +725,7 @@ class _Rollout:
 
 
 def _note_end(registering: asyncio.Future[Registered]) -> None:
-    """Take its error, which nobody else may want any more; asyncio complains of those that nobody takes."""
+    """Retrieve the task's error, so that asyncio does not log it as never retrieved."""
     if not registering.cancelled():
         registering.exception()
 

@@ -1,7 +1,7 @@
-"""Exact bounds for the rate behind a count: what can be said of `hits` in `trials`, and with which certainty.
+"""Exact bounds for the rate behind a count: which rates `hits` in `trials` allow, and with which certainty.
 
-Pure arithmetic on the binomial distribution, through the regularised incomplete beta function: no approximation that
-fails for rare events, which is what errors are. Nothing here knows requests.
+Pure arithmetic on the binomial distribution, through the regularised incomplete beta function. It uses no approximation
+that fails for rare events such as errors. Nothing here knows requests.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-# Where the continued fraction is good to; far finer than any significance that is asked for.
+# The accuracy of the continued fraction; far finer than any significance that is asked for.
 PRECISION = 1e-12
 MOST_TERMS = 100_000
-# A bound is found to this share of itself.
+# A bound is found to this relative accuracy.
 BOUND_PRECISION = 1e-7
 # Newton's step after one so small, by the same measure, would be below the arithmetic's own error.
 STEP_PRECISION = 1e-8
@@ -69,7 +69,7 @@ def _solve(tail: Callable[[float], float], a: float, b: float, doubt: float, low
     """Where `tail`, the regularised incomplete beta function of `a` and `b`, is `doubt`: between these two.
 
     By Newton's steps on both logarithms: the curve is concave, and nearly straight far from the rate that was seen, so
-    a few steps do where halving the span took 25. A step that leaves the span is replaced by its middle.
+    a few steps suffice where halving the span took 25. A step that leaves the span is replaced by its middle.
     """
     log_doubt, log_beta = math.log(doubt), math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
     x = high
