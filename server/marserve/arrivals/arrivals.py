@@ -1,4 +1,4 @@
-"""What becomes of archives that appear in a place that is watched: by policy, and never at the cost of what serves.
+"""Loads archives that appear in a watched place, by policy, and never at the cost of the versions that serve.
 
 A change of the place (`store.watching`) waits in line here, one for each archive, and is carried out: taken in, named
 (`arrival_names`), loaded, made default or given to a roll-out, or taken away. What cannot be used is reported once and
@@ -65,13 +65,13 @@ PARALLEL = 2
 MOST_TRIES = 6
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
-# Of versions that make themselves the default, the one before is kept to go back to.
+# Of versions that make themselves the default, the previous one is kept, to go back to.
 KEPT_VERSIONS = 2
-# How often it is looked whether the roll-out has ended that another one waits for.
+# How often a waiting roll-out checks whether the present one has ended.
 CANARY_LOOK_S = 2.0
 # How many archives a description lists.
 MOST_SHOWN = 1000
-# How many archives are remembered that are not there any more.
+# How many archives are remembered after they have gone.
 MOST_GONE = 100
 
 TakeIn = Callable[[str], Unpacked]
@@ -79,7 +79,7 @@ TakeIn = Callable[[str], Unpacked]
 
 
 class LiveModels:
-    """The registry, as arrivals ask it."""
+    """The calls that arrivals make to the registry."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -88,26 +88,26 @@ class LiveModels:
         self.set_default = registry.set_default
 
     async def load(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
-        """Make a version of an archive, and wait until it is ready."""
+        """Register an archive's version, and wait until it is ready."""
         return await self._registry.register_unpacked(parameters, unpacked)
 
     async def swap(self, parameters: RegisterParameters, unpacked: Unpacked) -> None:
-        """Put an archive in the place of the version of its name, with as many workers as that has."""
+        """Replace the version of this name by an archive, with the same number of workers."""
         model, version = unpacked.manifest.model_name, unpacked.manifest.model_version
         assert model is not None
         registration = replace(parameters, is_arrival=False)
         await self._registry.swap(SwapParameters(model, registration, version), unpacked)
 
     async def unload(self, model: str, version: str) -> None:
-        """Take a version away."""
+        """Unregister a version."""
         await self._registry.unregister(model, version)
 
 
 class WatchedRollouts:
-    """Roll-outs as one watch begins them: `course` is what a roll-out takes, but for the version."""
+    """Roll-outs as one watch begins them: `course` is a roll-out's document without the version."""
 
     def __init__(self, rollouts: Rollouts, course: Mapping[str, Any]) -> None:
-        """Raises BadInput for a course that no roll-out takes."""
+        """Raises BadInput for a course that a roll-out refuses."""
         self._rollouts = rollouts
         self._course = dict(course)
         read_rollout({**self._course, "version": "1.0"})
@@ -118,7 +118,7 @@ class WatchedRollouts:
         return f"its roll-out is begun, in the place of {told['baseline']}"
 
     def was_taken_back(self, model: str, version: str) -> bool:
-        """Whether the last roll-out of this version ended otherwise than by promotion."""
+        """Whether the last roll-out of this version ended without promotion."""
         try:
             described = self._rollouts.describe(model)
         except (ModelNotFound, RolloutNotFound):
@@ -129,9 +129,9 @@ class WatchedRollouts:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalPolicy:
-    """What happens: on new versions, on removed ones; what names them; how many stay loaded (None: by the policy).
+    """What happens on new and removed versions; what names them; how many stay loaded (None: by the policy).
 
-    `model`: all archives are versions of this model, None: they say it themselves.
+    `model`: all archives are versions of this model; with None each archive names its own.
     """
 
     on_new: NewVersionPolicy
@@ -150,7 +150,7 @@ class ArrivalPolicy:
 
 @dataclass(slots=True)
 class Record:
-    """What became of one archive. `at` in seconds since 1970; `is_ours`: this watch loaded the version."""
+    """The state of one archive. `at` in seconds since 1970; `is_ours`: this watch loaded the version."""
 
     entry: Entry
     state: State
@@ -188,8 +188,8 @@ class Arrivals:
         is_expected: Callable[[str], bool] = lambda key: False,
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
-        """`source_of_key` is the word that a registration of the archive has; `is_expected` says of a key that a
-        registration under way, or done, brought it here itself.
+        """`source_of_key` is what a registration of the archive calls it. `is_expected` answers whether a registration,
+        under way or done, brought this key here itself.
         """
         self.name = name
         self.policy = policy
@@ -211,7 +211,7 @@ class Arrivals:
     # ------------------------------------------------------------------------------------------- from outside
 
     def take(self, changes: list[Change]) -> None:
-        """Put changes in line. Of one archive only the newest counts."""
+        """Queue changes. Of one archive only the newest is kept."""
         for change in _newest_first(changes):
             key = change.entry.key
             waiting = self._todo.get(key)
@@ -225,11 +225,11 @@ class Arrivals:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing is under way."""
+        """Whether no change waits or is under way."""
         return not self._todo and not self._busy
 
     def describe(self) -> dict[str, Any]:
-        """What became of everything, newest first."""
+        """All records, newest first."""
         newest_first = sorted(self.records.values(), key=lambda record: record.at, reverse=True)
         records = [self._as_it_is_now(record) for record in newest_first]
         return {
@@ -244,7 +244,7 @@ class Arrivals:
         }
 
     def _as_it_is_now(self, record: Record) -> Record:
-        """The record, and of a version that others have unloaded that it is."""
+        """The record; a version that was unloaded by another call is marked so."""
         if record.state != "loaded" or record.model is None or record.version is None:
             return record
         if self._models.source_of(record.model, record.version) is not None:
@@ -260,7 +260,7 @@ class Arrivals:
             while True:
                 self._wake.clear()
                 self._begin_what_can(loop.time())
-                lanes = self._busy_lanes()  # whoever waits for one of these is woken at its end
+                lanes = self._busy_lanes()  # a change that waits for one of these is woken at its end
                 waiting = [
                     at for key, at in self._retry_at.items() if key in self._todo and self._lane(key) not in lanes
                 ]
@@ -281,7 +281,7 @@ class Arrivals:
                 await asyncio.wait(tasks)
 
     def _begin_what_can(self, now: float) -> None:
-        """Start on what is next: two at a time, and of one model one after the other."""
+        """Begin the next changes: two at a time, and those of one model one after the other."""
         lanes = self._busy_lanes()
         for key in list(self._todo):
             if len(self._busy) >= PARALLEL:
@@ -324,7 +324,7 @@ class Arrivals:
         except MarserveError as error:
             self._fail(change, error)
         except Exception as error:
-            # A border: a defect with one archive must not keep the others waiting.
+            # Catches everything: a defect with one archive must not stop the others.
             log.exception("Watch %s: %s failed in a way nobody thought of", self.name, key)
             self._note(key, change.entry, "refused", f"an unexpected error ({type(error).__name__}); the log says more")
             self.outcomes["refused"] += 1
@@ -375,7 +375,7 @@ class Arrivals:
                 await asyncio.to_thread(unpacked.discard)
 
     async def _have_taken_in(self, key: str) -> Unpacked:
-        """Take an archive in on a thread; what comes when nobody waits any more is deleted."""
+        """Take an archive in on a thread; if the caller is cancelled meanwhile, the result is deleted."""
         taking = asyncio.ensure_future(asyncio.to_thread(self._take_in, key))
         try:
             return await asyncio.shield(taking)
@@ -386,7 +386,7 @@ class Arrivals:
     async def _begin(
         self, record: Record, parameters: RegisterParameters, unpacked: Unpacked, *, was_there: bool
     ) -> None:
-        """Load a version that is new, and let the policy go on with it."""
+        """Load a new version, then apply the policy to it."""
         model, version = record.model, record.version
         assert model is not None
         assert version is not None
@@ -396,7 +396,7 @@ class Arrivals:
             log.warning("Watch %s: model %s version %s has not all of its workers yet", self.name, model, version)
         versions = self._loaded.setdefault(model, [])
         if version not in versions:
-            # Of what was there at the start the newest came first.
+            # Of archives there at the start the newest came first.
             versions.insert(0 if was_there else len(versions), version)
             self._loaded[model] = oldest_first(versions)
         self._succeed(record, "loaded", "" if before is not None else "the first of its model, so its default")
@@ -409,14 +409,14 @@ class Arrivals:
                 record.reason = f"not the default: {before} is newer"
         elif before is not None and self.policy.on_new == "canary":
             if is_newer(version, before):
-                self._canaries_to_come[model] = record  # in the place of one that still waits
+                self._canaries_to_come[model] = record  # replaces one that still waits
                 self._begin_canaries()
             else:
                 record.reason = f"no roll-out: {before} is newer"
         await self._let_go_of_old(model)
 
     def _begin_canaries(self) -> None:
-        """Begin the roll-outs that can be; one of a model that has one already waits for its end."""
+        """Begin the roll-outs that can begin; one waits if its model has one already."""
         for model, record in list(self._canaries_to_come.items()):
             assert record.version is not None
             try:
@@ -449,7 +449,7 @@ class Arrivals:
     # ------------------------------------------------------------------------------------------- what is past
 
     def _is_past(self, model: str, version: str, *, was_there: bool) -> bool:
-        """Whether a version that is not loaded is older than all that are to stay loaded."""
+        """Whether a version that is not loaded is older than all that have to stay loaded."""
         kept, loaded = self.policy.kept, self._loaded.get(model, [])
         if not kept or version in loaded:
             return False
@@ -467,7 +467,7 @@ class Arrivals:
         self._note(record.entry.key, record.entry, "left out", f"the newest {self.policy.kept} versions are loaded")
 
     async def _let_go_of_old(self, model: str) -> None:
-        """Take away versions of this watch beyond those to keep: the oldest first, none that is in use."""
+        """Unregister versions of this watch beyond those to keep: the oldest first, none in use."""
         kept, loaded = self.policy.kept, self._loaded.get(model, [])
         if not kept:
             return
@@ -478,11 +478,11 @@ class Arrivals:
                         self._note(record.entry.key, record.entry, "unloaded", f"{kept} newer versions are loaded")
 
     async def _unload(self, model: str, version: str) -> bool:
-        """Take a version of this watch away; False where it is in use, which is said."""
+        """Unregister a version of this watch; False, and a log line, if it is in use."""
         try:
             await self._models.unload(model, version)
         except (ModelNotFound, VersionNotFound):
-            pass  # somebody else did
+            pass  # it was unregistered by another call
         except (DefaultVersionInUse, VersionInUse) as error:
             log.info("Watch %s: model %s version %s stays loaded: %s", self.name, model, version, error)
             return False
@@ -494,7 +494,7 @@ class Arrivals:
         return True
 
     async def _remove(self, key: str) -> None:
-        """An archive has gone. Its version goes on, unless the policy says otherwise."""
+        """Handle a removed archive. Its version stays, unless the policy says otherwise."""
         record = self.records.get(key)
         if record is None:
             return
@@ -512,13 +512,13 @@ class Arrivals:
         self._forget_gone()
 
     def _forget_gone(self) -> None:
-        """Of archives that are not there any more the last are remembered."""
+        """Forget removed archives, except the latest."""
         gone = sorted((record.at, key) for key, record in self.records.items() if record.state == "gone")
         for _, key in gone[:-MOST_GONE]:
             del self.records[key]
 
     def _is_renamed(self, registered: str, model: str, version: str) -> bool:
-        """Whether a version came from an archive of this watch that has another name by now."""
+        """Whether a version came from an archive of this watch that has another name now."""
         return any(
             record.is_ours
             and (record.model, record.version) == (model, version)
@@ -530,14 +530,14 @@ class Arrivals:
     # ------------------------------------------------------------------------------------------- what goes wrong
 
     def _fail(self, change: Change, error: MarserveError) -> None:
-        """Report what cannot be used, once; try again where time may mend it."""
+        """Report an unusable archive once; try it again if time may mend it."""
         key = change.entry.key
         record = self.records[key]
         reason = _reason(error)
         record.tries += 1
         if _may_pass(error) and record.tries < MOST_TRIES:
             pause = min(LONGEST_RETRY_S, self._first_retry_s * 2.0 ** (record.tries - 1))
-            if key not in self._todo:  # what came meanwhile is newer
+            if key not in self._todo:  # a change that came meanwhile is newer
                 self._todo[key] = change
                 self._retry_at[key] = asyncio.get_running_loop().time() + pause
             if record.tries == 1:
@@ -560,19 +560,19 @@ class Arrivals:
 
 
 class VersionTaken(VersionConflict):
-    """The version that an archive says it is came from elsewhere."""
+    """The archive's version is registered already, from another source."""
 
     def __init__(self, sentence: str) -> None:
         self.args = (sentence,)
 
 
 def _plain(url: str) -> str:
-    """What a version was registered with, without a digest: one that comes back from a snapshot has one."""
+    """A version's registered address without its digest: one from a snapshot has a digest."""
     return split_digest(url)[0]
 
 
 def _discard(taking: asyncio.Future[Unpacked]) -> None:
-    """Delete what a thread took in."""
+    """Delete the archive that a thread took in."""
     if not taking.cancelled() and taking.exception() is None:
         taking.get_loop().run_in_executor(None, taking.result().discard)
 
@@ -596,14 +596,14 @@ def _may_pass(error: MarserveError) -> bool:
 
 
 def _reason(error: MarserveError) -> str:
-    """The error's sentence, and what is behind it: for logs and management."""
+    """The error's sentence, and its cause: for logs and management."""
     inner = getattr(error, "reason", "")
     line = " ".join(str(inner).split()) if inner else ""
     return f"{error.message}: {line[:500]}" if line and line not in error.message else error.message
 
 
 def _newest_first(changes: list[Change]) -> list[Change]:
-    """The changes in order, but what was there at the start by version, the newest first: that is the default then."""
+    """The changes in order; those there at the start by version, newest first: it becomes the default."""
 
     def newness(change: Change) -> tuple[tuple[tuple[int, int, str], ...], float]:
         return version_order(name_from_place(change.entry.key).version or ""), change.entry.modified or 0.0

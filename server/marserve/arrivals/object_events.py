@@ -1,6 +1,6 @@
-"""What an object store says happened, in the one form that counts here. Pure data.
+"""Events of object stores, in one form for all stores. Pure data.
 
-An event is a hint: it names a place where something may have changed. What is there is then looked up in the store.
+An event is a hint: it names a place where something may have changed. The watch then reads the store itself.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ MOST_SEQUENCERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ObjectEvent:
-    """One object that came or went, as its store's message says: `place` is `s3://bucket`, `key` is decoded.
+    """One object that was put or removed, by its store's message: `place` is `s3://bucket`, `key` is decoded.
 
-    `sequencer` orders the events of one key, as S3 and Google Cloud Storage number them; None where there is none. An
-    event of our own form may name a watch in place of a place.
+    `sequencer` orders the events of one key, as S3 and Google Cloud Storage number them; None if the event has no
+    number. An event of marserve's own form may name a watch in place of a place.
     """
 
     happened: Literal["there", "gone"]
@@ -35,7 +35,7 @@ class ObjectEvent:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of one event: `look`, or `ignore` with the reason."""
+    """The answer to one event: `look`, or `ignore` with the reason."""
 
     event: ObjectEvent
     action: Literal["look", "ignore"]
@@ -53,7 +53,7 @@ class Verdict:
 
 
 class Sequencers:
-    """Tells events that come late, after a newer one of their object. Bounded: the least recent are forgotten."""
+    """Detects events that come after a newer one of their object. Bounded: the least recent are forgotten."""
 
     def __init__(self, most: int = MOST_SEQUENCERS) -> None:
         self._most = most

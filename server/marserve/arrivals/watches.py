@@ -1,4 +1,4 @@
-"""All watches of a server: what is watched, what became of it, and where events of object stores go.
+"""All watches of a server: the places, their archives, and where events of object stores go.
 
 A watch is a place that is looked at (`store.watching`) and the policy for what appears there (`arrivals`). This joins
 the two, gives them what they need of store and registry, and ends them.
@@ -43,7 +43,7 @@ Policies = Callable[[], Declared]
 
 # Between the two halves of a replacement a name is nowhere.
 REMOVAL_S = 5.0
-# How often it is looked whether a desired state declares other watches; that costs nothing.
+# How often the declared watches of a desired state are compared; that costs next to nothing.
 DECLARED_LOOK_S = 1.0
 LISTED_SCHEMES = ("s3", "gs", "az")
 _SAMPLE = "x.mar"
@@ -51,7 +51,7 @@ _SAMPLE = "x.mar"
 
 @dataclass(slots=True)
 class Watched:
-    """One watch: the place, what is seen there, what becomes of it. `address` is `s3://bucket`, empty for folders."""
+    """One watch: the place, its archives, the policy. `address` is `s3://bucket`, empty for folders."""
 
     spec: WatchedPlace
     watch: Watch
@@ -60,13 +60,13 @@ class Watched:
     prefix: str = ""
 
     async def run(self) -> None:
-        """Watch until cancelled; then nothing of it is left."""
+        """Watch until cancelled; leaves no task or file behind."""
         tasks = [asyncio.create_task(self.watch.run()), asyncio.create_task(self.arrivals.run())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                    # A border: what is wrong with one watch is no reason to end the others.
+                    # Catches everything: a defect in one watch must not end the others.
                     log.error("Watch %s has ended", self.spec.name, exc_info=error)
         finally:
             await end_tasks(tasks)
@@ -95,7 +95,7 @@ class Watches:
         is_expected: Callable[[str], bool] = lambda key: False,
         coming: Coming | None = None,
     ) -> None:
-        """`intake` finds by absolute path what lies in watched folders; `coming` tells describe what is on its way.
+        """`intake` finds by absolute path what lies in watched folders; `coming` lists archives on their way.
 
         Times in seconds.
         """
@@ -142,7 +142,7 @@ class Watches:
         is_store = self._model_store is not None and root == self._model_store
 
         def source_of(key: str) -> str:
-            # What lies in the model store itself has its name there, as a registration would call it.
+            # An archive in the model store itself goes by its name there, as in a registration.
             return key.rstrip("/") if is_store and "/" not in key.rstrip("/") else str(place.path_of(key))
 
         def lacks(entry: Entry) -> str | None:
@@ -231,9 +231,9 @@ class Watches:
     async def run(
         self, policies: Policies = tuple, let_go: Callable[[Declared], Awaitable[None]] | None = None
     ) -> None:
-        """Watch until cancelled; then nothing of it is left. `policies` is what a desired state declares now.
+        """Watch until cancelled; leaves nothing behind. `policies` gives what a desired state declares now.
 
-        `let_go` is told what it declares no more, once nothing is watched for that.
+        `let_go` gets the policies that are no longer declared, once their watches have ended.
         """
         last: Declared = ()
         try:
@@ -255,7 +255,7 @@ class Watches:
     async def _declare(self, wanted: Sequence[tuple[str | None, WatchedPlace]]) -> None:
         """Have exactly these watches beside those of the settings, each for the versions of a model or of any.
 
-        One that cannot be is logged and left out.
+        A watch that cannot be made is logged and left out.
         """
         names: dict[str, tuple[str | None, WatchedPlace]] = {}
         for model, spec in wanted:
@@ -324,7 +324,7 @@ class Watches:
     # ------------------------------------------------------------------------------------------- events
 
     def announce(self, events: Sequence[ObjectEvent]) -> list[Verdict]:
-        """Take events: those of watched places make their watches look; says what becomes of each.
+        """Take events: those of watched places make their watches look; returns a verdict for each.
 
         Raises BadInput for an event of our own form that names a watch that is not there.
         """
@@ -367,7 +367,7 @@ class Watches:
 
 
 async def end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel what has not ended, and wait for its end. Never twice: that would interrupt how it cleans up."""
+    """Cancel what has not ended, and wait for its end. Never cancels twice: that would interrupt its clean-up."""
     for task in tasks:
         if not task.cancelling():
             task.cancel()
@@ -390,7 +390,7 @@ def _by_outcome(watches: Watches) -> dict[str, float]:
     return dict(total)
 
 
-# What metrics tell: name, kind, text, label, and what reads the values by label.
+# The metrics: name, kind, text, label, and the function that reads the values by label.
 FAMILIES: tuple[tuple[str, str, str, str, Numbers], ...] = (
     (
         "marserve_watch_looks_total",
