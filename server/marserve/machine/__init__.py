@@ -1,4 +1,4 @@
-"""What the machine has, as plain data, and which worker gets which device.
+"""What the machine has, as plain data, and which device each worker gets.
 
 describe           cores, memory, disk, host name, accelerators
 finding            which accelerators are installed
@@ -9,10 +9,10 @@ numa               which processors are near a device
 device_readings    what devices are doing now
 device_watch       the latest readings
 vendors/           vendors' tools and libraries, asked within bounds
-own_thread         what may hang in a driver
+own_thread         threads for calls that may hang in a driver
 threads            threads for calls that block
-hanging            which call a thread hangs in
-start_watch        what a start waits for
+hanging            the call in which a thread hangs
+start_watch        the call that a start waits for
 limits             limits on processes, threads and files
 measuring_program  the operator's own measuring program
 """

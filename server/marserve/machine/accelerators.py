@@ -11,9 +11,9 @@ MIB = 1024 * 1024
 
 
 class Accelerator(NamedTuple):
-    """One device that a process can be given. Empty, or 0, is what nobody told.
+    """One device that a process can be given. Empty, or 0, stands for an unknown value.
 
-    `label` is its number as the vendor's tool counts, `GPU:INSTANCE` for a MIG instance; `handle` is what stands for it
+    `label` is its number as the vendor's tool counts, `GPU:INSTANCE` for a MIG instance; `handle` stands for it
     in the variable that says which devices a process sees. `bus_id` is the PCI address as /sys writes it.
     """
 
@@ -36,12 +36,12 @@ class Accelerator(NamedTuple):
 
 
 class DeviceReading(NamedTuple):
-    """One device. `label` is its number as the vendor counts (`GPU:INSTANCE` for MIG); None is what it does not tell.
+    """One device. `label` is its number as the vendor counts (`GPU:INSTANCE` for MIG); None for an unreported value.
 
     `busy_percent` is the time in which it computed, `memory_busy_percent` that in which its memory was read or written.
-    `used_bytes` is what no process could have any more: what the driver keeps for itself counts. `trouble` says why a
-    device tells nothing; `is_lost`: it is gone until it, or the machine, starts anew. `uuid` and `bus_id`, a PCI
-    address as /sys writes it, say which device it is where they are known; `label` is empty where only these are.
+    `used_bytes` is what no process could have any more; the driver's own share counts. `trouble` says why a device
+    reports nothing. `is_lost`: it is gone until it, or the machine, is reset. `uuid` and `bus_id`, a PCI
+    address as /sys writes it, identify the device if they are known; `label` is empty if only these are.
     """
 
     label: str
@@ -57,13 +57,13 @@ class DeviceReading(NamedTuple):
 
     @property
     def free_bytes(self) -> int | None:
-        """What a process could still have."""
+        """How much a process could still have."""
         if self.used_bytes is None or not self.total_bytes:
             return None
         return max(0, self.total_bytes - self.used_bytes)
 
 
 def sys_bus_id(bus_id: str) -> str:
-    """A PCI address as /sys writes it: `00000000:3B:00.0` is `0000:3b:00.0`; empty for what is none."""
+    """A PCI address as /sys writes it: `00000000:3B:00.0` is `0000:3b:00.0`; empty for any other text."""
     match = re.fullmatch(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2}\.[0-7])", bus_id)
     return f"{match[1][-4:]}:{match[2]}:{match[3]}".lower() if match else ""

@@ -74,7 +74,7 @@ def describe_machine(
     `environment` says which devices are visible, `is_strict` how that is read (`visible.py`). `root` stands for `/` in
     tests, `run` runs tools. Without `uses_devices` none is looked for. May start a vendor's tool and wait for it, up to
     60 s for all, so do not call it on the event loop. Raises BadSettings for a list of visible devices that cannot be,
-    and, strictly, where the machine or the environment says that there are devices and none can be read.
+    and, if strict, when the machine or the environment names devices and none can be read.
     """
     installed = Installed(None, ())
     if uses_devices:
@@ -102,7 +102,7 @@ def describe_machine(
 
 
 def _why_expected(environment: Mapping[str, str], root: Path) -> str:
-    """What says that there are NVIDIA devices; empty where nothing does."""
+    """Which sign there is of NVIDIA devices; empty without one."""
     name = "CUDA_VISIBLE_DEVICES"
     if names_device(environment.get(name, "")):
         return f"{name} is {environment[name]!r}"
@@ -122,7 +122,7 @@ def count_cores(root: Path = _ROOT) -> int:
 
 
 def available_bytes(root: Path = _ROOT) -> int | None:
-    """How many bytes of memory could be had now, the container's where it has a limit; None where that is not told."""
+    """How many bytes of memory are available, the container's if it has a limit; None if unknown."""
     total, available = _memory(root)
     return available if total else None
 
@@ -137,7 +137,7 @@ class Meter:
         self._cpu_before = _cpu_ticks(root)
 
     def read(self) -> list[Reading]:
-        """Read everything now, but for the accelerators. Reads files, so do not call it on the event loop."""
+        """Read everything except the accelerators now. Reads files, so do not call it on the event loop."""
         return [*self._cpu(), *self._memory(), *self._disk(), *figures_of(self._devices())]
 
     def _cpu(self) -> list[Reading]:
@@ -169,7 +169,7 @@ class Meter:
 
 
 def figures_of(devices: Sequence[DeviceReading]) -> list[Reading]:
-    """TorchServe's figures of these devices; none that a device does not tell."""
+    """TorchServe's figures of these devices, as far as each reports them."""
     readings = []
     for device in devices:
         if device.used_bytes is not None:

@@ -1,4 +1,4 @@
-"""What accelerators are doing now: memory, use, temperature. By NVIDIA's library (extra `gpu`), else by vendors' tools.
+"""Reads what accelerators do now: memory, use, temperature. By NVIDIA's library (extra `gpu`), else by vendors' tools.
 
 The library is imported where it is used and only on machines with such devices. It answers in microseconds (`is_quick`)
 where the driver is well; library and tools may hang where it is not, and belong in a thread of their own.
@@ -22,7 +22,7 @@ from marserve.machine.vendors.tools import Run
 log = logging.getLogger("marserve.machine")
 
 _NVIDIA_QUERY = "index,utilization.gpu,memory.free,memory.total,utilization.memory,temperature.gpu,uuid"
-# What nvidia-smi writes into a row of a device that is gone, and of one that may be: its figures are missing then.
+# What nvidia-smi writes in the row of a device that is gone, and of one that may be gone: its figures are missing then.
 _LOST = re.compile(r"GPU is lost|Reset Required|GPU requires reset", re.IGNORECASE)
 _UNKNOWN = re.compile(r"Unknown Error", re.IGNORECASE)
 # What it prints in place of the row, of a device that fell off its bus.
@@ -38,9 +38,9 @@ REOPEN_S = 15.0
 
 
 class Readings(NamedTuple):
-    """All installed devices, visible or not; none where nothing tells.
+    """All installed devices, visible or not; empty if nothing can be read.
 
-    `is_complete`: all that there are, so that one that is missing here is gone.
+    `is_complete`: all devices were read, so a device that is missing here is gone.
     """
 
     devices: Sequence[DeviceReading] = ()
@@ -48,7 +48,7 @@ class Readings(NamedTuple):
 
 
 def describe_usage(gpu_id: int, reading: DeviceReading | None) -> str:
-    """What TorchServe's describe says of a worker's device."""
+    """A worker's device in the words of TorchServe's describe."""
     if reading is None or reading.used_bytes is None:
         return "failed to obtained gpu usage"
     busy, memory = (
@@ -92,11 +92,11 @@ class DeviceReader:
 
     @property
     def reads_something(self) -> bool:
-        """Whether there is anything to be read for this vendor's devices."""
+        """Whether this vendor's devices can be read."""
         return self._vendor in ("nvidia", "amd")
 
     def read(self) -> Readings:
-        """All installed devices, visible or not; empty where nothing tells."""
+        """All installed devices, visible or not; empty if nothing can be read."""
         nvml = self._open()
         if nvml is not None:
             try:
@@ -117,12 +117,12 @@ class DeviceReader:
         return Readings()
 
     def close(self) -> None:
-        """Let go of the library, for good."""
+        """Close the library for good."""
         self._open_again_at = math.inf
         self._let_go()
 
     def _open(self) -> Nvml | None:
-        """The opened library; opened anew where it is time for that."""
+        """The opened library; reopened if it is due."""
         if self._clock() < self._open_again_at:
             return self._nvml
         self._open_again_at = math.inf
@@ -148,7 +148,7 @@ class DeviceReader:
     def _read_tool(self, command: list[str], read: Callable[[str], Readings]) -> Readings:
         told = self._run(command)
         try:
-            readings = read(f"{told.text}\n{told.complaint}")  # what it says beside its table may stand in either
+            readings = read(f"{told.text}\n{told.complaint}")  # text beside its table may be in either
         except Unreadable as error:
             self._tell(f"what {command[0].rpartition('/')[2]} printed cannot be read: {error}")
             return Readings()
@@ -156,7 +156,7 @@ class DeviceReader:
         return readings
 
     def _tell(self, complaint: str) -> None:
-        """Log a complaint when it begins or changes."""
+        """Log a complaint when it is new or has changed."""
         if complaint != self._told:
             self._told = complaint
             if complaint:

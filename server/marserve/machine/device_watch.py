@@ -1,7 +1,7 @@
 """Keeps the latest readings of the devices that workers may see, for callers on the event loop.
 
-Devices are read in a thread of the watch's own, which may hang where a driver does: no reading is waited for on the
-loop, and none keeps the server from ending.
+The watch reads devices in a thread of its own, since a driver may hang. The event loop waits for no reading, and no
+reading keeps the server from ending.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from marserve.machine.own_thread import in_own_thread
 log = logging.getLogger("marserve.machine")
 
 LOOK_EVERY_S = 1.0
-# A tool is a process: it is not started more often than so, however often it is asked for.
+# A vendor's tool is a process: it is not started more often than this.
 LOOK_BY_TOOL_EVERY_S, LEAST_PAUSE_BY_TOOL_S = 15.0, 1.0
 LEAST_PAUSE_S = 0.05
 # A reading that takes longer is logged.
@@ -54,7 +54,7 @@ class DeviceWatch:
         return self._read_at
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Have it called after each reading, on the event loop."""
+        """Call the listener after each reading, on the event loop."""
         self._listeners.append(listener)
 
     def look(self) -> None:
@@ -63,26 +63,26 @@ class DeviceWatch:
         self._take(began, self.reader.read())
 
     def of(self, device: int) -> DeviceReading | None:
-        """The latest reading of a device: a second old at most, 15 s where a tool reads; None where there is none."""
+        """The latest reading of a device: a second old at most, 15 s where a tool reads; None without a reading."""
         return self._readings.get(device)
 
     def trouble_of(self, device: int) -> str:
         """Why a device takes no worker, empty where it can: the vendor's words for what is wrong with it.
 
-        A device that tells nothing about itself, and one that was never read, count as sound.
+        A device that reports nothing about itself, and one that was never read, count as sound.
         """
         return self._troubles.get(device, "")
 
     def has_lost(self) -> bool:
-        """Whether a device of the machine is lost, be it one that workers may see or another."""
+        """Whether any device of the machine is lost, visible to workers or not."""
         return bool(self._troubles) or any(reading.is_lost for reading in self.readings)
 
     def sound_since(self, device: int) -> float:
-        """Since when a device has been without trouble, monotonic seconds; -inf: it never was in any."""
+        """Since when a device has been without trouble, monotonic seconds; -inf if it never had any."""
         return self._sound_since.get(device, -math.inf)
 
     def look_soon(self) -> None:
-        """Something has changed: read again in a moment."""
+        """Read again soon: something has changed."""
         self._soon.set()
 
     async def begin(self, within_s: float) -> None:
@@ -96,7 +96,7 @@ class DeviceWatch:
             self._note_stuck(within_s)
 
     async def run(self) -> None:
-        """Read for ever, as often as there is reason to."""
+        """Read for ever: now and then, and soon after `look_soon`."""
         while True:
             self._soon.clear()
             await self._look_apart()
@@ -107,7 +107,7 @@ class DeviceWatch:
                     await self._soon.wait()
 
     async def close(self) -> None:
-        """Let go of the library, without waiting for one that hangs."""
+        """Close the library; do not wait for one that hangs."""
         await asyncio.wait([in_own_thread(self.reader.close, "devices")], timeout=CLOSE_S)
 
     async def _look_apart(self) -> None:
@@ -163,7 +163,7 @@ class DeviceWatch:
         self._read_at = began
 
     def _tell_trouble(self) -> None:
-        """Log what has changed about devices that take no worker."""
+        """Log changes of the devices that take no worker."""
         for device, accelerator in enumerate(self.devices):
             trouble = self.trouble_of(device)
             if trouble == self._told.get(device, ""):
@@ -179,7 +179,7 @@ class DeviceWatch:
 def find_reading(device: Accelerator, readings: Sequence[DeviceReading]) -> DeviceReading | None:
     """The reading of a device: by its UUID where both have one, by its address, else by its label.
 
-    A vendor's numbers may be others after a device is gone.
+    A vendor's numbers may change after a device is gone.
     """
     same = [each for each in readings if device.uuid and each.uuid == device.uuid]
     same += [each for each in readings if each.bus_id and each.bus_id == device.bus_id and not device.is_instance]

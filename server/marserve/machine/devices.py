@@ -17,7 +17,7 @@ __all__ = ["Assigner", "Vendor", "View", "cap", "choose_group", "most_groups", "
 
 
 class View(NamedTuple):
-    """What a worker is told of its devices: what is added to its environment, and its handler's `gpu_id`."""
+    """A worker's view of its devices: additions to its environment, and its handler's `gpu_id`."""
 
     environment: Mapping[str, str]
     gpu_id: int | None
@@ -53,14 +53,14 @@ def view_of(
     """How a worker sees its device, or the `group` of them that it has. Numbers are indices into `visible`.
 
     A worker of several devices sees these and no others, numbered from 0; its `gpu_id` is the first of them, in a group
-    each rank's its own (`RankGroup.load`). TorchServe says the server's number, which is none of theirs. Any other sees
-    all and is told the number of its own, but where a GPU is cut into MIG instances: CUDA gives a process one instance
-    at most, so each worker is shown its own alone, under the number 0. Devices that are named by UUID are shown in
-    full: a part of one, which the operator may have written, is not known everywhere.
+    each rank's its own (`RankGroup.load`). TorchServe gives the server's number, which fits none of them. Any other
+    worker sees all devices and gets the number of its own. If a GPU is cut into MIG instances, each worker sees only
+    its own, under the number 0, since CUDA gives a process one instance at most. Devices that are named by UUID are
+    shown in full: a part of a UUID, which the operator may have written, is not known everywhere.
     Intel's that XPU_VISIBLE_DEVICES chose are shown by the variable that torch goes by.
 
-    While `is_one_lost` of the machine's devices, CUDA of a new process may not count it, and ends a list at its UUID:
-    each worker is shown its own alone then, by UUID, under the number 0.
+    While `is_one_lost` of the machine's devices, CUDA of a new process may not count it, and ends a list at its UUID.
+    Each worker then sees only its own, by UUID, under the number 0.
     """
     name = VISIBLE_DEVICES.get(vendor) if vendor else None
     if name is None:
@@ -87,7 +87,7 @@ def _shown(name: str, handles: str) -> dict[str, str]:
 
 
 def _is_chosen(visible: Sequence[Accelerator]) -> bool:
-    """Whether numbers among these are others than the machine's: torch does not know XPU_VISIBLE_DEVICES."""
+    """Whether numbers among these differ from the machine's: torch does not know XPU_VISIBLE_DEVICES."""
     return any(device.handle != str(place) for place, device in enumerate(visible))
 
 
@@ -134,8 +134,8 @@ class Assigner:
     ) -> int | None:
         """The device of the next worker of this model version, out of `gpu_ids` (see `usable_ids`), or None.
 
-        Devices that have no room lose their turn; where none has any, the next in turn is given all the same. One that
-        is not sound is given only where none is.
+        Devices that have no room lose their turn; if none has room, the next in turn is given anyway. A device that
+        is not sound is given only if none is.
         """
         if not gpu_ids:
             return None
@@ -151,5 +151,5 @@ class Assigner:
         return gpu_ids[place]
 
     def forget(self, model: str, version: str) -> None:
-        """The version was unregistered: if it comes back its turn begins anew."""
+        """Forget an unregistered version's turn: if it comes back its turn begins anew."""
         self._next_of_model.pop((model, version), None)

@@ -1,9 +1,9 @@
-"""Which accelerators are installed, as the vendors' tools tell it: `rocm-smi`, `nvidia-smi`, `xpu-smi`, in that order.
+"""Which accelerators are installed, by the vendors' tools: `rocm-smi`, `nvidia-smi`, `xpu-smi`, in that order.
 
-The order is TorchServe's. Reading is pure: text in, plain data out. Rows count by their shape, whatever a tool's exit
-status is: `nvidia-smi` prints a complete table and ends with 14 where a GPU's infoROM is corrupted. A tool that knows
-less than is asked (of an old driver) still counts devices; what it does not tell stays empty. Where `nvidia-smi` tells
-nothing, NVIDIA's library is asked, and the kernel's own files where there is no `rocm-smi`. A GPU that is cut into MIG
+The order is TorchServe's. Reading is pure: text in, plain data out. A row is recognised by its shape, whatever the
+tool's exit status: `nvidia-smi` prints a complete table and ends with 14 if a GPU's infoROM is corrupted. A tool of an
+old driver that knows fewer columns still counts devices; unknown values stay empty. If `nvidia-smi` reports nothing,
+NVIDIA's library is asked; without `rocm-smi` the kernel's own files are read. A GPU that is cut into MIG
 instances is not a device itself: its instances are.
 """
 
@@ -21,7 +21,7 @@ from marserve.machine.vendors.nvml import Nvml, NvmlMissing, import_nvml
 from marserve.machine.vendors.tables import Unreadable, read_integer, read_lines, read_rows
 from marserve.machine.vendors.tools import Run
 
-# One line a GPU. `mig.mode.current` is not known to drivers before 450, which then answer nothing to all of it.
+# One line a GPU. `mig.mode.current` is unknown to drivers before 450, and these then answer nothing at all.
 _NVIDIA_FIELDS = "index,uuid,name,pci.bus_id,memory.total,mig.mode.current"
 _GPU_LINE = re.compile(r"^GPU (\d+): (.+?)(?: \(UUID: (GPU-[^)\s]+)\))?\s*$")
 _INSTANCE_LINE = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (MIG-[^)\s]+)\)")
@@ -31,7 +31,7 @@ _Find = Callable[[str, Run, list[str]], list[Accelerator]]
 
 
 class Installed(NamedTuple):
-    """What there is. `complaints` are sentences about tools that told nothing, or less than all.
+    """The installed devices. `complaints` are sentences about tools that reported nothing, or not everything.
 
     `tool` is the path of the vendor's tool, empty where there is none.
     """
@@ -45,7 +45,7 @@ class Installed(NamedTuple):
 def find_installed(
     environment: Mapping[str, str], run: Run, root: Path = Path("/"), load_nvml: Callable[[], Any] = import_nvml
 ) -> Installed:
-    """What the first tool finds that finds anything; a tool is only started where it is installed.
+    """The devices of the first tool that finds any; only installed tools are started.
 
     `root` stands for `/` in tests.
     """
@@ -70,7 +70,7 @@ def find_installed(
 
 
 def _ask(find: _Find, tool: str, path: str, run: Run, complaints: list[str]) -> list[Accelerator]:
-    """The devices that a tool tells; none, and a complaint, where its output cannot be read."""
+    """The devices that a tool reports; if its output cannot be read, none and a complaint."""
     try:
         return find(path, run, complaints)
     except Unreadable as error:
@@ -110,7 +110,7 @@ def read_listing(text: str) -> list[Accelerator]:
 
 
 def _ask_nvml(load_nvml: Callable[[], Any], complaints: list[str]) -> list[Accelerator]:
-    """The GPUs that NVIDIA's library tells."""
+    """The GPUs that NVIDIA's library reports."""
     try:
         with Nvml(load_nvml) as nvml:
             found, cannot = nvml.list_devices()

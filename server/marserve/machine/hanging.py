@@ -1,7 +1,7 @@
-"""Which call a thread is in, whether it moves, and which file it is about: for calls that a file system never answers.
+"""Finds the call that a thread hangs in, and its file: for calls that a file system never answers.
 
-A call into the system cannot be taken back. What can be seen is the thread's clock: a thread that takes no time of a
-processor waits. Its Python frames say in which call, and are looked at only once it has waited for long.
+A system call cannot be taken back. What can be read is the thread's clock: a thread that uses no processor time waits.
+Its Python frames name the call, and are only read once the thread has waited for long.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _WAITS = {("runners.py", "run"), ("selectors.py", "select")}
 
 
 class Stillness:
-    """Since when each of some threads has taken no time of a processor. Looked at again and again; `now` is in seconds.
+    """Since when each of some threads has used no processor time. Called again and again; `now` is in seconds.
 
-    Knows nothing of any thread where the system does not tell the time of threads (other systems than Linux).
+    It knows nothing about threads on systems that do not report a thread's time (others than Linux).
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Stillness:
 
 
 def describe_call(thread: int) -> str:
-    """What a thread is in: `FUNCTION of FILE`, or where in the code that is if no file can be told."""
+    """A thread's call: `FUNCTION of FILE`, or its place in the code if no file is known."""
     frame = _frame_of(thread)
     if frame is None:
         return "a call"
@@ -60,7 +60,7 @@ def describe_call(thread: int) -> str:
 
 
 def is_waiting_for_events(thread: int) -> bool:
-    """Whether a thread waits in an event loop for what comes next."""
+    """Whether a thread waits in an event loop for the next event."""
     frame = _frame_of(thread)
     if frame is None:
         return False
@@ -68,7 +68,7 @@ def is_waiting_for_events(thread: int) -> bool:
 
 
 def _processor_s(thread: int | None) -> float | None:
-    """The time of a processor that a thread, by the system's number, has taken; None for one that has ended."""
+    """The processor time that a thread, by the system's number, has taken; None for one that has ended."""
     if thread is None or sys.platform != "linux":
         return None
     try:
@@ -78,7 +78,7 @@ def _processor_s(thread: int | None) -> float | None:
 
 
 def _frame_of(thread: int) -> FrameType | None:
-    """What this thread runs.
+    """The innermost frame of this thread.
 
     One call in C from the frames of all threads to that of one. If Python held them in between, another thread could
     return from its functions meanwhile, and what their variables held would be freed in this thread: handles of the
@@ -106,7 +106,7 @@ def _file_of(frame: FrameType | None) -> str | None:
 def pending_signals() -> set[int]:
     """The signals that wait for the main thread, which is in a call that the system does not interrupt.
 
-    Empty where the system does not tell (`/proc` of Linux).
+    Empty on systems without Linux's `/proc`.
     """
     try:
         with open(_STATUS, "rb") as file:

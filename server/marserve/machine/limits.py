@@ -1,4 +1,4 @@
-"""Limits on processes, threads and open files: which of them was met, and what is too low to start with."""
+"""Limits on processes, threads and open files: which one was reached, and which are too low to start."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path("/")
-# A server with its log, its listeners and gRPC, and no worker, has so many threads and open files. A worker takes ten
-# more files, each connection one.
+# A server with its log, its listeners and gRPC, and without a worker, has so many threads and open files. A worker
+# takes ten more files, each connection one.
 LEAST_THREADS = 24
 LEAST_FILES = 64
 
@@ -41,7 +41,7 @@ def process_limits(root: Path = _ROOT) -> str:
 
 
 def too_low(least_threads: int = LEAST_THREADS, least_files: int = LEAST_FILES) -> str:
-    """Why a server cannot start under the limits of this process, as a sentence; empty where it can.
+    """Why a server cannot start under the limits of this process, as a sentence; empty if it can.
 
     Threads are tried, since what a user's other processes have cannot be read.
     """

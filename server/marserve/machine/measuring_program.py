@@ -1,7 +1,8 @@
-"""Runs the operator's own program that measures the machine (`system_metrics_cmd`). Knows no metrics: lines come out.
+"""Runs the operator's own program that measures the machine (`system_metrics_cmd`). Knows no metrics: it returns lines.
 
-The program is Python code, run by the server's interpreter as TorchServe runs it: `python WORDS…`. What it prints up
-to its first empty line is wanted. It may hang or leave children behind: it is given a time and a group of its own.
+The program is Python code, run by the server's interpreter as TorchServe runs it: `python WORDS…`. The lines that it
+prints up to its first empty line count. It may hang or leave children behind, so it gets a time limit and a process
+group.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ async def _communicate(program: Process) -> tuple[bytes, bytes]:
     assert program.stdin is not None
     assert program.stdout is not None
     assert program.stderr is not None
-    # TorchServe's program is told the workers' process ids on its standard input; ours are measured by the pools.
+    # TorchServe's program reads the workers' process ids from its standard input; here pools measure workers.
     with contextlib.suppress(OSError):
         program.stdin.write(b"\n")
         await program.stdin.drain()
@@ -70,7 +71,7 @@ async def _read(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _end(program: Process) -> None:
-    """Let nothing of it stay, whatever it started."""
+    """End the program and all that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(program.pid, signal.SIGKILL)
     await program.wait()

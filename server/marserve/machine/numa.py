@@ -9,7 +9,7 @@ _ROOT = Path("/")
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """The kernel's way to write processors: `0-3,8` is 0, 1, 2, 3 and 8. Empty for what is no such list."""
+    """The kernel's way to write processors: `0-3,8` is 0, 1, 2, 3 and 8. Empty for any other text."""
     cpus: set[int] = set()
     for part in text.strip().split(",") if text.strip() else ():
         first, _, last = part.partition("-")
@@ -22,8 +22,8 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 def cpus_near(bus_ids: Iterable[str], allowed: Iterable[int], root: Path = _ROOT) -> tuple[int, ...]:
     """The processors, of those `allowed`, that are near any of the devices with these PCI addresses, in order.
 
-    Empty where the machine has one node only, does not say, or none of those that are near may be used: then a worker
-    is best left where it is. `root` stands for `/` in tests.
+    Empty if the machine has only one node or does not report nodes, or if none of the near processors may be used: the
+    worker then stays where it is. `root` stands for `/` in tests.
     """
     near: set[int] = set()
     for bus_id in bus_ids:

@@ -1,4 +1,4 @@
-"""Runs what may hang in a driver, in a thread of its own that does not keep the process from ending."""
+"""Runs calls that may hang in a driver in threads of their own, which do not keep the process from ending."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Watches a start from a thread of its own: a file system that does not answer may hold it up for ever.
 
-Says once what the start waits for. A signal that asks for the end cannot be heard by a thread that hangs in the system:
-one that waits for longer than a moment ends the process.
+Logs once which call the start waits for. A thread that hangs in the system cannot handle a signal that asks for the
+end, so a signal that has waited for longer than a moment ends the process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from marserve.machine.threads import DaemonThreads
 STATUS = 1
 SAY_AFTER_S = 5.0
 LOOK_EVERY_S = 0.25
-# A signal that has waited for so long is not heard any more.
+# A signal that has waited for so long will not be handled.
 UNHEARD_S = 1.0
 # The thread may hang in a write to standard error.
 CLOSE_LIMIT_S = 1.0
@@ -35,7 +35,7 @@ class StartWatch:
         self._threads: DaemonThreads | None = None
         self._unheard_since: float | None = None
         self._thread: threading.Thread | None = None
-        with contextlib.suppress(RuntimeError):  # the system gives no thread; the start says so itself
+        with contextlib.suppress(RuntimeError):  # the system gives no thread; the start reports that itself
             thread = threading.Thread(target=self._watch, name="start-watch", daemon=True)
             thread.start()
             self._thread = thread
@@ -45,7 +45,7 @@ class StartWatch:
         self._threads = threads
 
     def close(self) -> None:
-        """The start is over. The thread has ended then: one that wakes while the interpreter ends may crash it."""
+        """End the thread, for the start is over: one that wakes while the interpreter ends may crash it."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(CLOSE_LIMIT_S)
@@ -75,4 +75,4 @@ class StartWatch:
 
 
 def _say(sentence: str) -> None:
-    os.write(2, f"marserve: {sentence}\n".encode())  # the log's file may be what hangs
+    os.write(2, f"marserve: {sentence}\n".encode())  # the log's file may be the one that hangs

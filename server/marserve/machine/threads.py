@@ -1,7 +1,7 @@
-"""Threads for calls that block, of which one that never returns keeps neither the server's end nor the process.
+"""Threads for calls that block. One that never returns delays neither the server's end nor the process's.
 
 Python's own executor joins its threads at its shutdown and once more when the interpreter ends, however long that
-takes, and a call fails whose thread the system does not give although others are there to run it.
+takes. Also, a call fails there if the system gives no thread for it, although other threads could run it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Call:
 class DaemonThreads(ThreadPoolExecutor):
     """At most `most` threads, begun when calls need them, of which `ready` are begun at once.
 
-    A `ThreadPoolExecutor` because asyncio's loops take nothing else as their own; of it only the type is used. Raises
+    A `ThreadPoolExecutor` because asyncio's loops take nothing else as their own; only its type is used. Raises
     RuntimeError where the system gives not even the first thread.
     """
 

@@ -6,13 +6,13 @@
     Intel    ZE_AFFINITY_MASK, which torch goes by: numbers, or tiles (`0.1`); among those XPU_VISIBLE_DEVICES,
              TorchServe's, which torch does not know: numbers
 
-CUDA's list is of one kind, as torch's own parser (written to match the driver) has it: it begins with `GPU-`, and every
-entry does, or with `MIG-`, or it is of numbers. The first entry of another kind, blanks and letters of the wrong case
-included, ends the list there in silence: here it is an error.
+CUDA's list is of one kind, by torch's own parser, which was written to match the driver: all entries begin with
+`GPU-`, or all with `MIG-`, or all are numbers. CUDA ends the list silently at the first entry of another kind, blanks
+and letters of the wrong case included. Here that is an error.
 
-A variable that is unset shows all devices, an empty one none. TorchServe takes numbers alone, and reads them as CUDA
-does: the first that is no device ends the list, in silence. Read strictly, a device that is not there is an error, for
-whoever named it meant it.
+A variable that is unset shows all devices, an empty one none. TorchServe takes only numbers, and reads them as CUDA
+does: the first that is not a device ends the list, silently. In strict reading such an entry is an error, since the
+operator has named it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VISIBLE_DEVICES: Mapping[Vendor, str] = {
 }
 XPU = "XPU_VISIBLE_DEVICES"
 ROCR = "ROCR_VISIBLE_DEVICES"
-# What Slurm writes for a job without devices, and what nobody can mean as a device.
+# What Slurm writes for a job without devices; it cannot mean a device.
 _NONE = ("nodevfiles", "none", "void")
 _ORDER = "CUDA_DEVICE_ORDER"
 _UUIDS = ("GPU-", "MIG-")
@@ -42,8 +42,8 @@ def choose_visible(
 ) -> tuple[Accelerator, ...]:
     """Those that are visible, in the order in which processes count them, each under the handle that shows it.
 
-    `is_strict`: UUIDs are taken, and what is no device is refused. Raises BadSettings with the variable, its value and
-    the next step.
+    `is_strict`: UUIDs are taken, and an entry that is not a device is refused. Raises BadSettings with the variable,
+    its value and the next step.
     """
     read = _strictly if is_strict else _as_torchserve
     if vendor == "amd":
@@ -178,7 +178,7 @@ def _by_number(devices: Sequence[Accelerator]) -> dict[str, list[Accelerator]]:
 
 def _by_uuid(entry: str, devices: Sequence[Accelerator]) -> list[Accelerator]:
     """The device that is meant by a UUID, or by so much of it that no other begins alike."""
-    if not any(device.uuid for device in devices):  # the tool told none: the runtime will know
+    if not any(device.uuid for device in devices):  # the tool reported none: the runtime will know
         number = len(devices)
         return [Accelerator(devices[0].name, "", entry, entry)] if number else []
     wanted = entry.lower()
@@ -188,13 +188,13 @@ def _by_uuid(entry: str, devices: Sequence[Accelerator]) -> list[Accelerator]:
 
 
 def _is_order_known(installed: Sequence[Accelerator], environment: Mapping[str, str]) -> bool:
-    """Whether CUDA counts as the tool does: workers are told to, unless the operator has told them otherwise."""
+    """Whether CUDA counts as the tool does: workers are set so, unless the operator has set another order."""
     order = environment.get(_ORDER, "PCI_BUS_ID")
     return order == "PCI_BUS_ID" or len({device.name for device in installed}) <= 1
 
 
 def _unknown(device: Accelerator) -> Accelerator:
-    """A device of that number, of which nobody can say which one it is."""
+    """A device of that number; which of the installed ones it is, is not known."""
     return Accelerator("GPU", "", device.handle)
 
 

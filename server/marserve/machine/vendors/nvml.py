@@ -15,7 +15,7 @@ from typing import Any
 from marserve.machine.accelerators import Accelerator, DeviceReading, sys_bus_id
 from marserve.optional import trouble
 
-# A device that answers so is gone; asked for its handle, one that fell off its bus may be not found or unknown, too.
+# A device that answers so is gone; a device that fell off its bus may also be "not found" or "unknown".
 _LOSSES = ("GpuIsLost", "ResetRequired", "IrqIssue")
 
 
@@ -37,7 +37,7 @@ class Nvml:
             self._nvml = load()
         except ImportError as error:
             raise NvmlMissing("NVIDIA's library was not asked: the package nvidia-ml-py is not installed") from error
-        except Exception as error:  # one that is broken raises what it likes
+        except Exception as error:  # a broken library raises any class
             raise NvmlMissing(f"NVIDIA's library was not asked: {trouble('gpu', error)}") from error
         try:
             self._nvml.nvmlInit()
@@ -53,7 +53,7 @@ class Nvml:
         self.close()
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Close the library."""
         with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
 
@@ -122,7 +122,7 @@ class Nvml:
         instances = self._instances(gpu)
         if instances is None:
             return [self._read_device(gpu, str(number))]
-        celsius = self._temperature(gpu)  # an instance does not tell its own
+        celsius = self._temperature(gpu)  # an instance does not report its own
         return [
             self._read_device(instance, f"{number}:{place}")._replace(celsius=celsius) for place, instance in instances
         ]
@@ -158,7 +158,7 @@ class Nvml:
         return None if celsius is None else float(celsius)
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """An answer of the library, None for what a device does not tell; a device that is lost still raises."""
+        """An answer of the library, None for a value that the device does not report; a lost device still raises."""
         nvml = self._nvml
         try:
             return question()

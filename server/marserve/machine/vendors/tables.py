@@ -15,7 +15,7 @@ _SHOWN = 60
 
 
 class Unreadable(ValueError):
-    """A tool's output is not what the tool prints; the text says what it is, in a few words."""
+    """A tool's output is not what the tool prints; the text describes it in a few words."""
 
 
 def read_lines(text: str) -> list[str]:

@@ -1,6 +1,6 @@
-"""Runs the vendors' tools, each as a process with a deadline that nothing outlasts, and a bound on what it prints.
+"""Runs the vendors' tools, each as a process with a deadline that always holds, and a bound on its output.
 
-A tool whose driver hangs cannot be ended, not even by SIGKILL: it is left behind then, and reaped when it has ended.
+A tool whose driver hangs cannot be ended, not even by SIGKILL: it is left behind, and reaped when it has ended.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Tools:
                 process.kill()
 
     def _leave(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill a tool, and wait a moment only: one that waits for its driver does not go."""
+        """Kill a tool, and wait only a moment: one that waits for its driver does not end."""
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GONE_S)
