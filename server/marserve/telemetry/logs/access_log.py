@@ -1,8 +1,8 @@
 """The access log: one line a request, as TorchServe writes it. Knows no HTTP objects and no layouts.
 
 `access_line` makes the line, `AccessLog.write` puts it in line together with the time; a thread does the rest. At a
-hundred thousand requests a second that thread would take the interpreter from the event loop for most of its time: so
-`TextAccessLog` makes the whole text at once, what stands before a line being made once a millisecond.
+hundred thousand requests a second that thread would take the interpreter from the event loop for most of its time. So
+`TextAccessLog` makes the whole text at once, and the part that precedes a line only once a millisecond.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marserve.telemetry.logs.line_writer import LineWriter
 
 AccessRecord = tuple[float, str]
 
-# A request line may have 8 KiB; a log of such lines would be a way to fill memory while nobody reads it.
+# A request line may have 8 KiB; a log of such lines would be a way to fill memory while no reader takes it.
 _MAX_TARGET = 2048
 # What would end its quotes, or the line, or reach a terminal as a command: it is percent-encoded as the octet it was.
 _UNFIT = re.compile(r'["\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
@@ -44,8 +44,8 @@ def legible(target: str) -> str:
 class AccessLog:
     """Takes lines and passes them to its writers; with none, nothing is logged.
 
-    `has_ids` tells who makes the lines whether each is to end with its request's id. Whoever makes them sees to it that
-    nothing in them breaks a line: they are not looked at again.
+    `has_ids` says whether each line has to end with its request's id. The code that makes a line ensures that nothing
+    in it breaks the line: the log does not check it again.
     """
 
     def __init__(self, writers: Sequence[LineWriter[AccessRecord]] = (), *, has_ids: bool = False) -> None:
@@ -54,7 +54,7 @@ class AccessLog:
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody writes: if not, the line need not be made."""
+        """Whether there is a writer: if not, the line need not be made."""
         return bool(self._writers)
 
     def write(self, line: str) -> None:

@@ -1,13 +1,13 @@
 """Takes lines from a thread that must not wait, and writes them from one that may.
 
-A `LineWriter` is a bounded buffer and a thread. Putting something in costs well under a microsecond and never blocks;
-when nobody takes the lines away (a full pipe, a full disk) they are dropped and counted, and once there is room again
-a line says how many are missing. Knows no formats: `encode` makes text of what was put in, on the writing thread.
+A `LineWriter` is a bounded buffer and a thread. Putting a line in costs well under a microsecond and never blocks. When
+its reader stops (a full pipe, a full disk) lines are dropped and counted, and once there is room again a line says how
+many are missing. Knows no formats: `encode` makes text of records, on the writing thread.
 
-That thread shares the interpreter with the event loop, which stands still while it runs, and which pays for every time
-that the interpreter's lock changes hands. So under load the thread wakes by the clock and not for each line, and lines
-that come by the ten thousand are put in as finished text: some of them at a time are joined where they were made, while
-they are still in that core's cache, and to the thread is left one write of many such pieces.
+That thread shares the interpreter with the event loop. The loop stands still while the thread runs, and pays each time
+the interpreter's lock changes hands. So under load the thread wakes by the clock and not for each line. Lines that come
+by the ten thousand are put in as finished text: they are joined in batches on the thread that makes them, while they
+are still in its core's cache, and the writing thread makes one write of many such pieces.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class LineWriter(Generic[Record]):
 
     At most `capacity` of them wait, `linger_s` at the least and in order. `encode` gives the text of records, a line
     end between two and none at the end; finished lines stand among them as they are. `describe_loss` makes the record
-    that says how many are missing. `dropped` counts what was lost for good. `on_trouble` is told, on the writing
-    thread, why nothing can be written when that begins, and None when it is over.
+    that says how many are missing. `dropped` counts what was lost for good. `on_trouble` gets, on the writing
+    thread, the reason when writing begins to fail, and None when it works again.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class LineWriter(Generic[Record]):
         self._linger_s = linger_s
         self._on_trouble = on_trouble
         self._has_trouble = False
-        # What came first is in `_pieces` (text, lines), of `_joined` lines in all. Anybody appends to `_waiting`; only
-        # who holds `_taking` takes away from it, and who must not wait does without when somebody else has it.
+        # The oldest lines are in `_pieces` (text, lines), `_joined` lines in all. Any thread appends to `_waiting`;
+        # only the holder of `_taking` removes, and a thread that must not wait does nothing while another one holds it.
         self._pieces: list[tuple[bytes, int]] = []
         self._joined = 0
         self._waiting: list[Record | str | _Lines] = []
@@ -181,7 +181,7 @@ class LineWriter(Generic[Record]):
         while not self._closing.is_set() or self._has_lines:
             self._wake.wait()
             self._wake.clear()
-            # Waiting a moment turns a thousand lines into one write, and as long as more come nobody need wake us.
+            # Waiting a moment turns a thousand lines into one write, and no wake-up is needed as long as more come.
             self._closing.wait(self._linger_s)
             while self._has_lines and not self._give_up.is_set():
                 self._write_some()
@@ -190,7 +190,7 @@ class LineWriter(Generic[Record]):
             if self._give_up.is_set():
                 break
             self._is_awake = False
-            if self._has_lines:  # they came before that was said, so nobody has woken us for them
+            if self._has_lines:  # they came before the flag was set, so no wake-up was sent
                 self._wake.set()
         self._sink.close()
 
@@ -212,7 +212,7 @@ class LineWriter(Generic[Record]):
                 pieces.append(_bytes_of(self._encode(records)))
             self._sink.write(b"".join(pieces), self._give_up)
         except Exception as error:
-            # This thread must not die of one batch, or nothing would be logged ever after. The other outlets are told,
+            # This thread must not die of one batch, or nothing would be logged ever after. The other outlets log it,
             # and the first batch that can be written begins with how many lines are missing of all those before.
             self.dropped += count
             self._tell((error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}")
@@ -264,7 +264,7 @@ def _bytes_of(text: str) -> bytes:
 
 
 class DescriptorSink:
-    """A pipe, terminal or file that somebody else opened, and reads at his own pace."""
+    """A pipe, terminal or file that another process opened, and reads at its own pace."""
 
     def __init__(self, descriptor: int) -> None:
         kind = os.fstat(descriptor).st_mode
@@ -302,7 +302,7 @@ class DescriptorSink:
 def _open_without_blocking(descriptor: int) -> int | None:
     """The pipe behind `descriptor` opened anew, since not to block is a property of an opening that others share.
 
-    None where the system does not do this, and for a pipe that nobody reads.
+    None if the system cannot do this, and for a pipe without a reader.
     """
     try:
         return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -372,7 +372,7 @@ class RollingFile:
         try:
             self._pack()
         except FileNotFoundError:
-            pass  # somebody has taken it away
+            pass  # it was removed from outside
         except OSError as error:
             self._roll_from = time.monotonic() + _ROLL_REST_S
             if self._can_roll:

@@ -1,16 +1,16 @@
 """Counts what happens and writes it as a Prometheus page. Knows no HTTP, no pool and no clock.
 
-Who serves requests adds to plain integers and lists: `VersionMetrics` belongs to one model version, `Metrics` to the
-server. Nothing here is locked: everything runs on the event loop's thread. Text is made only when somebody scrapes,
-with the unchanging part of each line kept, and the whole block of a histogram kept while nothing was added to it.
+The pool and the surfaces add to plain integers and lists: `VersionMetrics` belongs to one model version, `Metrics` to
+the server. There are no locks: everything runs on the event loop's thread. Text is made only at a scrape. The
+unchanging part of each line is kept, and a histogram's whole block while nothing was added to it.
 
 Two sets of names stand side by side. TorchServe's (`ts_…`, `Requests2XX`, `QueueTime`, …) keep its labels and its
 meaning, gauges of "the last request" included; what a dashboard wants to know is under `marserve_…`. Series exist for
 registered versions and for fixed words only, so no client can make new ones.
 
 Which of TorchServe's metrics there are, of which type and under which labels, the definitions say; most are read off
-the counts at scrape time. Where a definition asks for what counts cannot tell (a histogram of queue times), and in the
-modes that write lines, versions get a `Tap`, which tells single events.
+the counts at scrape time. Counts do not suffice for some definitions (a histogram of queue times) and for the modes
+that write lines: then versions get a `Tap`, an observer of single events.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Gauges(NamedTuple):
 
     `workers` counts workers by state (`ready`, `loading`, …); `load_s` is how long each living worker's load took, by
     the worker's name as logs have it (`W-9000-noop_1.0`). `workers_target` is how many there should be,
-    `sequences` how many live, None where there is no such thing; `memory_bytes` what its processes hold, None where
-    nobody looks.
+    `sequences` how many live, None for a model without them; `memory_bytes` what its processes hold, None where
+    it is not measured.
     """
 
     queue_length: int = 0
@@ -84,7 +84,7 @@ class VersionMetrics:
 
     requests            accepted, before queueing; `named_requests` of them named this version in the URL,
                         `inner_requests` came from nodes of workflows, not from clients
-    answers             by status, whoever made it
+    answers             by status, from the model or the server
     errors, refused     by cause (`x-marserve-cause`): after it was accepted; before (queue full, no worker, …)
     queue_seconds       arrival to being given to a worker; `named_queue_s` is what named requests have of its sum
     handler_seconds     inside the author's code, once a request (`observe(seconds, times=len(batch))`)
@@ -111,7 +111,7 @@ class VersionMetrics:
     chosen              accepted requests that named no version, by why this one was chosen and not as the default:
                         `override`, `sticky`, `weight`
     read_gauges         asked at scrape time; `read_share`: which share of the requests that name no version it gets
-    tap                 told of single events, where somebody wants to know them; None mostly
+    tap                 observer of single events; None if no metric needs it
     retired             what the page counts of it among its model's versions that went; None while it is shown
     """
 
@@ -266,7 +266,8 @@ class Metrics:
         models = self._model_metrics = model_metrics if model_metrics is not None else ModelMetrics(definitions)
         self._mode = mode
         self._lines = lines
-        # What is fed update by update, by name: the machine's figures, handlers' values, and what counts cannot tell.
+        # What is fed update by update, by name: the machine's figures, handlers' values, and metrics that counts do not
+        # suffice for.
         self._fed: dict[str, Series] = {}
         self._class_counts = ClassCounts()
         self._last_queue_s: float | None = None
@@ -511,7 +512,7 @@ class Metrics:
     # ---------------------------------------------------------------------------------- TorchServe's families
 
     def _collect_from_counts(self, definition: Definition) -> _Collect | None:
-        """How to read a metric off the counts; None for what must be fed, or has another shape than counts tell."""
+        """How to read a metric off the counts; None for a metric that must be fed, or of another shape."""
         known = BUILT_IN.front.get(definition.name) or BUILT_IN.model.get(definition.name)
         if known is None or known.kind != definition.kind or len(known.dimensions) != len(definition.dimensions):
             return None

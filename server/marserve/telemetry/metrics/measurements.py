@@ -1,8 +1,8 @@
 """What happens to requests, as updates of TorchServe's metrics. Pure: no files, no page, no clock, nothing kept.
 
-A `Tap` hangs on a version's counts only where somebody wants single events: in the modes that write lines, or where a
-metrics file gives a metric of the server's another type than it can be read off the counts as. It makes one small
-tuple a batch on the event loop; what follows from it (`measurements`) is worked out by whoever takes it, elsewhere.
+A `Tap` is an observer of a version's events. It exists only if single events are needed: in the modes that write lines,
+or if a metrics file gives a metric of the server another type than the counts provide. It makes one small
+tuple a batch on the event loop; the taker of the tuple works out the `measurements` elsewhere.
 """
 
 from __future__ import annotations
@@ -198,11 +198,11 @@ class RequestCounts:
         self._version = version
 
     def skip(self, requests: int, named_requests: int) -> None:
-        """So many were told before, by others."""
+        """Leave out so many, which were reported elsewhere."""
         self._told = {self._version: named_requests, DEFAULT_VERSION: requests - named_requests}
 
     def new(self, requests: int, named_requests: int) -> Iterator[Measurement]:
-        """What came since. The two numbers may be of two moments, a little apart; nothing is told twice."""
+        """What came since. The two numbers may be of two moments, a little apart; nothing is counted twice."""
         for word, count in ((self._version, named_requests), (DEFAULT_VERSION, requests - named_requests)):
             if count > self._told[word]:
                 yield Measurement("ts_inference_requests_total", (self._model, word), ONCE, count - self._told[word])

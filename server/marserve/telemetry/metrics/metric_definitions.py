@@ -88,8 +88,8 @@ BUILT_IN = _built_in()
 def read_metrics_file(path: Path) -> Definitions:
     """The metrics of a file in TorchServe's form, sections `ts_metrics` and `model_metrics`.
 
-    Raises BadSettings for a file that cannot be read or is none: TorchServe's workers would not start with it, and a
-    server that measures nothing would be noticed by nobody.
+    Raises BadSettings for a file that cannot be read or is not a metrics file: TorchServe's workers would not start
+    with it, and a server that measures nothing would go unnoticed.
     """
     try:
         with open(path, "rb") as file:

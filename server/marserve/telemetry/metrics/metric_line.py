@@ -73,7 +73,7 @@ def clean(text: str) -> str:
 
 def java_doubles(values: Sequence[float]) -> list[str]:
     """Numbers as Java prints doubles."""
-    # The sum tells of a NaN, which `min` and `max` pass over where it is not the first.
+    # The sum shows a NaN; `min` and `max` pass over one that is not the first.
     if values and min(values) >= 1e-3 and max(values) < 1e7 and sum(values) < float("inf"):
         return list(map(repr, map(float, values)))
     return list(map(java_double, values))

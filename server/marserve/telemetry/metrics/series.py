@@ -1,7 +1,7 @@
 """A family of the Prometheus page that is fed one update after the other: counters, gauges and histograms by labels.
 
-Bounded: a handler can name dimensions after anything it sees. Knows no versions; a series belongs to whoever updated
-it last, and goes with him.
+Bounded: a handler can name dimensions after anything it sees. Knows no versions; a series belongs to the owner that
+updated it last, and is dropped with that owner.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from marserve.telemetry.metrics.metric_definitions import Definition
 
 MAX_SERIES = 1000
 
-# The buckets of TorchServe's client; what handlers observe is told apart there or nowhere.
+# The buckets of TorchServe's client; values of handlers are only distinguished by these.
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
 
