@@ -3,7 +3,7 @@
 The steps of one change stand in four phases, and each phase ends before the next begins:
 
     load      what is new is loaded beside what serves; versions that get more workers begin to start them
-    ready     all of it is waited for; until here everything can be undone, and nobody outside has noticed
+    ready     all of it is waited for; until here everything can be undone, and no client has noticed
     switch    between two awaits: new versions take requests, replaced and removed ones get none; defaults, labels,
               weights, shadows and the forming of batches change
     retire    what was taken off answers what it had accepted, and ends; versions that get fewer workers end some
@@ -47,7 +47,7 @@ class Step:
     """One step. `version` is None where it concerns the model as a whole; `detail` says what changes.
 
     `before` and `after` are what the detail is made of: worker bounds, values, a target. `memory_bytes` is what it is
-    estimated to take (below 0: to give back), None where nobody knows. `replaces`: a version of the same name serves;
+    estimated to take (below 0: to give back), None if unknown. `replaces`: a version of the same name serves;
     `replaced`: it is that one.
     """
 

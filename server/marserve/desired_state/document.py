@@ -453,7 +453,7 @@ class _Reader:
     def _map(
         self, place: Marked, what: str, known: Collection[str], *, also: Collection[str] = ()
     ) -> dict[str, Marked] | None:
-        """The members of a map, without those that nobody knows; `also` are keys that belong elsewhere."""
+        """The members of a map, without unknown ones; `also` are keys that belong elsewhere."""
         if not isinstance(place.value, dict):
             self.wrong(place, f"{what} is {_show(place)}; it must be a map of keys and values")
             return None

@@ -1,7 +1,7 @@
 """Where the document of a desired state lies: a file, or an object that a store has. Everything here blocks.
 
 Both say cheaply whether the document may have changed, and both are written by compare-and-swap: what is written takes
-the place of the very document that it was made from, or `DesiredStateMoved` says that somebody was faster.
+the place of the very document that it was made from, or `DesiredStateMoved` says that another writer was faster.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DocumentUnreadable(Unavailable):
 
 
 class DocumentMissing(DocumentUnreadable):
-    """There is none."""
+    """There is no document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class DocumentPlace(Protocol):
         """Something that changes when the document does, got cheaply. Raises DocumentUnreadable."""
 
     def read(self) -> Found:
-        """The document. Raises DocumentUnreadable, DocumentMissing where there is none."""
+        """The document. Raises DocumentUnreadable, DocumentMissing if there is no document."""
 
     def write(self, data: bytes, tag: str) -> str:
         """Put a document in the place of the one with this tag, or (ABSENT) where there is none; gives the new one's.

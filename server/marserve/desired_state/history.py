@@ -53,7 +53,7 @@ class Applied:
     is_found: bool = False
 
     def state(self) -> DesiredState:
-        """What it says. Raises BadDesiredState for a file that somebody has written into."""
+        """What it says. Raises BadDesiredState for a file that was changed by hand."""
         return read(self.document.encode(), f"entry {self.number} of the history")
 
     def told(self, *, is_current: bool) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class History:
     """
 
     def __init__(self, folder: Path | None, kept: int = KEPT, *, is_needed: bool = True) -> None:
-        """Read what is there. A file that is none, or damaged, is left alone and said. Raises OSError."""
+        """Read what is there. A file that is damaged or not an entry is left alone and logged. Raises OSError."""
         self._folder = folder
         self._kept = kept
         self._is_needed = is_needed

@@ -3,7 +3,7 @@
 The memory is declared, or estimated from the archive's end.
 
 Archives of the store are looked at where they lie; of those that lie elsewhere the directory and the heads of weights
-are read by ranges, a few hundred kilobytes mostly. Nobody waits long for an estimate: None is not known. Blocks.
+are read by ranges, a few hundred kilobytes mostly. An estimate has a time limit; None if it is not known. Blocks.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class MemoryCost:
     """Estimates, each archive looked at once."""
 
     def __init__(self, store: LocalStore, open_source: Callable[[str], Source | None]) -> None:
-        """`open_source` opens an address that may be fetched; None for what is none, or has no ranges."""
+        """`open_source` opens an address that may be fetched; None without an address or ranges."""
         self._store = store
         self._open = open_source
         self._known: dict[str, WeightSize | None] = {}
 
     def __call__(self, version: DesiredVersion) -> int | None:
-        """What the version will take with the workers that it has at least, in bytes; None where nobody knows."""
+        """What the version will take with the workers that it has at least, in bytes; None if unknown."""
         size = self._size(version)
         if size is None:
             return None

@@ -1,4 +1,4 @@
-"""What clients may change of the models: directly, or, where a desired state decides, not at all or through it.
+"""What clients may change of the models: directly; or, where a desired state decides, through it or not at all.
 
 Surfaces (REST, gRPC) change models through a `Changes` and read them from the registry. What the server does by itself
 (workflows' nodes, autoscaling, roll-outs, new versions by a declared policy) does not come here.
@@ -86,10 +86,10 @@ class DirectChanges:
         self._registry = registry
 
     def check(self, call: str) -> None:
-        """Anything may be changed."""
+        """Do nothing: all changes are allowed."""
 
     def vet(self, call: str) -> list[str]:
-        """Nothing is to be said."""
+        """Nothing: no document decides."""
         return []
 
     async def register(self, parameters: RegisterParameters) -> Registered:
@@ -221,7 +221,7 @@ class AdoptedChanges:
         )
 
     def vet(self, call: str) -> list[str]:
-        """It is written into the document."""
+        """Say that the change is written into the document."""
         place = self._reconciler.place
         return [f"it would be written into {place.shown}, and applied from there"] if place is not None else []
 

@@ -62,7 +62,7 @@ SENT = "the document"
 class Failure:
     """A document of the place that could not be applied, as the last of `tries` in a row ended.
 
-    `at`, and when it is tried again by itself, are in seconds since the epoch; None: not before it changes, or somebody
+    `at`, and when it is tried again by itself, are in seconds since the epoch; None: not before it changes or a call
     asks for it. `tag` is the document's.
     """
 
@@ -105,7 +105,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Counts:
-    """What metrics tell, plain numbers."""
+    """The numbers behind the metrics."""
 
     applied: int = 0
     failed: int = 0
@@ -174,7 +174,7 @@ class Reconciler:
         return [] if self._current is None else self._current.policies()
 
     def remarks(self) -> list[str]:
-        """Sentences for whoever asks whether the server is ready: it is, and not with what the document says."""
+        """Sentences for readiness probes: the server is ready, but not with what the document says."""
         told = []
         if self.failure is not None:
             told.append(f"the desired state is not in force: {self.failure.message}")
@@ -705,7 +705,7 @@ class Reconciler:
                 log.exception("A look at the desired state failed; what is in force stays, and the next look follows")
 
     async def look(self, looked: str | None) -> str | None:
-        """Look once; `looked` is what the last look told, None at first. Gives what this one tells."""
+        """Look once; `looked` is the last look's result, None at first. Returns this one's."""
         assert self.place is not None
         if self._lock.locked():
             return looked
@@ -730,7 +730,7 @@ class Reconciler:
         except ApplyUnderWay:
             return looked
         except MarserveError:
-            pass  # it is logged, told by `describe`, and tried again where that may help
+            pass  # it is logged, shown by `describe`, and tried again if that may help
         return told
 
     async def _take(self, found: Found) -> None:
