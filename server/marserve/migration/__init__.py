@@ -1,4 +1,4 @@
-"""What moving from TorchServe asks for: a folder is read, nothing of it is run, and a report is made.
+"""Reports what a move from TorchServe needs: reads its folder, and runs nothing of it.
 
 survey    the whole survey of one folder
 layout    finds the pieces: settings, stores, scripts, snapshots

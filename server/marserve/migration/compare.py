@@ -1,4 +1,4 @@
-"""Asks two running servers the same and compares their answers: the old one's are what is wanted.
+"""Sends two running servers the same requests and compares their answers; the old one's are the wanted ones.
 
 Requests come from a file of cases (JSON: a list, or an object with `cases`, each with `path`, and `method`, `headers`,
 `body` where needed) or from a folder: `FOLDER/MODEL/anything` is posted to `/predictions/MODEL`.

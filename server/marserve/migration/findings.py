@@ -14,9 +14,9 @@ ORDER: tuple[Verdict, ...] = ("action", "differs", "works")
 class Finding:
     """One thing that was looked at.
 
-    `works`: as it did. `differs`: it works, and something about it is not as it was. `action`: somebody has to do
+    `works`: as before. `differs`: it works, but not as before in every respect. `action`: the operator has to do
     something first; `fix` says what. `file` is relative to the folder surveyed; a member of an archive stands behind
-    `!`. `line` counts from 1, 0 where there is none.
+    `!`. `line` counts from 1; 0 without a line.
     """
 
     verdict: Verdict
@@ -32,7 +32,7 @@ class Finding:
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """What needs somebody first, then by place."""
+    """Findings that need action first, then by place."""
     return sorted(findings, key=lambda found: (ORDER.index(found.verdict), found.file, found.line, found.what))
 
 

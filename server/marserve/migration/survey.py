@@ -1,4 +1,4 @@
-"""The whole survey of one folder: every piece judged, and what only the pieces together can tell."""
+"""The whole survey of one folder: every piece judged, and what follows only from all pieces together."""
 
 from __future__ import annotations
 
