@@ -57,8 +57,8 @@ class Credentials(httpx.Auth):
 
 def local_trust(settings: Settings | None = None) -> ssl.SSLContext:
     """Whom a command trusts at an https address of this machine: the very certificate that the settings (None: this
-    folder's) name, whatever host it is for; where they name none for their https addresses, anybody, as at an http
-    address, because the server makes one up at its start; without settings, who the system trusts.
+    folder's) name, whatever host it is for; where they name none for their https addresses, any certificate, as at an
+    http address, because the server makes one up at its start; without settings, who the system trusts.
     """
     if settings is None:
         with contextlib.suppress(BadSettings):

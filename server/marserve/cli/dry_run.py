@@ -18,7 +18,7 @@ from marserve.cli.remote import QUICK_S, Management
 from marserve.errors import without_stop
 
 DRY: Mapping[str, str] = {"dry_run": "true"}
-"""What servers are told."""
+"""The parameter of a dry run."""
 HEAD = "This would be, and nothing was changed:"
 MIB = 1 << 20
 

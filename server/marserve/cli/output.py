@@ -37,7 +37,7 @@ _WIDEST = 100_000
 class CommandFailed(Exception):
     """A command could not do what it was asked: `message` says what happened, `next_step` what may help.
 
-    `detail` goes into the JSON form (a server's error object, a process id); of it a person is told the `reason`.
+    `detail` goes into the JSON form (a server's error object, a process id); the text form shows its `reason`.
     """
 
     status = FAILED_STATUS
@@ -106,7 +106,7 @@ class Output:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether somebody watches: a terminal, and no JSON asked for."""
+        """Whether progress is shown: on a terminal, without `--json`."""
         return not self.as_json and self._notes.is_terminal
 
     def progress(self) -> Progress:

@@ -76,7 +76,7 @@ class Listener:
     """
 
     flag = "--management or --inference"
-    """The flag with which a command is told the address."""
+    """The flag that gives a command the address."""
     kind: ClassVar[Literal["inference", "management"]] = "management"
     """Whose key is sent where the server asks for one."""
 
@@ -122,7 +122,7 @@ class Listener:
             ) from error
 
     def readiness(self) -> Probe:
-        """Whether requests should be sent to this server, and if not, why. Both listeners tell."""
+        """Whether requests should be sent to this server, and if not, why. Both listeners are asked."""
         return self._probe("/readyz")
 
     def _probe(self, path: str) -> Probe:
@@ -140,7 +140,7 @@ class Inference(Listener):
     kind = "inference"
 
     def is_alive(self) -> bool:
-        """Whether a marserve answers there; False when nobody does."""
+        """Whether a marserve answers there; False without any answer."""
         try:
             return self.ask("GET", "/livez").status_code == 200
         except CommandFailed:
@@ -174,7 +174,7 @@ class Management(Listener):
     ) -> Any:
         """Send one question or order and return its JSON answer; None waits as long as it takes.
 
-        Raises CommandFailed when nobody answers, or with the server's words when it refuses.
+        Raises CommandFailed when no server answers, or with the server's words when it refuses.
         """
         answer = self.ask(method, path, timeout_s=timeout_s, params=parameters)
         if answer.status_code >= 400:

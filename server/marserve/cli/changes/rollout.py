@@ -178,7 +178,7 @@ def _event_row(event: dict[str, Any]) -> list[str]:
 
 
 def _event(event: dict[str, Any]) -> str:
-    """As in the table, without the day: whoever follows knows it."""
+    """As in the table, without the day: a reader who follows knows it."""
     at, what = _event_row(event)
     return f"{at.rpartition(' ')[2]}  {what}"
 

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def with_defaults(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of what is started: `serve` switches tokens off, as TorchServe's does, unless somebody says."""
+    """The environment of what is started: `serve` switches tokens off, as TorchServe's does, unless they are set."""
     made = dict(environment)
     if is_serve(arguments):
         made.setdefault(TOKENS_OFF, "true")
@@ -98,7 +98,7 @@ def is_server(command: Sequence[str]) -> bool:
 def refuse_unwritable(environment: Mapping[str, str], can_write: Callable[[str], bool]) -> None:
     """Raise BadSettings where `TEMP` is a folder that this user may not write, as of a group that the image knows not.
 
-    Without it the server would say the same of folders that nobody here chose.
+    Without it the server would say the same of folders that were not chosen here.
     """
     folder = environment.get("TEMP")
     if folder and Path(folder).is_dir() and not can_write(folder):

@@ -20,7 +20,7 @@ from marserve.cli.server.pid_file import MARSERVE_WORD, TORCHSERVE_WORD, PidFile
 PR_SET_CHILD_SUBREAPER = 36
 NAME_BYTES = 15  # what the kernel keeps of a process's name
 
-# All but those that speak of this process itself, and those that nobody can catch.
+# All except those about this process itself, and those that no process can catch.
 _OWN = {signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT}
 _OWN |= {signal.SIGSYS, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGKILL, signal.SIGSTOP}
 _PASSED_ON = frozenset(signal.valid_signals() - _OWN)

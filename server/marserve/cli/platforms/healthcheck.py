@@ -39,7 +39,7 @@ def main() -> NoReturn:
 
 
 def container_arguments(command_line: Path) -> list[str]:
-    """What the container was told to run; nothing where its first process is another program."""
+    """The command that the container runs; empty if its first process is another program."""
     try:
         words = command_line.read_bytes().decode("utf-8", "surrogateescape").rstrip("\0").split("\0")
     except OSError:

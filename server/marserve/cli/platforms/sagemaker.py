@@ -80,8 +80,8 @@ def serves_many_models(environment: Mapping[str, str]) -> bool:
 
 
 def _addresses(environment: Mapping[str, str], is_multi_model: bool) -> dict[str, object]:
-    """One port for what SageMaker calls. The rest is of this machine alone, and on ports that nobody else was given:
-    the containers of an endpoint share their addresses.
+    """One port for what SageMaker calls. The rest is of this machine alone, and on ports that no other process was
+    given: the containers of an endpoint share their addresses.
     """
     port = _number(environment, "SAGEMAKER_BIND_TO_PORT", 1, 65534) or DEFAULT_PORT
     front = f"http://0.0.0.0:{port}"

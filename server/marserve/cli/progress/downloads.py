@@ -52,7 +52,7 @@ class AwaitedDownload:
         try:
             return list(self._server.order("GET", "/downloads")["downloads"])
         except CommandFailed:
-            return []  # an older server, or one that is gone, which the order itself will tell
+            return []  # an older server, or one that is gone, as the order itself will show
 
 
 def step_of(download: dict[str, Any]) -> Step:

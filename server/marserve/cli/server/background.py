@@ -22,7 +22,7 @@ def start_server(
     """Run `python -m module arguments…` in a new session; the caller owns the process.
 
     `word` stands in its command line from its first instant (as an option that Python ignores), so that a PID file is
-    believed before the server has set its own title. Output goes where the caller's goes unless told otherwise.
+    believed before the server has set its own title. Output goes where the caller's goes by default.
     """
     # -P: a file json.py in the working directory is the user's, and not the standard library's.
     command = [sys.executable, "-P", "-X", word, "-m", module, *arguments]

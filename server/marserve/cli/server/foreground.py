@@ -32,12 +32,12 @@ def serve(settings: Settings, pid_file: PidFile, watch: StartWatch | None = None
         pid_file.release(pid)
         os._exit(_status_of(number))
 
-    # Until the server has handlers of its own: told to stop now, it ends with nothing left behind.
+    # Until the server has handlers of its own: a signal to stop now ends it with nothing left behind.
     told_by = {"SIGINT", "SIGTERM", settings.preemption_signal} & set(signal.Signals.__members__)
     before = {signal.Signals[name]: signal.signal(signal.Signals[name], leave_at_once) for name in told_by}
     # A starter may have blocked signals for its own sake, and what it starts inherits that: none would ever come here.
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # Before the file: whoever reads the id from it must find the word in the command line. The word alone, because
+    # Before the file: a reader of its id must find the word in the command line. The word alone, because
     # SageMaker's toolkit looks for an argument that is exactly TorchServe's, and a title counts as one argument.
     setproctitle.setproctitle(pid_file.word)
     # What a start makes stays, and looking through it for garbage takes a tenth of the time: the server will, once.

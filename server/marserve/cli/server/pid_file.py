@@ -47,12 +47,12 @@ class PidFile:
             return None
 
     def running_pid(self) -> int | None:
-        """The process id of the server that holds the file now, None when there is none."""
+        """The process id of the server that holds the file now, None without one."""
         pid = self.written_pid()
         return pid if pid is not None and self.is_server(pid) else None
 
     def is_server(self, pid: int) -> bool:
-        """Whether that process runs and is a server of this kind. A zombie has no command line and is none."""
+        """Whether that process runs and is a server of this kind. A zombie has no command line and does not count."""
         return pid > 0 and self.word in _command_line(pid)
 
     def claim(self, pid: int) -> bool:

@@ -93,7 +93,7 @@ def start(
                 return
             if foreground:
                 raise typer.Exit(serve(loaded, pid_file, watch))
-            # Late: a server in front asks nobody anything, and starts sooner without an HTTP client.
+            # Late: a server in front asks no other server, and starts sooner without an HTTP client.
             from marserve.cli.server.start_behind import start_behind
 
             start_behind(loaded, _as_arguments(flags, pairs), pid_file, timeout, output)

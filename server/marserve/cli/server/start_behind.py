@@ -36,7 +36,7 @@ def start_behind(
     """Start a process of its own for the server, and wait until its models are loaded or one cannot be.
 
     `arguments` are those of a `marserve start` with these settings. Raises AlreadyRunning, BadSettings, CommandFailed
-    and, where somebody waits no longer, Interrupted.
+    and, when the wait is interrupted, Interrupted.
     """
     running = pid_file.running_pid()
     if running is not None:
@@ -50,7 +50,7 @@ def start_behind(
                 f"Another server answers at {front.address} already.",
                 "Stop it, or start this one with another --inference-address.",
             )
-        # Nobody reads its standard output, so it writes files even where a server in front would not.
+        # No process reads its standard output, so it writes files even where a server in front would not.
         logs = settings.log_location or settings.working_directory / "logs"
         warnings = [*settings.warnings, *settings.notes]
         for warning in warnings:

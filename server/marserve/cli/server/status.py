@@ -79,7 +79,7 @@ def _describe_all(back: Management, readiness: Probe) -> list[dict[str, Any]]:
 
 
 def _show_readiness(output: Output, front: Inference) -> None:
-    """What the inference address alone tells: no models."""
+    """The status by the inference address alone: without models."""
     readiness = front.readiness()
     facts = [
         ("state", "ready" if readiness.is_well else "not ready"),

@@ -51,9 +51,9 @@ def stop(
 
 
 def _rehearse(output: Output, address: str, pid: int, timeout_s: float, kill: bool) -> None:
-    """Say which server would end, and what it has to answer before, where it tells that.
+    """Say which server would end, and what it has to answer before, if it reports that.
 
-    Raises CommandFailed where it may not be told to end.
+    Raises CommandFailed if it may not be stopped.
     """
     try:
         os.kill(pid, 0)
@@ -78,7 +78,7 @@ def _look(address: str) -> tuple[dict[str, Any], str]:
         unknown = dict.fromkeys(("models", "pendingRequests", "runningRequests"))
         return {**unknown, "reason": error.message}, f"how much that is, it does not tell ({error.message.rstrip('.')})"
     waiting = sum(int(version["jobQueueStatus"]["pendingRequests"]) for version in versions)
-    # A server of an earlier release does not tell.
+    # A server of an earlier release does not report it.
     tells = all("runningRequests" in version for version in versions)
     running = sum(int(version["runningRequests"]) for version in versions) if tells else None
     answered = "" if running is None else f"{running} requests are being answered, "

@@ -1,7 +1,7 @@
 """`torch-model-archiver`: TorchServe's command line for making archives (contract 9.2), with its flags and statuses.
 
 Silent when all is well, exit 0. One line `ERROR - …` and exit 1 where TorchServe's prints a traceback; usage errors
-exit 2. Work happens in a private file beside the archive, never in a folder that somebody else may own.
+exit 2. Work happens in a private file beside the archive, never in a folder that another user may own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`torch-workflow-archiver`: TorchServe's command line for making workflow archives (contract 9.3).
 
 Silent when all is well, exit 0. One line `ERROR - …` and exit 1 for what cannot be archived; usage errors exit 2. What
-servers would refuse about the spec is told as a warning: the archive is made all the same.
+servers would refuse about the spec is a warning: the archive is made all the same.
 """
 
 from __future__ import annotations

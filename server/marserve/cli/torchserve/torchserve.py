@@ -3,7 +3,7 @@
 Knows argparse, the PID file and what TorchServe prints. What the flags mean is said in `marserve.settings`.
 
 One thing differs on purpose: with `--foreground` the server's own exit status is passed on, where TorchServe hides it,
-so that whoever supervises the server learns that it failed.
+so that a supervisor of the server learns that it failed.
 """
 
 from __future__ import annotations
