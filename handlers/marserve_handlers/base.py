@@ -1,6 +1,6 @@
 """`BaseHandler`: the life of a model in a worker, from `initialize` to the answers of a batch.
 
-Authors subclass it and override the steps they need. Which runtime runs the model is told from the archive's manifest;
+Authors subclass it and override the steps they need. Which runtime runs the model follows from the archive's manifest;
 only that runtime is imported, and only when `initialize` runs: a worker with an ONNX model has no torch in it.
 """
 
@@ -34,7 +34,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
     # For subclasses whose `__init__` leaves ours out.
     context: Any = None
     takes_arrays = False
-    """Whether the model takes and gives arrays (ONNX) and not tensors; told by `initialize`."""
+    """Whether the model takes and gives arrays (ONNX) and not tensors; set by `initialize`."""
     names_classes = False
     """Whether answers name classes: without `index_to_name.json` a worker then warns that they have numbers."""
 
@@ -217,7 +217,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         return self.get_insights(data_preprocess, inputs, target)
 
     def describe_handle(self) -> Any:
-        """What a describe request is told of the model; None unless overridden."""
+        """The answer to a describe request for the model; None unless overridden."""
         return None
 
     def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> Any:

@@ -25,7 +25,7 @@ BUILT_IN = {
 
 
 def find_built_in(name: str) -> type | None:
-    """The class of the built-in handler of that name, imported now, or None if there is none."""
+    """The class of the built-in handler of that name, imported now, or None for an unknown name."""
     place = BUILT_IN.get(name)
     if place is None:
         return None

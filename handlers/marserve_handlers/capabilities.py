@@ -1,4 +1,4 @@
-"""What is installed for handlers to use, as flags; told by looking for packages, none is imported for it."""
+"""What is installed for handlers to use, as flags. It looks for packages, and imports none."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def read_compile_options(model_config: Mapping[str, Any] | None) -> dict[str, An
     """The arguments for `torch.compile`, or None when the model is not to be compiled.
 
     Three forms of `pt2`: `{compile: {enable: true, backend: …, mode: …}}`, where all but `enable` is passed on;
-    `inductor`, a backend alone; `{backend: …, mode: …}`, the options themselves. A backend nobody knows is warned of
+    `inductor`, a backend alone; `{backend: …, mode: …}`, the options themselves. An unknown backend is warned of
     and gives None, and so does `compile` without `enable: true`.
     """
     pt2 = (model_config or {}).get("pt2")

@@ -45,11 +45,11 @@ class RequestView(Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """When nobody waits any more, in seconds on the monotonic clock; None for never."""
+        """When the client stops waiting, in seconds on the monotonic clock; None for never."""
 
 
 def note_warning(context: Any, sentence: str) -> None:
-    """Have describe's `warnings` say this of the load; in the log where the context is none of a worker's."""
+    """Have describe's `warnings` say this of the load; in the log if the context does not belong to a worker."""
     warnings = getattr(context, "load_warnings", None)
     if isinstance(warnings, list):
         warnings.append(sentence)
@@ -329,7 +329,7 @@ class Context:
         return value
 
     def deadline(self, idx: int = 0) -> float | None:
-        """When nobody waits for response `idx` any more, in seconds of `time.monotonic()`, or None for never."""
+        """When the client stops waiting for response `idx`, in seconds of `time.monotonic()`, or None for never."""
         return self._items[idx].deadline if self._items else None
 
     def is_cancelled(self, idx: int = 0) -> bool:

@@ -13,7 +13,7 @@ _FILE = Path("/proc/driver/nvidia/version")
 
 
 def driver_version(file: Path = _FILE) -> str:
-    """The version of the kernel's driver (`580.65.06`); empty where there is none."""
+    """The version of the kernel's driver (`580.65.06`); empty without a driver."""
     try:
         said = file.read_text(errors="replace")
     except OSError:

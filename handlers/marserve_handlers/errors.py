@@ -42,7 +42,7 @@ class PredictionException(Exception):
 
 
 class NobodyWaits(Exception):
-    """Every client of the running batch has gone, or is past its deadline: there is nobody to stream to.
+    """Every client of the running batch has gone, or is past its deadline: there is no client to stream to.
 
     Raised by `send_intermediate_predict_response`, so that a handler that streams ends by itself; one that has to tidy
     up may catch it.
@@ -78,8 +78,8 @@ class Failure(NamedTuple):
 def describe_failure(error: BaseException) -> Failure:
     """Classify what a handler raised.
 
-    PredictionException keeps its message and code; running out of host or device memory is 507, told by type, and by
-    the runtimes' own words where only those are left, also of a cause (`device_errors`); everything else is 503
+    PredictionException keeps its message and code; running out of host or device memory is 507, recognised by type, and
+    by the runtimes' own words where only those are left, also of a cause (`device_errors`); everything else is 503
     `Prediction failed`.
     """
     if isinstance(error, PredictionException):

@@ -261,7 +261,7 @@ class MetricsCache:
             self.initialize_cache()
 
     def initialize_cache(self) -> None:
-        """Learn the metrics of the metrics file, or the ready-made ones where there is none.
+        """Learn the metrics of the metrics file, or the ready-made ones without a file.
 
         Raises MetricsCacheIOError, MetricsCachePyYamlError, MetricsCacheKeyError or MetricsCacheTypeError when the
         file cannot be used; see `metrics_file.read_model_metrics`.
@@ -365,7 +365,7 @@ class MetricsCache:
         return metric
 
     def get_metric(self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER) -> CachingMetric:
-        """The metric of that name and type. Raises MetricsCacheKeyError if there is none."""
+        """The metric of that name and type. Raises MetricsCacheKeyError for an unknown one."""
         self._check_type(metric_name, str, "The name of a metric")
         self._check_type(metric_type, MetricTypes, "The type of a metric")
         metric = self.cache.get(metric_type, {}).get(metric_name)

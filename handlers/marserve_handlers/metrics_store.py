@@ -89,7 +89,7 @@ class MetricEncoder(json.JSONEncoder):
 
 
 class MetricsStore:
-    """Metrics of one batch, kept by name and request until somebody emits `store`."""
+    """Metrics of one batch, kept by name and request until `store` is emitted."""
 
     def __init__(self, request_ids: dict[int, str] | None, model_name: str) -> None:
         self.store: list[Metric] = []

@@ -43,7 +43,7 @@ def execute_call(
     while not event.is_set():
         taken = in_queue.get()
         if taken is None:
-            continue  # somebody was told to end, and wakes all who look
+            continue  # a thread has the order to end, and wakes all that look
         idx, data = taken
         if not isinstance(data, _Failed):
             thread_local_data.micro_batch_idx = idx
@@ -167,7 +167,7 @@ class MicroBatching:
         for worker in ending:
             worker.event.set()
         for worker in ending:
-            # Whoever wakes may be a thread that stays: then the wake-up is given again.
+            # The thread that wakes may be one that stays: it then passes the wake-up on.
             while worker.thread.is_alive() and worker.thread is not threading.current_thread():
                 self.queues[HANDLER_METHODS.index(step)].put(None)
                 worker.thread.join(0.05)

@@ -33,7 +33,7 @@ class ModelService(ABC):
         """Answer the batch's rows: a list as long as `data`."""
 
     def ping(self) -> Any:
-        """What a health check is told; None unless overridden."""
+        """The answer to a health check; None unless overridden."""
         return None
 
     def signature(self) -> Any:

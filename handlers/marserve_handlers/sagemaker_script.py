@@ -175,7 +175,7 @@ def _body_of(row: Any, content_type: str) -> Any:
 
 
 def _decode(body: Any, content_type: str) -> Any:
-    """The rows of a body in JSON, CSV or NPY. Raises PredictionException: 400 for what is none, 415 for other types."""
+    """The rows of a body in JSON, CSV or NPY. Raises PredictionException: 400 if malformed, 415 for other types."""
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if kind == JSON:

@@ -63,7 +63,7 @@ class TRTLLMHandler(BaseHandler):
             raise
 
     async def preprocess(self, requests: list[Any]) -> list[dict[str, Any]]:
-        """The request's JSON. Raises PredictionException (400) for what is none, and without a prompt."""
+        """The request's JSON. Raises PredictionException (400) for a body that is not JSON or has no prompt."""
         if len(requests) != 1:
             raise PredictionException("trt_llm_handler takes one request at a time: set batchSize to 1.", 500)
         value = value_of(requests[0])

@@ -94,7 +94,7 @@ class VisionHandler(BaseHandler):
 def picture_value(row: Any) -> Any:
     """As `value_of`, and BadPicture for a form without the field in which a picture is looked for."""
     if isinstance(row, dict) and not row.keys() & {"data", "body"}:
-        # curl --data-binary calls any file a form unless it is told otherwise.
+        # curl --data-binary calls any file a form by default.
         raise BadPicture(
             "The request holds no picture: its body came as a form (application/x-www-form-urlencoded, as curl "
             "--data-binary says by itself) without the field data. Send an image file with curl -T FILE, or with a "

@@ -76,7 +76,7 @@ def document_of(row: Any) -> Any:
 
 
 def list_of(row: Any, key: str) -> list[Any]:
-    """The list under `key` of the row's document. Raises PredictionException (400) where there is none."""
+    """The list under `key` of the row's document. Raises PredictionException (400) without one."""
     document = document_of(row)
     found = document.get(key) if isinstance(document, dict) else None
     if not isinstance(found, list):
@@ -87,7 +87,7 @@ def list_of(row: Any, key: str) -> list[Any]:
 def split(answers: Any, lengths: list[int]) -> list[Any]:
     """The handler's answers to a joined batch, cut back to one list for each row.
 
-    Of one row they are all its own, however many there are. Raises ValueError when they cannot be told apart: the
+    Of one row they are all its own, however many there are. Raises ValueError when they cannot be assigned: the
     server then runs the rows alone.
     """
     if len(lengths) == 1:

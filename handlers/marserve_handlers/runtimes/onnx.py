@@ -42,7 +42,7 @@ OPTIONS = (
 
 # Providers that compute on a device that torch calls `cuda`, the first that is there for a worker that has one.
 _ON_DEVICES = ("CUDAExecutionProvider", "MIGraphXExecutionProvider", "ROCMExecutionProvider")
-# Those that are told which device, and those that want CUDA's libraries.
+# Providers that take a device's number, and those that need CUDA's libraries.
 _WITH_DEVICE_ID = (*_ON_DEVICES, "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider")
 _OF_CUDA = ("CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider")
 _CPU = "CPUExecutionProvider"
@@ -94,7 +94,7 @@ def open_session(
 
     A provider is wanted where the options name it, or the worker of `context` has a device. With `fallback` a wanted
     one that is not there, or does not begin, is a warning of the load, and others compute in its place; that is the
-    default where the context does not say that devices must be used. The context is told which are in use.
+    default where the context does not say that devices must be used. The context gets the providers in use.
     Raises ModelNotLoadable for a file that is no model, an unknown option, and a wanted provider that is not in use.
     """
     settings = dict(options or {})

@@ -8,7 +8,7 @@ import torch
 
 
 def device_of_rank(local_rank: int) -> torch.device:
-    """The CUDA device of that number, counted round where there are fewer, or the CPU where there is none."""
+    """The CUDA device of that number, counted round where there are fewer, or the CPU without one."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return torch.device("cuda", local_rank % count) if count else torch.device("cpu")
 
