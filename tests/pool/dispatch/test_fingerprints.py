@@ -32,6 +32,7 @@ def test_a_body_that_kills_again_is_refused_from_then_on() -> None:
     for body, now in ((b"twice", 0.0), (b"once", 1.0), (b"twice", 2.0)):
         refused.refuse(request_of(body), now)
 
+    assert list(refused.until.values()) == [1.0 + REFUSE_S, 2.0 + REFUSE_S]
     assert refused.refused_for_s(request_of(b"once"), 1.0 + REFUSE_S) == 0.0
     assert refused.refused_for_s(request_of(b"twice"), 1.0 + REFUSE_S) == 1.0
 

@@ -86,6 +86,33 @@ def test_what_is_kept_is_what_a_look_at_every_worker_says(steps: list[tuple[str,
         assert lanes.mean_runs_s == pytest.approx(sum(one.mean_run_s for one in every))
 
 
+def test_what_was_sent_ahead_goes_with_its_worker() -> None:
+    """The batch that it ran was not ahead; of another worker nothing is forgotten."""
+    stage = Stage()
+    for key in "wx":
+        stage.open(key)
+        for count in (1, 2, 4):
+            stage.begin(key, count)
+
+    stage.lanes.lost("w")
+
+    assert stage.lanes.jobs_ahead == 6
+
+
+def test_where_workers_run_many_at_once_nothing_is_ahead() -> None:
+    """What they have beside the first has begun, and takes nothing off the bound of what may wait."""
+    stage = Stage(in_any_order=True)
+    stage.open("w")
+    lane = stage.lanes.by_key["w"]
+    stage.lanes.idle.remove(lane)
+    flights = [stage.lanes.begin(lane, [], False, 0.0) for _ in range(3)]
+    flights[1].jobs.append(Job(Request("r", []), Told(), 0.0, None, None))  # type: ignore[arg-type]
+
+    stage.land(flights[0])
+
+    assert stage.lanes.jobs_ahead == 0
+
+
 def test_a_flight_ends_in_its_turn_unless_workers_run_many_at_once() -> None:
     """What a worker says of another is no honest word; nor of a loan."""
     one, many = Stage(), Stage(in_any_order=True)
