@@ -151,7 +151,7 @@ class MetricsStore:
         self._add_or_update(name, value, self._get_req(idx), unit, None, dimensions)
 
     def _get_req(self, idx: int | None) -> str | None:
-        """The id of request `idx`; all ids joined by commas without one; None where there are none."""
+        """The id of request `idx`; all ids joined by commas without one; None without ids."""
         return ids_of(self.request_ids, idx)
 
     def _add_or_update(

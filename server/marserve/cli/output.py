@@ -110,7 +110,7 @@ class Output:
         return not self.as_json and self._notes.is_terminal
 
     def progress(self) -> Progress:
-        """A line each with a bar, a text and the time passed; invisible where nobody watches."""
+        """A line each with a bar, a text and the time passed; invisible if progress is not shown."""
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # late, for a start
 
         return Progress(

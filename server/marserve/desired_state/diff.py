@@ -205,7 +205,7 @@ def _in_place(model: str, version: str, found: ActualVersion, wanted: DesiredVer
 
 
 def _possible(workers: tuple[int, int], found: ActualVersion, sleeps: bool) -> tuple[int, int]:
-    """The bounds as they work out: none at all is none, unless workers sleep; there are no more than devices."""
+    """The bounds in effect: a minimum of 0 means no workers, unless they sleep; never more than devices."""
     least, most = workers if workers[0] or sleeps else (0, 0)
     return (min(least, found.most_workers), min(most, found.most_workers)) if found.most_workers else (least, most)
 

@@ -1,7 +1,7 @@
 """The desired state: one document that says which models a server has. Pure; it reads text and opens nothing.
 
 `read` makes a `DesiredState` of YAML (or JSON, which is YAML too), or says everything that is wrong with it, each with
-its line. The document has one canonical form, in which what is written in several ways is one; its digest tells whether
+its line. The document has one canonical form, in which what is written in several ways is one; its digest shows whether
 two servers are to have the same. `schema.py` says the same rules to editors.
 
     models:

@@ -39,7 +39,7 @@ class Applied:
     `number` counts from 1. `at` is in seconds since the epoch. `by` says what brought it: `start`, `apply`, `undo`,
     `watch` or `adopt`, or `found` for what a server had before a document came; `what` in a few words what it changed.
     `document` is its text, `digest` that of what it means.
-    `before` is the number of the entry that undoing goes back to, 0 where there is none. `is_found`: it says what calls
+    `before` is the number of the entry that undoing goes back to, 0 without one. `is_found`: it says what calls
     had made; true of an undo that goes back to such an entry, too.
     """
 

@@ -295,7 +295,7 @@ class Reconciler:
     async def _in_place(self, *, may_be_absent: bool) -> Found | None:
         """The document as it lies in the place now; None without a place.
 
-        Who brings one may do so where there is none: then the place has nothing, under the tag ABSENT.
+        A call with a document may come while the place is empty: it then has nothing, under the tag ABSENT.
         """
         if self.place is None:
             return None

@@ -30,7 +30,7 @@ class Machine(NamedTuple):
     """What there is. Memory and disk in bytes; `cores` is how many may be busy at once, at least 1.
 
     `devices` are those that workers may see, as they count them. `remarks` are sentences about devices that could not
-    be read. `tool` is the path of the vendor's tool, empty where there is none.
+    be read. `tool` is the path of the vendor's tool, empty without one.
     """
 
     hostname: str

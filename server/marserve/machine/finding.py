@@ -33,7 +33,7 @@ _Find = Callable[[str, Run, list[str]], list[Accelerator]]
 class Installed(NamedTuple):
     """The installed devices. `complaints` are sentences about tools that reported nothing, or not everything.
 
-    `tool` is the path of the vendor's tool, empty where there is none.
+    `tool` is the path of the vendor's tool, empty without one.
     """
 
     vendor: Vendor | None

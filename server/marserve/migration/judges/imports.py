@@ -108,7 +108,7 @@ def _ts_folder() -> Path | None:
 
 
 def _file_in_ts(module: str) -> Path | None:
-    """The file of a module under TorchServe's name `ts`; None where there is none here."""
+    """The file of a module under TorchServe's name `ts`; None without one here."""
     folder = _ts_folder()
     if folder is None:
         return None
