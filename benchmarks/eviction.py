@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from figures import Figure, Goal
 
 from marserve.memory.eviction import Demand, Resident, choose_victims
+from marserve.memory.ledger import HOST
 
 if TYPE_CHECKING:
     from plan import Plan
@@ -117,8 +118,8 @@ def _own(trace: Trace, sizes: Sequence[int], load_s: Sequence[float], room: int)
         if model in resident:
             continue
         loaded.append(model)
-        views = [Resident(each, sizes[each], load_s[each], demand.of(each)) for each in sorted(resident)]
-        for gone in choose_victims(views, held + sizes[model] - room, float(position)).names:
+        views = [Resident(each, {HOST: sizes[each]}, load_s[each], demand.of(each)) for each in sorted(resident)]
+        for gone in choose_victims(views, {HOST: held + sizes[model] - room}, float(position)) or ():
             resident.remove(gone)
             held -= sizes[gone]
         resident.add(model)

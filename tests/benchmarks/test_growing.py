@@ -129,8 +129,8 @@ def test_a_scheduler_that_takes_longer_for_each_worker_limits_a_pool(queueing: A
 
 
 def test_upkeep_takes_no_more_than_its_part_however_many_workers_there_are(world: Any) -> None:
-    """Sizes are read for a fiftieth of the time at most, as `memory/residency.py` has it."""
-    from marserve.memory.residency import PAUSE_PER_READING
+    """Sizes are read for a fiftieth of the time at most, as `memory/host_memory.py` has it."""
+    from marserve.memory.host_memory import PAUSE_PER_READING
 
     costs = world.Costs(0.0, 0.0, 0.0, 0.0, 0.0, 100e-6)
 

@@ -13,7 +13,7 @@ import pytest
 from marserve.desired_state.document import DesiredVersion
 from marserve.desired_state.memory_cost import BLOCK_BYTES, MemoryCost, RangeFile
 from marserve.errors import ArchiveNotFound
-from marserve.memory.admission import INTERPRETER_BYTES, RUNTIME_BYTES
+from marserve.memory.needs import INTERPRETER_BYTES, RUNTIME_BYTES
 from marserve.store.sources.local import LocalStore
 from marserve.store.sources.source import Broken, Entry, Source
 

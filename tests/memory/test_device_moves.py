@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marserve.memory.device_eviction import Devices
 from marserve.memory.device_moves import Site, choose_site
+from marserve.memory.eviction import Devices
 
 LOST = {"is_sound": False, "is_settled": False}
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 from marserve.archive.contents.weight_size import Seekable, WeightSize, weigh, weigh_file
 from marserve.desired_state.document import DesiredVersion
 from marserve.errors import MarserveError
-from marserve.memory.admission import need_of
+from marserve.memory.needs import need_of
 from marserve.model_options import read_value
 from marserve.store.addresses.fetch_guard import is_address
 from marserve.store.addresses.pinned_digest import split_digest

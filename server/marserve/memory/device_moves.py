@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marserve.memory.device_eviction import Devices
+from marserve.memory.eviction import Devices
 
 # So long a device has to be sound before workers that found another place are moved back to it.
 SETTLED_S = 30.0

@@ -1,4 +1,5 @@
-"""Decides which models are put to sleep so that another one can be loaded. Pure: time is passed in.
+"""Decides which models are put to sleep so that another one can be loaded, in the host's memory or on devices, and on
+which device a worker goes where none has room. Pure: time is passed in.
 
 Worth keeping is what would soon have to be loaded again, and dearly: a model's *worth* is its predicted demand times
 the seconds that loading it takes, and models leave in order of worth per byte, the least first.
@@ -16,9 +17,11 @@ other's place in turn would all be loading and none answering.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from marserve.memory.ledger import Resource
 
 # After so many requests for each model that is known, a request counts half.
 HALF_LIVES_PER_MODEL = 5.0
@@ -29,6 +32,7 @@ _RESCALE_AT = 1e100
 LEAST_LOAD_S = 0.001
 LEAST_DEMAND = 1e-9
 
+Devices = tuple[int, ...]
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -67,14 +71,14 @@ class Demand(Generic[Name]):
 
 @dataclass(frozen=True, slots=True)
 class Resident(Generic[Name]):
-    """A model that is in memory, as the choice sees it. Times in seconds, the moment on the caller's clock.
+    """A model that is in memory, as the choice sees it: what it holds of which resource, in bytes. Times in seconds.
 
     `load_s` is what loading it again would take; `demand` as `Demand.of` says; `stays_until` is the end of its least
-    residence. What `is_in_use` has requests that wait or run.
+    residence, on the caller's clock. What `is_in_use` has requests that wait or run.
     """
 
     name: Name
-    size_bytes: int
+    sizes: Mapping[Resource, int]
     load_s: float
     demand: float
     stays_until: float = -math.inf
@@ -91,45 +95,88 @@ class Resident(Generic[Name]):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Generic[Name]):
-    """Who leaves. Empty where those that may leave now are not enough together.
+class Place(Generic[Name]):
+    """Where a worker goes. `names` leave for it; None: not enough of them may leave now, but later some can."""
 
-    `look_again_at` is when more of them may leave because their least residence is over; None where nothing but the
-    end of requests changes that.
+    devices: Devices
+    names: tuple[Name, ...] | None
+
+
+def choose_victims(
+    residents: Sequence[Resident[Name]], needed: Mapping[Resource, int], now: float
+) -> tuple[Name, ...] | None:
+    """Which are put to sleep so that so many bytes come free of each resource; pinned models are no `residents`.
+
+    All or nothing: None where those that may leave now are too small together.
     """
-
-    names: tuple[Name, ...] = ()
-    look_again_at: float | None = None
-
-
-def choose_victims(residents: Sequence[Resident[Name]], needed_bytes: int, now: float) -> Choice[Name]:
-    """Who is put to sleep so that at least `needed_bytes` come free; pinned models are not to be among `residents`.
-
-    All or nothing: where those that may leave are too small together, none leaves in vain.
-    """
-    if needed_bytes <= 0:
-        return Choice()
-    may_leave = [resident for resident in residents if resident.may_leave(now)]
-    if sum(resident.size_bytes for resident in may_leave) < needed_bytes:
-        ends = [resident.stays_until for resident in residents if resident.stays_until > now]
-        return Choice(look_again_at=min(ends, default=None))
-    ordered = sorted(may_leave, key=lambda resident: resident.worth / max(1, resident.size_bytes))
     chosen: list[Resident[Name]] = []
-    freed = 0
-    for resident in ordered:
-        if freed >= needed_bytes:
+    for resource, size in needed.items():
+        short = size - _held(chosen, resource)
+        if short <= 0:
+            continue
+        others = [each for each in residents if each not in chosen and each.sizes.get(resource) and each.may_leave(now)]
+        if _held(others, resource) < short:
+            return None
+        chosen += _choose_on(resource, short, others)
+    return tuple(resident.name for resident in _without_needless(chosen, needed))
+
+
+def _choose_on(resource: Resource, short: int, may_leave: Sequence[Resident[Name]]) -> Sequence[Resident[Name]]:
+    """Of those that are enough together: by worth per byte, or one that alone is worth less than these."""
+    chosen: list[Resident[Name]] = []
+    for resident in sorted(may_leave, key=lambda resident: resident.worth / resident.sizes[resource]):
+        if _held(chosen, resource) >= short:
             break
         chosen.append(resident)
-        freed += resident.size_bytes
-    for resident in sorted(chosen, key=lambda resident: -resident.worth):
-        if freed - resident.size_bytes >= needed_bytes:  # the last one was so large that this need not go, too
-            chosen.remove(resident)
-            freed -= resident.size_bytes
-    alone = min(
-        (resident for resident in may_leave if resident.size_bytes >= needed_bytes),
-        key=lambda resident: resident.worth,
-        default=None,
-    )
+    chosen = _without_needless(chosen, {resource: short})
+    large = [resident for resident in may_leave if resident.sizes[resource] >= short]
+    alone = min(large, key=lambda resident: resident.worth, default=None)
     if alone is not None and alone.worth < sum(resident.worth for resident in chosen):
-        chosen = [alone]
-    return Choice(tuple(resident.name for resident in chosen))
+        return [alone]
+    return chosen
+
+
+def _without_needless(chosen: list[Resident[Name]], needed: Mapping[Resource, int]) -> list[Resident[Name]]:
+    """Without those that need not go because others are so large, or left on a further resource, too."""
+    for resident in sorted(chosen, key=lambda resident: -resident.worth):
+        others = [other for other in chosen if other is not resident]
+        if all(_held(others, resource) >= size for resource, size in needed.items()):
+            chosen = others
+    return chosen
+
+
+def _held(residents: Sequence[Resident[Name]], resource: Resource) -> int:
+    return sum(resident.sizes.get(resource, 0) for resident in residents)
+
+
+def choose_place(
+    candidates: Sequence[Devices],
+    needed_bytes: int,
+    free: Mapping[int, int],
+    residents: Sequence[Resident[Name]],
+    now: float,
+    later: Mapping[int, int],
+) -> Place[Name] | None:
+    """Where a worker goes that needs so much on each of its devices. A device that is not in `free` has enough.
+
+    `free` is what could be had without any leaving, below 0 where others wait for it before; `later` is what is
+    promised on a device to models that may leave once they have come. Where those leave that are worth least together;
+    where none may now, to the device with the most that can. None: it would fit nowhere, even if all of them left.
+    """
+    could_be_had = {device: size + later.get(device, 0) + _held(residents, device) for device, size in free.items()}
+    possible = [
+        devices
+        for devices in candidates
+        if all(could_be_had.get(device, needed_bytes) >= needed_bytes for device in devices)
+    ]
+    if not possible:
+        return None
+    worth = {resident.name: resident.worth for resident in residents}
+    able = []
+    for devices in possible:
+        names = choose_victims(residents, {on: needed_bytes - free[on] for on in devices if on in free}, now)
+        if names is not None:
+            able.append((devices, names))
+    if able:
+        return Place(*min(able, key=lambda choice: sum(worth[name] for name in choice[1])))
+    return Place(max(possible, key=lambda devices: min(could_be_had.get(device, 0) for device in devices)), None)

@@ -14,7 +14,8 @@ from typing import Any
 
 from marserve.files.atomic import replacing, sweep
 from marserve.files.regular import read_regular
-from marserve.memory.admission import Learned
+from marserve.memory.needs import Learned
+from marserve.pool.options import PoolOptions
 
 log = logging.getLogger("marserve.registry.memory")
 
@@ -25,6 +26,11 @@ LARGEST_FILE = 16 << 20
 _FIELDS = ("firstBytes", "moreBytes", "peakBytes", "loadSeconds")
 
 Key = tuple[str, str, int]
+
+
+def key_of(options: PoolOptions) -> Key:
+    """What is learned of a version is kept for its weights."""
+    return options.model, options.version, options.weight_bytes
 
 
 class LearnedMemory:

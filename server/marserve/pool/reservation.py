@@ -2,7 +2,7 @@
 
 Memory of devices too: places on them are kept from the moment a worker is asked for until it is begun.
 
-Who keeps the books lies above (`memory/residency.py`); without a budget there are none, and every answer is yes.
+The ledger lies above (`memory/ledger.py`); without a bound there is none, and every answer is yes.
 """
 
 from __future__ import annotations

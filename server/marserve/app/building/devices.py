@@ -16,8 +16,9 @@ from marserve.machine.device_readings import DeviceReader
 from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.devices import Assigner, cap
 from marserve.machine.vendors.tools import each_within
-from marserve.memory.device_room import DeviceRooms
+from marserve.memory.device_memory import DeviceMemory
 from marserve.memory.learned_memory import LearnedMemory
+from marserve.memory.waiting_line import WaitingLine
 from marserve.settings import Settings
 from marserve.telemetry.metrics.counts import Metrics
 
@@ -58,13 +59,14 @@ async def watch_devices(
     return watch
 
 
-async def build_device_rooms(
+async def build_device_memory(
     settings: Settings,
+    line: WaitingLine,
     watch: DeviceWatch | None,
     assigner: Assigner,
     metrics: Metrics,
     stack: contextlib.AsyncExitStack,
-) -> DeviceRooms | None:
+) -> DeviceMemory | None:
     """What has workers begin only where a device has memory for them."""
     if watch is None:
         return None
@@ -72,9 +74,9 @@ async def build_device_rooms(
     learned = LearnedMemory(folder / "device-memory.json" if folder is not None else None)
     await asyncio.to_thread(learned.read)
     stack.push_async_callback(asyncio.to_thread, learned.write)
-    rooms = DeviceRooms(watch, assigner, learned, least_residence_s=settings.least_residence)
-    declare_families(metrics, ROOM_FAMILIES, rooms)
-    return rooms
+    memory = DeviceMemory(line, watch, assigner, learned)
+    declare_families(metrics, REFUSAL_FAMILIES, memory)
+    return memory
 
 
 def _each(read: Callable[[DeviceReading], float | None]) -> Callable[[DeviceWatch], Mapping[str, float]]:
@@ -92,13 +94,13 @@ def _health(watch: DeviceWatch) -> Mapping[str, float]:
     return {str(device): float(not watch.trouble_of(device)) for device in range(len(watch.devices))}
 
 
-ROOM_FAMILIES: tuple[tuple[str, str, str, str, Callable[[DeviceRooms], Mapping[str, float]]], ...] = (
+REFUSAL_FAMILIES: tuple[tuple[str, str, str, str, Callable[[DeviceMemory], Mapping[str, float]]], ...] = (
     (
         "marserve_device_loads_refused_total",
         "counter",
         "Loads that no device had memory for.",
         "",
-        lambda rooms: {"": rooms.refused},
+        lambda memory: {"": memory.refused},
     ),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +31,12 @@ from marserve.machine.describe import Machine
 from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.devices import Assigner
 from marserve.machine.visible import order_of_devices
-from marserve.memory.device_room import DeviceRooms
-from marserve.memory.residency import Residency, house, residency_of
+from marserve.memory.device_memory import DeviceMemory
+from marserve.memory.host_memory import HostMemory
+from marserve.memory.learned_memory import LearnedMemory
+from marserve.memory.ledger import Ledger
+from marserve.memory.needs import budget_of
+from marserve.memory.waiting_line import WaitingLine, mib
 from marserve.messages import Load
 from marserve.pool.launchers.cgroups import WorkerCgroups
 from marserve.pool.launchers.launcher import Launchers
@@ -55,6 +60,9 @@ from marserve.telemetry.metrics.counts import Metrics
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 from marserve.workflows.intake import WorkflowIntake
 from marserve.workflows.workflows import WorkflowOptions, Workflows
+
+# What is kept in memory is logged under one name.
+memory_log = logging.getLogger("marserve.registry.memory")
 
 
 async def read_desired_state(settings: Settings) -> DesiredStates:
@@ -116,17 +124,27 @@ async def prepare_fetcher(settings: Settings, downloads: DownloadList, metrics: 
         raise CannotStart(str(error)) from error
 
 
-def build_residency(
-    settings: Settings, machine: Machine, launchers: Launchers, metrics: Metrics, stack: contextlib.AsyncExitStack
-) -> Residency | None:
+def build_waiting_line(settings: Settings, machine: Machine, watch: DeviceWatch | None) -> WaitingLine:
+    """What waits for memory, of the host and of devices, beside the ledger of what is reserved."""
+    budget = budget_of(machine.memory_bytes) if settings.model_memory == "auto" else settings.model_memory
+    if budget:
+        memory_log.info("Memory for models: %s MiB (model_memory=%s)", mib(budget), settings.model_memory)
+    return WaitingLine(Ledger(budget, watch), least_residence_s=settings.least_residence, watch=watch)
+
+
+def build_host_memory(
+    settings: Settings, line: WaitingLine, launchers: Launchers, metrics: Metrics, stack: contextlib.AsyncExitStack
+) -> HostMemory | None:
     """What keeps the memory for models, and watches it; None where there is no bound."""
+    if not line.ledger.budget_bytes:
+        return None
     folder = state_folder(settings)
-    residency = residency_of(settings, machine.memory_bytes, lambda: launchers.shared_pids, state_folder=folder)
-    if residency is not None:
-        metrics.read_memory = residency.figures
-        stack.push_async_callback(residency.close_all)
-        keep(stack, residency.run())
-    return residency
+    learned = LearnedMemory(folder / "memory.json" if folder is not None else None)
+    host = HostMemory(line, learned, shared_pids=lambda: launchers.shared_pids)
+    metrics.read_memory = host.figures
+    stack.push_async_callback(host.close_all)
+    keep(stack, host.run())
+    return host
 
 
 def pool_maker(
@@ -134,14 +152,14 @@ def pool_maker(
     launchers: Launchers,
     worker_log: PrintedMetrics,
     metrics: Metrics,
-    residency: Residency | None,
-    device_rooms: DeviceRooms | None,
+    host: HostMemory | None,
+    device_memory: DeviceMemory | None,
     on_failed: Callable[[str], None],
 ) -> PoolFactory:
     """What makes the pool of a version, with memory for it. `on_failed`: see `onCrash: fail`."""
 
     def house_on_devices(room: Room | None, options: PoolOptions, make: Callable[[Room | None], Pool]) -> Pool:
-        return make(room) if device_rooms is None else device_rooms.house(room, options, make)
+        return make(room) if device_memory is None else device_memory.house(room, options, make)
 
     def make_pool(options: PoolOptions, load: Load) -> Pool:
         if settings.metrics_config is not None:
@@ -160,7 +178,9 @@ def pool_maker(
 
         if options.ray is not None:  # its memory is other machines'
             return make(None)
-        return house(residency, options, lambda room: house_on_devices(room, options, make))
+        if host is None:
+            return house_on_devices(None, options, make)
+        return host.house(options, lambda room: house_on_devices(room, options, make))
 
     return make_pool
 
@@ -192,13 +212,13 @@ def build_registry(
     return Registry(options, intake, make_pool, metrics, environments, on_change=on_change, hooks=hooks)
 
 
-def hooks_of(residency: Residency | None, device_rooms: DeviceRooms | None) -> Hooks:
+def hooks_of(host: HostMemory | None, device_memory: DeviceMemory | None) -> Hooks:
     """What dry runs ask for memory; parts that are built later add what they want to be asked or told."""
     hooks = Hooks()
-    if residency is not None:
-        hooks.memory = residency.foresee
-    if device_rooms is not None:
-        hooks.device_memory = device_rooms.foresee
+    if host is not None:
+        hooks.memory = host.foresee
+    if device_memory is not None:
+        hooks.device_memory = device_memory.foresee
     return hooks
 
 

@@ -20,15 +20,16 @@ from marserve.app.building.access import AccessControl
 from marserve.app.building.cannot_start import CannotStart
 from marserve.app.building.desired_state import FAMILIES as DESIRED_STATE_FAMILIES
 from marserve.app.building.desired_state import DesiredStates
-from marserve.app.building.devices import build_device_rooms, usable_devices, watch_devices
+from marserve.app.building.devices import build_device_memory, usable_devices, watch_devices
 from marserve.app.building.from_settings import http_limits, most_bytes_in_flight
 from marserve.app.building.metrics import build_metrics, declare_families
 from marserve.app.building.models import (
     build_environments,
+    build_host_memory,
     build_launchers,
     build_registry,
-    build_residency,
     build_rollouts,
+    build_waiting_line,
     build_workflows,
     hooks_of,
     pool_maker,
@@ -117,20 +118,21 @@ async def build_parts(
     environments = build_environments(settings, scratch.path, launchers)
     downloads = DownloadList()
     fetcher = await prepare_fetcher(settings, downloads, metrics)
-    residency = build_residency(settings, machine, launchers, metrics, stack)
-    device_rooms = await build_device_rooms(settings, device_watch, launchers.devices, metrics, stack)
+    line = build_waiting_line(settings, machine, device_watch)
+    host = build_host_memory(settings, line, launchers, metrics, stack)
+    device_memory = await build_device_memory(settings, line, device_watch, launchers.devices, metrics, stack)
     registry = build_registry(
         settings,
         machine,
         devices,
         scratch.path,
-        pool_maker(settings, launchers, worker_log, metrics, residency, device_rooms, on_crash),
+        pool_maker(settings, launchers, worker_log, metrics, host, device_memory, on_crash),
         metrics,
         environments,
         fetcher,
         snapshots.note_change if snapshots is not None else lambda: None,
         archives,
-        hooks_of(residency, device_rooms),
+        hooks_of(host, device_memory),
     )
     reconciler = desired.build(registry)
     stack.push_async_callback(reconciler.stop)

@@ -19,7 +19,7 @@ from marserve.cli.dry_run import HEAD, MIB, as_dry
 from marserve.cli.output import CommandFailed, Output, table
 from marserve.cli.server.pid_file import AlreadyRunning, PidFile
 from marserve.errors import MarserveError
-from marserve.memory.admission import need_of
+from marserve.memory.needs import need_of
 from marserve.registry.intake.startup import models_to_load
 from marserve.settings import Settings
 from marserve.settings.report import sources_report

@@ -7,18 +7,8 @@ import random
 
 import pytest
 
-from marserve.memory.admission import (
-    INTERPRETER_BYTES,
-    MIB,
-    RUNTIME_BYTES,
-    Account,
-    DoesNotFit,
-    Learned,
-    Ledger,
-    Need,
-    budget_of,
-    need_of,
-)
+from marserve.memory.ledger import HOST, DoesNotFit, HostReservation, Ledger
+from marserve.memory.needs import Learned, Need
 
 
 def need(first: int, more: int = 10, peak: int = 0) -> Need:
@@ -26,76 +16,19 @@ def need(first: int, more: int = 10, peak: int = 0) -> Need:
     return Need(first, more, max(first, peak), "declared")
 
 
-def nobody_stays(_: Account) -> bool:
+def shortage(books: Ledger, places: int) -> int:
+    """How much more must leave so that so many of the line can begin; with 0 what is held beyond the budget."""
+    return max(0, books.shortage(books.line[places - 1])[HOST]) if places else books.excess_bytes
+
+
+def nobody_stays(_: HostReservation) -> bool:
     """All others make room."""
     return False
 
 
-def everybody_stays(_: Account) -> bool:
+def everybody_stays(_: HostReservation) -> bool:
     """No other makes room."""
     return True
-
-
-# ------------------------------------------------------------------------------------------------- what is needed
-
-
-def test_what_is_declared_is_believed() -> None:
-    """Before what was learned and what the files say; further workers take what was learned of them."""
-    learned = Learned(900, 30, 2000, 1.0)
-
-    declared = need_of(declared_bytes=500, learned=learned, weight_bytes=10**9, shares_weights=True, uses_devices=False)
-
-    assert declared == Need(500, 30, 500, "declared")
-
-
-def test_what_was_learned_is_believed_before_an_estimate() -> None:
-    """With the peak that was seen while it was loaded."""
-    learned = Learned(900, 30, 2000, 1.0)
-
-    assert need_of(
-        declared_bytes=None, learned=learned, weight_bytes=10**9, shares_weights=True, uses_devices=False
-    ) == Need(900, 30, 2000, "learned")
-
-
-def test_an_estimate_counts_weights_interpreter_and_runtime() -> None:
-    """Each further worker takes all of it again where weights are not shared; without weights there is no runtime."""
-    weights = 1000 * MIB
-    alone = need_of(declared_bytes=None, learned=None, weight_bytes=weights, shares_weights=False, uses_devices=False)
-    shared = need_of(declared_bytes=None, learned=None, weight_bytes=weights, shares_weights=True, uses_devices=False)
-    small = need_of(declared_bytes=None, learned=None, weight_bytes=0, shares_weights=True, uses_devices=False)
-
-    assert alone.first_bytes == alone.more_bytes == weights + INTERPRETER_BYTES + RUNTIME_BYTES
-    assert shared.first_bytes == alone.first_bytes
-    assert shared.more_bytes < 100 * MIB
-    assert small.first_bytes == INTERPRETER_BYTES
-    assert {alone.source, shared.source, small.source} == {"estimated"}
-
-
-def test_weights_for_a_device_only_pass_through() -> None:
-    """They count while the model is loaded, and no longer."""
-    weights = 1000 * MIB
-
-    on_device = need_of(
-        declared_bytes=None, learned=None, weight_bytes=weights, shares_weights=False, uses_devices=True
-    )
-
-    assert on_device.peak_bytes - on_device.first_bytes == weights
-    assert on_device.first_bytes < 300 * MIB
-
-
-def test_a_need_grows_with_workers() -> None:
-    """The peak is of one load at a time; no worker takes nothing."""
-    each = need(100, more=20, peak=150)
-
-    assert [each.resident(workers) for workers in (0, 1, 3)] == [0, 100, 140]
-    assert [each.loading(workers) for workers in (0, 1, 3)] == [0, 150, 190]
-
-
-def test_auto_leaves_something_for_others() -> None:
-    """A tenth, and never less than 256 MiB."""
-    assert budget_of(100 * 1024 * MIB) == 90 * 1024 * MIB
-    assert budget_of(1024 * MIB) == 768 * MIB
-    assert budget_of(100 * MIB) == 0
 
 
 # ------------------------------------------------------------------------------------------------------ promises
@@ -157,7 +90,7 @@ def test_a_model_larger_than_the_budget_is_refused_though_all_would_leave() -> N
     with pytest.raises(DoesNotFit):
         books.ask(huge, 1, nobody_stays)
 
-    assert not books.waiting
+    assert not books.line
     assert resident.own_bytes == 100
 
 
@@ -183,9 +116,9 @@ def test_memory_that_is_leaving_is_not_free_before_it_is() -> None:
     books.ask(first, 1, nobody_stays)
 
     assert not books.ask(second, 1, nobody_stays)
-    assert books.shortage(1) == 50
+    assert shortage(books, 1) == 50
     size = books.leave(first)
-    assert books.shortage(1) == 0
+    assert shortage(books, 1) == 0
     assert books.grant() == []
 
     books.gone(first, size)
@@ -205,7 +138,7 @@ def test_those_who_wait_are_let_in_in_order() -> None:
     books.gone(there, books.leave(there))
 
     assert books.grant() == [large]
-    assert list(books.waiting) == [small]
+    assert list(books.line) == [small]
 
 
 def test_who_gives_up_waiting_is_promised_nothing() -> None:
@@ -242,7 +175,7 @@ def test_what_has_grown_beyond_the_budget_is_a_shortage_that_nobody_waits_for() 
 
     account.measured_bytes = 230
 
-    assert books.shortage(0) == 30
+    assert shortage(books, 0) == 30
 
 
 def test_shared_processes_count() -> None:
@@ -293,7 +226,7 @@ def test_no_order_of_events_promises_more_than_there_is(seed: int) -> None:
     accounts = [
         books.open(str(number), need(chance.randrange(50, 400), chance.randrange(5, 60))) for number in range(8)
     ]
-    leaving: list[tuple[Account, int]] = []
+    leaving: list[tuple[HostReservation, int]] = []
     for _ in range(600):
         account = chance.choice(accounts)
         step = chance.randrange(6)
@@ -319,42 +252,10 @@ def test_no_order_of_events_promises_more_than_there_is(seed: int) -> None:
     for account in accounts:
         books.close(account)
     assert books.held_bytes == 0
-    assert not books.waiting
+    assert not books.line
 
 
 # ------------------------------------------------------------------------------------------------------- at the edges
-
-
-@pytest.mark.parametrize(
-    ("learned", "shares_weights", "more"),
-    [(None, False, 500), (None, True, 48 * MIB), (Learned(1, 30, 2, 1.0), False, 30)],
-)
-def test_further_workers_of_a_declared_model_take_what_is_known_of_them(
-    learned: Learned | None, shares_weights: bool, more: int
-) -> None:
-    """What was seen; else a fork's own pages where they are forked from the loaded model; else all of it again."""
-    found = need_of(
-        declared_bytes=500, learned=learned, weight_bytes=100, shares_weights=shares_weights, uses_devices=False
-    )
-
-    assert found == Need(500, more, 500, "declared")
-
-
-def test_an_estimate_is_in_whole_pieces() -> None:
-    """40 MiB of interpreter, 220 MiB of runtime where there are weights, 48 MiB for a fork."""
-    small = need_of(declared_bytes=None, learned=None, weight_bytes=0, shares_weights=True, uses_devices=True)
-    large = need_of(declared_bytes=None, learned=None, weight_bytes=MIB, shares_weights=False, uses_devices=False)
-
-    assert small == Need(40 * MIB, 48 * MIB, 40 * MIB, "estimated")
-    assert large == Need(261 * MIB, 261 * MIB, 261 * MIB, "estimated")
-
-
-def test_a_peak_below_what_is_held_is_none() -> None:
-    """What was learned may say so, where the load was seen late."""
-    each = Need(100, 20, 60, "learned")
-
-    assert [each.loading(workers) for workers in (-1, 0, 1, 2)] == [0, 0, 100, 120]
-    assert each.resident(-1) == 0
 
 
 def test_a_load_that_fits_exactly_begins_at_once() -> None:
@@ -366,8 +267,8 @@ def test_a_load_that_fits_exactly_begins_at_once() -> None:
     assert books.ask(second, 1, nobody_stays)
     assert books.free_bytes == 0
     assert not books.ask(third, 1, nobody_stays)
-    assert books.shortage(0) == 0
-    assert books.shortage(1) == 1
+    assert shortage(books, 0) == 0
+    assert shortage(books, 1) == 1
     with pytest.raises(DoesNotFit, match="1 bytes are needed, 0 could be had"):
         books.ask(books.open("d", need(1)), 1, lambda other: other is not third)
 
@@ -392,10 +293,10 @@ def test_weighing_changes_nothing_and_may_be_done_for_who_has_no_account() -> No
     books.shared_bytes = 20
     books.ask(books.open("a", need(100)), 1, nobody_stays)
 
-    assert books.weigh(Account("new", need(100, more=15, peak=120)), 2, everybody_stays) == (135, 180)
-    assert books.weigh(Account("new", need(100)), 2, nobody_stays) == (110, 280)
+    assert books.weigh(HostReservation("new", need(100, more=15, peak=120)), 2, everybody_stays) == (135, 180)
+    assert books.weigh(HostReservation("new", need(100)), 2, nobody_stays) == (110, 280)
     assert books.held_bytes == 120
-    assert len(books.accounts) == 1
+    assert len(books.on_host) == 1
 
 
 def test_who_asks_again_for_no_more_than_it_has_never_waits() -> None:
@@ -410,7 +311,7 @@ def test_who_asks_again_for_no_more_than_it_has_never_waits() -> None:
     assert books.ask(there, 1, everybody_stays)
     assert there.workers == 1
     assert there.promised_bytes == 120
-    assert list(books.waiting) == [waiting]
+    assert list(books.line) == [waiting]
 
 
 def test_who_asks_twice_waits_once_and_for_the_larger() -> None:
@@ -422,7 +323,7 @@ def test_who_asks_twice_waits_once_and_for_the_larger() -> None:
 
     assert not books.ask(first, 2, nobody_stays)
 
-    assert list(books.waiting) == [first, second]
+    assert list(books.line) == [first, second]
     assert (first.workers, first.promised_bytes, first.added_bytes) == (2, 120, 120)
 
 
@@ -433,15 +334,15 @@ def test_those_who_wait_in_one_place_begin_together_where_there_is_room() -> Non
     small = [books.open(name, need(90)) for name in "bcd"]
     for account in (there, *small):
         books.ask(account, 1, nobody_stays)
-    assert [books.shortage(places) for places in (0, 1, 2, 3)] == [0, 90, 180, 270]
+    assert [shortage(books, places) for places in (0, 1, 2, 3)] == [0, 90, 180, 270]
 
     size = books.leave(there)
-    assert [books.shortage(places) for places in (0, 1, 2, 3)] == [0, 0, 0, 70]
-    assert books.leaving_bytes == 200
+    assert [shortage(books, places) for places in (0, 1, 2, 3)] == [0, 0, 0, 70]
+    assert books.leaving(HOST) == 200
     books.gone(there, size)
 
     assert books.grant() == small[:2]
-    assert books.shortage(1) == 70
+    assert shortage(books, 1) == 70
 
 
 def test_what_a_waiting_one_is_told_to_shrink_to_it_waits_for() -> None:
@@ -456,7 +357,7 @@ def test_what_a_waiting_one_is_told_to_shrink_to_it_waits_for() -> None:
     books.shrink(waiting, 0)
 
     assert (waiting.workers, waiting.promised_bytes, waiting.is_waiting) == (0, 0, False)
-    assert not books.waiting
+    assert not books.line
     books.shrink(there, 0)
     assert books.held_bytes == 0
 
@@ -498,14 +399,14 @@ def test_who_leaves_twice_before_its_processes_have_ended_has_all_of_them_on_the
     account.measured_bytes = 130
     second = books.leave(account)
 
-    assert (first, second, books.leaving_bytes, account.workers) == (100, 130, 230, 0)
+    assert (first, second, books.leaving(HOST), account.workers) == (100, 130, 230, 0)
     books.gone(account, first)
     assert books.held_bytes == 130
     books.gone(account, 1000)
     assert books.held_bytes == 0
     books.close(account)
     books.close(account)
-    assert books.accounts == []
+    assert books.on_host == []
 
 
 # ------------------------------------------------------------------------------------------------- the account itself

@@ -13,10 +13,13 @@ import pytest
 from marserve.errors import NoMemoryNow, NotEnoughDeviceMemory, NotEnoughMemory
 from marserve.machine.accelerators import DeviceReading
 from marserve.machine.devices import Assigner
-from marserve.memory import device_line
-from marserve.memory.admission import MIB
-from marserve.memory.device_room import DeviceRoom, DeviceRooms
+from marserve.memory import eviction, waiting_line
+from marserve.memory.device_memory import DeviceMemory, MemoryOnDevices
+from marserve.memory.host_memory import HostMemory, Sizes
 from marserve.memory.learned_memory import LearnedMemory
+from marserve.memory.ledger import HOST, Ledger
+from marserve.memory.needs import MIB
+from marserve.memory.waiting_line import WaitingLine
 from marserve.pool.options import PoolOptions
 from marserve.pool.reservation import Room, Unbounded
 from marserve.telemetry.metrics.counts import VersionMetrics
@@ -70,6 +73,9 @@ class Sleeper:
         self.metrics = VersionMetrics(options.model, options.version)
         self.can_sleep, self.is_awaited = True, True
         self.is_loading = self.has_requests = False
+        self.wanted_workers = 0
+        self.template_pids: list[int] = []
+        self.has_gone = asyncio.Event()
         self.reasons: list[str] = []
         self.failed: list[Exception] = []
         self._begun = 0
@@ -104,9 +110,24 @@ class Sleeper:
     def devices_read(self) -> None:
         """None is ever lost."""
 
+    async def wait_until_asleep(self) -> None:
+        """Until `see_out`."""
+        await self.has_gone.wait()
+
+    @property
+    def ready_workers(self) -> int:
+        """Workers that have taken their memory."""
+        return sum(bool(slot.process) for slot in self.slots)
+
+    @property
+    def pids_by_worker(self) -> list[list[int]]:
+        """A number for each process, of those that are leaving, too."""
+        return [[1] for slot in (*self.slots, *self.leaving) if slot.process]
+
     def sleep(self, reason: str) -> None:
         """Tell the workers to end: `see_out` has them ended."""
         self.reasons.append(reason)
+        self.has_gone.clear()
         for slot in self.slots:
             slot.task.cancel()
         self.leaving += self.slots
@@ -118,6 +139,8 @@ class Sleeper:
         leaving, self.leaving = self.leaving, []
         for slot in leaving:
             slot.end()
+        self.room.emptied()
+        self.has_gone.set()
 
 
 class Watch:
@@ -179,12 +202,12 @@ class Model(Sleeper):
 class House:
     """Devices, and the models on them."""
 
-    def __init__(self, devices: int, *, least_residence_s: float = 0.0) -> None:
+    def __init__(self, devices: int, *, least_residence_s: float = 0.0, budget: int = 0) -> None:
         self.pools: list[Model] = []
         self.watch = Watch(self, devices)
-        self.rooms = DeviceRooms(
-            self.watch, Assigner(devices), LearnedMemory(None), least_residence_s=least_residence_s
-        )
+        line = WaitingLine(Ledger(budget, self.watch), least_residence_s=least_residence_s, watch=self.watch)
+        self.host = HostMemory(line, LearnedMemory(None), read_sizes=lambda *_: Sizes(0, 0, 0)) if budget else None
+        self.memory = DeviceMemory(line, self.watch, Assigner(devices), LearnedMemory(None))
 
     def add(self, name: str, megabytes: int = 30_000, inner: Room | None = None, **given: object) -> Model:
         """A model that is loaded when it is asked for."""
@@ -194,11 +217,13 @@ class House:
         )  # fmt: skip
 
         def make(room: Room | None) -> Model:
-            assert isinstance(room, DeviceRoom)
+            assert isinstance(room, MemoryOnDevices)
             self.pools.append(Model(self, room, options))
             return self.pools[-1]
 
-        return self.rooms.house(inner, options, make)
+        if self.host is not None:
+            return self.host.house(options, lambda room: self.memory.house(room, options, make))
+        return self.memory.house(inner, options, make)
 
     async def add_loaded(self, name: str, megabytes: int = 30_000, requests: int = 1, **given: object) -> Model:
         """A model that was asked for so often, and is there."""
@@ -219,7 +244,8 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_line, "LOOK_S", 0.005)
+    monkeypatch.setattr(waiting_line, "LOOK_S", 0.005)
+    monkeypatch.setattr(eviction, "LEAST_LOAD_S", 60.0)  # a busy machine makes no load longer than another
 
 
 async def test_who_is_asked_for_least_makes_room_and_whoever_waits_begins_when_it_is_gone() -> None:
@@ -353,7 +379,7 @@ async def test_who_waits_too_long_is_told_and_its_place_is_free_again() -> None:
 
     assert isinstance(late.failed[0], NoMemoryNow)
     late.sleep("there was no memory to load it")
-    assert house.rooms.could_be_had(0) == 20_000 * MIB
+    assert house.memory.ledger.could_be_had(0) == 20_000 * MIB
     assert busy.reasons == []
 
 
@@ -394,7 +420,7 @@ async def test_of_two_workers_that_wait_for_one_device_each_has_its_own_wait() -
     await until(lambda: bool(pair.failed), "the second one is told")
 
     assert [type(error) for error in pair.failed] == [NoMemoryNow]
-    assert house.rooms.books.holders(0) == [("busy 1.0", 30_000 * MIB), ("pair 1.0", 30_000 * MIB)]
+    assert house.memory.ledger.holders(0) == [("busy 1.0", 30_000 * MIB), ("pair 1.0", 30_000 * MIB)]
 
 
 async def one_that_grows_beside_a_busy_one() -> tuple[House, Model, Model]:
@@ -416,12 +442,12 @@ async def test_a_worker_that_begins_elsewhere_than_in_the_place_kept_for_it_has_
     first.worker_key = "again"
     growing.slots.pop().task.cancel()
     growing.room.shrink(1)
-    assert house.rooms.books.holders(0) == [("busy 1.0", 40_000 * MIB), ("growing 1.0", 30_000 * MIB)]
+    assert house.memory.ledger.holders(0) == [("busy 1.0", 40_000 * MIB), ("growing 1.0", 30_000 * MIB)]
     busy.slots.pop().end()
 
     growing.room.begin("again", (0,))
 
-    assert house.rooms.books.holders(0) == [("growing 1.0", 30_000 * MIB)]
+    assert house.memory.ledger.holders(0) == [("growing 1.0", 30_000 * MIB)]
 
 
 async def test_a_worker_does_not_begin_in_a_place_that_is_not_there_yet() -> None:
@@ -440,13 +466,13 @@ async def test_a_worker_does_not_begin_in_a_place_that_is_not_there_yet() -> Non
 async def test_a_place_that_was_waited_for_is_given_back_when_it_is_scaled_down() -> None:
     """The worker that is there owes nothing: nobody leaves for a place that no worker will take."""
     house, growing, busy = await one_that_grows_beside_a_busy_one()
-    held = house.rooms.books.holders(0)
+    held = house.memory.ledger.holders(0)
     assert held == [("growing 1.0", 60_000 * MIB), ("busy 1.0", 40_000 * MIB)]
 
     growing.slots.pop().task.cancel()
     growing.room.shrink(1)
 
-    assert house.rooms.books.holders(0) == [("busy 1.0", 40_000 * MIB), ("growing 1.0", 30_000 * MIB)]
+    assert house.memory.ledger.holders(0) == [("busy 1.0", 40_000 * MIB), ("growing 1.0", 30_000 * MIB)]
     busy.has_requests = False
     for _ in range(20):
         await asyncio.sleep(0.001)
@@ -458,7 +484,7 @@ async def test_a_place_that_was_waited_for_is_given_back_when_it_is_scaled_down(
 
 async def test_nobody_leaves_for_a_model_that_nobody_waits_for_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its clients have gone while it waited."""
-    monkeypatch.setattr(device_line, "UNAWAITED_S", 0.01)
+    monkeypatch.setattr(waiting_line, "UNAWAITED_S", 0.01)
     house = House(1)
     busy = await house.add_loaded("busy", 60_000)
     busy.has_requests = True
@@ -542,7 +568,7 @@ async def test_host_memory_that_is_refused_has_nobody_leave() -> None:
         house.add("new", 60_000, Full()).ask()
 
     assert idle.reasons == []
-    assert house.rooms.could_be_had(0) == 20_000 * MIB
+    assert house.memory.ledger.could_be_had(0) == 20_000 * MIB
 
 
 async def test_a_worker_whose_place_was_taken_has_others_leave_for_its_next_try() -> None:
@@ -591,4 +617,108 @@ async def test_devices_never_hold_more_than_they_have(seed: int) -> None:
         model.sleep("the end")
         model.see_out()
         model.room.close()
-    assert [house.rooms.could_be_had(device) for device in (0, 1)] == [TOTAL * MIB] * 2
+    assert [house.memory.ledger.could_be_had(device) for device in (0, 1)] == [TOTAL * MIB] * 2
+
+
+# ------------------------------------------------------------------------------------------- the host's memory as well
+
+
+async def test_what_sleeps_for_the_hosts_memory_makes_room_on_its_device_too() -> None:
+    """A worker that needs the device waits for it, and nothing else is told to leave."""
+    house = House(1, budget=100)
+    first = await house.add_loaded("first", 40_000, memory_bytes=60)
+    second = await house.add_loaded("second", 40_000, requests=5, memory_bytes=10)
+    new = house.add("new", 40_000, memory_bytes=80)
+
+    new.ask()
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+
+    assert (len(first.reasons), second.reasons) == (1, [])
+    assert not new.is_loaded
+    first.see_out()
+    await until(lambda: new.is_loaded, "the new one is loaded")
+    assert second.reasons == []
+
+
+async def test_what_sleeps_for_a_device_gives_the_hosts_memory_back_when_its_processes_have_ended() -> None:
+    """It is reserved until then, and counts as about to come free."""
+    house = House(1, budget=100)
+    old = await house.add_loaded("old", 60_000, memory_bytes=50)
+    new = house.add("new", 60_000, memory_bytes=50)
+    ledger = house.memory.ledger
+
+    new.ask()
+
+    assert old.reasons == ["asleep: it made room on device 0, for new 1.0"]
+    assert (ledger.leaving(HOST), ledger.held_bytes) == (50, 100)
+    old.see_out()
+    await until(lambda: new.is_loaded, "the new one is loaded")
+    assert (ledger.leaving(HOST), ledger.held_bytes) == (0, 50)
+
+
+async def test_a_version_that_serves_nobody_is_ended_once() -> None:
+    """Though both the host's memory and the device's are wanted of it."""
+    house = House(1, budget=100)
+    spare = await house.add_loaded("spare", 60_000, memory_bytes=80)
+    spare.can_sleep = False
+    given_up: list[str] = []
+    spare.room.make_spare(lambda: given_up.append("spare"))
+    new = house.add("new", 60_000, memory_bytes=80)
+    assert house.host is not None
+    watch = asyncio.create_task(house.host.run())
+
+    new.ask()
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+
+    assert given_up == ["spare"]
+    spare.sleep("it ends")
+    spare.see_out()
+    spare.room.close()
+    await until(lambda: new.is_loaded, "the new one is loaded")
+    watch.cancel()
+    await asyncio.wait([watch])
+
+
+async def test_a_version_that_waits_for_both_is_forgotten_when_nobody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing stays reserved for it, of the host or of a device."""
+    monkeypatch.setattr(waiting_line, "UNAWAITED_S", 0.0)
+    house = House(1, budget=100)
+    busy = await house.add_loaded("busy", 60_000, memory_bytes=80)
+    busy.has_requests = True
+    left = house.add("left", 60_000, memory_bytes=80)
+    line = house.memory.line
+
+    left.ask()
+    left.is_awaited = False
+    assert len(line.ledger.line) == 2
+    line.forget_unawaited()
+    line.forget_unawaited()
+
+    assert left.reasons == ["asleep: nobody waits for it any more"]
+    assert line.ledger.line == []
+    assert line.ledger.held_bytes == 80
+    assert line.ledger.holders(0) == [("busy 1.0", 60_000 * MIB)]
+
+
+async def test_of_versions_that_have_gone_the_line_keeps_nothing() -> None:
+    """Nor do reservations that were lost, withdrawn or moved."""
+    house = House(2, budget=100)
+    first = await house.add_loaded("first", 60_000, memory_bytes=80)
+    second = house.add("second", 60_000, memory_bytes=80)
+    second.ask()
+    first.see_out()
+    await until(lambda: second.is_loaded, "the second one is loaded")
+
+    for model in (first, second):
+        model.sleep("the end")
+        model.see_out()
+        model.room.close()
+    line = house.memory.line
+    await line.close()
+
+    assert (line.holder_of, line.holders, line.ledger.line, line.ledger.on_host) == ({}, [], [], [])
+    assert [line.ledger.count(device) for device in range(2)] == [0, 0]

@@ -13,9 +13,11 @@ import pytest
 from marserve.errors import NotEnoughDeviceMemory, NotEnoughMemory
 from marserve.machine.accelerators import DeviceReading
 from marserve.machine.devices import Assigner
-from marserve.memory.admission import MIB
-from marserve.memory.device_room import DeviceRoom, DeviceRooms
+from marserve.memory.device_memory import DeviceMemory, MemoryOnDevices
 from marserve.memory.learned_memory import LearnedMemory
+from marserve.memory.ledger import Ledger
+from marserve.memory.needs import MIB
+from marserve.memory.waiting_line import WaitingLine
 from marserve.pool.options import PoolOptions
 from marserve.pool.reservation import Room, Unbounded
 from marserve.telemetry.metrics.counts import VersionMetrics
@@ -86,6 +88,9 @@ class FakePool:
         """Workers may have to move."""
         self.readings += 1
 
+    async def wait_until_asleep(self) -> None:
+        """No process of the host is looked at."""
+
     def sleep(self, reason: str) -> None:
         """Its workers are told to end; `end` has them ended."""
         self.reasons.append(reason)
@@ -113,7 +118,8 @@ class House:
 
     def __init__(self, *free: int | None) -> None:
         self.watch = FakeWatch(list(free))
-        self.rooms = DeviceRooms(self.watch, Assigner(len(free)), LearnedMemory(None))
+        line = WaitingLine(Ledger(readings=self.watch), least_residence_s=10.0, watch=self.watch)
+        self.memory = DeviceMemory(line, self.watch, Assigner(len(free)), LearnedMemory(None))
 
     def add(self, inner: Room | None = None, **options: object) -> FakePool:
         """A version whose workers take 30,000 MiB each, unless `options` say otherwise."""
@@ -124,7 +130,7 @@ class House:
             assert room is not None
             return FakePool(room)
 
-        return self.rooms.house(inner, chosen, make)
+        return self.memory.house(inner, chosen, make)
 
 
 def test_workers_of_a_new_version_have_places_before_they_are_started() -> None:
@@ -156,8 +162,8 @@ def test_a_version_that_fits_nowhere_is_refused_with_the_numbers() -> None:
     )
     assert str(error.value.for_clients()).endswith("device 1 has 2,000 MiB of 80,000 MiB free.")
     assert isinstance(error.value.for_clients(), NotEnoughMemory)
-    assert house.rooms.refused == 1
-    assert house.rooms.could_be_had(0) == 1_000 * MIB
+    assert house.memory.refused == 1
+    assert house.memory.ledger.could_be_had(0) == 1_000 * MIB
 
 
 def test_of_several_workers_all_fit_or_none_is_kept() -> None:
@@ -167,7 +173,7 @@ def test_of_several_workers_all_fit_or_none_is_kept() -> None:
     with pytest.raises(NotEnoughDeviceMemory):
         house.add(min_workers=3)
 
-    assert house.rooms.could_be_had(0) == 70_000 * MIB
+    assert house.memory.ledger.could_be_had(0) == 70_000 * MIB
 
 
 def test_a_device_that_is_full_is_passed_over() -> None:
@@ -221,7 +227,7 @@ def test_growing_stops_where_devices_are_full() -> None:
     assert pool.room.grow(9) == 3
     assert pool.resize(3) == [(0,), (1,), (0,)]
     assert pool.room.grow(4) == 3
-    assert house.rooms.refused == 0
+    assert house.memory.refused == 0
 
 
 def test_host_memory_that_is_refused_gives_the_places_back() -> None:
@@ -239,7 +245,7 @@ def test_host_memory_that_is_refused_gives_the_places_back() -> None:
     with pytest.raises(NotEnoughMemory):
         pool.room.ask(2)
 
-    assert house.rooms.could_be_had(0) == 40_000 * MIB
+    assert house.memory.ledger.could_be_had(0) == 40_000 * MIB
 
 
 def test_a_worker_that_starts_again_asks_again() -> None:
@@ -255,7 +261,7 @@ def test_a_worker_that_starts_again_asks_again() -> None:
     house.watch.free[0] = 70_000
     pool.room.begin("w1", (0,))
 
-    assert house.rooms.could_be_had(0) == 40_000 * MIB
+    assert house.memory.ledger.could_be_had(0) == 40_000 * MIB
     assert house.watch.looks >= 1
 
 
@@ -300,12 +306,12 @@ def test_a_slot_that_goes_before_its_worker_began_leaves_no_promise() -> None:
     assert devices == (0,)
     pool.slots.append(FakeSlot(devices))
     pool.room.shrink(1)
-    assert house.rooms.could_be_had(0) == 40_000 * MIB
+    assert house.memory.ledger.could_be_had(0) == 40_000 * MIB
 
     pool.slots.clear()
     pool.room.shrink(0)
 
-    assert house.rooms.could_be_had(0) == 70_000 * MIB
+    assert house.memory.ledger.could_be_had(0) == 70_000 * MIB
 
 
 def test_a_slot_that_goes_beside_one_that_has_begun_leaves_no_promise() -> None:
@@ -321,7 +327,7 @@ def test_a_slot_that_goes_beside_one_that_has_begun_leaves_no_promise() -> None:
     pool.slots.pop()
     pool.room.shrink(1)
 
-    assert house.rooms.books.holders(0) == [("m 1.0", 30_000 * MIB)]
+    assert house.memory.ledger.holders(0) == [("m 1.0", 30_000 * MIB)]
 
 
 def test_a_version_that_goes_leaves_no_promise() -> None:
@@ -332,9 +338,9 @@ def test_a_version_that_goes_leaves_no_promise() -> None:
 
     pool.room.close()
 
-    assert house.rooms.could_be_had(0) == 70_000 * MIB
-    assert isinstance(pool.room, DeviceRoom)
-    assert house.rooms.books.holders(0) == []
+    assert house.memory.ledger.could_be_had(0) == 70_000 * MIB
+    assert isinstance(pool.room, MemoryOnDevices)
+    assert house.memory.ledger.holders(0) == []
 
 
 def test_what_a_worker_would_take_is_told_and_nothing_is_kept() -> None:
@@ -342,12 +348,12 @@ def test_what_a_worker_would_take_is_told_and_nothing_is_kept() -> None:
     house = House(70_000, 20_000)
     options = PoolOptions("m", "1.0", 1, 9, gpu_ids=(0, 1), device_memory_bytes=30_000 * MIB)
 
-    told = house.rooms.foresee(options, None, 2)
+    told = house.memory.foresee(options, None, 2)
     with pytest.raises(NotEnoughDeviceMemory):
-        house.rooms.foresee(options, 1, 4)
+        house.memory.foresee(options, 1, 4)
 
     assert told == {"bytesPerWorker": 30_000 * MIB, "source": "declared", "places": 2, "othersMakeRoom": False}
-    assert house.rooms.refused == 0
+    assert house.memory.refused == 0
     assert house.add(min_workers=2).resize(2) == [(0,), (0,)]
 
 
@@ -360,15 +366,15 @@ def test_what_one_that_leaves_before_holds_there_is_room_for() -> None:
     new = replace(old, version="2.0", device_memory_bytes=38_000 * MIB)
 
     with pytest.raises(NotEnoughDeviceMemory):
-        house.rooms.foresee(new, None, 1)
-    told = house.rooms.foresee(new, None, 1, old)
+        house.memory.foresee(new, None, 1)
+    told = house.memory.foresee(new, None, 1, old)
     with pytest.raises(NotEnoughDeviceMemory):
-        house.rooms.foresee(new, None, 2, old)
+        house.memory.foresee(new, None, 2, old)
     with pytest.raises(NotEnoughDeviceMemory):
-        house.rooms.foresee(new, None, 1, replace(old, model="another"))
+        house.memory.foresee(new, None, 1, replace(old, model="another"))
 
     assert (told["places"], told["othersMakeRoom"]) == (1, False)
-    assert house.rooms.books.holders(0) == [("m 1.0", 30_000 * MIB)]
+    assert house.memory.ledger.holders(0) == [("m 1.0", 30_000 * MIB)]
 
 
 def test_a_version_on_the_cpu_needs_no_device() -> None:
@@ -376,8 +382,8 @@ def test_a_version_on_the_cpu_needs_no_device() -> None:
     cpu = PoolOptions("m", "1.0", 1, 1)
     unknown = PoolOptions("m", "1.0", 1, 1, gpu_ids=(0,), device_memory_bytes=1)
 
-    assert House(10).rooms.foresee(cpu, None, 1) == {}
-    assert House(None).rooms.foresee(unknown, None, 1) == {}
+    assert House(10).memory.foresee(cpu, None, 1) == {}
+    assert House(None).memory.foresee(unknown, None, 1) == {}
 
 
 def test_a_lost_device_is_given_to_no_new_worker() -> None:
@@ -417,7 +423,7 @@ async def test_a_worker_that_waits_goes_on_with_the_reading_that_finds_a_device_
     devices = pool.room.place()
     assert devices is not None
     pool.slots.append(FakeSlot(devices))
-    assert house.rooms.books.count(devices[0]) == 1
+    assert house.memory.ledger.count(devices[0]) == 1
     finding = asyncio.ensure_future(pool.room.find_site(devices, devices))
     for _ in range(3):
         await asyncio.sleep(0)
@@ -430,9 +436,9 @@ async def test_a_worker_that_waits_goes_on_with_the_reading_that_finds_a_device_
     site = await asyncio.wait_for(finding, 10)
 
     assert site == (other,)
-    assert [house.rooms.books.count(device) for device in (devices[0], other)] == [0, 1]
+    assert [house.memory.ledger.count(device) for device in (devices[0], other)] == [0, 1]
     pool.room.begin("w1", site)
-    assert house.rooms.books.holders(other) == [("m 1.0", 30_000 * MIB)]
+    assert house.memory.ledger.holders(other) == [("m 1.0", 30_000 * MIB)]
 
 
 @pytest.mark.anyio
@@ -468,7 +474,7 @@ async def test_a_worker_that_moves_needs_memory_where_it_goes() -> None:
     assert site == (1,)
     with pytest.raises(NotEnoughDeviceMemory):
         pool.room.begin("w1", site)
-    assert house.rooms.books.count(1) == 0
+    assert house.memory.ledger.count(1) == 0
 
 
 def test_no_group_is_shared_because_another_is_lost() -> None:
@@ -521,4 +527,4 @@ def test_a_dry_run_counts_no_place_on_a_lost_device() -> None:
     house.watch.read(1)
     options = PoolOptions("m", "1.0", 1, 9, gpu_ids=(0, 1), device_memory_bytes=30_000 * MIB)
 
-    assert house.rooms.foresee(options, None, 1)["places"] == 2
+    assert house.memory.foresee(options, None, 1)["places"] == 2

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from marserve.errors import NoMemoryNow, NotEnoughMemory
-from marserve.memory import residency
-from marserve.memory.admission import MIB, Learned
-from marserve.memory.learned_memory import LearnedMemory
-from marserve.memory.residency import Residency, Sizes, Tenancy, house, sizes_of
+from marserve.memory import host_memory
+from marserve.memory.host_memory import HostMemory, MemoryOnHost, Sizes, sizes_of
+from marserve.memory.learned_memory import LearnedMemory, key_of
+from marserve.memory.ledger import Ledger
+from marserve.memory.needs import MIB, Learned
+from marserve.memory.waiting_line import WaitingLine
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 
@@ -78,14 +80,13 @@ class Sleeper:
 
 
 class World:
-    """A residency that measures sleepers, and is watched."""
+    """A host's memory that measures sleepers, and is watched."""
 
     def __init__(self, budget: int, **facts: float) -> None:
         self.pools: dict[int, Sleeper] = {}
         self.learned = LearnedMemory(None)
-        self.residency = Residency(
-            budget, self.learned, least_residence_s=facts.get("least_residence_s", 0.0), read_sizes=self._read
-        )
+        line = WaitingLine(Ledger(budget), least_residence_s=facts.get("least_residence_s", 0.0))
+        self.host = HostMemory(line, self.learned, read_sizes=self._read)
 
     def number(self, pool: Sleeper) -> int:
         """A process id, which the reading of sizes finds it by."""
@@ -100,7 +101,7 @@ class World:
             pool.readings += 1
         return Sizes(held, own, max((pool.past_peak for pool in pools.values()), default=0))
 
-    def add(self, name: str, size: int, *, workers: int = 0, pinned: bool = False, **facts: float) -> Tenancy:
+    def add(self, name: str, size: int, *, workers: int = 0, pinned: bool = False, **facts: float) -> MemoryOnHost:
         """A version that declares its size; one that sleeps until it is asked unless it has workers."""
         options = PoolOptions(
             name,
@@ -112,29 +113,29 @@ class World:
             is_pinned=pinned,
             startup_timeout_s=facts.get("startup_timeout_s", 20.0),
         )
-        return self._tenancy_of(house(self.residency, options, lambda room: self._make(options, room)))
+        return self._version_of(self.host.house(options, lambda room: self._make(options, room)))
 
     def _make(self, options: PoolOptions, room: object) -> Sleeper:
         pool = Sleeper(options, self)
         pool.room = room  # type: ignore[attr-defined]
         return pool
 
-    def _tenancy_of(self, pool: Sleeper) -> Tenancy:
+    def _version_of(self, pool: Sleeper) -> MemoryOnHost:
         room = pool.room  # type: ignore[attr-defined]
-        assert isinstance(room, Tenancy)
+        assert isinstance(room, MemoryOnHost)
         return room
 
-    async def load(self, tenancy: Tenancy, *, held: int | None = None) -> Sleeper:
+    async def load(self, version: MemoryOnHost, *, held: int | None = None) -> Sleeper:
         """Ask, enter, and have it loaded."""
-        pool = pool_of(tenancy)
-        if not tenancy.account.workers:
-            tenancy.ask(1)
+        pool = pool_of(version)
+        if not version.reserved.workers:
+            version.ask(1)
         pool.wanted_workers = 1
-        await asyncio.wait_for(tenancy.enter(()), 5)
+        await asyncio.wait_for(version.enter(()), 5)
         pool.ready_workers = 1
-        pool.held = pool.own = held if held is not None else tenancy.account.need.first_bytes
-        tenancy.loaded()
-        await self.until(lambda: not tenancy.is_unsettled)
+        pool.held = pool.own = held if held is not None else version.reserved.need.first_bytes
+        version.loaded()
+        await self.until(lambda: not version.holder.is_unsettled)
         return pool
 
     async def until(self, is_so: Callable[[], bool]) -> None:
@@ -144,17 +145,17 @@ class World:
                 await asyncio.sleep(0)
 
 
-def pool_of(tenancy: Tenancy) -> Sleeper:
-    """The sleeper of a tenancy."""
-    assert isinstance(tenancy.pool, Sleeper)
-    return tenancy.pool
+def pool_of(version: MemoryOnHost) -> Sleeper:
+    """The sleeper of a version."""
+    assert isinstance(version.pool, Sleeper)
+    return version.pool
 
 
 @contextlib.asynccontextmanager
 async def world(budget: int, **facts: float) -> AsyncIterator[World]:
     """A world that is watched."""
     made = World(budget, **facts)
-    task = asyncio.create_task(made.residency.run())
+    task = asyncio.create_task(made.host.run())
     try:
         yield made
     finally:
@@ -162,7 +163,7 @@ async def world(budget: int, **facts: float) -> AsyncIterator[World]:
         await asyncio.wait([task])
         for pool in made.pools.values():
             pool.may_end.set()
-        await made.residency.close_all()
+        await made.host.close_all()
 
 
 async def test_who_finds_room_begins_at_once() -> None:
@@ -172,7 +173,7 @@ async def test_who_finds_room_begins_at_once() -> None:
         await there.load(first)
         await there.load(second)
 
-        assert there.residency.figures().charged == 200
+        assert there.host.figures().charged == 200
         assert pool_of(first).reasons == []
 
 
@@ -180,8 +181,8 @@ async def test_who_finds_none_waits_until_the_processes_of_another_are_gone() ->
     """The one that is asked for least is told to sleep; its memory counts until its processes have ended."""
     async with world(250) as there:
         often, seldom, new = (there.add(name, 100) for name in ("often", "seldom", "new"))
-        for tenancy in (often, seldom):
-            await there.load(tenancy)
+        for version in (often, seldom):
+            await there.load(version)
         pool_of(often).metrics.requests, pool_of(seldom).metrics.requests = 10, 1
         pool_of(seldom).may_end.clear()
 
@@ -206,14 +207,14 @@ async def test_what_is_in_use_or_pinned_never_makes_room() -> None:
     async with world(250) as there:
         pinned, busy = there.add("pinned", 100, pinned=True), there.add("busy", 100)
         new = there.add("new", 100, startup_timeout_s=0.1)
-        for tenancy in (pinned, busy):
-            await there.load(tenancy)
+        for version in (pinned, busy):
+            await there.load(version)
         pool_of(busy).is_in_use = True
 
         new.ask(1)
         with pytest.raises(NoMemoryNow) as refused:
             await new.enter(())
-        charged = there.residency.figures().charged
+        charged = there.host.figures().charged
         pool_of(busy).is_in_use = False
         await there.load(new)
 
@@ -241,9 +242,9 @@ async def test_who_could_never_fit_is_refused_at_once_with_the_numbers() -> None
             "models can be had. Loaded, and not to be unloaded: always 1.0 with 100 MiB. Unregister or scale down"
         ) in str(refused.value)
         assert "always" not in str(refused.value.for_clients())
-        assert there.residency.figures().refused == 2
+        assert there.host.figures().refused == 2
         assert pool_of(idle).reasons == []
-        assert there.residency.figures().charged == 200 * MIB
+        assert there.host.figures().charged == 200 * MIB
 
 
 async def test_what_serves_nobody_leaves_before_anything_else() -> None:
@@ -269,7 +270,7 @@ async def test_what_serves_nobody_leaves_before_anything_else() -> None:
         spare.close()
         await asyncio.wait_for(entering, 5)
         assert pool_of(sleeper).reasons == []
-        assert there.residency.ledger.held_bytes <= 100
+        assert there.host.line.ledger.held_bytes <= 100
 
 
 async def test_what_serves_again_stays() -> None:
@@ -307,7 +308,7 @@ async def test_what_came_a_moment_ago_stays_for_the_least_residence() -> None:
     async with world(150, least_residence_s=0.2) as there:
         first, second = there.add("a", 100), there.add("b", 100)
         await there.load(first)
-        since = first.loaded_at
+        since = first.holder.loaded_at
 
         await there.load(second)
 
@@ -330,21 +331,21 @@ async def test_nobody_leaves_for_a_model_that_nobody_waits_for_any_more() -> Non
         await asyncio.sleep(0.05)
 
         assert pool_of(busy).reasons == []
-        assert there.residency.figures().charged == 100
+        assert there.host.figures().charged == 100
 
 
 async def test_several_who_wait_are_all_let_in() -> None:
     """For each of them somebody leaves, without waiting for the others to be gone first."""
     async with world(300) as there:
         old = [there.add(f"old-{number}", 100) for number in range(3)]
-        for tenancy in old:
-            await there.load(tenancy)
+        for version in old:
+            await there.load(version)
         new = [there.add(f"new-{number}", 100) for number in range(3)]
 
-        for tenancy in new:
-            tenancy.ask(1)
-        reasons = [len(pool_of(tenancy).reasons) for tenancy in old]
-        await asyncio.wait_for(asyncio.gather(*(tenancy.enter(()) for tenancy in new)), 5)
+        for version in new:
+            version.ask(1)
+        reasons = [len(pool_of(version).reasons) for version in old]
+        await asyncio.wait_for(asyncio.gather(*(version.enter(()) for version in new)), 5)
 
         assert reasons == [1, 1, 1]
 
@@ -353,13 +354,13 @@ async def test_a_model_that_grows_makes_idle_ones_leave() -> None:
     """Before the kernel chooses somebody."""
     async with world(300) as there:
         growing, idle = there.add("growing", 100), there.add("idle", 100)
-        for tenancy in (growing, idle):
-            await there.load(tenancy)
+        for version in (growing, idle):
+            await there.load(version)
         pool_of(growing).is_in_use = True
         pool_of(growing).held = 250
 
         pool_of(growing).is_loading = True  # looked at more often then
-        there.residency.look_soon()
+        there.host.look_soon()
         await there.until(lambda: bool(pool_of(idle).reasons))
 
         assert "models have grown" in pool_of(idle).reasons[0]
@@ -375,12 +376,12 @@ async def test_of_a_model_at_rest_nothing_is_read(
     change: Callable[[Sleeper], None], is_read: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel walks a process's memory for it: hundreds of idle workers would keep a core busy for nothing."""
-    monkeypatch.setattr(residency, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(residency, "PAUSE_PER_READING", 0.0)
+    monkeypatch.setattr(host_memory, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(host_memory, "PAUSE_PER_READING", 0.0)
     async with world(300) as there:
         quiet, busy = there.add("quiet", 100), there.add("busy", 100)
-        for tenancy in (quiet, busy):
-            await there.load(tenancy)
+        for version in (quiet, busy):
+            await there.load(version)
         pool_of(busy).is_in_use = True
         await there.until(lambda: pool_of(quiet).readings > 0 and pool_of(busy).readings > 1)
         before, others = pool_of(quiet).readings, pool_of(busy).readings
@@ -390,20 +391,20 @@ async def test_of_a_model_at_rest_nothing_is_read(
         await there.until(lambda: pool_of(busy).readings > others + 5)
 
         assert (pool_of(quiet).readings > before) == is_read
-        assert (quiet.account.measured_bytes == 110) == is_read
+        assert (quiet.reserved.measured_bytes == 110) == is_read
 
 
 async def test_a_model_at_rest_is_read_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread of its own may have taken memory."""
-    monkeypatch.setattr(residency, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(residency, "PAUSE_PER_READING", 0.0)
-    monkeypatch.setattr(residency, "LOOK_AT_REST_S", 0.05)
+    monkeypatch.setattr(host_memory, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(host_memory, "PAUSE_PER_READING", 0.0)
+    monkeypatch.setattr(host_memory, "LOOK_AT_REST_S", 0.05)
     async with world(300) as there:
         quiet = there.add("quiet", 100)
         await there.load(quiet)
 
         pool_of(quiet).held = 110
-        await there.until(lambda: quiet.account.measured_bytes == 110)
+        await there.until(lambda: quiet.reserved.measured_bytes == 110)
 
 
 async def test_a_load_that_takes_more_than_there_is_is_ended() -> None:
@@ -417,7 +418,7 @@ async def test_a_load_that_takes_more_than_there_is_is_ended() -> None:
         await asyncio.wait_for(liar.enter(()), 5)
         pool = pool_of(liar)
         pool.is_loading, pool.is_in_use, pool.held = True, True, 400 * MIB
-        there.residency.look_soon()
+        there.host.look_soon()
         await there.until(lambda: bool(pool.ended_loads))
 
         assert "it took 400 MiB, more than the 50 MiB that were declared" in pool.ended_loads[0]
@@ -427,15 +428,15 @@ async def test_a_load_that_takes_more_than_there_is_is_ended() -> None:
 async def test_what_a_load_took_is_learned() -> None:
     """With its peak; and the next version of the same files is admitted by it."""
     async with world(1000) as there:
-        tenancy = there.add("a", 100)
-        pool_of(tenancy).past_peak = 70
-        await there.load(tenancy, held=120)
+        version = there.add("a", 100)
+        pool_of(version).past_peak = 70
+        await there.load(version, held=120)
 
-        learned = there.learned.get(tenancy.key)
+        learned = there.learned.get(key_of(version.holder.options))
 
         assert learned is not None
         assert (learned.first_bytes, learned.more_bytes, learned.peak_bytes) == (120, 120, 190)
-        assert tenancy.described["memory"]["residentBytes"] == 120
+        assert version.described["memory"]["residentBytes"] == 120
 
 
 async def test_who_leaves_for_good_takes_its_charge_along() -> None:
@@ -451,7 +452,7 @@ async def test_who_leaves_for_good_takes_its_charge_along() -> None:
         await there.load(later)
         await there.load(new)
 
-        assert there.residency.figures().charged == 140
+        assert there.host.figures().charged == 140
 
 
 async def test_processes_that_end_by_themselves_give_their_memory_back() -> None:
@@ -464,7 +465,7 @@ async def test_processes_that_end_by_themselves_give_their_memory_back() -> None
         idle.shrink(0)
         idle.emptied()
 
-        assert there.residency.figures().charged == 0
+        assert there.host.figures().charged == 0
         await there.load(new)
         assert pool.reasons == []
 
@@ -478,9 +479,9 @@ async def test_a_pool_that_cannot_be_made_leaves_nothing() -> None:
             raise RuntimeError("no pool")
 
         with pytest.raises(RuntimeError):
-            house(there.residency, options, fail)
+            there.host.house(options, fail)
 
-        assert there.residency.figures().charged == 0
+        assert there.host.figures().charged == 0
 
 
 # ------------------------------------------------------------------------------------------------- what was learned
@@ -554,17 +555,17 @@ async def test_what_would_be_needed_is_told_and_not_promised() -> None:
         asleep = here.add("asleep", 20 * MIB)
         await here.load(asleep)
         new = PoolOptions("new", "1.0", 1, 1, memory_bytes=30 * MIB)
-        before = here.residency.figures()
+        before = here.host.figures()
 
-        told = here.residency.foresee(new, None, 1)
-        more = here.residency.foresee(served.options, 1, 1)
+        told = here.host.foresee(new, None, 1)
+        more = here.host.foresee(served.holder.options, 1, 1)
         with pytest.raises(NotEnoughMemory, match="needs 50 MiB"):
-            here.residency.foresee(PoolOptions("huge", "1.0", 1, 1, memory_bytes=50 * MIB), None, 1)
+            here.host.foresee(PoolOptions("huge", "1.0", 1, 1, memory_bytes=50 * MIB), None, 1)
 
         huge = replace(new, memory_bytes=90 * MIB)
-        instead = here.residency.foresee(huge, None, 1, served.options)
+        instead = here.host.foresee(huge, None, 1, served.holder.options)
         with pytest.raises(NotEnoughMemory, match="needs 101 MiB"):
-            here.residency.foresee(replace(huge, memory_bytes=101 * MIB), None, 1, served.options)
+            here.host.foresee(replace(huge, memory_bytes=101 * MIB), None, 1, served.holder.options)
 
         assert (instead["moreBytes"], instead["othersMakeRoom"]) == (30 * MIB, True)
         assert told == {
@@ -576,5 +577,5 @@ async def test_what_would_be_needed_is_told_and_not_promised() -> None:
             "othersMakeRoom": True,
         }
         assert (more["moreBytes"], more["othersMakeRoom"]) == (0, False)
-        assert here.residency.figures() == before
+        assert here.host.figures() == before
         assert pool_of(asleep).reasons == []
