@@ -165,7 +165,7 @@ class WaitingLine:
         is_host_full = False
         for waiting in list(ledger.line):
             is_of_host = isinstance(waiting, HostReservation)
-            if waiting not in ledger.line or (is_host_full and is_of_host):
+            if not waiting.is_waiting or (is_host_full and is_of_host):
                 continue  # its version was told to leave for one before it; or it lacks more than one before it
             if ledger.is_judged(waiting):
                 is_made = self.make_room(ledger.shortage(waiting), self.holder_of[waiting])

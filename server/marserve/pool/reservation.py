@@ -16,13 +16,13 @@ class Room(Protocol):
     """One version's share of the memory for models."""
 
     def ask(self, workers: int) -> None:
-        """There are to be so many workers. They may have to wait for the memory (`enter`).
+        """Reserve memory for so many workers. They may have to wait for it (`enter`).
 
         Raises NotEnoughMemory where it cannot be had; nothing has changed then.
         """
 
     def grow(self, workers: int) -> int:
-        """So many workers would be welcome, if there is memory that nobody else uses. Returns how many there may be."""
+        """Reserve memory for up to so many workers, of what is free. Returns how many there may be."""
 
     def shrink(self, workers: int) -> None:
         """There are to be so few workers from now on."""
@@ -46,7 +46,7 @@ class Room(Protocol):
         """
 
     def place(self) -> tuple[int, ...] | None:
-        """The devices that are kept for the next worker; None where nobody keeps any."""
+        """The devices that are reserved for the next worker; None where none are."""
 
     def begin(self, key: str, devices: Sequence[int]) -> None:
         """The worker `key` is about to be started on these devices. Raises NotEnoughMemory where that is in vain."""
@@ -77,7 +77,7 @@ class Room(Protocol):
 
     @property
     def held_bytes(self) -> int | None:
-        """What the version's processes hold, None where nobody counts."""
+        """What the version's processes hold, None where memory has no bound."""
 
     @property
     def described(self) -> Mapping[str, Any]:
@@ -85,7 +85,7 @@ class Room(Protocol):
 
 
 class WithoutDevices:
-    """Nobody counts the memory of devices."""
+    """Reserves nothing of devices: their memory has no bound here."""
 
     def site_for(self, devices: Sequence[int], home: Sequence[int]) -> tuple[int, ...] | None:
         """Where it is."""
@@ -100,28 +100,28 @@ class WithoutDevices:
         return tuple(devices)
 
     def place(self) -> tuple[int, ...] | None:
-        """Nobody keeps any."""
+        """None are reserved."""
         return None
 
     def begin(self, key: str, devices: Sequence[int]) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
     def fits_beside(self, devices: Sequence[int]) -> bool:
-        """Nobody counts."""
+        """Always."""
         return True
 
     def loaded_on_device(self, key: str, reserved_bytes: int) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
     def peaked_on_device(self, reserved_bytes: int) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
     def ended_on_device(self, key: str) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
 
 class Unbounded(WithoutDevices):
-    """Nobody counts."""
+    """Reserves nothing: memory has no bound here."""
 
     held_bytes: int | None = None
 
@@ -133,22 +133,22 @@ class Unbounded(WithoutDevices):
         return workers
 
     def shrink(self, workers: int) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
     async def enter(self, devices: Sequence[int]) -> None:
-        """There is no door."""
+        """Does not wait."""
 
     def loaded(self) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
     def emptied(self) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
     def make_spare(self, give_up: Callable[[], None] | None) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
     @property
     def described(self) -> Mapping[str, Any]:
