@@ -144,14 +144,16 @@ def hold_once(check: Callable[[], None], rounds: int = 3) -> None:
 
 def test_a_refusal_says_why_and_when_to_come_back(server: Server) -> None:
     """TorchServe's text, a computed `Retry-After`, and the class of cause; first, as floods lengthen the times."""
-    flood = fire(server, ("flood", [0.0] * (QUEUE + WORKERS + 40), post("busy")))["flood"]
+    # 300 are refused, of which 200 a second could be served: a second and a half at least.
+    flood = fire(server, ("flood", [0.0] * (QUEUE + WORKERS + 300), post("busy")))["flood"]
 
     refused = [outcome for outcome in flood if outcome.status == 503]
     assert refused
     assert all(b"has no worker to serve inference request" in outcome.body for outcome in refused)
-    moments = {outcome.retry_after for outcome in refused}
+    moments = {outcome.retry_after or 0 for outcome in refused}
     assert len(moments) > 1, "all are told one time"
-    assert moments <= {1, 2, 3}
+    assert min(moments) in {1, 2}
+    assert moments == set(range(min(moments), max(moments) + 1)), "one second after another as the queue drains"
     assert metric(server, "marserve_model_refused_total") >= len(refused)
 
 
