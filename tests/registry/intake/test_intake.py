@@ -54,7 +54,7 @@ def test_an_archive_gets_a_private_folder_of_its_own(intake: Intake, store: Path
     assert first.folder != second.folder
     assert len(first.folder.name) == 32
     assert (first.folder / "echo.py").is_file()
-    assert (first.manifest.model_name, first.config.batch_size) == ("m", 3)
+    assert (first.manifest.model_name, first.config.options.batch_size) == ("m", 3)
 
 
 def test_a_discarded_folder_is_gone_and_the_empty_scratch_folder_with_it(intake: Intake, store: Path) -> None:
