@@ -5,8 +5,8 @@
 PYTHON    ?= $(shell command -v python3.11 || command -v python3)
 VENV      ?= .venv
 BIN       := $(VENV)/bin
-# Two more than there are cores: many tests wait for processes, few compute.
-JOBS      ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# Three more than there are cores: many tests wait for processes, few compute.
+JOBS      ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 3)
 SEEDS     ?= 10000
 # Of `make mutants`: files of the server (none: those that it knows), and how many changes are drawn.
 ROOM      ?=
@@ -23,7 +23,7 @@ LOCK      := $(BIN)/uv pip compile --constraint constraints.txt --python-version
 LOCK_TORCH = $(LOCK) --python-platform x86_64-manylinux_2_28 \
              $(foreach name,filelock fsspec setuptools typing-extensions,--no-emit-package $(name))
 # Whole files side by side, each collected by the runner that runs it (tests/support/by_file.py).
-PARALLEL  := --numprocesses $(JOBS) --maxprocesses 4 --dist load --maxschedchunk 1 --by-file \
+PARALLEL  := --numprocesses $(JOBS) --maxprocesses 5 --dist load --maxschedchunk 1 --by-file \
              -o console_output_style=classic
 # What `make test` runs.
 QUICK     := not long and not system
