@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from marserve.model_options import ModelOptions
+from marserve.option_values import write_milliseconds, write_seconds
 from marserve.pool.options import PoolOptions
 from marserve.settings.values import NO_WISH, MemoryWish
 from marserve.store.addresses.fetch_guard import hide_query
@@ -75,11 +76,11 @@ def describe_version(
         "minWorkers": min_workers,
         "maxWorkers": max_workers,
         "batchSize": pool.options.batch_size,
-        "maxBatchDelay": _milliseconds(pool.options.max_batch_delay_s),
-        "responseTimeout": _whole(options.response_timeout_s),
-        "startupTimeout": _whole(options.startup_timeout_s),
-        "maxRetryTimeoutInSec": _whole(options.max_retry_timeout_s),
-        "clientTimeoutInMills": _milliseconds(options.client_timeout_s or 0.0),
+        "maxBatchDelay": write_milliseconds(pool.options.max_batch_delay_s),
+        "responseTimeout": write_seconds(options.response_timeout_s),
+        "startupTimeout": write_seconds(options.startup_timeout_s),
+        "maxRetryTimeoutInSec": write_seconds(options.max_retry_timeout_s),
+        "clientTimeoutInMills": write_milliseconds(options.client_timeout_s or 0.0),
         "parallelType": config.parallel_type or "",
         "parallelLevel": config.parallel_level,
         "deviceType": "gpu" if options.gpu_ids else "cpu",
@@ -92,8 +93,8 @@ def describe_version(
         "useJobTicket": options.use_job_ticket,
         "useVenv": config.use_venv,
         "stateful": config.sequence_batching,
-        "sequenceMaxIdleMSec": _milliseconds(config.sequence_max_idle_s),
-        "sequenceTimeoutMSec": _milliseconds(config.sequence_timeout_s),
+        "sequenceMaxIdleMSec": write_milliseconds(config.sequence_max_idle_s),
+        "sequenceTimeoutMSec": write_milliseconds(config.sequence_timeout_s),
         "maxNumSequence": _most_sequences(options, config) if has_sequences else 0,
         "maxSequenceJobQueueSize": config.max_sequence_job_queue_size if has_sequences else 0,
         "loadedAtStartup": facts.is_at_startup,
@@ -150,11 +151,11 @@ def _limits_of_life(options: PoolOptions) -> dict[str, Any]:
     limits = {
         "jobQueueSize": options.queue_size,
         "maxConcurrentRequests": options.most_concurrent if options.is_concurrent else 0,
-        "idleTimeout": _whole(options.idle_timeout_s or 0.0) if options.idle_timeout_s != math.inf else 0,
-        "retryFailedEvery": _whole(options.retry_failed_every_s),
+        "idleTimeout": write_seconds(options.idle_timeout_s or 0.0) if options.idle_timeout_s != math.inf else 0,
+        "retryFailedEvery": write_seconds(options.retry_failed_every_s),
         "maxWorkerMemory": options.max_worker_memory_bytes,
         "maxRequestsPerWorker": options.max_requests_per_worker,
-        "maxWorkerAge": _whole(options.max_worker_age_s),
+        "maxWorkerAge": write_seconds(options.max_worker_age_s),
         "maxWorkerGrowth": options.max_worker_growth_bytes,
         "maxRestarts": options.max_restarts,
         "noRestartExitCodes": list(options.no_restart_exit_codes),
@@ -207,15 +208,6 @@ def _describe_death(death: DeathView) -> dict[str, Any]:
 
 def _utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _milliseconds(seconds: float) -> int:
-    return round(seconds * 1000)
-
-
-def _whole(seconds: float) -> int | float:
-    """Whole seconds as a whole number, as clients expect it."""
-    return int(seconds) if seconds == int(seconds) else seconds
 
 
 def page_of(

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from marserve.errors import BadInput, InvalidSnapshot
+from marserve.option_values import write_seconds
 from marserve.registry.catalogue.traffic import NO_ROLE, Role, read_role
 from marserve.settings.values import NO_WISH, MemoryWish, read_memory_wish
 from marserve.store.addresses.fetch_guard import is_address
@@ -88,8 +89,8 @@ def write_models(versions: Sequence[SnapshotVersion], name: str, created_ms: int
             "maxWorkers": version.max_workers,
             "batchSize": version.batch_size,
             "maxBatchDelay": round(version.max_batch_delay_s * 1000),
-            "responseTimeout": _whole(version.response_timeout_s),
-            "startupTimeout": _whole(version.startup_timeout_s),
+            "responseTimeout": write_seconds(version.response_timeout_s),
+            "startupTimeout": write_seconds(version.startup_timeout_s),
             "runtimeType": version.runtime,
             **({"parallelLevel": version.parallel_level} if version.parallel_level > 0 else {}),
             **({"handler": version.handler} if version.handler else {}),
@@ -189,7 +190,3 @@ def _members(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidSnapshot(f"{what} is {json.dumps(value)[:60]}; it must be an object")
     return value
-
-
-def _whole(seconds: float) -> int | float:
-    return int(seconds) if seconds == int(seconds) else seconds

@@ -9,6 +9,7 @@ from typing import Any
 
 from marserve.errors import MarserveError
 from marserve.model_options import BY_KEY
+from marserve.option_values import write_seconds
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.versions import Version
 from marserve.registry.intake.effective_options import effective_runtime
@@ -65,8 +66,8 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
     archive = version.plan.unpacked.config.document or {}
     now = {
         **in_place_now(version),
-        "responseTimeout": _whole(facts.options.response_timeout_s),
-        "startupTimeout": _whole(facts.options.startup_timeout_s),
+        "responseTimeout": write_seconds(facts.options.response_timeout_s),
+        "startupTimeout": write_seconds(facts.options.startup_timeout_s),
     }
     asked = facts.memory.document()
     if facts.options.parallel_level and facts.options.parallel_level != facts.config.parallel_level:
@@ -125,8 +126,8 @@ def _undeclared(version: Version, options: RegistryOptions) -> dict[str, Any]:
         "maxWorkers": plain.max_workers,
         "batchSize": plain.batch_size,
         "maxBatchDelay": round(plain.max_batch_delay_s * 1000),
-        "responseTimeout": _whole(plain.response_timeout_s),
-        "startupTimeout": _whole(plain.startup_timeout_s),
+        "responseTimeout": write_seconds(plain.response_timeout_s),
+        "startupTimeout": write_seconds(plain.startup_timeout_s),
     }
 
 
@@ -157,7 +158,3 @@ def _as_declared(
 
 def _is_on_demand(options: PoolOptions) -> bool:
     return options.idle_timeout_s == math.inf
-
-
-def _whole(seconds: float) -> int | float:
-    return int(seconds) if seconds == int(seconds) else seconds
