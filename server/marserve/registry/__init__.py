@@ -1,8 +1,8 @@
 """Which models there are: their versions, their archives, and which version answers a request.
 
 models      `Registry`: the calls that surfaces make
-changes/    how versions come, change and go
-intake/     from the word of a registration to a plan of a version
-catalogue/  what is registered, and what it says of itself
-observing/  shadows that copy requests, and counts of what became of them
+changes/    registers, changes and removes versions
+intake/     from a registration to the plan of a version
+catalogue/  the table of models and versions, and describe
+observing/  shadows that copy requests, and counts of requests
 """

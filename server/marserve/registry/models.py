@@ -1,10 +1,11 @@
 """Every registered model: the calls that surfaces make, on the event loop.
 
-What is registered stands in the table (`catalogue/versions.py`); how a version comes and goes is
-`changes/registering.py`'s, what the start loads `changes/load_at_start.py`'s. A version that goes is taken off the list
-first and then drained: what it had accepted is answered, what comes later is not found.
+The table of models and versions is `catalogue/versions.py`. `changes/registering.py` adds and removes versions,
+`changes/load_at_start.py` loads the models of the start. A version that leaves is taken off the list first and then
+drained: requests that it had accepted are answered, later ones get 404.
 
-It knows no HTTP; it gives and raises plain data and typed errors. Processes belong to the pools, files to the intake.
+The registry knows no HTTP; it returns plain data and raises typed errors. Processes belong to the pools, files to the
+intake.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ STOP_LIMIT_S = 60.0
 class Registry:
     """All models of a server. Every method is called on the event loop.
 
-    What changes something runs to its end even when the caller is cancelled: a client that hangs up in the middle of
-    a registration leaves nothing half done.
+    A change runs to its end even when the caller is cancelled: a client that hangs up in the middle of a registration
+    leaves nothing half done.
     """
 
     def __init__(
@@ -87,9 +88,9 @@ class Registry:
         on_change: Callable[[], None] = lambda: None,
         hooks: Hooks | None = None,
     ) -> None:
-        """`environments` is where requirements are installed; they are where `options` say so.
+        """`environments` holds installed requirements; they are installed if `options` say so.
 
-        `on_change` is called after a change of what `snapshot` tells that somebody asked for. `hooks` may be added to
+        `on_change` is called after each requested change of what `snapshot` returns. Hooks may be added to `hooks`
         until the server starts.
         """
         self._options = options
@@ -154,7 +155,7 @@ class Registry:
             raise _naming(error, model, version) from None
 
     def _submit_chosen(self, entry: Model, named: str | None, request: Request, receiver: Receiver) -> Accepted:
-        """Hand a request to the version that is chosen for it, and have the answer say which that is."""
+        """Hand a request to the version chosen for it; a header of the answer names that version."""
         chosen, reason = entry.choose(named, request)
         if not entry.is_plain:
             receiver = NamedReceiver(receiver, chosen.header)
@@ -178,24 +179,24 @@ class Registry:
 
     @property
     def only_startup_model(self) -> str | None:
-        """The model that was loaded at start, if it is exactly one: `/invocations` may leave its name out."""
+        """The model loaded at the start, if there is exactly one: `/invocations` may leave its name out."""
         return self._starting.models[0] if len(self._starting.models) == 1 else None
 
     def check_exists(self, model: str, version: str | None = None) -> None:
-        """Return if the version is registered (any, where none is named).
+        """Return if the version is registered (without a version: if the model is).
 
         Raises ModelNotFound or VersionNotFound.
         """
         self._versions.find(model, version)
 
     def source_of(self, model: str, version: str) -> str | None:
-        """What a version was registered with, None where it is not registered."""
+        """The URL or name that a version was registered with; None for an unknown version."""
         entry = self._versions.models.get(model)
         found = None if entry is None else entry.versions.get(version)
         return None if found is None else found.facts.url
 
     def default_of(self, model: str) -> str | None:
-        """The default version of a model, None where there is no such model."""
+        """The default version of a model; None for an unknown model."""
         entry = self._versions.models.get(model)
         return None if entry is None else entry.default
 
@@ -204,45 +205,45 @@ class Registry:
     async def register(self, parameters: RegisterParameters, *, as_it_is_now: bool = False) -> Registered:
         """Take an archive in and make it a version; the first version of a name is its default.
 
-        With `as_it_is_now` what lies at the address is taken, even if the store has something under its name.
-        Raises BadInput, ArchiveNotFound, BadArchive, VersionConflict, Draining, and LoadFailed when it was to wait for
-        workers and one could not load the model. After any error nothing of the registration is left.
+        With `as_it_is_now` the archive is fetched from its address even if the store has a file of its name.
+        Raises BadInput, ArchiveNotFound, BadArchive, VersionConflict, Draining, and for a synchronous call LoadFailed
+        when a worker could not load the model. After any error nothing of the registration is left.
         """
         return await self._changes.carry_through(self._registering.register(parameters, as_it_is_now=as_it_is_now))
 
     async def register_unpacked(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
-        """As `register`, of what the caller has unpacked; a folder that is not private stays the caller's."""
+        """As `register`, for an archive that the caller has unpacked; a folder that is not private is not deleted."""
         return await self._changes.carry_through(self._registering.register(parameters, unpacked))
 
     async def swap(self, wish: SwapParameters, unpacked: Unpacked | None = None) -> Swapped:
-        """Put an archive in the place of a version that serves; returns when that has ended.
+        """Replace a version that serves by that of an archive; returns when the old version has ended.
 
-        No request is refused or lost (`load_first`), and none that begins afterwards gets the version before. Raises
+        No request is refused or lost (`load_first`), and no request that begins afterwards gets the old version. Raises
         what `register` raises, ModelNotFound, VersionNotFound, SwapUnderWay, and SwapFailed when the new version cannot
-        load or does not answer as it should: the one before goes on then, and nothing of the new one is left.
+        load or fails its trial: the old version then goes on, and nothing of the new one is left.
         """
         return await self._changes.carry_through(self._swapping.swap(wish, unpacked))
 
     # ------------------------------------------------------------------------------------------- start-up
 
     async def load_at_start(self, load_models: LoadModels) -> None:
-        """Load what the setting `load_models` names. Returns when all were tried.
+        """Load the models that the setting `load_models` names. Returns when all were tried.
 
-        Workers are begun, not waited for. A model that cannot be loaded is logged and left out.
+        Does not wait for workers. A model that cannot be registered is logged and left out.
         """
         await self._changes.carry_through(self._starting.load(load_models))
 
     async def restore(self, versions: Sequence[SnapshotVersion]) -> None:
-        """Load what a snapshot has, in place of `load_at_start`. Returns when all were tried.
+        """Load the versions of a snapshot, in place of `load_at_start`. Returns when all were tried.
 
-        What cannot be loaded is logged and left out; it stays in the snapshots that follow, so that a restart with the
-        archive mended has it back.
+        A version that cannot be registered is logged and left out. It stays in later snapshots, so that a restart with
+        its archive mended loads it again.
         """
         await self._changes.carry_through(self._starting.restore(versions))
 
     @property
     def has_tried_startup(self) -> bool:
-        """Whether every model of the start has been tried: what is not there then will not come by itself."""
+        """Whether every model of the start has been tried; no further one will appear by itself."""
         return self._starting.has_tried
 
     # ------------------------------------------------------------------------------------------- scale
@@ -250,10 +251,10 @@ class Registry:
     async def scale(
         self, model: str, version: str | None, *, min_workers: int, max_workers: int, synchronous: bool
     ) -> Scaled:
-        """Have between `min_workers` and `max_workers` workers of a version; dead ones start again.
+        """Keep between `min_workers` and `max_workers` workers of a version; dead ones start again.
 
-        0 as the least number ends them all. Raises BadInput, ModelNotFound, VersionNotFound, Draining, and LoadFailed
-        when it was to wait and a worker could not load the model; the version stays registered then.
+        A `min_workers` of 0 ends them all. Raises BadInput, ModelNotFound, VersionNotFound, Draining, and if
+        `synchronous` LoadFailed when a worker could not load the model; the version then stays registered.
         """
         check_workers(min_workers, max_workers)
         if self._is_draining:
@@ -275,7 +276,7 @@ class Registry:
         return Scaled(model, version, min_workers, "done" if is_ready else "partial")
 
     def remark(self, model: str, version: str | None, sentences: Iterable[str]) -> None:
-        """Note what was odd about a call for a version: in the log, and among describe's warnings. Each once.
+        """Note what was odd about a call for a version, in the log and in describe's warnings. Each sentence once.
 
         Raises ModelNotFound, VersionNotFound.
         """
@@ -317,7 +318,7 @@ class Registry:
     # ------------------------------------------------------------------------------------------- describe, list
 
     def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
-        """What a version says of itself. Raises ModelNotFound or VersionNotFound."""
+        """The describe answer of a version. Raises ModelNotFound or VersionNotFound."""
         return self._describe(self._versions.find(model, version))
 
     def is_autoscaled(self, model: str, version: str | None = None) -> bool:
@@ -325,7 +326,7 @@ class Registry:
         return self._versions.find(model, version).facts.options.autoscale
 
     def describe_all(self, model: str) -> list[dict[str, Any]]:
-        """What each version of a model says of itself, oldest first. Raises ModelNotFound."""
+        """The describe answers of a model's versions, oldest first. Raises ModelNotFound."""
         return [self._describe(version) for version in self._versions.model(model).versions.values()]
 
     async def describe_customized(
@@ -335,10 +336,10 @@ class Registry:
         within_s: float | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> tuple[dict[str, Any], Answer]:
-        """As `describe`, with what the handler says in `customizedMetadata`; and the handler's whole answer.
+        """As `describe`, with the handler's metadata in `customizedMetadata`; and the handler's whole answer.
 
-        `within_s` is the client's deadline, in seconds from now, `headers` are the client's. Raises ModelNotFound,
-        VersionNotFound, NoDescribeWorker, HandlerFailed and what else befalls a request.
+        `within_s` is the client's deadline, in seconds from now; `headers` are the client's. Raises ModelNotFound,
+        VersionNotFound, NoDescribeWorker, HandlerFailed and the errors of any request.
         """
         chosen = self._versions.find(model, version)
         limit_s = chosen.facts.options.response_timeout_s
@@ -360,7 +361,7 @@ class Registry:
             tells_missing_pids=self._options.tells_missing_pids,
         )
         described |= self._versions.describe_role(version)
-        # What nobody knows yet which version it is will be, the default one tells of.
+        # Fetches whose version is not known yet are shown by the default version.
         arriving = [
             each
             for each in self.coming.of(version.model)
@@ -369,7 +370,7 @@ class Registry:
         return {**described, "arriving": arriving} if arriving else described
 
     def arriving(self, model: str, version: str | None = None) -> list[dict[str, Any]]:
-        """How far archives are that are fetched for a model, and may become this version of it; it need not exist."""
+        """The progress of fetches that may become this version of a model; the model need not exist yet."""
         return self.coming.of(model, version)
 
     def list_models(self, limit: int | None = None, offset: int | None = None) -> ModelPage:
@@ -383,11 +384,11 @@ class Registry:
     async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
         """Take a version off the list, answer what it had accepted, end its workers, delete its folder.
 
-        The last version that came from an archive which the server fetched takes that along, too.
-        One that has a weight or a label goes with `force` only, and these with it; the last version goes anyhow. One
-        whose requirements are being installed is given up. Raises ModelNotFound, VersionNotFound, DefaultVersionInUse,
-        VersionInUse, and CleanUpTimedOut when ending its workers takes too long; that then goes on behind the caller's
-        back.
+        The archive is deleted, too, if the server fetched it and no other version needs it.
+        A version with a weight or a label is removed only with `force`, and loses them; the last version of a model is
+        removed anyhow. For a version whose requirements are being installed the installation is given up. Raises
+        ModelNotFound, VersionNotFound, DefaultVersionInUse, VersionInUse, and CleanUpTimedOut when ending its workers
+        takes too long; they are then ended in the background.
         """
         if self._starting.forget(model, version):
             self._on_change()
@@ -406,7 +407,7 @@ class Registry:
         await self._changes.carry_through(retiring)
 
     def _may_want_archive(self, name: str) -> bool:
-        """Whether a version that is kept, or one that a snapshot has and that could not be restored, came from it."""
+        """Whether a kept version came from this archive, or one of the snapshot that could not be restored."""
         return any(kept.version.plan.unpacked.archive == name for kept in self.keeping.all()) or any(
             restored.archive == name for restored in self._starting.unrestored.values()
         )
@@ -425,9 +426,9 @@ class Registry:
     async def looking_into(self, parameters: RegisterParameters) -> AsyncIterator[tuple[str, str]]:
         """The names of the model and the version that a registration would make; nothing is registered.
 
-        The archive stays unpacked while the block runs: a change that loads this version from this address then gets
-        it, and fetches nothing. Where the block raises, the store has no file of it either. Raises as `register` does
-        before it starts workers.
+        The archive stays unpacked while the block runs: a change that loads this version from this address uses it and
+        fetches nothing. If the block raises, the store keeps no file of it. Raises as `register` does before it starts
+        workers.
         """
         unpacked = await self._registering.take_in(parameters, as_it_is_now=True)
         try:
@@ -453,7 +454,7 @@ class Registry:
                 await asyncio.to_thread(unpacked.discard)
 
     def actual(self) -> ActualState:
-        """What is registered, as a desired state can be compared with it. Nodes of workflows are left out."""
+        """The registered models, for comparison with a desired state. Nodes of workflows are left out."""
         return {name: actual for name in self._versions.models if (actual := self._look_at(name)) is not None}
 
     def _look_at(self, name: str) -> ActualModel | None:
@@ -502,12 +503,12 @@ class Registry:
             self._changes.follow(end(version))
 
     def find_kept(self, model: str, version: str, of: str | None) -> ActualVersion | None:
-        """The version of this name that is kept and could answer at once; with `of` only if it served that state."""
+        """The kept version of this name, which could answer at once; with `of` only if it served that state."""
         found = self.keeping.find(model, version)
         return None if found is None or of not in (None, found.of) else look_at(found.version, self._options)
 
     def kept(self) -> list[dict[str, Any]]:
-        """Versions that take no requests and stay loaded, so that a desired state may have them back at once."""
+        """Versions that take no requests and stay loaded, so that a desired state can bring them back at once."""
         return [
             {
                 "model": kept.version.model,
@@ -531,15 +532,15 @@ class Registry:
         return list(self._starting.failures)
 
     async def wait_until_loaded(self) -> list[str]:
-        """Wait until the workers of the models of the start have loaded them; sentences about those that cannot."""
+        """Wait until workers have loaded the models of the start; sentences about models that they cannot load."""
         return await self._starting.wait_until_loaded()
 
     async def wait_for_loads(self) -> None:
-        """Wait until the models of the start are loaded, or cannot be. Who waits may be cancelled."""
+        """Wait until the models of the start are loaded, or cannot be. The waiting task may be cancelled."""
         await self._starting.wait_for_loads()
 
     def end_start(self, models: Iterable[str], failures: Iterable[str]) -> None:
-        """The models of the start were tried, by somebody else than the registry; `failures` are sentences."""
+        """Note that another part than the registry tried the models of the start; `failures` are sentences."""
         self._starting.models += [model for model in models if model not in self._starting.models]
         self._starting.failures += failures
         self._starting.has_tried = True
@@ -547,7 +548,7 @@ class Registry:
     # ------------------------------------------------------------------------------------------- snapshots
 
     def snapshot(self) -> list[SnapshotVersion]:
-        """Every version as a later start would have it back. Nodes of workflows are left out."""
+        """Every version as a later start would restore it. Nodes of workflows are left out."""
         listed = [self._as_snapshot(version) for version in self._versions.all() if version.facts.workflow is None]
         names = {(version.model, version.version) for version in listed}
         return [*listed, *(version for key, version in self._starting.unrestored.items() if key not in names)]
@@ -584,9 +585,9 @@ class Registry:
         return all(version.pool.is_healthy for version in self._versions.defaults())
 
     def is_model_ready(self, model: str, version: str | None = None) -> bool:
-        """Whether the version (the default one) has as many workers loaded as it should have, and at least one.
+        """Whether the version (the default one) has at least `min_workers` workers that loaded it, and at least one.
 
-        One that sleeps until it is asked is ready to be asked. Raises ModelNotFound or VersionNotFound.
+        A version that sleeps until its next request is ready. Raises ModelNotFound or VersionNotFound.
         """
         chosen = self._versions.find(model, version)
         may_sleep = chosen.facts.options.idle_timeout_s is not None and not chosen.min_workers
@@ -599,7 +600,7 @@ class Registry:
         return any(version.pool.ready_workers for version in self._versions.defaults())
 
     def readiness(self) -> Readiness:
-        """Whether to send requests here, and why not."""
+        """Whether the server should get requests, and why not."""
         standings = [
             Standing(
                 version.model,
@@ -625,11 +626,11 @@ class Registry:
     # ------------------------------------------------------------------------------------------- the end
 
     def begin_drain(self) -> None:
-        """Say that the server is leaving: readiness falls from now on, requests are still taken."""
+        """Turn readiness off, because the server will stop; requests are still taken."""
         self._is_leaving = True
 
     def refuse_new(self) -> None:
-        """Take no more requests and registrations from now on; what was accepted goes on."""
+        """Refuse new requests and registrations from now on; accepted ones go on."""
         self._is_leaving = self._is_draining = True
         self._registering.refuse_new()
         self.keeping.close()
@@ -639,7 +640,7 @@ class Registry:
         """Wait until nothing is queued or running, for at most `deadline_s`; returns how many requests are left."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
-                # Again, for the request of a workflow's node may have gone from one pool to another.
+                # Look again after each wait: a workflow's request may have gone from one pool to another.
                 while busy := [pool for pool in self._pools() if pool.queued + pool.running]:
                     await asyncio.gather(*(pool.wait_until_idle() for pool in busy))
         return sum(pool.queued + pool.running for pool in self._pools())
@@ -659,7 +660,10 @@ class Registry:
         return [version.pool for version in (*self._versions.all(), *self._versions.leaving)]
 
     async def stop(self) -> None:
-        """End every version and delete every folder. Order: nothing new, all pools, changes under way, the folder."""
+        """End every version and delete every folder, after new requests are refused.
+
+        Order: shadows, pools, changes under way, folders.
+        """
         self.refuse_new()
         await self.mirrors.stop()
         self._registering.end_all()
@@ -668,13 +672,13 @@ class Registry:
 
 
 def _held_bytes(version: Version) -> dict[str, Any]:
-    """What a version holds in memory, where somebody counts."""
+    """What a version holds in memory; empty without a memory ledger."""
     memory: Any = version.pool.described.get("memory")
     return {} if memory is None else {"memoryBytes": memory["residentBytes"]}
 
 
 def _naming(error: NoWorker, model: str, version: str | None) -> NoWorker:
-    """The error in the contract's text for a client that named the version, which the pool cannot know."""
+    """The error in the contract's text for a client that named the version; the pool does not know that."""
     if type(error) in (NoWorker, QueueFull, NoTicket):
         return type(error)(model, version, retry_after_s=error.retry_after_s, death=error.death)
     return error

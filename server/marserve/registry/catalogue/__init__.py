@@ -1,14 +1,14 @@
-"""What is registered, and what it says of itself.
+"""The table of what is registered, and what reads it.
 
 versions             the table of models and versions, and the default
 plan                 what a version is made of
 traffic              which version answers a request
-traffic_control      weights, sticky keys and labels, asked and ordered
-mirrors              shadows and watched arms, asked and ordered
-named_answers        tells a client which version answered
+traffic_control      calls about weights, sticky keys and labels
+mirrors              calls about shadows and watched arms
+named_answers        puts the name of the version into the answer
 describe             the members of the describe answer
 metadata_of_handler  what the model's own code adds to it
-readiness            whether the server should be sent requests
+readiness            whether the server should get requests
 snapshot             the models as a document, and back
-snapshot_writer      when a snapshot is written
+snapshot_writer      writes a snapshot after each change
 """

@@ -1,4 +1,4 @@
-"""What a version says of itself: the members of TorchServe's describe answer, in its order, and ours behind them. Pure.
+"""The describe answer of a version: TorchServe's members in its order, and marserve's behind them. Pure.
 
 Times are written in UTC. Members without a value are left out.
 """
@@ -20,21 +20,21 @@ from marserve.store.addresses.fetch_guard import hide_query
 if TYPE_CHECKING:  # `marserve migrate` makes plans, and a pool would be a seventh of its start
     from marserve.pool.pool import DeathView, Pool, WorkerView
 
-# Instead of a time: a worker that is not started again by itself.
+# Stands for a time: the worker is started again only when the version is scaled.
 WHEN_SCALED = "when scaled"
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What does not change while a version is registered. `url` is the word it was registered with.
+    """What does not change while a version is registered. `url` is the URL or name that it was registered with.
 
-    `config` is what the archive, or the desired state in its place, asks for.
-    `workflow` is the workflow that it is a node of, None for a model by itself; `is_function`: one of its functions.
-    `requirements` is what became of the archive's own, None where it has none. `is_restored`: from a snapshot.
-    `memory` is what its registration said of its place in memory.
-    `declared` is what a desired state says of the version, None where none does. `resolved_url` names exactly what was
-    fetched where `url` names what may change (a branch), else None. `left_by_calls` is what calls had set in place
-    when a document first named the version without saying it: it stays.
+    `config` is what the archive asks for, or the desired state in its place.
+    `workflow` is the workflow whose node the version is, None for a plain model; `is_function`: it is a function there.
+    `requirements` describes the installation of the archive's requirements, None without any. `is_restored`: it came
+    from a snapshot. `memory` holds the memory options of its registration.
+    `declared` is what a desired state says of the version, None if no document names it. `resolved_url` names exactly
+    what was fetched if `url` names something that may change (a branch), else None. `left_by_calls` are values that
+    calls had set when a document first named the version and did not mention them: they stay in force.
     """
 
     url: str
@@ -63,9 +63,9 @@ def describe_version(
     remarks: Sequence[str] = (),
     tells_missing_pids: bool = False,
 ) -> dict[str, Any]:
-    """One element of the describe answer. `remarks` are warnings about calls since.
+    """One element of the describe answer. `remarks` are warnings about calls since the registration.
 
-    A worker without a process has no `pid`; with `tells_missing_pids` it is -1, as TorchServe's.
+    A worker without a process has no `pid`; with `tells_missing_pids` its `pid` is -1, as in TorchServe.
     """
     options, config = facts.options, facts.config
     described: dict[str, Any] = {
@@ -125,8 +125,8 @@ def describe_version(
 
 
 def _state(pool: Pool, min_workers: int) -> str:
-    """`ready`, `degraded` (serves, but workers that died or wait are missing), `loading`, `failed` (given up until
-    scaled or probed, or all devices that it may have are lost), or `idle` where no worker is wanted.
+    """`ready`, `degraded` (it serves, but workers that died or wait are missing), `loading`, `failed` (given up until
+    scaled or probed, or all of its devices are lost), or `idle` if no worker is wanted.
     """
     if pool.ready_workers and pool.ready_workers >= min_workers:
         return "ready"
@@ -144,9 +144,9 @@ def _most_sequences(options: PoolOptions, config: ModelOptions) -> int:
 
 
 def _limits_of_life(options: PoolOptions) -> dict[str, Any]:
-    """What bounds queues, retries and workers' lives, under the names of the configuration, without what is not set.
+    """Bounds of queues, retries and workers' lives, under their names in the configuration; unset ones are left out.
 
-    The queue's length and the pause of a given-up version's probes always have a value.
+    The queue's length and the pause between probes of a given-up version always have a value.
     """
     limits = {
         "jobQueueSize": options.queue_size,
@@ -213,9 +213,9 @@ def _utc(seconds: float) -> str:
 def page_of(
     names: Sequence[tuple[str, str]], *, limit: int | None, offset: int | None
 ) -> tuple[list[tuple[str, str]], int | None]:
-    """One page of (name, url) pairs in order of name, and where the next begins, None if nothing follows.
+    """One page of (name, url) pairs in order of name, and the offset of the next page, None if nothing follows.
 
-    `limit` outside 1 to 100, or none, is 100; an `offset` below 0, or none, is 0.
+    A `limit` of None or outside 1 to 100 counts as 100; an `offset` of None or below 0 as 0.
     """
     size = limit if limit is not None and 1 <= limit <= 100 else 100
     begin = max(0, offset or 0)

@@ -1,6 +1,6 @@
-"""Asks a model about itself: a request of its own kind to one worker, whose answer a describe carries along.
+"""Asks a model's handler for metadata: a special request to one worker, whose answer becomes part of describe.
 
-The author's handler sees the header `describe: True` and answers what it likes; only a JSON object is metadata.
+The author's handler sees the header `describe: True` and may answer anything; only a JSON object counts as metadata.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ async def ask_for_metadata(
     within_s: float | None = None,
     headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> Answer:
-    """What the handler answers when it is asked to describe itself; body, status and headers are the author's.
+    """The handler's answer to a describe request; body, status and headers are the author's.
 
     `within_s` is the client's own deadline, in seconds from now. `headers` are the client's; the handler sees them
     without `Authorization`, which holds the key of the management API.
 
-    Raises NoDescribeWorker, HandlerFailed when no answer came in `timeout_s`, and whatever else befell the request.
+    Raises NoDescribeWorker, NoDescribeRoom, HandlerFailed when no answer came in `timeout_s`, and the errors of any
+    request.
     """
     receiver = _Waiting()
     request = Request(
@@ -82,7 +83,7 @@ async def ask_for_metadata(
 
 
 def read_metadata(body: bytes | bytearray) -> dict[str, Any] | None:
-    """The object in the handler's answer: `{}` for anything that is no object, None (no metadata) for null."""
+    """The JSON object in the handler's answer: `{}` for anything else, None (no metadata) for null."""
     try:
         value = json.loads(body, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -93,5 +94,5 @@ def read_metadata(body: bytes | bytearray) -> dict[str, Any] | None:
 
 
 def _refuse(word: str) -> None:
-    """NaN and the infinities are no JSON."""
+    """Refuse NaN and the infinities, which JSON does not have."""
     raise ValueError(word)

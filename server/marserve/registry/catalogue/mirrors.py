@@ -1,7 +1,7 @@
-"""What may be asked and ordered beside a model's traffic: its shadow, the watch over its arms, requests handed over.
+"""Calls about what follows a model's traffic: its shadow, its watched arms, and requests handed over.
 
-What a shadow does is `registry/observing/shadow.py`'s, what is counted of arms `registry/observing/arms.py`'s; both
-hang on the table (`versions.py`).
+`registry/observing/shadow.py` is the shadow, `registry/observing/arms.py` counts for arms; a `Model` of the table
+(`versions.py`) refers to both.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Mirrors:
     # ---------------------------------------------------------------------------------------------- shadows
 
     def put(self, model: str, spec: ShadowSpec, *, dry_run: bool = False) -> dict[str, Any]:
-        """Mirror from now on what `spec` says, in the place of what was mirrored before. Returns the description.
+        """Mirror requests by `spec` from now on, in place of the model's shadow before. Returns the description.
 
-        With `dry_run` it is only checked. Raises ModelNotFound, VersionNotFound, and BadInput for a version that cannot
-        be a shadow: the only one, one with sequences, one whose workers cannot compare.
+        With `dry_run` the spec is only checked. Raises ModelNotFound, VersionNotFound, and BadInput for a version that
+        cannot be a shadow: the only one, one with sequences, one whose workers cannot compare.
         """
         entry = self._versions.model(model)
         version = entry.versions.get(spec.version)
@@ -74,16 +74,16 @@ class Mirrors:
             )
 
     def describe(self, model: str) -> dict[str, Any]:
-        """What the model's shadow is and has done. Raises ModelNotFound, ShadowNotFound."""
+        """The shadow's spec and counts. Raises ModelNotFound, ShadowNotFound."""
         return self._shadow(model).describe()
 
     def shadow_of(self, model: str) -> Shadow | None:
-        """The model's shadow, None where it, or the model, is not there."""
+        """The model's shadow; None without one, or for an unknown model."""
         entry = self._versions.models.get(model)
         return None if entry is None or entry.beside is None else entry.beside.shadow
 
     def remove(self, model: str, *, dry_run: bool = False) -> dict[str, Any]:
-        """Mirror nothing more; copies under way are cancelled. Returns the last description.
+        """Stop mirroring; copies under way are cancelled. Returns the last description.
 
         Raises ModelNotFound, ShadowNotFound.
         """
@@ -101,13 +101,13 @@ class Mirrors:
         return shadow
 
     def forget(self, version: Version) -> None:
-        """A version has left; with the last one of a model goes its shadow, also where its name came back meanwhile."""
+        """A version has left: end its model's shadow if the model is gone, even if its name is registered again."""
         shadow = self._shadows.get(version.model)
         if shadow is not None and shadow is not self.shadow_of(version.model):
             self._end_shadow(version.model)
 
     def _end_shadow(self, model: str) -> None:
-        """At once, as far as requests are concerned; a comparison under way is waited for by a task of its own."""
+        """Stop mirroring at once; a task of its own waits for a comparison under way."""
         shadow = self._shadows.pop(model, None)
         if shadow is None:
             return
@@ -121,7 +121,7 @@ class Mirrors:
         ending.add_done_callback(self._ending.discard)
 
     def refuse_new(self) -> None:
-        """Mirror nothing more: a server that drains waits for requests, not for copies of them."""
+        """Stop mirroring: a server that drains waits for requests, not for copies of them."""
         for model in list(self._shadows):
             self._end_shadow(model)
 
@@ -134,11 +134,11 @@ class Mirrors:
     # ---------------------------------------------------------------------------------------------- arms
 
     def watch(self, model: str, baseline: str, candidate: str) -> dict[str, Arm]:
-        """Count from now on what these versions do with requests that named none.
+        """Count from now on what these versions do with requests that name no version.
 
-        What the candidate cannot run to its end, because its worker dies or it takes nothing, the baseline answers (or
-        what was put in its place meanwhile), unless the candidate's `retryOnWorkerDeath` is off. Raises ModelNotFound,
-        VersionNotFound.
+        A request that the candidate cannot run to its end, because its worker dies or it takes no request, is answered
+        by the baseline (or the version that replaced it), unless the candidate's `retryOnWorkerDeath` is off. Raises
+        ModelNotFound, VersionNotFound.
         """
         entry = self._versions.model(model)
         tried = entry.find(candidate)
@@ -156,8 +156,9 @@ class Mirrors:
         return arms
 
     def _serving(self, model: str, baseline: str, candidate: str) -> Version:
-        """Who answers in the candidate's place now: the baseline by its name, for it may have been swapped; where it is
-        listed no more, the default version, if that is another than the candidate. Raises ModelNotFound, NoWorker.
+        """The version that answers in the candidate's place now: the baseline, found by name as it may have been
+        swapped; if it is not listed any more, the default version. Raises ModelNotFound, and NoWorker if that is the
+        candidate itself.
         """
         entry = self._versions.model(model)
         found = entry.versions.get(baseline, entry.versions[entry.default])
@@ -166,14 +167,14 @@ class Mirrors:
         return found
 
     def unwatch(self, model: str) -> None:
-        """Count nothing more. A model that is not there has no watch."""
+        """Stop counting; does nothing for an unknown model."""
         entry = self._versions.models.get(model)
         if entry is not None and entry.beside is not None:
             entry.beside.arms = {}
             self._tidy(entry)
 
     def hand_over(self, model: str, giver: str, taker: str) -> int:
-        """Have `taker` answer the requests that wait for `giver` and did not name it; returns how many.
+        """Move the requests that wait for `giver` and did not name it to `taker`; returns how many.
 
         Raises ModelNotFound, VersionNotFound.
         """
@@ -182,11 +183,11 @@ class Mirrors:
         return given.pool.hand_over(taken.pool, lambda receiver: _rename(receiver, taken.header))
 
     def default_of(self, model: str) -> str:
-        """The version that answers requests that name none, where no weights are put. Raises ModelNotFound."""
+        """The version that answers requests that name none while no weights are set. Raises ModelNotFound."""
         return self._versions.model(model).default
 
     def pool_of(self, model: str, version: str) -> Pool | None:
-        """The pool of a version as it is registered now, None where it is not: it tells two of one name apart."""
+        """The pool of a version as it is registered now, else None; two versions of one name have different pools."""
         entry = self._versions.models.get(model)
         found = None if entry is None else entry.versions.get(version)
         return None if found is None else found.pool
@@ -209,7 +210,7 @@ class Mirrors:
 
 
 def _rename(receiver: Receiver, header: tuple[str, str]) -> None:
-    """Have the answer name the version that gives it, whatever stands between the pool and the client."""
+    """Name the version that gives the answer, in each named receiver between the pool and the client."""
     inner: Any = receiver
     while inner is not None:
         if isinstance(inner, NamedReceiver):

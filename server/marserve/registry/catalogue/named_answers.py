@@ -1,4 +1,4 @@
-"""Tells the client which version answered, where a model has more than one thing to choose from."""
+"""Names the version in the answer's headers, for models that have versions to choose from."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from marserve.messages import Answer, Receiver
 
 
 class NamedReceiver:
-    """Gives a request's own receiver what comes, with `header` among the answer's headers.
+    """Passes answers on to a request's own receiver, with `header` among their headers.
 
-    A handler's header of that name does not count.
+    It replaces a header of that name by the handler.
     """
 
     __slots__ = ("_header", "_is_streaming", "receiver")
@@ -20,22 +20,22 @@ class NamedReceiver:
         self._is_streaming = False
 
     def rename(self, header: tuple[str, str]) -> None:
-        """Another version will answer: the request was handed over to it."""
+        """Name another version, to which the request was handed over."""
         self._header = header
 
     def on_answer(self, answer: Answer) -> None:
-        """The whole answer."""
+        """Pass on the whole answer."""
         self.receiver.on_answer(self._named(answer))
 
     def on_piece(self, piece: Answer, last: bool) -> None:
-        """One piece; only the first one's headers count."""
+        """Pass on a piece; only the first one's headers are sent."""
         if not self._is_streaming:
             self._is_streaming = True
             piece = self._named(piece)
         self.receiver.on_piece(piece, last)
 
     def on_error(self, error: MarserveError) -> None:
-        """No answer, or no rest of it."""
+        """Pass on the error that ends the request or its stream."""
         error.version_header = self._header
         self.receiver.on_error(error)
 

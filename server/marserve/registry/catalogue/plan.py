@@ -1,4 +1,4 @@
-"""What a version is made of: what was unpacked, what its workers are told, what describe says of it. Plain data."""
+"""The plan of a version: its unpacked archive, what its workers load, what describe shows of it. Plain data."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from marserve.registry.catalogue.describe import Facts
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """An archive that was taken in. With `is_private` its folder belongs to whoever holds this.
+    """An archive after intake. With `is_private` the holder of this object has to delete its folder.
 
-    `warnings` tell what was found in pickles of an archive that the operator trusts. `archive` is the word by which a
+    `warnings` are findings in pickles of an archive that the operator trusts. `archive` is the URL or name by which a
     later start finds it again. `origin` is what other machines fetch, None for a folder; its digest is empty
-    where the archive was changed while it was unpacked. `placed` is the file that the store got of it.
-    `archives` has the private folder noted.
+    if the archive was changed while it was unpacked. `placed` is the file that was added to the store for it.
+    `archives` is the record in which the private folder is noted.
     """
 
     folder: Path
@@ -45,14 +45,14 @@ class Unpacked:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def take_away(self) -> None:
-        """Take from the store what it got of it, for nobody is to have it. Blocks; may be called twice."""
+        """Delete the file that was added to the store for it. Blocks; may be called twice."""
         if self.placed is not None:
             self.placed.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be installed before a version can be, and as what."""
+    """The requirements that are to be installed before a version can exist, and how."""
 
     requirements: Requirements
     kind: Literal["packages", "venv"]
@@ -60,9 +60,9 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A version that could be: what describe says of it, what its workers are told, and what it was unpacked to.
+    """A version before its workers start: what describe shows, what workers load, and its unpacked archive.
 
-    `wanted` is what it requires, `environment` where that is, once it is installed (`equip`).
+    `wanted` is what it requires; `environment` is where that is, once installed (`equip`).
     """
 
     facts: Facts
@@ -72,11 +72,11 @@ class Plan:
     environment: Environment | None = None
 
     def borrowed(self) -> Plan:
-        """The same, whose files belong to somebody else: its `discard` leaves them where they are."""
+        """The same plan without owning its files: its `discard` leaves them where they are."""
         return replace(self, unpacked=replace(self.unpacked, is_private=False), environment=None)
 
     def discard(self) -> None:
-        """Let go of everything on disk. Blocks."""
+        """Release the environment, and delete the unpacked folder if it is private. Blocks."""
         if self.environment is not None:
             self.environment.release()
         self.unpacked.discard()

@@ -1,9 +1,9 @@
-"""Whether the server should be sent requests, and why not. Pure.
+"""Whether the server should get requests, and why not. Pure.
 
-A model is judged by its default version, and that by its readiness rule: `any`, as soon as one worker has loaded it;
-`min`, as many as its least number; `all`, as many as there should be now. None, if it is to have none. One that is
-ready with fewer than its least number serves, and a remark says so.
-A version that was registered while the server ran counts from the end of its first load on: one model more must not
+A model is judged by its default version, and that version by its readiness rule. `any` needs one loaded worker, `min`
+needs `min_workers`, `all` as many as there should be now; a version that is to have no workers needs none.
+A version that is ready with fewer than `min_workers` serves, and a remark says so.
+A version that was registered while the server ran counts from the end of its first load on: one further model must not
 take the others' traffic away. Models of the start count from the start.
 """
 
@@ -18,7 +18,7 @@ Rule = Literal["any", "min", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How the default version of one model stands. `is_settled`: its first load has ended, well or badly."""
+    """The workers of one model's default version. `is_settled`: its first load has ended, well or badly."""
 
     model: str
     version: str
@@ -31,7 +31,7 @@ class Standing:
 
     @property
     def needed_workers(self) -> int:
-        """How many loaded workers the rule asks for."""
+        """The number of loaded workers that the rule asks for."""
         if self.rule == "any":
             return min(1, self.min_workers)
         return max(self.min_workers, self.wanted_workers) if self.rule == "all" else self.min_workers
@@ -44,9 +44,9 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`is_ready`: send requests. `is_started`: the models of the start were all tried. `reasons`: sentences why not.
+    """`is_ready`: the server should get requests. `is_started`: all models of the start were tried.
 
-    `remarks` are sentences about what is not as it should be, and keeps nobody from sending requests.
+    `reasons` are sentences that say why not. `remarks` are sentences about faults that need not keep requests away.
     """
 
     is_ready: bool

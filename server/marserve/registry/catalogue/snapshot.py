@@ -1,6 +1,7 @@
-"""Which models a server has, as a document, and back: TorchServe's `model_snapshot`. Pure.
+"""Writes and reads the models of a server as a document: TorchServe's `model_snapshot`. Pure.
 
-A snapshot that cannot be meant is refused as a whole: half a server that starts is worse than one that says why not.
+A snapshot with an invalid value is refused as a whole: a server with half of its models is worse than one that says why
+it does not start.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from marserve.store.addresses.fetch_guard import is_address
 from marserve.store.addresses.pinned_digest import split_digest
 
 DEFAULT_TIMEOUT_S = 120
-# Beyond this nothing can be meant; what the server bears is the plan's to say.
+# A larger number is a mistake; the plan checks what this server can have.
 LARGEST_NUMBER = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotVersion:
-    """One version as a snapshot has it; it goes before what the archive says. Times in seconds.
+    """One version as a snapshot has it; it takes precedence over the archive. Times in seconds.
 
-    `archive` is its name in the store. `handler` is what a registration asked for in place of the archive's own. `role`
-    is what it has of its model's traffic, `memory` what its registration said of its place in memory; TorchServe passes
-    over the members that hold them.
+    `archive` is its name in the store. `handler` is the one that a registration asked for in place of the archive's.
+    `role` is its part in its model's traffic, `memory` holds the memory options of its registration; TorchServe ignores
+    the members that hold these two.
     """
 
     model: str
@@ -51,16 +52,17 @@ class SnapshotVersion:
 
 
 def archive_name(url: str) -> str:
-    """The archive's name in the store, from the word that it was registered with."""
+    """The archive's name in the store, from the URL or name that it was registered with."""
     if is_address(url):
         url = url.partition("?")[0]
     return url.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
 
 
 def restored_archive(word: str) -> str:
-    """What a later start is to load, from the word of a snapshot: an address or an absolute path as it stands.
+    """What a later start is to load, from the `marName` of a snapshot: an address or an absolute path as it stands.
 
-    Those are of archives that got no name in the store: it was read-only, or they lie below a further root.
+    Addresses and paths are of archives that got no name in the store: it was read-only, or they lie below a further
+    root.
     """
     return word if is_address(word) or word.startswith("/") else archive_name(word)
 
@@ -68,8 +70,7 @@ def restored_archive(word: str) -> str:
 def lies_as(word: str, model: str, version: str, *, says_version: bool) -> bool:
     """Whether an archive's path names this model and version: `model/version/…`, `model/version.mar`.
 
-    So it was named by a watch, whatever its manifest says. `model-version.mar` names it where the manifest says no
-    version.
+    A watch names models so, whatever the manifest says. `model-version.mar` names the version if the manifest does not.
     """
     parts = [unquote(part) for part in split_digest(word)[0].split("/") if part]
     stem = re.sub(r"\.(mar|model|tar\.gz|tgz)$", "", parts[-1], flags=re.IGNORECASE) if parts else ""
@@ -101,9 +102,9 @@ def write_models(versions: Sequence[SnapshotVersion], name: str, created_ms: int
 
 
 def read_models(text: str) -> list[SnapshotVersion]:
-    """The versions of a document, in its order. What it says beyond what is known is passed over.
+    """The versions of a document, in its order. Unknown members are ignored.
 
-    Raises InvalidSnapshot for what is no such document.
+    Raises InvalidSnapshot for any other document.
     """
     try:
         document = json.loads(text)
@@ -118,7 +119,7 @@ def read_models(text: str) -> list[SnapshotVersion]:
 
 
 def check_archives(versions: Iterable[SnapshotVersion], has_archive: Callable[[str], bool]) -> None:
-    """Raise InvalidSnapshot, in TorchServe's words, for the first version whose archive the store has not."""
+    """Raise InvalidSnapshot, in TorchServe's words, for the first version whose archive is missing from the store."""
     for version in versions:
         if not has_archive(version.archive):
             raise InvalidSnapshot(

@@ -1,7 +1,7 @@
-"""Writes snapshots: one once the server has started, one after each change of the models, one when it stops.
+"""Writes snapshots: when the server has started, after each change of the models, and when the server stops.
 
-Off the event loop. Changes that come while one is written are written together. One that cannot be written is an error
-in the log, the server goes on, and it is tried again now and then.
+Files are written by threads, not on the event loop. Changes that happen during a write share the next snapshot. If a
+snapshot cannot be written, that is logged as an error, the server goes on, and the write is repeated later.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from marserve.settings.snapshot_files import SnapshotKind, snapshot_name, write_
 log = logging.getLogger("marserve.registry")
 
 MOST_TRIES = 8
-# How soon one that could not be written is tried again, in seconds.
+# The pause before a failed write is repeated, in seconds.
 TRY_AGAIN_S = 10.0
 
 
 class SnapshotWriter:
-    """Writes snapshots of these settings into `store`; what could not be written is tried again each `try_again_s`."""
+    """Writes snapshots with these settings into `store`; repeats a failed write every `try_again_s`."""
 
     def __init__(self, store: SnapshotStore, properties: Mapping[str, str], try_again_s: float = TRY_AGAIN_S) -> None:
         self._store = store
         self._try_again_s = try_again_s
         self._properties = dict(properties)
         self._changed = asyncio.Event()
-        # Held by the thread that writes: a task may be cancelled meanwhile, and the last snapshot must come after.
+        # Held by the writing thread: a task may be cancelled during a write, and the last snapshot must come after it.
         self._lock = threading.Lock()
         self._newest: str | None = None
         self._knows_newest = False
         self._is_told = False
 
     def note_change(self) -> None:
-        """The models have changed."""
+        """Have a snapshot written, because the models have changed."""
         self._changed.set()
 
     async def run(self, models: Callable[[], Sequence[SnapshotVersion]]) -> None:
@@ -56,7 +56,7 @@ class SnapshotWriter:
                     await self._changed.wait()
 
     async def write(self, kind: SnapshotKind, versions: Sequence[SnapshotVersion]) -> None:
-        """Write one snapshot. What keeps it from being written is logged."""
+        """Write one snapshot; a failure is logged."""
         await asyncio.to_thread(self._write, kind, list(versions))
 
     def _write(self, kind: SnapshotKind, versions: list[SnapshotVersion]) -> None:
@@ -64,7 +64,7 @@ class SnapshotWriter:
             try:
                 name = self._save(kind, versions)
             except Exception as error:
-                # A border: a store may be anybody's, and a server that serves must not end for want of a snapshot.
+                # A border: the store may be a plug-in, and a failed snapshot must not end a server that serves.
                 if not self._is_told:
                     is_known = isinstance(error, OSError)
                     log.error(
@@ -89,7 +89,7 @@ class SnapshotWriter:
             document = write_models(versions, name, int(time.time() * 1000))
             try:
                 self._store.save(name, write_properties({**self._properties, "model_snapshot": document}))
-            except FileExistsError:  # another server's, with the same folder
+            except FileExistsError:  # by another server with the same folder
                 self._look_for_newest()
                 continue
             self._newest = name

@@ -1,13 +1,13 @@
 """Which version of a model answers a request. Pure: knows names, weights and headers; no pools, no clock, no I/O.
 
-A version that the client names answers or nobody does. Else weights decide, where a model has some: requests with a
-sticky key by a hash of it, the others in turn; without weights the default version answers.
+If the client names a version, that one answers, or the request fails. Else the model's weights decide: requests with a
+sticky key by a hash of it, the others in turn. Without weights the default version answers.
 
-Keys are spread by weighted rendezvous hashing: every version has a score for a key, the highest wins. Raising a weight
-moves keys to that version alone, a version that cannot answer gives its own keys away and no others, and every server
-comes to the same choice. Requests without a key follow the multiples of the golden ratio, which fall into any share of
-the unit interval as often as its length says, and in no pattern that a client could meet: of a thousand requests in a
-row, or fewer, each version gets its share give or take four, wherever the multiples begin, while all can answer.
+Keys are spread by weighted rendezvous hashing: every version has a score for a key, and the highest wins. Raising a
+weight moves keys to that version alone. A version that cannot answer loses only its own keys. Every server makes the
+same choice. Requests without a key follow the multiples of the golden ratio: these fall into any share of the unit
+interval as often as its length says, without a pattern that could match a client's. Of up to a thousand requests in a
+row each version gets its share give or take four, wherever the multiples begin, while all can answer.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from marserve.files.nearest import nearest
 
 Version = TypeVar("Version")
 Headers = Iterable[tuple[bytes, bytes]]
-# Why a version was chosen: the path (or gRPC's field) named it, the header did, a sticky key, its weight, or nothing.
+# Why a version was chosen: by the path (or gRPC's field), the header, a sticky key, its weight, or as the default.
 Reason = Literal["path", "override", "sticky", "weight", "default"]
 
 VERSION_HEADER = "x-marserve-version"
 LARGEST_WEIGHT = 1_000_000
 LONGEST_SALT = 128
 _KEYS = ("weights", "sticky")
-# What `GET` adds to what was put; it may be put again, and says nothing then.
+# Members that `GET` adds; `PUT` accepts and ignores them.
 _TOLD = ("pending", "isDefault")
 _STICKY_KEYS = ("header", "cookie", "salt")
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}").fullmatch
@@ -43,34 +43,34 @@ _MASK = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """Where a request has its key: in a header, or in a cookie. `salt` makes another draw of the same keys."""
+    """Where a request has its key: in a header or a cookie. Another `salt` spreads the same keys anew."""
 
     header: str | None = None
     cookie: str | None = None
     salt: str = ""
 
     def document(self) -> dict[str, str]:
-        """As it was put."""
+        """In the shape of `PUT`."""
         told = {"header": self.header, "cookie": self.cookie, "salt": self.salt or None}
         return {name: value for name, value in told.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """How requests that name no version are shared out. `weights` are shares of their sum; some are above 0."""
+    """How requests that name no version are shared out. `weights` are shares of their sum; one at least is above 0."""
 
     weights: Mapping[str, float]
     sticky: Sticky | None = None
 
     def document(self) -> dict[str, Any]:
-        """As it was put."""
+        """In the shape of `PUT`."""
         told: dict[str, Any] = {"weights": dict(self.weights)}
         if self.sticky is not None:
             told["sticky"] = self.sticky.document()
         return told
 
     def without(self, version: str) -> Traffic | None:
-        """The same for the other versions; None where none of them has a weight."""
+        """The same for the other versions; None if none of them has a weight above 0."""
         weights = {name: weight for name, weight in self.weights.items() if name != version}
         return Traffic(weights, self.sticky) if any(weights.values()) else None
 
@@ -81,14 +81,14 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What one version has of its model's traffic, for a snapshot: its weight, None without one, and its labels."""
+    """The part of one version in its model's traffic, for a snapshot: its weight, None without one, and its labels."""
 
     weight: float | None = None
     sticky: Sticky | None = None
     labels: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """As a snapshot has it; empty for a version that has nothing."""
+        """In the shape of a snapshot; empty for a version without weight and labels."""
         told: dict[str, Any] = {}
         if self.weight is not None:
             told["weight"] = self.weight
@@ -106,7 +106,7 @@ NO_ROLE = Role()
 
 
 def read_traffic(document: object) -> Traffic:
-    """What `PUT /models/{model}/traffic` takes. Raises BadInput, with a sentence, for what cannot be meant."""
+    """The body of `PUT /models/{model}/traffic`. Raises BadInput that says what is wrong."""
     if not isinstance(document, Mapping):
         raise BadInput(
             f"The traffic of a model is {_shown(document)}; it must be an object such as "
@@ -155,7 +155,7 @@ def _refuse_unknown(document: Mapping[Any, Any], known: Sequence[str], told: Seq
 
 
 def read_role(document: object) -> Role:
-    """What a snapshot has of a version's traffic. Raises BadInput."""
+    """The part in its model's traffic that a snapshot has of a version. Raises BadInput."""
     if not isinstance(document, Mapping):
         raise BadInput(f"it is {_shown(document)} and must be an object")
     weight, sticky, labels = document.get("weight"), document.get("sticky"), document.get("labels", [])
@@ -171,7 +171,7 @@ def read_role(document: object) -> Role:
 
 
 def check_label(label: str) -> None:
-    """Raise BadInput for a name that no label can have."""
+    """Raise BadInput for a name that a label cannot have."""
     if not _LABEL(label) or label == "all":
         raise BadInput(
             f"{_shown(label)} cannot be a label; a label begins with a letter or an underscore and has at most 63 "
@@ -190,8 +190,8 @@ def _shown(value: object) -> str:
 def choose_version(model: str, versions: Mapping[str, Version], default: str, named: str | None) -> Version:
     """The version that takes the request: the one it names, else the default.
 
-    `default` is always a key of `versions`. Raises VersionNotFound for a name that is not there; a version is never
-    chosen in place of the one that was asked for.
+    `default` is always a key of `versions`. Raises VersionNotFound for an unknown name; no other version is chosen in
+    place of a named one.
     """
     try:
         return versions[default if named is None else named]
@@ -200,7 +200,7 @@ def choose_version(model: str, versions: Mapping[str, Version], default: str, na
 
 
 class _Arm:
-    """One version and its weight, with what makes its score of a key."""
+    """One version, its weight, and the hash that makes its score for a key."""
 
     __slots__ = ("_hash", "name", "weight")
 
@@ -212,22 +212,22 @@ class _Arm:
         self._hash = blake2b(digest_size=8, key=arm)
 
     def score(self, key: bytes) -> float:
-        """The key's score: the arms' highest one is this arm's with a chance of its share of the weights."""
+        """The key's score. The chance that this arm's score is the highest is its share of the weights."""
         hasher = self._hash.copy()
         hasher.update(key)
-        # 52 bits and a half: neither 0 nor 1, whose logarithms would not do.
+        # 52 bits and a half: never 0 or 1, because the logarithm is a divisor.
         point = ((int.from_bytes(hasher.digest()) >> 12) + 0.5) / 2**52
         return -self.weight / math.log(point)
 
 
 class Rule:
-    """The weights of one model in force. `position` says where among the golden ratio's multiples it begins."""
+    """The weights of one model in force. `position` is its begin among the golden ratio's multiples."""
 
     __slots__ = ("_arms", "_cookie", "_header", "_position", "_sequence_header", "_total", "traffic")
 
     def __init__(self, model: str, traffic: Traffic, position: int, sequence_header: str | None = None) -> None:
-        """`sequence_header` names the sequence that a request belongs to, where one of the versions has sequences: a
-        request without another key has that for its key, so that a sequence stays where it is.
+        """`sequence_header` is the header that names a request's sequence, if one of the versions has sequences. The
+        sequence is the key of a request without another key, so that a sequence stays with its version.
         """
         self.traffic = traffic
         sticky = traffic.sticky or Sticky()
@@ -240,11 +240,11 @@ class Rule:
 
     @property
     def position(self) -> int:
-        """Where among the golden ratio's multiples it is."""
+        """The current place among the golden ratio's multiples."""
         return self._position
 
     def choose(self, headers: Headers, can_answer: Callable[[str], bool]) -> tuple[str, Reason] | None:
-        """The version for a request with these headers, and why; None where none that has a weight can answer."""
+        """The version for a request with these headers, and why; None if no version with a weight can answer."""
         key = self._key(headers)
         if key is not None:
             arm = self._by_key(key, can_answer)
@@ -254,7 +254,7 @@ class Rule:
         return None if arm is None else (arm.name, "weight")
 
     def shares(self, can_answer: Callable[[str], bool]) -> dict[str, float]:
-        """What share of the requests each version gets now, 0 to 1; empty where none of them can answer."""
+        """The share of the requests that each version gets now, 0 to 1; empty if none can answer."""
         ready = [arm for arm in self._arms if can_answer(arm.name)]
         total = sum(arm.weight for arm in ready)
         return {arm.name: arm.weight / total for arm in ready}
@@ -264,7 +264,7 @@ class Rule:
         return [arm.name for arm in self._arms if not can_answer(arm.name)]
 
     def _key(self, headers: Headers) -> bytes | None:
-        """The request's sticky key; an empty one is none."""
+        """The request's sticky key; None for an empty one."""
         if self._header is not None:
             key = _first(headers, self._header)
         elif self._cookie is not None:
@@ -280,8 +280,10 @@ class Rule:
         return next((arm for arm in by_score if can_answer(arm.name)), None)
 
     def _by_weight(self, point: float, can_answer: Callable[[str], bool]) -> _Arm | None:
-        """The arm in whose part of the unit interval the point lies; where that cannot answer, likewise among the rest:
-        the point's place in that part is as good a point as the first."""
+        """The arm in whose part of the unit interval the point lies.
+
+        If it cannot answer, the point's place in that part chooses among the other arms in the same way.
+        """
         arms, total = self._arms, self._total
         while True:
             begin, reach = 0.0, point * total

@@ -1,6 +1,6 @@
-"""What may be asked and ordered about the traffic of models: weights, sticky keys, labels.
+"""Calls about the traffic of models: weights, sticky keys, labels.
 
-How a request's version is chosen is `traffic.py`'s; the rules in force stand in the table (`versions.py`).
+`traffic.py` chooses the version of a request; the rules in force stand in the table (`versions.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marserve.registry.catalogue.versions import Label, Model, Version, Versions
 
 log = logging.getLogger("marserve.registry")
 
-# More are a mistake, and each is looked at when a version goes.
+# More are a mistake, and the removal of a version looks at each.
 MOST_LABELS = 100
 
 
@@ -24,17 +24,16 @@ class TrafficControl:
     """The traffic of one registry's models. Every method is called on the event loop, and none waits."""
 
     def __init__(self, versions: Versions, note_change: Callable[[Version], None]) -> None:
-        """`note_change` is called when something changed that a snapshot keeps."""
+        """`note_change` is called after each change of what a snapshot keeps."""
         self._versions = versions
         self._note_change = note_change
 
     # ---------------------------------------------------------------------------------------------- weights
 
     def describe(self, model: str) -> dict[str, Any]:
-        """The weights in force, as they were put; `pending` are the versions among them that cannot answer now.
+        """The weights in force, in the shape of `PUT`; `pending` are the versions among them that cannot answer now.
 
-        Without a rule all weight is the default version's, and `isDefault` says that nobody put it. Raises
-        ModelNotFound.
+        If no weights were set, the default version has them all, and `isDefault` is true. Raises ModelNotFound.
         """
         entry = self._versions.model(model)
         if entry.rule is None:
@@ -43,14 +42,14 @@ class TrafficControl:
         return {**entry.rule.traffic.document(), **({"pending": pending} if pending else {})}
 
     def rule_of(self, model: str) -> Traffic | None:
-        """The weights that somebody put, None where the default version answers. Raises ModelNotFound."""
+        """The weights that were set; None without any, when the default version answers. Raises ModelNotFound."""
         rule = self._versions.model(model).rule
         return None if rule is None else rule.traffic
 
     def put(self, model: str, traffic: Traffic, *, dry_run: bool = False) -> dict[str, Any]:
         """Share out the requests that name no version by these weights, from the next one on.
 
-        A version that cannot answer gets nothing until it can. With `dry_run` it is only said what would be. Raises
+        A version that cannot answer gets no requests until it can. With `dry_run` nothing changes. Raises
         ModelNotFound, VersionNotFound, and BadInput for a label in the place of a version.
         """
         entry = self._versions.model(model)
@@ -72,7 +71,7 @@ class TrafficControl:
         return self.describe(model)
 
     def reset(self, model: str, *, dry_run: bool = False) -> dict[str, Any]:
-        """Let the default version answer what names none. Raises ModelNotFound."""
+        """Let the default version answer requests that name none. Raises ModelNotFound."""
         entry = self._versions.model(model)
         if dry_run:
             return {"weights": {entry.default: 100}, "isDefault": True}
@@ -83,7 +82,7 @@ class TrafficControl:
         return self.describe(model)
 
     def put_document(self, model: str, document: Mapping[str, Any] | None) -> None:
-        """As `put` of what a client would send, or as `reset`. Raises BadInput, too."""
+        """As `put` with the body of a client's call, or as `reset` with None. Raises BadInput, too."""
         if document is None:
             self.reset(model)
         else:
@@ -92,7 +91,7 @@ class TrafficControl:
     # ---------------------------------------------------------------------------------------------- labels
 
     def labels(self, model: str) -> dict[str, Any]:
-        """What each label names: `version`, and where that cannot answer yet, what answers in its place meanwhile.
+        """The `version` that each label names; while that cannot answer, `answeredBy` is the one that does.
 
         Raises ModelNotFound.
         """
@@ -100,9 +99,9 @@ class TrafficControl:
         return {name: _describe_label(entry, label) for name, label in sorted(entry.labels.items())}
 
     def put_label(self, model: str, label: str, version: str, *, dry_run: bool = False) -> dict[str, Any]:
-        """Let a label name a version; one that names another goes over when this one can answer.
+        """Let a label name a version; a label that names another one changes as soon as the new one can answer.
 
-        Raises BadInput, ModelNotFound, VersionNotFound, and LabelTaken where a version has the label's name.
+        Raises BadInput, ModelNotFound, VersionNotFound, and LabelTaken if a version has the label's name.
         """
         entry = self._versions.model(model)
         check_label(label)
@@ -120,14 +119,14 @@ class TrafficControl:
         return _describe_label(entry, told)
 
     def put_all_labels(self, model: str, labels: Mapping[str, str]) -> None:
-        """Have these labels and no others, by the versions that they name. Raises as `put_label`."""
+        """Set these labels, from label to version, and remove all others. Raises as `put_label`."""
         for label in set(self._versions.model(model).labels) - set(labels):
             self.remove_label(model, label)
         for label, version in labels.items():
             self.put_label(model, label, version)
 
     def remove_label(self, model: str, label: str, *, dry_run: bool = False) -> None:
-        """Let a label name nothing any more. Raises ModelNotFound, LabelNotFound."""
+        """Remove a label. Raises ModelNotFound, LabelNotFound."""
         entry = self._versions.model(model)
         if label not in entry.labels:
             raise LabelNotFound(model, label)

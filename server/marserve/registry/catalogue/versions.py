@@ -1,7 +1,7 @@
-"""The table of what is registered: models, their versions, which version is the default. No I/O, no clock.
+"""The table of registered models, their versions and their defaults. No I/O, no clock.
 
-It changes only between two awaits, so no request and no other call ever sees half a change. A version is itself, not
-its name: two of one name may be there for a while, one on the list and one that leaves or is about to come.
+It changes only between two awaits, so no request and no other call ever sees half a change. A version is an object, not
+its name: two of one name may exist for a while, one on the list and one that leaves or is not listed yet.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from marserve.registry.catalogue.traffic import VERSION_HEADER, Reason, Role, Ru
 from marserve.registry.observing.observers import Beside
 
 PoolFactory = Callable[[PoolOptions, Load], Pool]
-"""Makes the pool of a version, with memory for it."""
+"""Makes the pool of a version, with its reservation of memory."""
 
-# What a header's value cannot hold, or not as it is.
+# Characters that are quoted in a header's value.
 _NOT_PLAIN = re.compile(r"[^!-$&-~]")
 
 
 class Version:
-    """One version and what belongs to it: its pool, and on disk what its plan holds.
+    """One version and what belongs to it: its pool, and the files of its plan.
 
-    `is_settled`: its first load has ended, well or badly. `header` names it in an answer.
+    `is_settled`: its first load has ended, well or badly. `header` is the answer's header that names it.
     """
 
     __slots__ = ("facts", "header", "is_settled", "max_workers", "min_workers", "plan", "pool", "remarks")
@@ -63,19 +63,19 @@ class Version:
 
     @property
     def has_sequences(self) -> bool:
-        """Whether requests of a sequence must stay with it."""
+        """Whether requests of one sequence must stay with it."""
         return self.facts.options.sequences is not None
 
     @property
     def wakes(self) -> bool:
-        """Whether it gets workers when it is asked, and has none until then."""
+        """Whether its first request starts workers, and it may have none before."""
         return self.facts.options.idle_timeout_s is not None and not self.min_workers and self.max_workers > 0
 
     @property
     def can_answer(self) -> bool:
-        """Whether a worker has loaded it, or it sleeps and wakes when it is asked.
+        """Whether a worker has loaded it, or a request would wake it.
 
-        While it wakes it holds what comes, so its keys stay with it; one whose workers die of that cannot answer.
+        While it wakes it holds requests, so its keys stay with it. If a worker died since, it cannot answer.
         """
         pool = self.pool
         if pool.ready_workers:
@@ -84,14 +84,14 @@ class Version:
 
 
 class Choice(NamedTuple):
-    """The version that is to answer a request, and why it."""
+    """The version that is to answer a request, and why."""
 
     version: Version
     reason: Reason
 
 
 class Label:
-    """Another name for a version. `wanted` is what it is to name as soon as that can answer, None mostly."""
+    """A further name of a version. `wanted` is the version that it names as soon as that can answer, mostly None."""
 
     __slots__ = ("target", "wanted")
 
@@ -100,7 +100,7 @@ class Label:
         self.wanted: str | None = None
 
     def renamed(self, old: str, new: str) -> None:
-        """Name `new` where it names `old`."""
+        """Replace `old` by `new`."""
         self.target = new if self.target == old else self.target
         self.wanted = new if self.wanted == old else self.wanted
 
@@ -108,9 +108,9 @@ class Label:
 class Model:
     """The versions of one name, oldest first; `default` is always one of them.
 
-    `rule` shares out requests that name none, None for all to the default; `labels` are further names of versions.
-    `beside` is what mirrors or watches its requests, None mostly.
-    `is_plain`: one version, and neither of these, so that nothing is to be chosen.
+    `rule` shares out requests that name no version; without one the default gets them all. `labels` are further names
+    of versions. `beside` holds the observers of its requests, mostly None.
+    `is_plain`: it has one version, no rule and no labels, so that there is nothing to choose.
     """
 
     __slots__ = ("beside", "default", "is_plain", "labels", "name", "rule", "versions")
@@ -125,7 +125,7 @@ class Model:
         self.is_plain = True
 
     def choose(self, named: str | None, request: Request) -> Choice:
-        """The version for a request whose path (or whose call's field) names `named`.
+        """The version for a request whose path (or field of a gRPC call) names `named`.
 
         Raises VersionNotFound.
         """
@@ -151,41 +151,41 @@ class Model:
         return self.versions[self.settle(label)]
 
     def settle(self, label: Label) -> str:
-        """What a label names now: what it is wanted to name, from when that can answer."""
+        """The version that a label names now; it changes to `wanted` once that can answer."""
         if label.wanted is not None and self.can_answer(label.wanted):
             label.target, label.wanted = label.wanted, None
         return label.target
 
     def can_answer(self, version: str) -> bool:
-        """Whether a version is there, and can answer."""
+        """Whether a version is listed and can answer."""
         found = self.versions.get(version)
         return found is not None and found.can_answer
 
     def share_of(self, version: Version) -> float:
-        """What share of the requests that name no version this one gets now, 0 to 1."""
+        """The share of the requests naming no version that this one gets now, 0 to 1."""
         shares = {} if self.rule is None else self.rule.shares(self.can_answer)
         return (shares or {self.default: 1.0}).get(version.name, 0.0)
 
     def names_of(self, version: str) -> list[str]:
-        """The labels that name a version, or are to."""
+        """The labels that name a version or will name it."""
         return [name for name, label in self.labels.items() if version in (label.target, label.wanted)]
 
     def weight_of(self, version: str) -> float:
-        """The weight that a version has; 0 without a rule."""
+        """The weight of a version; 0 without a rule."""
         return 0.0 if self.rule is None else self.rule.traffic.weights.get(version, 0.0)
 
     def notice(self) -> None:
-        """Its versions, rule or labels have changed."""
+        """Follow a change of its versions, rule or labels."""
         self.is_plain = len(self.versions) == 1 and self.rule is None and not self.labels
         if self.beside is not None:
             self.beside.notice()
 
 
 class Versions:
-    """Every model of a registry. `models` is read by whoever likes and changed here alone.
+    """Every model of a registry. Other modules may read `models`; only this class changes it.
 
-    `leaving` are versions that are off the list, or never were on it, and whose workers have not ended yet. `held` are
-    names, (model, version), that are on it no more and may have to come back: nobody else gets them meanwhile.
+    `leaving` are versions off the list, or not on it yet, whose workers have not ended. `held` are names,
+    (model, version), of versions that may come back to the list: no other version may take such a name.
     """
 
     def __init__(self, sequence_header: str | None = None) -> None:
@@ -218,10 +218,10 @@ class Versions:
         return (model.versions[model.default] for model in self.models.values())
 
     def find_leaver(self, model: str, version: str | None, *, force: bool) -> Version:
-        """The version that may be taken off the list by this name (None: the default's): labels name none to leave.
+        """The version of this name (None: the default's) that may be taken off the list; a label is not enough.
 
-        Raises ModelNotFound, VersionNotFound, DefaultVersionInUse while there are others, and without `force`
-        VersionInUse where it has a weight or a label.
+        Raises ModelNotFound, VersionNotFound, DefaultVersionInUse while there are other versions, and without `force`
+        VersionInUse for a version with a weight or a label.
         """
         entry = self.model(model)
         name = entry.default if version is None else version
@@ -236,17 +236,17 @@ class Versions:
         return entry.versions[name]
 
     def is_listed(self, version: Version) -> bool:
-        """Whether this very version is on the list."""
+        """Whether this version itself, not one of its name, is on the list."""
         model = self.models.get(version.model)
         return model is not None and model.versions.get(version.name) is version
 
     def is_default(self, version: Version) -> bool:
-        """Whether this very version answers requests that name none."""
+        """Whether this version itself is its model's default."""
         model = self.models.get(version.model)
         return model is not None and model.versions[model.default] is version
 
     def refuse_conflict(self, model: str, name: str) -> None:
-        """Raise VersionConflict where the version is registered or may come back, LabelTaken where it is a label."""
+        """Raise VersionConflict if the version is registered or may come back, LabelTaken if its name is a label."""
         entry = self.models.get(model)
         if self.is_held(model, name) or (entry is not None and name in entry.versions):
             raise VersionConflict(model, name)
@@ -254,13 +254,13 @@ class Versions:
             raise LabelTaken(model, name)
 
     def is_held(self, model: str, name: str) -> bool:
-        """Whether the name is kept free for a version that may come back."""
+        """Whether the name is held for a version that may come back."""
         return (model, name) in self.held
 
     # ---------------------------------------------------------------------------------------------- changing
 
     def add(self, version: Version) -> None:
-        """Put a version on the list; the first of a name is its default."""
+        """Put a version on the list; a model's first version is its default."""
         model = self.models.get(version.model)
         if model is None:
             model = self.models[version.model] = Model(version)
@@ -270,9 +270,9 @@ class Versions:
         self._tell_share(version, model)
 
     def replace(self, old: Version, new: Version, *, keeps_old: bool = False) -> None:
-        """Put `new` in the place of `old`: default, weight and labels are its from now on.
+        """Put `new` in the place of `old`: it gets default, weight and labels.
 
-        `old` is listed, and leaves unless it is kept; `new` has its name (if that leaves), or one that is free.
+        `old` is listed, and leaves unless `keeps_old`; `new` has its name (if `old` leaves), or a free one.
         """
         model = self.models[old.model]
         if keeps_old:
@@ -294,7 +294,7 @@ class Versions:
         self.leaving.discard(new)
 
     def put(self, version: Version) -> Version | None:
-        """Put a version on the list, in the place of the one of its name; gives that one, which leaves."""
+        """Put a version on the list, in place of one of its name; returns that one, which leaves."""
         model = self.models.get(version.model)
         before = model.versions.get(version.name) if model is not None else None
         self.leaving.discard(version)
@@ -305,9 +305,9 @@ class Versions:
         return before
 
     def remove(self, version: Version) -> None:
-        """Take a listed version off the list; if it was the default, the oldest that is left becomes it.
+        """Take a version off the list, with its weight and labels.
 
-        Its weight and its labels go with it.
+        If it was the default, the oldest of the others becomes the default.
         """
         model = self.models[version.model]
         del model.versions[version.name]
@@ -331,9 +331,9 @@ class Versions:
                 label.wanted = None
 
     def set_rule(self, model: str, traffic: Traffic | None, position: int) -> None:
-        """Share out requests by these weights from now on, or give them all to the default version.
+        """Share out requests by these weights from now on; without weights, give them all to the default version.
 
-        `position` says where among the golden ratio's multiples the rule begins. Raises ModelNotFound.
+        `position` is the rule's begin among the golden ratio's multiples. Raises ModelNotFound.
         """
         entry = self.model(model)
         entry.rule = None
@@ -344,9 +344,9 @@ class Versions:
         entry.notice()
 
     def set_label(self, model: str, label: str, version: str) -> Label:
-        """Let a label name a version: at once if it is new, else as soon as that version can answer.
+        """Let a label name a version: at once if the label is new, else as soon as that version can answer.
 
-        Raises ModelNotFound. The version is listed, and none has the label's name.
+        The version is listed, and no version has the label's name. Raises ModelNotFound.
         """
         entry = self.model(model)
         known = entry.labels.get(label)
@@ -359,13 +359,13 @@ class Versions:
         return known
 
     def remove_label(self, model: str, label: str) -> None:
-        """Let a label name nothing any more; it is there. Raises ModelNotFound."""
+        """Remove a label, which exists. Raises ModelNotFound."""
         entry = self.model(model)
         del entry.labels[label]
         entry.notice()
 
     def role_of(self, version: Version) -> Role:
-        """What a listed version has of its model's traffic."""
+        """The part of a listed version in its model's traffic."""
         model = self.models[version.model]
         traffic = model.rule.traffic if model.rule is not None else None
         weight = None if traffic is None else traffic.weights.get(version.name)
@@ -373,7 +373,7 @@ class Versions:
         return Role(weight, traffic.sticky if traffic is not None else None, tuple(labels))
 
     def describe_role(self, version: Version) -> dict[str, Any]:
-        """What describe says of a listed version's traffic: nothing where its model has neither weights nor labels."""
+        """Describe's members about a version's traffic; empty for a version off the list or without rule and labels."""
         model = self.models.get(version.model)
         if model is None or model.versions.get(version.name) is not version:
             return {}
@@ -382,9 +382,9 @@ class Versions:
         return {**({"labels": labels} if labels else {}), **share}
 
     def restore_role(self, version: Version, role: Role, position: int) -> None:
-        """Give a listed version what it had of its model's traffic, beside what others have of it.
+        """Give a listed version its part in its model's traffic back, beside the parts of others.
 
-        `position` is where a rule begins that is not there yet.
+        `position` is the begin of a rule that has to be made.
         """
         model = self.models[version.model]
         for label in role.labels:
@@ -401,14 +401,14 @@ class Versions:
         version.pool.metrics.read_share = lambda: model.share_of(version)
 
     def find_named(self, model: str, version: str) -> Version:
-        """The version of this very name, no label. Raises ModelNotFound or VersionNotFound."""
+        """The version of this name; a label does not count. Raises ModelNotFound or VersionNotFound."""
         entry = self.model(model)
         if version not in entry.versions:
             raise VersionNotFound(model, version, f"Model version {version} does not exist for model {model}")
         return entry.versions[version]
 
     def set_default(self, model: str, version: str) -> Version:
-        """Let a version answer what names none, from now on. Raises ModelNotFound or VersionNotFound."""
+        """Let a version answer requests that name none, from now on. Raises ModelNotFound or VersionNotFound."""
         found = self.find_named(model, version)
         self.models[model].default = version
         return found

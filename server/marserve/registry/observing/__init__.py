@@ -1,7 +1,7 @@
-"""What follows a model's requests without changing their answers: shadows and counts.
+"""Observers: they follow a model's requests and do not change the answers.
 
-observers  the shadow and the arms of one model, as `Registry.submit` meets them
+observers  the shadow and the arms of one model, as `Registry.submit` calls them
 shadow     copies a share of requests to another version, and compares the answers
-arms       what became of the requests that went to each version
-yielding   has workers of a shadow leave the processors to others
+arms       counts how the requests of each version ended
+yielding   gives the workers of a shadow the lowest priority for processors
 """

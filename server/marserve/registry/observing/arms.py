@@ -1,8 +1,8 @@
-"""What became of the requests that went to each version, while somebody watches: counts, and how long they took.
+"""Counts how the requests of each version ended and how long they took, while a roll-out compares two versions.
 
-A watch stands between a model's requests and its versions only as long as a roll-out lasts; without one nothing here is
-called. It sees what traffic chose, not the requests that named their version. No clock of its own but the monotonic
-one, and no opinion: `rollout/judge.py` has that.
+An arm stands between a model's requests and a version only as long as a roll-out lasts; without one nothing here is
+called. It does not see requests that named their version. Its only clock is the monotonic one. It judges nothing:
+`rollout/judge.py` does.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LATENCY_BOUNDS = tuple(0.0001 * 1.04**step for step in range(400))
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one version did with the requests of a window.
+    """How the requests of one version in a window ended.
 
-    `errors` were not answered, or with a status from 500 on; `rejections` with one from 400 on. `latency` counts
-    requests between `LATENCY_BOUNDS`, one more than there are bounds; those that still run count with the age that they
-    have.
+    `errors` were not answered, or with a status from 500 on; `rejections` with a status of 400 to 499. `latency` counts
+    requests between `LATENCY_BOUNDS`, and has one count more than there are bounds; a running request counts with its
+    age.
     """
 
     requests: int = 0
@@ -38,7 +38,7 @@ class Seen:
     latency: tuple[int, ...] = ()
 
     def since(self, before: Seen) -> Seen:
-        """What came after `before`, which is an earlier look at the same version."""
+        """The counts since `before`, an earlier look at the same version."""
         return Seen(
             self.requests - before.requests,
             self.errors - before.errors,
@@ -52,8 +52,8 @@ class Seen:
 class Arm:
     """The requests of one version since `restart`. `now` is the monotonic clock.
 
-    `rescue` has another version answer a request that this one could not even run to its end: its worker died, or it
-    took nothing. What is rescued counts as an error of this version all the same.
+    `rescue` has another version answer a request that this one could not run to its end: its worker died, or it took no
+    request. A rescued request still counts as an error of this version.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Arm:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was counted. Requests that run now are counted nowhere."""
+        """Reset the counts. Requests that run now are not counted."""
         self.errors = 0
         self.rejections = 0
         self._latency = Histogram(LATENCY_BOUNDS)
         self._running = WeakSet()
 
     def submit(self, pool: Pool, request: Request, receiver: Receiver) -> Accepted:
-        """Hand a request to the version's pool, and follow it. Raises as the pool, unless it is rescued."""
+        """Hand a request to the version's pool, and follow it. Raises as the pool, unless the request is rescued."""
         follower = ArmReceiver(request, receiver, self, self._now())
         self._running.add(follower)
         try:
@@ -96,10 +96,10 @@ class Arm:
         try:
             return self._rescue(request, receiver)
         except MarserveError:
-            return None  # the first error is the one to tell
+            return None  # the caller raises the first error
 
     def seen(self) -> Seen:
-        """The counts up to now. A client that has left is not counted, once its request is out of the way."""
+        """The counts up to now. A request whose client left is not counted any more once its job has ended."""
         now = self._now()
         running = Histogram(LATENCY_BOUNDS)
         ages = [now - follower.began for follower in self._running]
@@ -123,9 +123,9 @@ class Arm:
 
 
 class ArmReceiver:
-    """Hears of a request's end in the place of its own receiver, and tells that.
+    """Counts the end of a request and passes everything on to the request's own receiver.
 
-    Where the request may be rescued it also stands for its job, whichever version has that.
+    For a request that may be rescued it also stands for the job, in whichever version that runs.
     """
 
     __slots__ = ("__weakref__", "_arm", "_is_cancelled", "_is_streaming", "_request", "began", "job", "receiver")
@@ -140,19 +140,19 @@ class ArmReceiver:
         self._is_cancelled = False
 
     def on_answer(self, answer: Answer) -> None:
-        """The whole answer."""
+        """Pass on the whole answer."""
         self.receiver.on_answer(answer)
         self._arm._end(self, answer.status)
 
     def on_piece(self, piece: Answer, last: bool) -> None:
-        """One piece of a stream; its time ends with the last one."""
+        """Pass on one piece of a stream; the request's time ends with the last one."""
         self._is_streaming = True
         self.receiver.on_piece(piece, last)
         if last:
             self._arm._end(self, 200)
 
     def on_error(self, error: MarserveError) -> None:
-        """No answer, or no rest of it."""
+        """Rescue the request, or pass on the error that ends it."""
         self._arm._end(self, _status_of(error))
         if not self._is_streaming and not self._is_cancelled:
             rescued = self._arm._try_rescue(self._request, self.receiver, error)
@@ -162,18 +162,18 @@ class ArmReceiver:
         self.receiver.on_error(error)
 
     def cancel(self) -> None:
-        """The client has gone."""
+        """Cancel the job, because the client has left."""
         self._is_cancelled = True
         if self.job is not None:
             self.job.cancel()
 
     def hold(self) -> None:
-        """The client does not keep up."""
+        """Hold the job's pieces, because the client reads too slowly."""
         if self.job is not None:
             self.job.hold()
 
     def resume(self) -> None:
-        """The client has caught up."""
+        """Send the job's pieces again."""
         if self.job is not None:
             self.job.resume()
 
@@ -184,7 +184,7 @@ class ArmReceiver:
 
 
 def _status_of(error: MarserveError) -> int:
-    """Whose fault it was: 400 the client's, 500 the version's. A surface may well say another number."""
+    """400 for the client's fault, 500 for the version's. The status that a surface sends may be another."""
     if isinstance(error, ClientError) or (isinstance(error, HandlerFailed) and 400 <= error.code < 500):
         return 400
     return 500

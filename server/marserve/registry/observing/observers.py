@@ -1,7 +1,6 @@
-"""What goes on beside a model's requests: a shadow that mirrors some of them, a watch over the arms of a roll-out.
+"""The observers of a model's requests: a shadow that mirrors some of them, and the arms of a roll-out.
 
-A model mostly has neither, and then `Registry.submit` does not come here. Whatever is here hears of an answer after the
-client has it.
+Most models have neither, and `Registry.submit` then skips this module. Observers get an answer after the client.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from marserve.registry.observing.shadow import Shadow
 
 
 class Beside:
-    """The shadow and the watch of one model."""
+    """The observers of one model: its shadow and its arms."""
 
     __slots__ = ("arms", "shadow")
 
@@ -23,16 +22,16 @@ class Beside:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is neither."""
+        """Whether there is neither a shadow nor an arm."""
         return self.shadow is None and not self.arms
 
     def notice(self) -> None:
-        """The model's versions or its traffic have changed."""
+        """Follow a change of the model's versions or traffic."""
         if self.shadow is not None:
             self.shadow.look_at_traffic()
 
     def submit(self, pool: Pool, version: str, *, is_asked: bool, request: Request, receiver: Receiver) -> Accepted:
-        """Hand a request to the pool of the version that was chosen for it; `is_asked`: the client named that.
+        """Hand a request to the pool of the version that was chosen for it; `is_asked`: the client named it.
 
         Raises as the pool.
         """

@@ -1,9 +1,9 @@
-"""Mirrors a share of a model's requests to another version, and compares what that answers with what clients got.
+"""Mirrors a share of a model's requests to another version, and compares its answers with those that clients got.
 
-The client's answer goes out first; only then does a copy of the request set out, with the lowest priority and within
-bounds of number and bytes. What finds no room is dropped and counted. Nothing here is awaited by a request, and nothing
-that befalls a copy is told to a client. Answers are compared here where they must be equal byte for byte, and in a
-worker of the shadow version where numbers may differ, or where the handler compares.
+The client's answer goes out first. Only then a copy of the request is sent, with the lowest priority and within bounds
+of number and bytes. A copy beyond the bounds is dropped and counted. No request waits for anything here, and no client
+sees the error of a copy. Answers that must be equal byte for byte are compared here. If numbers may differ, or the
+handler compares, a worker of the shadow version does it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger("marserve.registry")
 DEFAULT_SHARE = 0.1
 DEFAULT_IN_FLIGHT = 8
 MOST_IN_FLIGHT = 256
-# What copies, their requests and both answers, may hold in memory.
+# The bytes that all copies, their requests and both answers may hold in memory.
 MOST_BYTES = 64 * 1024 * 1024
-# What has not been answered by then is of no interest any more.
+# The deadline of a copy.
 COPY_LIMIT_S = 60.0
-# Of the differing answers the first ones and the latest ones are kept, so many of each.
+# Of the differing answers this many of the first and this many of the latest are kept.
 KEPT_SAMPLES = 10
-# So much of a body is shown.
+# The length of a body that is shown.
 SHOWN_BYTES = 2000
 
 Compare = Literal["exact", "handler"] | Tolerance
@@ -47,7 +47,7 @@ Compare = Literal["exact", "handler"] | Tolerance
 class ShadowSpec:
     """What is mirrored: a `share` (0 to 1) of the requests that other versions answer, to `version`.
 
-    `in_flight` is how many copies there may be at a time, from the one that sets out to the one that is compared.
+    `in_flight` bounds the copies at a time, from the sending of each to the end of its comparison.
     """
 
     version: str
@@ -69,7 +69,7 @@ _KEYS = ("version", "share", "compare", "in_flight")
 
 
 def read_shadow(document: object) -> ShadowSpec:
-    """What a document asks for. Raises BadInput that names the member and what it may be."""
+    """The spec in a document. Raises BadInput that names the member and its valid values."""
     if not isinstance(document, Mapping):
         raise BadInput('A shadow is an object such as {"version": "2.0", "share": 0.1}.')
     for key in document:
@@ -117,12 +117,12 @@ def _shown(value: object) -> str:
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the requests that were chosen to be mirrored.
+    """How the requests that were chosen to be mirrored ended.
 
-    `mirrored` were sent to the shadow; of these `compared` were answered and compared, `differing` of them differed.
-    `dropped` found no room, by `busy` (too many copies, or requests that wait) or `memory`. `skipped` cannot be
-    compared: `streamed`, `failed` (the client got an error), `no_version`. `errors` are copies without an answer, by
-    cause, and comparisons that failed (`comparison`).
+    `mirrored` were sent to the shadow; of these `compared` were answered and compared, and `differing` of them
+    differed. `dropped` were beyond a bound: `busy` (too many copies, or requests that wait) or `memory`. `skipped`
+    cannot be compared: `streamed`, `failed` (the client got an error), `no_version`. `errors` are copies without an
+    answer, by cause, and failed comparisons (`comparison`).
     """
 
     mirrored: int = 0
@@ -134,9 +134,9 @@ class Counts:
 
 
 class Shadow:
-    """The mirror of one model. All methods belong to the event loop's thread; none raises, none waits.
+    """The shadow of one model. All methods run on the event loop's thread and raise nothing.
 
-    `is_stopped`: it mirrors nothing any more.
+    `is_stopped`: it mirrors no further requests.
     """
 
     def __init__(
@@ -148,9 +148,10 @@ class Shadow:
         draw: Callable[[], float] = random.random,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """`find_pool` is the pool of the shadow version as it is registered now, None while it is not.
+        """`find_pool` returns the pool of the shadow version as it is registered now, None while it is not.
 
-        `has_own_requests`: clients that name no version may get their answers from it, so its workers must not yield.
+        `has_own_requests` says whether clients that name no version may get its answers; its workers then must not
+        yield.
         """
         self.spec = spec
         self.counts = Counts()
@@ -169,21 +170,21 @@ class Shadow:
         self._yielding = Yielding(find_pool, has_own_requests)
 
     def follow(self, request: Request, receiver: Receiver) -> Receiver:
-        """Who is to be told of a request's answer: `receiver`, and for a share of requests this shadow after it."""
+        """The receiver for a request's answer: `receiver`; for a share of requests one that also mirrors them."""
         if request.is_describe or self.is_stopped or self._draw() >= self.spec.share:
             return receiver
         return _Primary(receiver, request, self)
 
     def start(self) -> None:
-        """Have the shadow's workers yield to others, where the system lets that be taken back."""
+        """Have the shadow's workers yield to others, if the system lets the server undo that."""
         self._yielding.start()
 
     def look_at_traffic(self) -> None:
-        """The model's traffic has changed: perhaps the shadow has requests of its own now."""
+        """Look whether the shadow has requests of its own now, as the model's traffic has changed."""
         self._yielding.look()
 
     def stop_now(self) -> None:
-        """Mirror nothing more; copies under way are cancelled."""
+        """Stop mirroring; copies under way are cancelled."""
         self.is_stopped = True
         for copy in list(self._copies):
             copy.cancel()
@@ -193,12 +194,12 @@ class Shadow:
             self._comparing.cancel()
 
     async def wait_until_stopped(self) -> None:
-        """After `stop_now`: return when nothing of it runs any more."""
+        """After `stop_now`: wait for a comparison under way."""
         if self._comparing is not None:
             await asyncio.wait([self._comparing])
 
     def describe(self) -> dict[str, Any]:
-        """The spec, the counts since it began, and the differences that were kept."""
+        """The spec, the counts since the begin, and the kept differences."""
         counts = self.counts
         document = {
             **self.spec.document(),
@@ -222,7 +223,7 @@ class Shadow:
     # ------------------------------------------------------------------------------------------- copies
 
     def primary_answered(self, request: Request, answer: Answer) -> None:
-        """A client has its answer: send a copy on its way if there is room."""
+        """Send a copy of a request whose client has the answer, if the bounds allow one."""
         if self.is_stopped:
             return
         pool = self._find_pool()
@@ -244,7 +245,7 @@ class Shadow:
         asyncio.get_running_loop().call_soon(copy.send)
 
     def skip(self, why: str) -> None:
-        """A request that was chosen cannot be mirrored, or its copy not compared."""
+        """Count a chosen request that cannot be mirrored, or whose copy cannot be compared."""
         self.counts.skipped[why] += 1
 
     def _drop(self, pool: Pool, why: str) -> None:
@@ -252,33 +253,33 @@ class Shadow:
         pool.metrics.shadow_dropped[why] += 1
 
     def copy_answered(self, copy: _Copy, answer: Answer) -> None:
-        """The shadow has answered: compare."""
+        """Compare the shadow's answer."""
         if self.spec.compare == "exact":
             self._judge(copy, answer, _first_difference(copy.answer, answer))
             self.end(copy)
             return
         size = len(answer.body)
         copy.size += size
-        self._bytes += size  # for as long as it takes; the next copy is dropped where that is too much
+        self._bytes += size  # may go over the bound until the copy ends; further copies are dropped meanwhile
         self._waiting.append((copy, answer))
         if self._comparing is None:
             self._comparing = asyncio.create_task(self._compare())
 
     def copy_failed(self, copy: _Copy, error: MarserveError) -> None:
-        """The shadow has no answer."""
+        """Count a copy that the shadow did not answer."""
         if isinstance(error, WaitTooLong) or (isinstance(error, NoWorker) and type(error) is not NoWorker):
-            self._drop(copy.pool, "busy")  # no fault of the version's: it had too much to do
+            self._drop(copy.pool, "busy")  # the version had too much to do; it made no error
         else:
             self._fail(copy.pool, error.cause or "unknown", f"{type(error).__name__}: {error}")
         self.end(copy)
 
     def copy_streamed(self, copy: _Copy) -> None:
-        """The shadow streams what the primary answered whole: nothing to compare it with."""
+        """Count a copy that the shadow streams; the client's whole answer cannot be compared with it."""
         self.skip("streamed")
         self.end(copy)
 
     def end(self, copy: _Copy) -> None:
-        """A copy is done with."""
+        """Release a copy's bytes."""
         if copy in self._copies:
             self._copies.discard(copy)
             self._bytes -= copy.size
@@ -291,7 +292,7 @@ class Shadow:
     # ------------------------------------------------------------------------------------------- comparing
 
     async def _compare(self) -> None:
-        """Compare what waits, some at a time, in a worker of the shadow's."""
+        """Compare the waiting answers, some at a time, in a worker of the shadow."""
         try:
             while self._waiting and not self.is_stopped:
                 several = [self._waiting.popleft() for _ in range(min(MOST_PAIRS, len(self._waiting)))]
@@ -347,7 +348,7 @@ class Shadow:
 
 
 class _Primary:
-    """Tells the client's own receiver, and then the shadow."""
+    """Passes everything to the client's own receiver first, and then to the shadow."""
 
     __slots__ = ("_request", "_shadow", "_streams", "receiver")
 
@@ -358,26 +359,26 @@ class _Primary:
         self._streams = False
 
     def on_answer(self, answer: Answer) -> None:
-        """The whole answer."""
+        """Pass on the whole answer, and mirror the request."""
         self.receiver.on_answer(answer)
         self._shadow.primary_answered(self._request, answer)
 
     def on_piece(self, piece: Answer, last: bool) -> None:
-        """One piece of a stream: what was streamed is not mirrored."""
+        """Pass on one piece of a stream; a streamed request is not mirrored."""
         self.receiver.on_piece(piece, last)
         if not self._streams:
             self._streams = True
             self._shadow.skip("streamed")
 
     def on_error(self, error: MarserveError) -> None:
-        """No answer, or no rest of it."""
+        """Pass on the error that ends the request or its stream."""
         self.receiver.on_error(error)
         if not self._streams:
             self._shadow.skip("failed")
 
 
 class _Copy:
-    """A mirrored request on its way: what the client got, and who hears what the shadow says. `size` is in bytes."""
+    """A mirrored request, the client's answer to it, and the receiver of the shadow's answer. `size` is in bytes."""
 
     __slots__ = ("_has_ended", "_job", "_shadow", "answer", "pool", "request", "size")
 
@@ -399,7 +400,7 @@ class _Copy:
             priority=LEAST_URGENT,
             deadline=time.monotonic() + COPY_LIMIT_S,
             names_version=False,
-            is_inner=True,  # counted as no client's request
+            is_inner=True,  # not counted as a client's request
         )
         try:
             self._job = self.pool.submit(copied, self)
@@ -407,31 +408,31 @@ class _Copy:
             self.on_error(error)
 
     def cancel(self) -> None:
-        """Nobody wants to know any more."""
+        """Give the copy up; its answer is not compared."""
         self._has_ended = True
         if self._job is not None:
             self._job.cancel()
         self._shadow.end(self)
 
     def on_answer(self, answer: Answer) -> None:
-        """The shadow's whole answer."""
+        """Compare the shadow's whole answer."""
         if not self._has_ended:
             self._has_ended = True
             self._job = None
             self._shadow.copy_answered(self, answer)
 
     def on_piece(self, piece: Answer, last: bool) -> None:
-        """A piece of a stream: one is enough to know that it is one."""
+        """Give up a copy that the shadow streams, at the first piece."""
         if self._has_ended:
             return
         self._has_ended = True
         if self._job is not None and not last:
-            # Not from here: whoever hands out pieces must not find its job gone.
+            # Not from here: the caller, which hands out pieces, still needs the job.
             asyncio.get_running_loop().call_soon(self._job.cancel)
         self._shadow.copy_streamed(self)
 
     def on_error(self, error: MarserveError) -> None:
-        """The shadow has no answer."""
+        """Count the shadow's error."""
         if not self._has_ended:
             self._has_ended = True
             self._job = None
@@ -439,7 +440,7 @@ class _Copy:
 
 
 def _first_difference(primary: Answer, shadow: Answer) -> tuple[str, str, str] | None:
-    """Where two answers differ that should be equal: where, the shadow's, the primary's."""
+    """The first difference of two answers: its place, the shadow's text, the client's text; None if they are equal."""
     if primary.status != shadow.status:
         return "status", str(shadow.status), str(primary.status)
     ours, theirs = _content_type(primary), _content_type(shadow)

@@ -1,8 +1,8 @@
-"""Has the workers of a version yield the processors to everybody else, as long as nobody waits for their answers.
+"""Gives the workers of a shadow the lowest priority for processors, as long as no client waits for their answers.
 
-That is the system's `nice`. A process may always be made nicer; to take that back needs a right (CAP_SYS_NICE, or a
-limit RLIMIT_NICE that reaches 0). Where the server lacks it nothing is done: a worker that was a shadow's must be as
-quick as any other from the moment its version gets requests of its own.
+It uses the system's `nice`. A process may always be made nicer; to undo that needs a right (CAP_SYS_NICE, or a limit
+RLIMIT_NICE that reaches 0). Without that right nothing is done here: the workers must be as quick as any others as soon
+as their version gets requests of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from marserve.pool.pool import Pool
 
 NICE = 19
 PLAIN = 0
-# Workers come and go; new ones are looked for this often, in seconds.
+# New workers are looked for this often, in seconds.
 LOOK_EVERY_S = 1.0
 _CAP_SYS_NICE = 23
 # RLIMIT_NICE counts from 20 (nice 0) to 40 (nice -20).
@@ -26,7 +26,7 @@ _LIMIT_FOR_PLAIN = 20
 
 
 def can_take_back(status: Path = Path("/proc/self/status")) -> bool:
-    """Whether this process may make others less nice again."""
+    """Whether this process may lower the niceness of others again."""
     with contextlib.suppress(OSError, ValueError):
         for line in status.read_text().splitlines():
             if line.startswith("CapEff:") and int(line.split()[1], 16) >> _CAP_SYS_NICE & 1:
@@ -57,19 +57,19 @@ class Yielding:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to look, where it can be taken back."""
+        """Begin to look for workers, if their niceness can be undone."""
         if self._timer is None and self._is_able():
             self._look_again()
 
     def stop(self) -> None:
-        """Take it back."""
+        """Stop looking, and undo the niceness."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._take_back()
 
     def look(self) -> None:
-        """See to it now: somebody's requests may have begun to go there."""
+        """Look now: the version may have got requests of its own, or lost them."""
         if self._timer is None:
             return
         pool = self._find_pool()
@@ -98,7 +98,7 @@ class Yielding:
 
 
 def _renice(pid: int, value: int) -> None:
-    """For every thread: on Linux each has its own. One that has ended meanwhile needs none."""
+    """Set the niceness of every thread, as on Linux each has its own. Threads that have ended are skipped."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
