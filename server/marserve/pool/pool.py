@@ -1,6 +1,6 @@
-"""One pool: the workers of one model version, how many there are, and the clock that the pure parts lack.
+"""One pool: the workers of one model version, their number, and the clock for the dispatcher, which has none.
 
-The supervisor owns the slots, carries out what the dispatcher asks for, wakes it when its next moment comes, and ends
+The pool owns the slots, carries out what the dispatcher asks for (`Actions`), wakes it at its next moment, and ends
 workers that are past their response limit. Registry and surfaces see `Pool` and nothing else of this package.
 """
 
@@ -61,9 +61,9 @@ class Pool:
         on_failed: Callable[[str], None] | None = None,
         room: Room | None = None,
     ) -> None:
-        """`on_measured` is given what handlers measure; `on_failed` why, when a crash is to end the server.
+        """`on_measured` takes what handlers measure; `on_failed` the reason, when a crash is to end the server.
 
-        `room` is asked for memory; without one there is no bound.
+        `room` reserves memory; without it memory has no bound.
         """
         self.options = options
         self.room: Room = room or Unbounded()
@@ -101,7 +101,7 @@ class Pool:
     # ------------------------------------------------------------------------------------------- requests
 
     def submit(self, request: Request, receiver: Receiver) -> Job:
-        """Take one request; the receiver hears how it ended. Raises as `Dispatcher.submit`, and NotEnoughMemory."""
+        """Take one request; its end is passed to the receiver. Raises as `Dispatcher.submit`, and NotEnoughMemory."""
         now = time.monotonic()
         scaling = self.scaling
         if scaling.is_resting and not self.dispatcher.is_draining:
@@ -118,7 +118,7 @@ class Pool:
         return job
 
     def hand_over(self, other: Pool, tell: Callable[[Receiver], None]) -> int:
-        """Give the requests that wait, and named no version, to another version's pool; returns how many.
+        """Move the waiting requests that name no version to another version's pool; returns how many.
 
         `tell` is called with the receiver of each.
         """
@@ -132,7 +132,7 @@ class Pool:
             other.scaling.begin(now)
         other.dispatcher.adopt(jobs, now)
         other._set_wake()
-        self.slot_changed()  # who waits for the last request to end looks again
+        self.slot_changed()  # wakes `wait_until_idle`: the pool may be empty now
         return len(jobs)
 
     def _begin_scaling(self, now: float) -> None:
@@ -160,10 +160,10 @@ class Pool:
         self.scale(self._minimum, self._maximum)
 
     def scale(self, minimum: int, maximum: int) -> None:
-        """Fewer workers than `minimum`: start more. More than `maximum`: retire the last ones, when their work is done.
+        """Begin to have `minimum` to `maximum` workers; surplus workers finish their batches first.
 
-        Slots that gave up are tried again at once. Returns at once; `wait_until_ready` waits. A stopped pool stays so.
-        Raises NotEnoughMemory; nothing has changed then.
+        Slots that gave up are tried again at once. Returns at once; `wait_until_ready` waits. Does nothing once the
+        pool is stopped. Raises NotEnoughMemory before anything has changed.
         """
         if self._is_stopped:
             return
@@ -182,16 +182,16 @@ class Pool:
 
     @property
     def slots(self) -> list[Slot]:
-        """The places of workers, oldest first, without those that are leaving."""
+        """The slots, oldest first, without those that are leaving."""
         return self._slots
 
     @property
     def leaving(self) -> list[Slot]:
-        """The places of workers that were told to end and have not yet."""
+        """The slots that were retired and whose workers have not ended yet."""
         return list(self._leaving.values())
 
     def resize(self, count: int) -> None:
-        """Begin to have `count` workers: start what is missing, retire the last ones when their work is done."""
+        """Begin to have `count` workers: start those missing, or retire the last ones, which finish their batches."""
         while len(self._slots) < count:
             slot = self._make_slot()
             self._slots.append(slot)
@@ -202,7 +202,7 @@ class Pool:
         self.slot_changed()
 
     def _make_slot(self) -> Slot:
-        """A place for one more worker, with its device, or with its group of them."""
+        """A slot for one more worker, with its device or its group of devices."""
         options, level = self.options, self.options.parallel_level
         place = self.room.place()
         if not level or not options.gpu_ids:
@@ -228,32 +228,32 @@ class Pool:
 
     @property
     def can_sleep(self) -> bool:
-        """Whether it may be without workers until a request comes."""
+        """Whether the pool may be without workers until a request comes."""
         return self.scaling.can_wake
 
     @property
     def is_in_use(self) -> bool:
-        """Whether it has requests, or workers that load the model: then it should not be put to sleep."""
+        """Whether the pool has requests, or workers that load the model, and so should not be put to sleep."""
         return not self.dispatcher.is_empty or self.is_loading
 
     @property
     def is_loading(self) -> bool:
-        """Whether workers are on their way; not those that wait for a device, or to be tried again."""
+        """Whether workers are being started. A worker that waits for a device or for its next try does not count."""
         waits = [slot for slot in self._slots if slot.has_given_up or slot.next_start_at or slot.waits_for_device]
         return any(not slot.is_ready and slot not in waits for slot in self._slots)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for a worker: a request, or a check."""
+        """Whether a request or a check waits for a worker."""
         return bool(self.dispatcher.waiting) or self.certifier.is_awaited
 
     @property
     def has_template(self) -> bool:
-        """Whether the next worker is there in milliseconds."""
+        """Whether a template lives, so that the next worker can be forked in milliseconds."""
         return bool(self.launcher.template_pids)
 
     def end_loading(self, why: str) -> None:
-        """End what is loading the model: it takes more memory than there is."""
+        """End the processes that load the model: they take more memory than there is."""
         death = Death(Cause.OUT_OF_MEMORY, why)
         for life in self.lives.values():
             if not life.is_ready:
@@ -262,30 +262,30 @@ class Pool:
 
     @property
     def pids_by_worker(self) -> list[list[int]]:
-        """The processes of each worker, of those that are leaving, too."""
+        """The processes of each worker, those of leaving workers included."""
         return [life.pids for life in self.lives.values() if life.pids]
 
     @property
     def template_pids(self) -> list[int]:
-        """The process that workers are forked from, if there is one."""
+        """The process that workers are forked from; empty without one."""
         return self.launcher.template_pids
 
     def sleep(self, reason: str) -> None:
-        """Begin to have no process at all until the next request; only for a pool that may, and is not in use."""
+        """Begin to end all processes until the next request. Only for a pool that `can_sleep` and is not in use."""
         self.scaling.sleep(reason)
 
     def make_spare(self, give_up: Callable[[], None] | None) -> None:
-        """It serves nobody for now: `give_up` may be called where its memory is wanted. None: it serves again."""
+        """The pool serves no requests for now: `give_up` may be called to free its memory. None: it serves again."""
         self.room.make_spare(give_up)
 
     async def wait_until_asleep(self) -> None:
-        """Wait until the processes are gone that were told to end before this call."""
+        """Wait until the processes whose end began before this call are gone."""
         ending = {*self._leaving, *self._dropping}
         if ending:
             await asyncio.wait(ending)
 
     def no_memory(self, error: NoMemoryNow) -> None:
-        """The memory for a worker did not come free in time: who waits for a sleeping model hears of it now."""
+        """The memory for a worker did not come free in time: fail what waits for a sleeping model."""
         if self.scaling.can_wake:
             self.dispatcher.fail_waiting(error, time.monotonic())
             self.scaling.sleep("there was no memory to load it")
@@ -293,8 +293,8 @@ class Pool:
     async def wait_until_ready(self) -> bool:
         """Wait until the minimum of workers has loaded the model.
 
-        Returns False if the pool was scaled or stopped meanwhile, so that it can no longer be. Raises LoadFailed when
-        a worker failed to load, or waits for a device that is lost.
+        Returns False if the pool was scaled or stopped meanwhile. Raises LoadFailed when a worker failed to load, or
+        waits because its device is lost.
         """
         minimum = self._minimum
         failures = {slot.id: slot.load_failures for slot in self._slots}
@@ -335,7 +335,7 @@ class Pool:
 
     @property
     def wanted_workers(self) -> int:
-        """Workers that there should be now: those with a place."""
+        """Workers that there should be now: the number of slots."""
         return len(self._slots)
 
     @property
@@ -350,15 +350,15 @@ class Pool:
 
     @property
     def is_healthy(self) -> bool:
-        """The contract's §1.6: as many slots that have not given up as there should be workers.
+        """Whether the minimum of slots have not given up (the contract's §1.6).
 
-        One that waits for a device that is lost counts as given up.
+        A slot that waits because its device is lost counts as given up.
         """
         return sum(not slot.has_given_up and not slot.waits_for_device for slot in self._slots) >= self._minimum
 
     @property
     def last_death(self) -> DeathView | None:
-        """The latest end of a worker that nobody asked for."""
+        """The latest end of a worker that the server did not order."""
         deaths = [slot.last_death for slot in self._slots if slot.last_death is not None]
         return max(deaths, key=lambda death: death.at, default=None)
 
@@ -388,7 +388,7 @@ class Pool:
 
     @property
     def warm_up_failure(self) -> str:
-        """A sentence about warm-up inputs that a worker did not answer; empty if there is none."""
+        """A sentence about warm-up inputs that a worker did not answer; else empty."""
         return next((life.warm_up_failure for life in self.lives.values() if life.warm_up_failure), "")
 
     def _lives_with_warm_up(self) -> list[Life]:
@@ -397,9 +397,9 @@ class Pool:
     # ------------------------------------------------------------------------------------------- batching
 
     def reconfigure(self, *, batch_size: int | None = None, max_batch_delay_s: float | None = None) -> None:
-        """Form batches by other values from now on; None leaves one as it is. What was formed before runs as it is.
+        """Form batches by other values from now on; None leaves a value as it is. Batches formed before are kept.
 
-        The certificate still counts: a larger size than was checked is checked first where the model has samples.
+        The certificate still counts: where the model has samples a size larger than the checked one is checked first.
         """
         options = self.options
         self.options = dataclasses.replace(
@@ -416,7 +416,7 @@ class Pool:
     async def check(self, samples: Sequence[list[Part]] = ()) -> dict[str, Any]:
         """Compare batches of these inputs, or of the model's samples, with single requests; as `Certifier.check`."""
         if self.scaling.is_resting and not self.dispatcher.is_draining:
-            self._begin_scaling(time.monotonic())  # whoever checks a sleeping model wakes it
+            self._begin_scaling(time.monotonic())  # a check wakes a sleeping model
         return await self.certifier.check(samples)
 
     async def compare(self, pairs: Sequence[tuple[Answer, Answer]], tolerance: Tolerance | None) -> Checked:
@@ -434,7 +434,7 @@ class Pool:
     # ------------------------------------------------------------------------------------------- the end
 
     def refuse_new(self) -> None:
-        """Take no more requests; what was accepted goes on."""
+        """Refuse new requests; accepted ones go on."""
         self.dispatcher.is_draining = True
 
     async def drain(self, deadline_s: float) -> int:
@@ -446,19 +446,19 @@ class Pool:
         return self.queued + self.running
 
     async def wait_until_idle(self) -> None:
-        """Wait until nothing waits or runs; what comes meanwhile is taken, and waited for."""
+        """Wait until nothing waits or runs. Requests that come meanwhile are accepted and waited for, too."""
         while not self.dispatcher.is_empty:
             await self._change()
 
     def refuse_accepted(self, error: MarserveError) -> list[GivenUp]:
-        """Refuse all that was accepted and is not answered, with `error`; returns what that was, the oldest first."""
+        """Refuse accepted requests that are not answered yet with `error`; returns them, the oldest first."""
         self.refuse_new()
         given_up = self.dispatcher.refuse_accepted(error, time.monotonic())
         self._notify()
         return given_up
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Drain, then end every worker and the template, and reap them. What is left is refused as Draining.
+        """Drain, then end every worker and the template, and reap them. Requests that are left are refused as Draining.
 
         Safe to call more than once, and again while it runs: the shorter drain counts.
         """
@@ -501,14 +501,14 @@ class Pool:
                 self.watch_limits()
 
     def watch_limits(self) -> None:
-        """Something was sent to a worker: look after its response limit."""
+        """Start to watch response limits, since something was sent to a worker."""
         if self._watch is None:
             limit_s = self.options.response_timeout_s
             first_look_s = limit_s - min(LOOK_BEFORE_S, limit_s / 2)
             self._watch = asyncio.get_running_loop().call_later(first_look_s, self._check_time)
 
     def lane_lent(self, key: str, flight: Flight) -> None:
-        """A worker is free for a check."""
+        """Give a lent worker to the certifier."""
         self.certifier.lent(key, flight)
 
     def ask_lengths(self, key: str, question: Question) -> None:
@@ -524,25 +524,25 @@ class Pool:
             life.mark_cancelled(number, index)
 
     def hold(self, key: str) -> None:
-        """A client does not keep up with what a worker streams."""
+        """Read nothing more from a worker: a client does not keep up with its stream."""
         life = self.lives.get(key)
         if life is not None:
             life.hold()
 
     def resume(self, key: str) -> None:
-        """The clients of a worker's streams have caught up."""
+        """Read from a worker again: the clients of its streams have caught up."""
         life = self.lives.get(key)
         if life is not None:
             life.resume()
 
     def lane_emptied(self, key: str) -> None:
-        """A retired worker has done its last batch."""
+        """End a retired worker, which has done its last batch."""
         life = self.lives.get(key)
         if life is not None:
             life.stop()
 
     def all_ended(self) -> None:
-        """The last client left: who waits for the end need not wait any longer."""
+        """Wake `wait_until_idle`: the last client left."""
         self._notify()
 
     # ------------------------------------------------------------------------------------------- slots' news
@@ -566,7 +566,7 @@ class Pool:
         self.devices_read()
 
     def devices_read(self) -> None:
-        """Replace a worker whose device is lost, or whose own answers again; try those at once that waited for it."""
+        """Move workers to other devices where theirs is lost, or back to their own. Slots between two tries try now."""
         for slot in self._slots if self.options.gpu_ids else ():
             site = self.room.site_for(slot.uses, slot.home)
             if site is None or site == slot.uses:
@@ -577,18 +577,17 @@ class Pool:
                 slot.nudge()
 
     def _leave_lost_templates(self) -> None:
-        """Once there is a worker of another template, replace those of one that was given up, which then ends."""
+        """Replace workers of a template that was given up, once another template has a worker; it then ends."""
         ready = [slot for slot in self._slots if slot.is_ready]
         lost = [slot for slot in ready if slot.has_lost_template]
         if lost and len(lost) < len(ready):
             self.worker_due(lost[0], "template")
 
     def _count_living(self) -> int:
-        """Slots that requests may wait for, and while asleep the one that a request brings.
+        """How many slots requests may wait for; while asleep 1, for the slot that a request brings.
 
-        Not those that gave up, failed to load more than once, or wait for a device: a client should hear of it now.
-
-        A pool that is awakened for a request lets nobody wait for a second try: who cannot load now is not waited for.
+        Slots that gave up, failed to load more than once, or wait for a device do not count: their requests are refused
+        at once. In a pool that may sleep one failed load is enough.
         """
         slots = [slot for slot in self._slots if not slot.waits_for_device]
         if not self.scaling.can_wake:
@@ -598,7 +597,7 @@ class Pool:
         return sum(not slot.has_given_up and (slot.is_ready or not slot.load_failures) for slot in slots)
 
     def _next_start(self, now: float) -> float | None:
-        """When the next worker is started by itself, by the monotonic clock; None where none is."""
+        """When the next worker is started by itself, by the monotonic clock; None if none will be."""
         moments = [slot.next_start(now) for slot in self._slots]
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -606,7 +605,7 @@ class Pool:
         """A batch ended, or a worker did."""
         dispatcher, options = self.dispatcher, self.options
         if dispatcher.keeps_time or (
-            # As in `submit`: a timer that is due within the batch delay is due before who waits can need one.
+            # As in `submit`: a timer that is due within the batch delay is due before a waiting job can need one.
             len(dispatcher.queue)
             and (options.batch_policy == "goal" or self._wake_at > time.monotonic() + options.max_batch_delay_s)
         ):
@@ -624,7 +623,7 @@ class Pool:
             self._succession.begin(slot, reason)
 
     def crashed(self, slot: Slot, death: Death) -> None:
-        """A worker crashed, or a slot was given up: with `onCrash: fail` the server is told to end."""
+        """A worker crashed, or a slot was given up: with `onCrash: fail` the server ends (`on_failed`)."""
         if self.options.on_crash == "fail" and slot in self._slots:
             self.on_failed(f"{slot.name} ended ({death.cause}): {death.detail}")
 
@@ -639,7 +638,7 @@ class Pool:
             if self._wake_at <= when:
                 return
             self._wake.cancel()
-        # uvloop counts whole milliseconds; less than one would be no timer but a turn of the loop after another.
+        # uvloop counts whole milliseconds; with less than one the loop would turn without a pause.
         delay_s = max(MIN_WAKE_S, when - time.monotonic())
         self._wake = asyncio.get_running_loop().call_later(delay_s, self._woken)
         self._wake_at = when
@@ -653,7 +652,7 @@ class Pool:
             self._notify()
 
     def _check_time(self) -> None:
-        """Look at every worker's response limit; look again when the next one may be due."""
+        """End workers that are past their response limit; look again when the next one may be due."""
         now = time.monotonic()
         dues = [life.check_time(now) for life in list(self.lives.values())]
         waiting = [due for due in dues if due is not None]
@@ -707,7 +706,7 @@ class Pool:
         )
 
     def dismiss(self, slot: Slot, *, at_once: bool) -> None:
-        """Retire a slot in the background; its end is waited for with the pool's."""
+        """Retire a slot in the background; the pool's end waits for it."""
         self._leave(slot, at_once=at_once)
 
     async def changed(self) -> None:
@@ -737,4 +736,4 @@ def threads_for(workers: int, cores: int, wish: str | None) -> int:
 
 
 def _ignore(_: object) -> None:
-    """Nobody asked to be told."""
+    """The callback of a pool that was given none."""

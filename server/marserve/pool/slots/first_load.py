@@ -1,7 +1,7 @@
 """How many versions load for the first time at once: each takes a turn, which all its workers share.
 
-A server that starts with a hundred models would else have a hundred processes compute, and read from the disk, side by
-side, and none of them would be there soon. Once a version has been loaded its workers come and go without a turn.
+Without turns a server that starts with a hundred models would have a hundred processes compute and read from the disk
+side by side, and no model would be ready soon. Once a version has been loaded its workers start without a turn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FirstLoad:
     async def turn(self) -> AsyncIterator[None]:
         """Wait for the version's turn, and keep it until no worker of the version is inside.
 
-        Who leaves without an error has loaded the model: nobody waits any more after that.
+        A body that ends without an error has loaded the model: from then on no worker of the version waits.
         """
         turns = self._turns
         if turns is None:
@@ -48,5 +48,5 @@ class FirstLoad:
             if not turn.cancelled():
                 turns.release()
 
-        turn.cancel()  # no matter where it has been had
+        turn.cancel()  # does nothing if the turn was taken
         turn.add_done_callback(release)

@@ -1,7 +1,7 @@
 """What a worker was doing when its time was up: busy in a long batch, waiting for something, or stopped.
 
-The limit decides that a worker is ended; this only says, for whoever asks why, what the process's state and processor
-time looked like. The judgement is pure; `read_sample` asks `/proc`.
+The limit alone decides that a worker is ended. The report says what the process's state and processor time looked like,
+for the error and the log. The judgement is pure; `read_sample` reads `/proc`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Sample:
 
 
 def read_sample(pid: int, now: float, proc: Path = Path("/proc")) -> Sample | None:
-    """Look at a process; None where that is not possible."""
+    """Look at a process; None where `/proc` cannot be read."""
     try:
         return parse_stat((proc / str(pid) / "stat").read_text(), now, os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError):
@@ -34,14 +34,14 @@ def read_sample(pid: int, now: float, proc: Path = Path("/proc")) -> Sample | No
 
 
 def parse_stat(text: str, now: float, ticks_per_s: int) -> Sample:
-    """A look from the text of `/proc/PID/stat`. Raises ValueError or IndexError for what is none."""
+    """A look from the text of `/proc/PID/stat`. Raises ValueError or IndexError for other texts."""
     # The second field is the program's name in parentheses and may hold anything, spaces and parentheses too.
     fields = text[text.rindex(")") + 1 :].split()
     return Sample(now, fields[0], (int(fields[11]) + int(fields[12])) / ticks_per_s)
 
 
 def describe_hangs(firsts: Sequence[Sample | None], lasts: Sequence[Sample | None], ran_s: float | None) -> str:
-    """As `describe_hang`, of each process where a worker is a group of ranks; looks are in the order of the ranks."""
+    """As `describe_hang`, for each process of a group of ranks; looks are in the order of the ranks."""
     several = len(lasts) > 1
     padded = [*firsts, *[None] * (len(lasts) - len(firsts))]
     told = [describe_hang(first, last, ran_s) for first, last in zip(padded, lasts, strict=False)]
@@ -66,7 +66,7 @@ def describe_hang(first: Sample | None, last: Sample | None, ran_s: float | None
     span_s = last.at - first.at
     share = max(0.0, last.cpu_s - first.cpu_s) / span_s
     used = f"it used {share:.0%} of a core in the last {span_s:.1f} s"
-    # One that is ready to run and gets little of a crowded machine is busy all the same.
+    # A process in state R wants to run: it is busy even if a crowded machine gives it little time.
     if share >= _BUSY or last.state == "R":
         word = "busy in a long batch" if ran_s is not None else "busy with something else"
     elif share <= _ASLEEP:

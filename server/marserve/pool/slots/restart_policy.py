@@ -3,8 +3,8 @@
 A worker that has answered since its start is replaced at once: its death says nothing of the next one. From the
 second failure in a row TorchServe's delays apply (contract 10.4), while less than `max_retry_timeout_s` has passed
 since the first of the row, and while the row is no longer than `max_restarts`. Then the slot is given up, and tried
-again every `retry_failed_every_s`. A worker that ended itself with one of `no_restart_exit_codes` said that trying
-again has no point: its slot is given up until somebody asks for it (a scale, a new registration).
+again every `retry_failed_every_s`. After an exit with one of `no_restart_exit_codes` another try has no point: the slot
+is given up until an operator scales or registers the model again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RETRY_DELAYS_S = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987,
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """What to do: start again after `delay_s`, infinite for not by itself. `gave_up`: until then the slot failed."""
+    """When to start again: after `delay_s`, infinite for not by itself. `gave_up`: until then the slot has failed."""
 
     delay_s: float
     gave_up: bool = False
@@ -46,7 +46,7 @@ class RestartPolicy:
         self._row_began: float | None = None
 
     def loaded(self) -> None:
-        """The worker loaded its model: the clock of the row stops, as in TorchServe; the count waits for an answer."""
+        """The worker loaded its model: the row's clock stops, as in TorchServe; the count goes on until an answer."""
         self._row_began = None
 
     def answered(self) -> None:
@@ -55,7 +55,7 @@ class RestartPolicy:
         self._row_began = None
 
     def ended(self, now: float, exit_code: int | None = None) -> Restart:
-        """The worker ended, or failed to start, at `now`; by itself with `exit_code`, None if it did not."""
+        """The worker ended, or failed to start, at `now`. `exit_code` is None unless it exited by itself."""
         if exit_code is not None and exit_code in self._no_restart_exit_codes:
             return NEVER
         if self._row_began is None:

@@ -1,7 +1,7 @@
 """One worker slot: a place for a worker, with an id and a history, filled again whenever its worker ends.
 
-`run()` is the slot's story: start a worker, serve, find out why it ended, wait as the restart policy says, begin again,
-until the slot is retired. A slot keeps its id and its birthday over all its workers.
+`run()` starts a worker, waits for its end, finds out why it ended, waits as the restart policy says, and begins again,
+until the slot is retired. A slot keeps its id and the time of its start over all its workers.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ from marserve.wire import Body
 
 log = logging.getLogger("marserve.pool")
 
-# After its batches are done a worker that is asked to stop has this long before SIGTERM, and again before SIGKILL.
+# How long a worker that was asked to stop has to end before SIGTERM, and then before SIGKILL.
 STOP_GRACE_S = 2.0
 LAST_OUTPUT_S = 0.5
-# How long a worker past its limit may take to end by SIGTERM before SIGKILL. Its clients wait meanwhile.
+# How long a worker past its limit has after SIGTERM before SIGKILL. Its clients wait meanwhile.
 TERM_GRACE_S = 0.25
 
-# The author's traceback of a failed load is logged on the event loop, a record each line.
+# The traceback of a failed load is logged on the event loop, a record for each line.
 MOST_TRACEBACK_LINES = 400
 
-# On so many nodes in a row a worker may fail to start, through the nodes' fault, before the load counts as failed.
+# After so many failed starts in a row that were the nodes' fault the load counts as failed.
 MOST_NODES = 3
 
 Status = Literal["READY", "LOADING", "UNLOADING"]
@@ -99,10 +99,10 @@ class DeathView:
 class WorkerView:
     """What describe says of one worker slot. `pid` is -1 while there is no process; times are UTC seconds.
 
-    `ranks` are the process ids of a group of ranks, `devices` what a worker of several devices has. `next_start_at` is
-    infinite where the slot is tried again when it is scaled, None where it waits for nothing. `gpu_usage` is what its
-    device is doing, in words. `node` is the machine that it is on, where that is another than the server's; `waits_for`
-    why it is not started yet. `computes_on` is what the model runs on, where its handler says so.
+    `ranks` are the process ids of a group of ranks, `devices` those of a worker of several devices. `next_start_at` is
+    infinite if the slot is tried again only when it is scaled, None if no start is pending. `gpu_usage` says in words
+    what its device is doing. `node` names the worker's machine if it is not the server's; `waits_for` says why the
+    worker is not started yet. `computes_on` is what the model runs on, if its handler says so.
     """
 
     id: str
@@ -149,7 +149,7 @@ class SlotOwner(Protocol):
         """There is no memory for a worker."""
 
     def slot_changed(self) -> None:
-        """A slot's state changed: whoever waits should look again."""
+        """A slot's state changed."""
 
     def batch_ended(self) -> None:
         """A batch ended."""
@@ -204,7 +204,7 @@ class Slot:
         self.task: asyncio.Task[None] | None = None
 
     def successor(self) -> Slot:
-        """A slot that can take this one's place: same id, birthday, device and history; its worker is a new one."""
+        """A slot that can take this one's place: same id, start time, device and history, and a new worker."""
         heir = Slot(self.id, self._owner, self.gpu_id, self.generation + 1, self.devices)
         heir.home = self.home
         heir.started_at, heir.last_death, heir.restarts = self.started_at, self.last_death, self.restarts + 1
@@ -233,7 +233,7 @@ class Slot:
                 self._owner.crashed(self, death)
             elif restart.delay_s:
                 log.info("%s Retry worker: %s in %g seconds.", self.name, self.id, restart.delay_s)
-            if restart.delay_s:  # before the pool looks: requests are held for it, or told when it is
+            if restart.delay_s:  # before the pool looks: it holds requests until then, or refuses them with that time
                 self.next_start_at = time.time() + restart.delay_s
                 self._pause_ends = time.monotonic() + restart.delay_s
                 self._nudged.clear()
@@ -249,34 +249,34 @@ class Slot:
 
     @property
     def uses(self) -> tuple[int, ...]:
-        """The devices that its worker uses; none on the CPU."""
+        """The devices that its worker uses; empty on the CPU."""
         return self.devices or (() if self.gpu_id is None else (self.gpu_id,))
 
     @property
     def worker_key(self) -> str:
-        """What the pool and its room call the present worker by; empty where there is none."""
+        """The key of the present worker in the pool and its room; empty without one."""
         return self._life.key if self._life is not None else ""
 
     @property
     def cannot_load(self) -> bool:
-        """Whether the model failed to load twice and more since a worker of this slot last had it loaded."""
+        """Whether the model failed to load at least twice since it was last loaded in this slot."""
         return self._failed_loads >= 2
 
     def next_start(self, now: float) -> float | None:
-        """When its next worker is started, by the monotonic clock, `now` while one is; None for not by itself."""
+        """When its next worker is started, by the monotonic clock; `now` during a start; None for not by itself."""
         if self.is_retired or self.waits_for_device or self._pause_ends == math.inf:
             return None
         return now if self._pause_ends is None else self._pause_ends
 
     def nudge(self) -> None:
-        """Do not wait any longer before the next try."""
+        """Make the next try at once."""
         self._pause_ends = None
         self._nudged.set()
 
     def retire(self, *, at_once: bool) -> None:
-        """Begin to end the worker and the slot: when its batches are done, or at once. It gets nothing more now.
+        """Begin to end the worker and the slot: when its batches are done, or at once. It gets no further batches.
 
-        May be called again, to have `at_once` what was to end in its own time. `wait_until_gone` waits.
+        May be called again with `at_once`. `wait_until_gone` waits for the end.
         """
         self.is_retired = True
         self._nudged.set()
@@ -286,7 +286,7 @@ class Slot:
                 self._starting.cancel()
 
     async def wait_until_gone(self) -> None:
-        """Return when a slot that was retired has ended and its process is reaped."""
+        """Wait until a retired slot has ended and its process is reaped."""
         if self.task is not None:
             await asyncio.wait([self.task])
 
@@ -298,17 +298,17 @@ class Slot:
 
     @property
     def has_lost_template(self) -> bool:
-        """Whether the template that its worker was forked from answers no more."""
+        """Whether the template that its worker was forked from has stopped answering."""
         process = self._life.process if self._life is not None else None
         return process is not None and process.has_lost_template
 
     @property
     def load_s(self) -> float:
-        """How long the present worker's load took; 0 while there is none."""
+        """How long the present worker's load took; 0 without a worker."""
         return self._life.load_s if self._life is not None else 0.0
 
     def view(self) -> WorkerView:
-        """What describe says. Reads `/proc`: this is for who asks by hand, not for every scrape."""
+        """What describe says. Reads `/proc`: for single calls, not for every scrape."""
         life = self._life
         process = life.process if life is not None else None
         node = process.node if process is not None else ""
@@ -339,11 +339,11 @@ class Slot:
 
     @property
     def pids(self) -> list[int]:
-        """The present worker's process, or those of its ranks; none while there is no worker."""
+        """The present worker's process, or those of its ranks; empty without a worker."""
         return self._life.pids if self._life is not None else []
 
     async def _live_once(self) -> Death:
-        """One worker from start to end. Returns why it ended; everything it held is given back or failed by then."""
+        """Run one worker from start to end. Returns why it ended, after all its requests were given back or failed."""
         owner = self._owner
         key = f"{self.id}/{self.restarts}" + (f"+{self.generation}" if self.generation else "")
         self._life = life = Life(self, owner, key)
@@ -377,11 +377,11 @@ class Slot:
             death = await life.finish()
             if not life.is_ready and not self.is_retired:
                 self._failed_loads += 1
-                # Another node may do: whoever waits for the model hears of it after some.
+                # Another node may do, so the load counts as failed only after several.
                 self.load_failures += death.cause not in OF_NODES or self._failed_loads >= MOST_NODES
             is_unasked = not (self.is_retired and death.cause is Cause.STOPPED)
             if is_unasked:
-                self._record(death, life.traceback)  # before its clients hear of it, who may ask why
+                self._record(death, life.traceback)  # before its clients get the error: they may ask describe why
                 if life.is_ready:
                     owner.crashed(self, death)
             life.hand_back(death)
@@ -406,7 +406,7 @@ class Slot:
             await life.start(self.gpu_id)
 
     async def _find_devices(self) -> None:
-        """Move to other devices where its own are lost; wait where all are that it may have."""
+        """Move to other devices if its own are lost; wait while all that it may use are lost."""
         room = self._owner.room
         if room.site_for(self.uses, self.home) is None:
             self.waits_for_device = True
@@ -429,8 +429,8 @@ class Slot:
         is_known = self.last_death is not None and self.last_death.traceback == traceback
         self.last_death = DeathView(death.cause.value, time.time(), death.detail, traceback)
         log.warning("%s ended (%s): %s", self.name, death.cause, death.detail)
-        if not is_known:  # a load that fails the same way again and again is told once
-            for line in middle_left_out(traceback.rstrip().splitlines()):  # a record each: a log's line is one line
+        if not is_known:  # a load that fails the same way again and again is logged once
+            for line in middle_left_out(traceback.rstrip().splitlines()):  # a log record is one line
                 log.warning("%s %s", self.name, line)
 
     def answered(self) -> None:
@@ -443,7 +443,7 @@ def _listed(devices: Sequence[int]) -> str:
 
 
 def middle_left_out(lines: list[str]) -> list[str]:
-    """At most about `MOST_TRACEBACK_LINES` of a traceback, its beginning and its end."""
+    """The beginning and the end of a traceback, about `MOST_TRACEBACK_LINES` at most."""
     first, last = MOST_TRACEBACK_LINES // 4, MOST_TRACEBACK_LINES - MOST_TRACEBACK_LINES // 4
     if len(lines) <= MOST_TRACEBACK_LINES:
         return lines
@@ -451,7 +451,7 @@ def middle_left_out(lines: list[str]) -> list[str]:
 
 
 class Life:
-    """One worker process of a slot, from its descriptors to its wait status. Hears what the worker says."""
+    """One worker process of a slot, from its descriptors to its wait status. Takes the worker's messages."""
 
     def __init__(self, slot: Slot, owner: SlotOwner, key: str) -> None:
         self.key = key
@@ -561,7 +561,7 @@ class Life:
             if self._cgroup is not None:
                 for pid in self.pids:
                     self._cgroup.add(pid)
-        # A template may have loaded the model in vain; the worker's own load has the whole limit again.
+        # A template may have loaded the model in vain, so the worker's own load gets the whole limit again.
         limit.reschedule(loop.time() + owner.options.startup_timeout_s)
         if launched.needs_load:
             order = msgspec.structs.replace(owner.load, gpu_id=gpu_id, threads=owner.threads)
@@ -595,7 +595,7 @@ class Life:
         raise StartFailed(self.known or await self._how_it_ended(), self.traceback)
 
     def _process_ended(self, _: object) -> None:
-        """The process is gone. Its connection ends by itself, unless something it left behind holds that open."""
+        """The process is gone. Close its connection soon: a process that it left behind may hold that open."""
         assert self.process is not None
         told = self.process.told
         if told is not None and self.known is None:
@@ -603,7 +603,7 @@ class Life:
         self._hang_up = asyncio.get_running_loop().call_later(LAST_OUTPUT_S, self._client.close)
 
     async def _how_it_ended(self) -> Death:
-        """Why a worker that closed its connection did so, with its last words."""
+        """Why a worker closed its connection while loading, with its last lines of output."""
         assert self.process is not None
         status = await self.process.wait(STOP_GRACE_S)
         await self.output.drained(LAST_OUTPUT_S)
@@ -632,11 +632,11 @@ class Life:
         self._owner.batch_ended()
 
     def allow_batches_of(self, size: int) -> None:
-        """Batches may be larger from now on, and so may their answers."""
+        """Accept larger frames: batches of `size`, and so their answers, may be larger from now on."""
         self._client.take_frames_of(self._owner.load.max_answer_bytes * size)
 
     def mark_cancelled(self, number: int, index: int) -> None:
-        """Tell the worker that an item is no longer wanted: by the page, as long as it does not read."""
+        """Tell the worker that an item is not wanted: by the page, or by a message if it reads during batches."""
         if self._runs_many:
             self._client.cancel(number, index)
         elif self._page is not None:
@@ -645,12 +645,12 @@ class Life:
                 self.process.item_cancelled(number, index)
 
     def hold(self) -> None:
-        """Read nothing more from the worker: it waits at its next piece, once the socket between us is full."""
+        """Read nothing more from the worker: it blocks at its next piece, once the socket is full."""
         self._is_held = True
         self._client.pause_reading()
 
     def resume(self) -> None:
-        """Read again; the response limit begins anew, for it was not the worker who kept us waiting."""
+        """Read again. The response limit begins anew: the worker did not cause the wait."""
         self._is_held = False
         self._heard_at = time.monotonic()
         self._client.resume_reading()
@@ -666,7 +666,7 @@ class Life:
             self._loaded.set_result(message)
 
     def on_results(self, ended: Sequence[tuple[Results, list[Body]]]) -> None:
-        """Batches have ended. The worker gets its next ones before clients are told: their sockets take longest."""
+        """Batches have ended. The worker gets its next ones before clients get answers: their sockets take longest."""
         now = self._heard_at = time.monotonic()
         owner, dispatcher = self._owner, self._owner.dispatcher
         landed: list[Landed] = []
@@ -676,7 +676,7 @@ class Life:
                 landed.append(
                     dispatcher.land(self.key, message.number, message.handler_s, message.results, bodies, now)
                 )
-        finally:  # whatever one of them is: those before it have ended
+        finally:  # if one of them is refused, those before it have ended all the same
             dispatcher.pump(now)
             self._client.flush()
             for batch in landed:
@@ -691,7 +691,7 @@ class Life:
             self.due("requests")
 
     def on_raised(self, message: Raised) -> None:
-        """A batch has raised as a whole."""
+        """The handler raised for a whole batch."""
         self._check_ended(message.number)
         now = self._heard_at = time.monotonic()
         flights = self._owner.dispatcher.flights(self.key)
@@ -705,17 +705,17 @@ class Life:
         self._owner.batch_ended()
 
     def _log_failure(self, ids: str, message: Raised) -> None:
-        """Log under the requests' ids why they failed. What the author answered a client has no traceback."""
+        """Log under the requests' ids why they failed, without a traceback for an error meant for the client."""
         is_answer = message.kind == "prediction" and message.code < 500
         self.output.log_failure(f"Request {ids}: {message.message}", "" if is_answer else message.traceback)
 
     def on_piece(self, message: Piece, bodies: list[Body]) -> None:
-        """A piece of a stream: the response limit begins anew."""
+        """A piece of a stream has come: the response limit begins anew."""
         now = self._heard_at = time.monotonic()
         self._owner.dispatcher.piece(self.key, message.number, message.results, bodies, now)
 
     def _check_ended(self, number: int) -> None:
-        """A batch is answered after it was run: who answers before answers for what he has not seen."""
+        """Raise BadFrame for an answer to a batch that, by the shared page, the worker has not run yet."""
         if self._runs_many:
             self._ended += 1
             number = self._ended  # they end in any order
@@ -741,31 +741,31 @@ class Life:
         self._owner.worker_measured(message)
 
     def on_out_of_step(self, message: OutOfStep) -> None:
-        """The ranks did not end a call alike: what they share can be trusted no more."""
+        """The ranks did not end a call alike: end them, since their shared state cannot be trusted any more."""
         if self.known is None:
             self.traceback = message.traceback
         self.kill(Death(Cause.OUT_OF_STEP, message.detail))
 
     def on_device_peak(self, message: DevicePeak) -> None:
-        """It needs more of its device than it had taken when it was loaded."""
+        """The worker uses more memory of its device than it did after its load."""
         self._owner.room.peaked_on_device(message.device_bytes)
 
     def on_warned(self, message: Warned) -> None:
-        """Its handler noted something for describe after its load."""
+        """Its handler has warnings for describe after its load."""
         for warning in message.warnings:
             if len(self.warnings) < MAX_WARNINGS and warning not in self.warnings:
                 self.warnings = [*self.warnings, warning]
                 log.warning("%s %s", self._slot.name, warning)
 
     def on_device_lost(self, message: DeviceLost) -> None:
-        """Its device answers the worker no more: as a death of its own, which the batch of that number brought on."""
+        """The worker's device is lost to it, since the batch of that number: end the worker."""
         if self.known is None:
             self.traceback = message.traceback
             self._accused = message.number
         self.kill(Death(Cause.DEVICE_LOST, message.detail))
 
     def on_broken(self, error: BadFrame) -> None:
-        """The worker said what no honest worker says: it cannot be trusted with anything it holds."""
+        """The worker broke the protocol: end it, since none of its further messages can be trusted."""
         self.kill(Death(Cause.BAD_FRAME, f"the worker broke the protocol: {error}"))
 
     def on_closed(self) -> None:
@@ -776,17 +776,17 @@ class Life:
         self.ended.set()
 
     def check_time(self, now: float) -> float | None:
-        """End the worker if its oldest batch is past the response limit; else when to look again.
+        """End the worker if its oldest batch is past the response limit; else return when to look again.
 
-        The limit runs from when the worker began the batch, as the page says, and anew from each piece of a stream; a
-        worker that has not even begun its batch is measured from when it was sent, or the one before was answered. A
-        worker that has ended the batch may need as long again for its answer to be read: it did its part.
+        The limit runs from the batch's begin, which the page shows, and anew from each piece of a stream. For a batch
+        that is not begun it runs from its sending, or from the answer to the one before. After the batch has ended in
+        the worker its answer has the same time again to be read.
         """
         flights = self._owner.dispatcher.flights(self.key)
         if not flights or self._page is None:
             return None
         flight = flights[0]
-        if self._is_held:  # a slow client keeps the worker waiting, whom the connection's own limit ends
+        if self._is_held:  # the worker waits for a slow client, which the connection's own limit ends
             self._heard_at = now
             return now + self._owner.options.response_timeout_s
         quiet_since = self._owner.dispatcher.quiet_since(self.key)
@@ -809,7 +809,7 @@ class Life:
             self._heard_at = now
             return now + limit_s
         self._may_retry = False
-        # A page may hold any number: what cannot be so says no more than that the batch was begun.
+        # The worker may write any number into the page: an impossible time is ignored.
         ran_s = now - max(began, flight.sent_at) if number == flight.number and began <= now else None
         looks = [read_sample(pid, now) for pid in self.pids]
         doing = describe_hangs(self._first_looks, looks, ran_s)
@@ -820,7 +820,7 @@ class Life:
         return None
 
     def _check_quiet(self, since: float, now: float) -> float | None:
-        """As `check_time` for one that runs many batches at once: of one of them it has said nothing since then."""
+        """As `check_time` for a worker that runs many batches at once; of one of them it has said nothing `since`."""
         limit_s = self._owner.options.response_timeout_s
         if now < since + limit_s:
             return since + limit_s
@@ -832,11 +832,11 @@ class Life:
 
     @property
     def pids(self) -> list[int]:
-        """The worker's process, or those of its ranks; none before it has one."""
+        """The worker's process, or those of its ranks; empty before the start."""
         return self.process.pids if self.process is not None else []
 
     def over_memory(self, own_bytes: int, limit_bytes: int) -> None:
-        """It holds more memory than it may, in a way that its own limit does not see: end it."""
+        """End the worker: it holds more memory than it may, in a way that its own limit does not see."""
         self.kill(
             Death(
                 Cause.OUT_OF_MEMORY,
@@ -845,7 +845,7 @@ class Life:
         )
 
     def due(self, reason: str) -> None:
-        """It has served long enough."""
+        """Have the worker replaced: it has served long enough."""
         self._owner.worker_due(self._slot, reason)
 
     # ------------------------------------------------------------------------------------------- its end
@@ -857,7 +857,7 @@ class Life:
             self.stop()
 
     def stop(self) -> None:
-        """Nothing is in flight any more, or nobody waits for it: ask the worker to end."""
+        """Ask the worker to end: nothing is in flight any more, or its answers are not wanted."""
         self.known = self.known or Death(Cause.STOPPED, "stopped by the server")
         self._client.stop()
         if not self._loaded.done():
@@ -882,7 +882,7 @@ class Life:
         self._client.close()
 
     async def finish(self) -> Death:
-        """See the process out and stop listening to it. Returns why it ended; `hand_back` must follow."""
+        """End and reap the process, and close its connection. Returns why it ended; `hand_back` must follow."""
         self.ended.set()
         status: int | None = None
         if self.process is not None:
@@ -908,7 +908,7 @@ class Life:
     def _evidence(self, status: int | None) -> Evidence:
         was_killed = self.known is None and (status is None or status == signal.SIGKILL)
         in_own_group = was_killed and self._cgroup is not None and self._cgroup.was_killed
-        was_here = self.process is None or not self.process.node  # of others' kernels the process itself tells
+        was_here = self.process is None or not self.process.node  # on other nodes the agent sees kills for memory
         was_counted = was_killed and was_here and self._owner.oom_kills.claim(time.monotonic())
         return Evidence(
             last_lines=self.output.last_lines,
@@ -917,7 +917,7 @@ class Life:
         )
 
     def hand_back(self, death: Death) -> None:
-        """Give back what it held, to be run elsewhere or failed."""
+        """Give its requests back to the dispatcher, to be run elsewhere or failed."""
         begun = 0
         if self._page is not None:
             begun = max(self._page.running[0], self._page.finished)
