@@ -1,14 +1,14 @@
-"""From the word that a registration names to what a version's pool is built from.
+"""From a registration to the plan that a version's pool is built from.
 
-registration       what a registration may say, and what the registry answers
+registration       the parameters of a registration, and the registry's answers
 intake             finds, unpacks, checks and reads the archive
-scratch            the server's folder for what is extracted
+scratch            the server's folder for extracted archives
 startup            which models the start loads, and their names
-pending_fetches    archives that are fetched and are no versions yet
+pending_fetches    archives that are being fetched and unpacked
 installing         versions whose requirements are being installed
 handler_check      whether the handler can be found
 call_modes         batches, sequences, steps, or many calls at once
-parallel           what `parallelType` and `torchrun` come to
+parallel           what `parallelType` and `torchrun` mean on this server
 effective_options  which value wins: registration, archive, `models` setting, default
-plan               all of it as the plan of a version
+plan               makes the plan of a version
 """

@@ -21,7 +21,7 @@ class SequenceHeaderNames(NamedTuple):
     end: str = "ts_request_sequence_end"
 
     def environment(self) -> dict[str, str]:
-        """What tells a handler's context of them."""
+        """The environment variables from which a handler's context learns them."""
         return {
             "TS_REQUEST_SEQUENCE_ID": self.id,
             "TS_REQUEST_SEQUENCE_START": self.start,
@@ -34,7 +34,7 @@ PLAIN_NAMES = SequenceHeaderNames()
 
 @dataclass(frozen=True, slots=True)
 class CallMode:
-    """What of these counts; all off for a version that is called batch by batch."""
+    """The mode of a version; nothing is set for a version that is called batch by batch."""
 
     sequences: SequenceOptions | None = None
     is_continuous: bool = False
@@ -42,7 +42,7 @@ class CallMode:
 
     @property
     def has_state(self) -> bool:
-        """Whether a worker knows something of requests between two calls."""
+        """Whether a worker keeps state of requests between two calls."""
         return self.sequences is not None or self.is_continuous
 
     @property
@@ -64,7 +64,7 @@ def read_call_mode(
     has_ranks: bool,
     warnings: list[str],
 ) -> CallMode:
-    """The mode that is asked for. What is not used of it is said in `warnings`."""
+    """The mode that is asked for. Options that are not used get a sentence in `warnings`."""
     if asked.is_concurrent and not has_ranks:
         for key, is_set in (
             ("sequenceBatching", asked.sequence_batching),
@@ -96,7 +96,7 @@ def read_call_mode(
 
 
 def _judged(mode: CallMode, asked: ModelOptions, warnings: list[str]) -> CallMode:
-    """The same, with what else of the configuration makes no sense with it."""
+    """The same mode, after warnings about options that do not go with it."""
     if mode.is_plain:
         return mode
     which = "asyncCommunication" if mode.is_concurrent else "sequences or continuous batching"

@@ -1,11 +1,11 @@
-"""What a version's options come to on this server: which value wins, and what the machine makes of it. Pure.
+"""The options that a version runs with on this server: which layer's value wins, and what the machine allows. Pure.
 
-Each option has its own order of layers (`model_options.py`). The numbers of workers count in pairs: what a snapshot
-or a desired state says; the archive's, where minWorkers > 0 and maxWorkers >= minWorkers, or with 0 and idleTimeout; at
-start-up then those of `models`, by API the registration's; then the configured default. The runtime is that of
-`models`, of the registration, of the manifest.
+Each option has its own order of layers (`model_options.py`). The least and the most workers are taken from one layer
+as a pair: from a snapshot or a desired state; from the archive, if minWorkers > 0 and maxWorkers >= minWorkers, or if
+minWorkers is 0 and there is an idleTimeout; then at start-up from `models`, by API from the registration; then from the
+configured default. The runtime is that of `models`, else of the registration, else of the manifest.
 
-What is set to a value that cannot be meant counts as not set, and a sentence about it goes to the version's warnings.
+An option with an unusable value counts as not set, and a sentence about it goes to the version's warnings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from marserve.registry.intake.registration import RegisterParameters, RegistryOp
 from marserve.settings.values import ModelDefaults
 
 RUNTIMES = ("python", "python3")
-# With `batchPolicy: goal` the size is the policy's to find; this is only a bound.
+# With `batchPolicy: goal` the policy finds the size; this is only a bound.
 DEFAULT_GOAL_BATCH_SIZE = 64
 _NOTHING: Said = {}
 
@@ -33,11 +33,11 @@ _NOTHING: Said = {}
 def effective_options(
     model: str, version: str, layers: Layers, server: RegistryOptions, *, at_startup: bool
 ) -> tuple[PoolOptions, list[str]]:
-    """The options that a version's pool runs with, and sentences about what was not used.
+    """The options that a version's pool runs with, and sentences about options that were not used.
 
-    `layers` are all but the server's own, which are read from `server`. The workers of `models` count only
-    `at_startup`. Raises NotEnoughDevices where one worker of the model needs more, BadArchive where it names one that
-    is not there or would join MIG instances.
+    `layers` are all layers except the server's own, which is read from `server`. The workers of `models` count only
+    `at_startup`. Raises NotEnoughDevices if one worker of the model needs more devices than there are, BadArchive if
+    the model names a missing device or would join MIG instances.
     """
     warnings: list[str] = []
     said = fold({**layers, "server": said_by(server)})
@@ -45,7 +45,7 @@ def effective_options(
     restored = layers.get("snapshot")
     is_on_demand = asked.load == "on_demand"
     if restored is not None and (restored["min_workers"] or not restored["max_workers"]):
-        is_on_demand = False  # somebody scaled it, and its workers are there always, or never
+        is_on_demand = False  # a call scaled it: its workers are always there, or never
     minimum, maximum = _workers(layers, asked, server, at_startup, is_on_demand, warnings)
     idle_timeout_s, least_awake = asked.idle_timeout_s if minimum == 0 and maximum else None, 1
     if is_on_demand:
@@ -58,7 +58,7 @@ def effective_options(
         warnings.append("batchPolicy goal of the model's configuration is not used: it needs latencyGoalMs")
         policy = "idle"
     ray = _ray(asked, warnings)
-    gpu_ids: tuple[int, ...] = ()  # of a cluster's devices Ray keeps account
+    gpu_ids: tuple[int, ...] = ()  # Ray keeps account of a cluster's devices
     if ray is None:
         gpu_ids = _gpu_ids(asked, server.gpu_count, server.refuses_missing_devices, warnings)
     parallel = read_parallel(model, asked, gpu_ids, warnings, server.mig_instances)
@@ -136,10 +136,7 @@ def layers_of(
 
 
 def effective_runtime(requested: str | None, configured: ModelDefaults, manifest: str | None) -> str:
-    """The name of the runtime; a version whose manifest names none runs in `python`.
-
-    A word of the `models` setting that is no runtime counts as not given.
-    """
+    """The name of the runtime; without any it is `python`. An unknown runtime in the `models` setting is ignored."""
     named = configured.runtime_type if configured.runtime_type in RUNTIMES else None
     return named or requested or manifest or "python"
 
@@ -201,7 +198,7 @@ def _gpu_ids(asked: ModelOptions, gpu_count: int, refuses_missing: bool, warning
 
 
 def _ray(asked: ModelOptions, warnings: list[str]) -> RayOptions | None:
-    """What each worker has on a Ray cluster; None where the model's workers run on this machine."""
+    """What each worker gets on a Ray cluster; None if the model's workers run on this machine."""
     if asked.launcher != "ray":
         if asked.worker_resources is not None:
             warnings.append("workerResources of the model's configuration are not used: they need launcher ray")

@@ -1,6 +1,6 @@
-"""Says whether a handler can be found at all, before a worker is started for it. Runs none of the archive's code.
+"""Looks whether a handler can be found at all, before a worker is started for it. Runs no code of the archive.
 
-A handler that is found here may still fail to load: functions, classes and syntax are the worker's to judge.
+A handler that is found here may still fail to load: only the worker checks functions, classes and syntax.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
-# What comes with marserve; the server may not import `marserve_handlers`, so a test holds the two lists together.
+# The handlers of `marserve_handlers`. The server may not import that package, so a test compares the two lists.
 BUILT_IN_HANDLERS = (
     "base_handler",
     "image_classifier",
@@ -33,9 +33,9 @@ LONGEST_NAME = 200  # characters; file systems hold 255 bytes
 def find_defect(
     handler: str | None, model_dir: Path, *, installs_requirements: bool, packages: Path | None = None
 ) -> str | None:
-    """Why no worker can ever import `handler` (`image_classifier`, `h.py`, `h:entry`), or None where one may.
+    """Why no worker can ever import `handler` (`image_classifier`, `h.py`, `h:entry`); None if a worker might.
 
-    Looked for as a worker does: in the archive's folder, among installed modules, among the built-in handlers.
+    It is looked for where a worker looks: in the archive's folder, among installed modules, among built-in handlers.
     With `installs_requirements` an unknown module may still come with the model's own packages; once those are
     installed they lie in `packages`.
     """
@@ -56,7 +56,7 @@ def find_defect(
 
 
 def hides_pythons_own(handler: str | None) -> str | None:
-    """A warning about a handler's file that is called as a module of Python's standard library; None for others."""
+    """A warning about a handler's file with the name of a module of Python's standard library; None for others."""
     top = module_of(handler or "").partition(".")[0]
     if top not in sys.stdlib_module_names:
         return None
@@ -80,7 +80,7 @@ def folder_of(handler: str, model_dir: Path) -> Path | None:
 
 
 def module_of(handler: str) -> str:
-    """The module part of a handler: what stands before the first `:`, without folders and a last `.py`."""
+    """The module part of a handler: the text before the first `:`, without folders and a last `.py`."""
     return PurePosixPath(handler.partition(":")[0].strip()).name.removesuffix(".py")
 
 

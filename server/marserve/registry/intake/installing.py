@@ -1,7 +1,7 @@
 """Versions whose requirements are being installed: not registered yet, but their names are taken.
 
-A version becomes one when all that it needs is there, so until then nobody finds it. What can be done to it is to give
-it up: whoever unregisters it, and the end of the server, ends its installation.
+Until the installation has ended no call finds the version. Unregistering it, or stopping the server, gives the
+installation up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from marserve.registry.intake.plan import equip
 class Claim:
     """One version's name, taken from before its installation until it is registered or given up.
 
-    Use it as a context manager around both, and around what is cleaned up after a failure.
+    Use it as a context manager around the installation, the registration and the clean-up after a failure.
     """
 
     def __init__(self, claims: dict[tuple[str, str], Claim], model: str, version: str) -> None:
@@ -28,7 +28,7 @@ class Claim:
         self._ended = asyncio.Event()
 
     def check(self) -> None:
-        """Raise VersionConflict while another has the name."""
+        """Raise VersionConflict while another claim has the name."""
         if self._key in self._claims:
             raise VersionConflict(*self._key)
 
@@ -42,9 +42,9 @@ class Claim:
         self._ended.set()
 
     async def install(self, plan: Plan, environments: Environments, *, is_synchronous: bool) -> Plan:
-        """Install what the plan wants; returns the plan with it.
+        """Install the plan's requirements; returns the plan with their environment.
 
-        Raises DependencyFailed, when it was given up too; BadArchive or LoadFailed as `equip` does.
+        Raises DependencyFailed, also when it was given up; BadArchive or LoadFailed as `equip` does.
         """
         assert plan.wanted is not None
         model, version = self._key
@@ -77,7 +77,7 @@ class Claim:
             self._installing.cancel()
 
     async def wait_until_ended(self) -> None:
-        """Wait until nothing of it is left, or it is registered."""
+        """Wait until the version is registered, or nothing of it is left."""
         await self._ended.wait()
 
 
@@ -88,7 +88,7 @@ class Installations:
         self._claims: dict[tuple[str, str], Claim] = {}
 
     def claim(self, model: str, version: str) -> Claim:
-        """Take a version's name, from `with` on. That raises VersionConflict while another has it."""
+        """A claim on a version's name. `with` takes the name, and raises VersionConflict while another claim has it."""
         return Claim(self._claims, model, version)
 
     def find(self, model: str, version: str | None = None) -> list[Claim]:

@@ -1,8 +1,8 @@
-"""From the word that a registration names to a folder that workers can load: found, unpacked, checked, read.
+"""From the URL or name of a registration to a folder that workers can load: finds, unpacks, checks and reads archives.
 
 Everything here blocks and runs in a thread. Every archive gets a private folder of its own, named by 32 random hex
-digits; whatever goes wrong, that folder is gone when the error reaches the caller. A folder of the store is served
-where it is, and never deleted (contract 2.2).
+digits; after any error that folder is deleted before the caller gets the error. A folder of the store is served where
+it is, and never deleted (contract 2.2).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from marserve.store.fetching.fetched_archives import FetchedArchives
 from marserve.store.fetching.fetcher import Fetched, Fetcher, OnBegin
 from marserve.store.sources.local import Found, LocalStore, look_at
 
-# How often an archive is unpacked that is touched meanwhile.
+# How often an archive that changes meanwhile is unpacked.
 UNPACK_ATTEMPTS = 5
 
 
 class Intake:
     """Takes archives of one store into folders below `scratch`.
 
-    `trusted` is the operator's word: names of archives in the store, or SHA-256 digests of their files, whose pickles
-    may hold anything.
+    `trusted` are names of archives in the store, or SHA-256 digests of their files, whose pickles may hold anything, by
+    the operator's settings.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Intake:
         fetched_archives: FetchedArchives | None = None,
         archives: UnpackedArchives | None = None,
     ) -> None:
-        """`fetcher` fetches addresses into the store; without one they are refused. `archives` notes folders.
+        """`fetcher` fetches addresses into the store; without one they are refused. `archives` records folders.
 
-        `fetched_archives` remembers what it fetched, and deletes it again; None: what was fetched stays.
+        `fetched_archives` remembers fetched files, so that they can be deleted again; without it they stay.
         """
         self.store = store
         self.scratch = scratch
@@ -66,18 +66,18 @@ class Intake:
         self._is_stopped = threading.Event()
 
     def fetches(self, url: str) -> bool:
-        """Whether `fetch` would fetch, or refuse: it is an address."""
+        """Whether it is an address, which `fetch` would fetch or refuse."""
         return self._fetcher is not None and self._fetcher.is_for(url)
 
     def queued(self, url: str) -> AbstractContextManager[Download]:
-        """What is to be fetched as a download that waits for its place, while the block runs."""
+        """List the address as a download that waits for its place, while the block runs."""
         assert self._fetcher is not None
         return self._fetcher.downloads.queued(hide_query(split_digest(url)[0]))
 
     def fetch(self, url: str, on_begin: OnBegin | None = None) -> Fetched | None:
-        """Fetch an archive that is named by its address; None for what is no address. `take_in` releases it.
+        """Fetch an archive by its address; None for a name that is not an address. `take_in` releases the result.
 
-        `on_begin` is told of the download. Raises ArchiveNotFound when it is not allowed, ArchiveExists,
+        `on_begin` gets the download. Raises ArchiveNotFound if the address is not allowed, ArchiveExists,
         DownloadFailed, DigestMismatch, OutOfMemory.
         """
         if self._fetcher is None:
@@ -85,27 +85,27 @@ class Intake:
         return self._fetcher.fetch_address(url, self.store.root, on_begin=on_begin, places=self._fetched_archives)
 
     def fetch_aside(self, url: str, on_begin: OnBegin | None = None) -> Fetched:
-        """As `fetch` of what is an address, without a name in the store: what the store has under it does not matter.
+        """As `fetch` for an address, but it gets no name in the store; a file of its name there stays as it is.
 
-        A later start gets this very content (the download cache may have it) or refuses: its address has the digest.
-        Raises as `fetch`, but for ArchiveExists.
+        The returned address has the digest, so a later start loads exactly this content, or refuses another one.
+        Raises as `fetch`, except ArchiveExists.
         """
         assert self._fetcher is not None
         return pinned(self._fetcher.fetch(url, None, on_begin=on_begin), url)
 
     def fetch_for_a_look(self, url: str, on_begin: OnBegin | None = None) -> Fetched | None:
-        """As `fetch`, and refused alike, but the store stays as it is."""
+        """As `fetch`, with the same errors, but the store stays as it is."""
         if self._fetcher is None:
             return None
         return self._fetcher.fetch_address(url, self.store.root, on_begin=on_begin, is_only_a_look=True)
 
     def has_fetched(self, name: str) -> bool:
-        """Whether the store's file of this name was fetched, and is to be deleted when no version uses it."""
+        """Whether the store's file of this name was fetched; such a file is deleted when no version uses it."""
         root, fetched = self.store.root, self._fetched_archives
         return root is not None and fetched is not None and fetched.knows(root / name)
 
     def other_address_of(self, name: str, url: str) -> str | None:
-        """Where the store's file of this name was fetched from; None where that is unknown, or is `url`."""
+        """The address that the store's file of this name was fetched from; None if it is unknown, or is `url`."""
         root, fetched = self.store.root, self._fetched_archives
         if root is None or fetched is None:
             return None
@@ -114,22 +114,22 @@ class Intake:
         return address if address and address != asked else None
 
     def delete_fetched(self, name: str) -> bool:
-        """Delete the store's file of this name if it was fetched and is as it was then; says whether. Blocks."""
+        """Delete the store's file of this name if it was fetched and has not changed since; returns whether. Blocks."""
         root, fetched = self.store.root, self._fetched_archives
         return root is not None and fetched is not None and fetched.delete(root / name)
 
     def stop_taking_in(self) -> None:
-        """End downloads, and checks of archives, that are under way or begin later."""
+        """End downloads and checks of archives, those under way and those that begin later."""
         self._is_stopped.set()
         if self._fetcher is not None:
             self._fetcher.close()
 
     def take_in(self, url: str, fetched: Fetched | None = None) -> Unpacked:
-        """Find, unpack and check one archive; `fetched` is what was fetched for this, and is released.
+        """Find, unpack and check one archive; `fetched` is the file that was fetched for it, and is released.
 
         Raises ArchiveNotFound, DigestMismatch, BadArchive or UnsafeArchive; Draining after `stop_taking_in`;
         OutOfMemory when the disk is full, and MarserveError when files cannot be read or written for another reason.
-        What was fetched and cannot be used is deleted again.
+        A fetched file that cannot be used is deleted again.
         """
         try:
             try:
@@ -192,12 +192,12 @@ class Intake:
         return replace(unpacked, origin=ref)
 
     def _find(self, url: str, fetched: Fetched | None) -> tuple[Found, str | None, str]:
-        """The archive, the digest that is still to be compared, and the word by which it is found again."""
+        """The archive, the digest that is still to be compared, and the name or URL by which it is found again."""
         if fetched is not None:
             in_store = fetched.in_store
             if in_store is not None:
                 return look_at(fetched.path, fetched.name), None, in_store.name
-            # It has no name in the store that the operator could have trusted, only its digest.
+            # It has no name in the store, so the operator's settings can only trust it by its digest.
             address = fetched.address or hide_query(url).removesuffix("?…")
             return look_at(fetched.path, str(fetched.path)), None, address
         plain, digest = split_digest(url)
@@ -213,7 +213,10 @@ class Intake:
 
 
 def pinned(fetched: Fetched, url: str) -> Fetched:
-    """What was fetched from `url` without a name in the store, to be found again as exactly this: by its digest."""
+    """Add the digest to the address of a file that was fetched without a name in the store, to find this content again.
+
+    `url` is the address that was fetched.
+    """
     if fetched.sha256 is not None:
         plain = fetched.address or hide_query(split_digest(url)[0]).removesuffix("?…")
         fetched.address = f"{plain}#sha256={fetched.sha256}"
@@ -221,12 +224,12 @@ def pinned(fetched: Fetched, url: str) -> Fetched:
 
 
 def is_trusted(found: Found, trusted: Collection[str], sha256: str = "") -> bool:
-    """Whether the operator's word covers an archive: by its name, or by the digest of what was unpacked."""
+    """Whether the operator trusts an archive: by its name, or by the digest of the unpacked file."""
     return found.name in trusted or (bool(sha256) and sha256 in trusted)
 
 
 def compare_digest(found: Found, digest: str, url: str, digests: FileDigests) -> None:
-    """Raise DigestMismatch where an archive is not what its digest says; BadInput for a folder, which has none."""
+    """Raise DigestMismatch if an archive has another digest; BadInput for a folder, which has no digest."""
     if found.kind == "folder":
         raise BadInput(f"{hide_query(url)} names a folder, which has no SHA-256 digest; leave out what follows its #.")
     actual = digests.of(found.path)
@@ -237,11 +240,11 @@ def compare_digest(found: Found, digest: str, url: str, digests: FileDigests) ->
 def unpack_as(
     archives: UnpackedArchives, found: Found, folder: Path, limits: Limits, wanted: str | None, url: str, label: str
 ) -> str:
-    """Unpack an archive, of which only the content with the digest `wanted` is taken; returns its digest.
+    """Unpack an archive, which must have the digest `wanted`, if any; returns its digest.
 
-    It may have been replaced since its digest was compared. Its digest cannot be told where only its time of change
-    moved, as when another server links the file: it is unpacked again then. Raises DigestMismatch, BadArchive, and
-    what `UnpackedArchives.unpack` raises; the folder is the caller's to delete.
+    The file may have been replaced since its digest was compared. If only its time of change moved, as when another
+    server links the file, the digest of the unpacked content is not known, and it is unpacked again. Raises
+    DigestMismatch, BadArchive, and what `UnpackedArchives.unpack` raises; the caller deletes the folder.
     """
     for _ in range(UNPACK_ATTEMPTS):
         sha256 = archives.unpack(found.path, folder, limits, label)
@@ -258,7 +261,7 @@ def _mismatch(label: str, digest: str, actual: str, url: str) -> DigestMismatch:
 
 
 def _read(folder: Path, *, is_private: bool, trusted: bool, archive: str, is_stopped: Callable[[], bool]) -> Unpacked:
-    """Check every pickle, then read what the archive says of itself."""
+    """Check every pickle, then read the manifest and the model's configuration."""
     findings = check_folder(folder, trusted=trusted, is_stopped=is_stopped)
     manifest = read_manifest(folder)
     config = read_model_config(folder, manifest)

@@ -1,8 +1,8 @@
-"""What a model's `parallelType`, `parallelLevel` and `torchrun` come to on this server. Pure.
+"""What a model's `parallelType`, `parallelLevel` and `torchrun` mean on this server. Pure.
 
-Contract 7.1, 7.2 and 10.5: the level counts only together with a type; with devices a worker takes as many of them as
-the level says, so that there can be at most devices ÷ level workers. On a server without devices a group of ranks
-computes on the CPU, and `custom` is one process like any other.
+Contract 7.1, 7.2 and 10.5: the level counts only together with a type. With devices a worker takes as many of them as
+the level says, so there can be at most devices ÷ level workers. On a server without devices a group of ranks computes
+on the CPU, and a `custom` worker is one process like any other.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from marserve.errors import BadArchive, NotEnoughDevices
 from marserve.machine.devices import most_groups
 from marserve.model_options import ModelOptions
 
-# More processes than any one machine has devices for; each holds descriptors of all others' in rank 0.
+# More processes than any machine has devices for; rank 0 holds descriptors for each of the others.
 MOST_RANKS = 64
 
-# What torchrun would have been told and what holds here anyway: nothing to say about these.
+# Options of torchrun that hold here anyway; they get no warning.
 _MEANT_ANYWAY: Mapping[str, object] = {"nnodes": 1, "node-rank": 0, "rdzv-backend": "c10d", "monitor-interval": 5}
 _THREADS = ("OMP_NUMBER_THREADS", "OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """As the fields of `PoolOptions` of these names; all nothing for an ordinary model."""
+    """The fields of `PoolOptions` of these names; all are empty for an ordinary model."""
 
     parallel_type: Literal["pp", "tp", "pptp", "custom"] | None = None
     parallel_level: int = 0
@@ -36,10 +36,10 @@ class Parallel:
 def read_parallel(
     model: str, asked: ModelOptions, gpu_ids: Sequence[int], warnings: list[str], mig_instances: Collection[int] = ()
 ) -> Parallel:
-    """What holds for a model whose workers may have `gpu_ids`; sentences on what is not used go to `warnings`.
+    """The values for a model whose workers may have `gpu_ids`; unused options get a sentence in `warnings`.
 
-    Raises NotEnoughDevices where the devices are too few for one worker, BadArchive where a worker of several would
-    have one of the `mig_instances`: CUDA shows a process one of those, and nothing else beside it.
+    Raises NotEnoughDevices if there are too few devices for one worker, BadArchive if a worker of several devices would
+    have one of the `mig_instances`: CUDA shows a process one such instance and no other device.
     """
     kind, level = asked.parallel_type, asked.parallel_level
     if kind is None:
@@ -77,7 +77,7 @@ def _says_cut(model: str, level: int, cut: Sequence[int], devices: int) -> str:
 
 
 def _read_torchrun(torchrun: Mapping[str, Any], *, is_group: bool, warnings: list[str]) -> int:
-    """The threads of each rank, 0 for a fair share; and what marserve's own launcher has no use for."""
+    """The threads of each rank, 0 for a fair share. Options that marserve's launcher does not use get a warning."""
     threads = 0
     for name, value in torchrun.items():
         if name == "nproc-per-node" or (name in _MEANT_ANYWAY and _MEANT_ANYWAY[name] == value):

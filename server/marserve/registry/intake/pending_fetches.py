@@ -1,6 +1,6 @@
-"""Archives that are fetched for models and are no versions yet: how far each is, for describe.
+"""The progress of archives that are being fetched or unpacked for models, for describe.
 
-Threads tell how far they are, the event loop reads; each member is written by one of them at a time.
+Threads write the progress, the event loop reads it; only one thread at a time writes each member.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _ENDINGS = re.compile(r"\.(mar|model|tar\.gz|tgz|zip)$", re.IGNORECASE)
 
 
 class Awaited:
-    """One archive. `version` is None while nobody knows which it will be."""
+    """One archive. `version` is None while it is not known."""
 
     def __init__(self, url: str, model: str | None, version: str | None) -> None:
-        """Without a `model` it is taken for the one that the archive's file is called after."""
+        """Without a `model` the name is taken from the archive's file."""
         self.url = hide_query(split_digest(url)[0])
         self.model = model or model_of(self.url)
         self.version = version
@@ -35,15 +35,15 @@ class Awaited:
         self._began = time.monotonic()
 
     def begin(self, download: Download) -> None:
-        """It is fetched from now on."""
+        """Note the download, listed or running."""
         self._download = download
 
     def unpack(self) -> None:
-        """It is there, and waits for being unpacked, or is."""
+        """Note that it was fetched, and waits to be unpacked or is being unpacked."""
         self._is_unpacking = True
 
     def describe(self) -> dict[str, Any]:
-        """How far it is; `download` is its number in the list of downloads. Sizes in bytes, times in seconds."""
+        """Its progress; `download` is its number in the list of downloads. Sizes in bytes, times in seconds."""
         now = time.monotonic()
         told: dict[str, Any] = {} if self.version is None else {"modelVersion": self.version}
         told |= {"url": self.url, "state": "waiting", "seconds": round(now - self._began, 3)}
@@ -60,7 +60,7 @@ class Awaited:
 
 
 class Coming:
-    """All of them, the oldest first."""
+    """All archives on their way, the oldest first."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -68,7 +68,7 @@ class Coming:
 
     @contextmanager
     def awaiting(self, url: str, model: str | None, version: str | None) -> Iterator[Awaited]:
-        """An archive is on its way while the block runs. May be called in any thread."""
+        """List an archive as on its way while the block runs. May be called in any thread."""
         number, awaited = next(self._numbers), Awaited(url, model, version)
         self._awaited[number] = awaited
         try:
@@ -77,7 +77,7 @@ class Coming:
             del self._awaited[number]
 
     def of(self, model: str, version: str | None = None) -> list[dict[str, Any]]:
-        """What is on its way for a model; with a `version` only what is, or may be, that one."""
+        """The archives on their way for a model; with a `version` only those that are or may be of that one."""
         return [
             awaited.describe()
             for awaited in list(self._awaited.values())
@@ -86,6 +86,6 @@ class Coming:
 
 
 def model_of(url: str) -> str:
-    """The model that an archive's file is called after."""
+    """The name of a model, taken from its archive's file."""
     name = PurePosixPath(re.split(r"[?#]", url, maxsplit=1)[0].rstrip("/")).name
     return _ENDINGS.sub("", name.partition("@")[0] if url.startswith("hf://") else name)

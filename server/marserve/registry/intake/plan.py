@@ -1,6 +1,6 @@
-"""From an unpacked archive, and what was asked for, to what a version's pool is built from.
+"""From an unpacked archive and a registration to the plan that a version's pool is built from.
 
-Knows nothing of other versions. It looks at the archive's folder once, to find the handler, so it runs in a thread.
+Knows nothing of other versions. It reads the archive's folder, to find the handler, so it runs in a thread.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from marserve.settings.values import MemoryWish, ModelDefaults
 from marserve.store.addresses.fetch_guard import is_store_address
 from marserve.store.addresses.pinned_digest import split_digest
 
-# What a desired state says of a version beside the keys of its configuration.
+# The members of a version in a desired state that are not keys of its configuration.
 NOT_OF_THE_CONFIG = frozenset({"url", "sha256", "handler", "runtime"})
 
 
 def check_parameters(parameters: RegisterParameters) -> None:
-    """Raise BadInput for what no registration can mean."""
+    """Raise BadInput for invalid parameters."""
     if parameters.model_name is not None:
         check_new_name("model", parameters.model_name)
     runtime = parameters.runtime
@@ -64,10 +64,11 @@ def check_parameters(parameters: RegisterParameters) -> None:
 def make_plan(
     parameters: RegisterParameters, unpacked: Unpacked, options: RegistryOptions, *, is_at_startup: bool
 ) -> Plan:
-    """Work out name, version and the values that win, and see that a worker could find the handler.
+    """Find name, version and effective options, and check that a worker could find the handler.
 
-    Raises BadArchive when the archive says too little, or its handler is nowhere; LoadFailed for the latter where the
-    caller would have waited for workers; NotEnoughDevices; RequirementsRefused for requirements that are not allowed.
+    Raises BadArchive if the archive says too little or its handler cannot be found; for the handler LoadFailed in its
+    place if the caller would have waited for workers; NotEnoughDevices; RequirementsRefused for requirements that are
+    not allowed.
     """
     model, version = _name(parameters, unpacked, is_at_startup)
     odd = _odd_names(model, version)
@@ -88,9 +89,9 @@ def make_plan(
 
 
 def equip(plan: Plan, environment: Environment, *, is_synchronous: bool) -> Plan:
-    """The plan with what it wanted, which is installed now. Looks at the handler again, so it runs in a thread.
+    """The plan with its installed requirements. Looks for the handler again, so it runs in a thread.
 
-    Raises BadArchive or LoadFailed, as `make_plan` does, when the handler is not among the packages either.
+    Raises BadArchive or LoadFailed, as `make_plan` does, if the handler is not among the packages either.
     """
     assert plan.wanted is not None
     defect = find_defect(
@@ -120,7 +121,7 @@ def equip(plan: Plan, environment: Environment, *, is_synchronous: bool) -> Plan
 
 
 def _unloadable(facts: Facts, defect: str, is_synchronous: bool) -> BadArchive | LoadFailed:
-    """The error for a handler that is nowhere."""
+    """The error for a handler that cannot be found."""
     model, version = facts.options.model, facts.options.version
     if is_synchronous and facts.options.min_workers:
         return LoadFailed(model, version, reason=defect, cause="missing_module")
@@ -128,7 +129,7 @@ def _unloadable(facts: Facts, defect: str, is_synchronous: bool) -> BadArchive |
 
 
 def _read_wanted(facts: Facts, unpacked: Unpacked, server: RegistryOptions) -> tuple[Facts, Wanted | None]:
-    """What the archive asks to have installed, None for nothing; and the facts with what is to be said of it."""
+    """The requirements to install, None without any; and the facts with what describe shows about them."""
     file, asks_for_venv = unpacked.manifest.requirements_file, facts.options.use_venv
     is_default = _has_default_requirements(unpacked, server)
     if is_default:
@@ -159,7 +160,7 @@ def _read_wanted(facts: Facts, unpacked: Unpacked, server: RegistryOptions) -> t
 
 
 def _has_default_requirements(unpacked: Unpacked, server: RegistryOptions) -> bool:
-    """Whether the model has no manifest that could name a requirements file, and has the one of the settings."""
+    """Whether the model has no manifest, which could name a requirements file, but has the file of the settings."""
     file = server.default_requirements
     return bool(file) and unpacked.manifest.document is None and (unpacked.folder / str(file)).is_file()
 
@@ -185,7 +186,7 @@ def _name(parameters: RegisterParameters, unpacked: Unpacked, is_at_startup: boo
 
 
 def declared_options(plan: Plan, declared: Mapping[str, Any], server: RegistryOptions) -> PoolOptions:
-    """What the version of this plan would run with if a desired state declared this, and nothing else, of it."""
+    """The options that the plan's version would run with if a desired state declared exactly these values."""
     facts = plan.facts
     parameters = RegisterParameters(facts.url, model_name=facts.options.model, declared=declared)
     return _facts(facts.options.model, facts.options.version, parameters, plan.unpacked, server, True).options
@@ -237,19 +238,19 @@ def _facts(
 
 
 def _odd_names(model: str, version: str) -> list[str]:
-    """Sentences about names that a new registration would not get; those of a start and of a snapshot stay."""
+    """Sentences about names that a new registration would be refused; a start and a snapshot may keep them."""
     faults = (name_fault("model", model), name_fault("version", version))
     return [f"{fault}: it is loaded all the same, and refused in a new registration" for fault in faults if fault]
 
 
 def _resolved_url(url: str, archive: str) -> str | None:
-    """The address that names exactly what was fetched, where the registration's names what may change."""
+    """The address of exactly what was fetched, if the registration's address names something that may change."""
     is_exact = is_store_address(archive) or split_digest(archive)[1] is not None
     return archive if is_exact and archive not in (url, split_digest(url)[0]) else None
 
 
 def _origin(unpacked: Unpacked) -> ArchiveRef | None:
-    """What other machines fetch, with its digest; None for a folder, or a file that is not there any more."""
+    """What other machines fetch, with its digest; None for a folder, or a file that was deleted meanwhile."""
     origin = unpacked.origin
     if origin is None or origin.sha256:
         return origin
@@ -262,12 +263,12 @@ def _origin(unpacked: Unpacked) -> ArchiveRef | None:
 def _weight_bytes(unpacked: Unpacked) -> int:
     try:
         return weigh(unpacked.folder).weights
-    except OSError:  # whoever loads it will say what is wrong
+    except OSError:  # loading it will show what is wrong
         return 0
 
 
 def _asked_memory(parameters: RegisterParameters, options: PoolOptions) -> MemoryWish:
-    """What a later start has to know of the version's place in memory, whatever its own settings say."""
+    """The memory options that a later start has to apply, whatever its own settings say."""
     asked = parameters.memory if parameters.restored is None else parameters.restored.memory
     return MemoryWish(load="on_demand").over(asked) if options.idle_timeout_s == math.inf else asked
 

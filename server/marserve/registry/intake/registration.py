@@ -1,6 +1,6 @@
-"""What goes into the registry and what comes out: settings, registrations, and the sentences of its answers.
+"""The registry's input and output as plain data: its settings, registrations, and the sentences of its answers.
 
-Plain data; every surface (REST, gRPC) makes and reads these.
+Every surface (REST, gRPC) makes and reads these.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.settings.values import NO_WISH, MemoryWish, Models
 
 Progress = Literal["done", "begun", "partial"]
-# A slip of the finger must not start a hundred thousand processes.
+# A typing error must not start a hundred thousand processes.
 MOST_WORKERS = 4096
 LARGEST_BATCH = 65_536
 LONGEST_BATCH_DELAY_S = 3600.0
@@ -25,12 +25,12 @@ LONGEST_BATCH_DELAY_S = 3600.0
 class RegistryOptions:
     """The server's settings that concern models; times in seconds.
 
-    `workers_by_api` and `workers_at_startup` are what a version gets that nobody named a number for. `models` is the
-    setting of that name: model to version to values. With `installs_requirements` what archives require is installed,
-    and without it the file `default_requirements` of models that have no manifest; both may name addresses that match a
-    pattern of `allowed_urls`. For `undo_window_s` what a desired state has replaced stays loaded. `mig_instances`
-    are those of the devices that are a part of a GPU. With `tells_missing_pids` describe gives a worker without a
-    process the process id -1.
+    `workers_by_api` and `workers_at_startup` are the numbers of workers for versions without a number of their own.
+    `models` is the setting of that name: model to version to values. With `installs_requirements` the requirements of
+    archives are installed. The file `default_requirements` of a model without a manifest is installed in any case. Both
+    may name addresses that match a pattern of `allowed_urls`. Versions that a desired state has replaced stay loaded
+    for `undo_window_s`. `mig_instances` are those of the devices that are a part of a GPU. With `tells_missing_pids`
+    describe gives a worker without a process the process id -1.
     """
 
     workers_by_api: int = 0
@@ -65,15 +65,15 @@ class RegistryOptions:
 
 @dataclass(frozen=True, slots=True)
 class RegisterParameters:
-    """What a registration may say; None is not given. Times in seconds.
+    """The parameters of a registration; None if not given. Times in seconds.
 
-    `warnings` are sentences about what the surface took for not given; they are logged and shown by describe.
-    `workflow` is the workflow that the version is a node of; with `is_function` it is one of its functions, which the
-    list of models leaves out. `restored` is what a snapshot says of the version: it goes before all else.
-    `declared` is what a desired state says of the version, None where none does: its keys of a model's configuration
-    go before what the archive says, and of `minWorkers` and `maxWorkers` it has both or neither. `version` is the name
-    that the archive must give itself. `is_arrival`: nobody asked for it, it appeared in a store that is watched; it
-    gets workers as a model of the start does.
+    `warnings` are sentences about parameters that the surface ignored; they are logged and shown by describe.
+    `workflow` is the workflow whose node the version is; with `is_function` it is a function there, which the list of
+    models leaves out. `restored` is what a snapshot says of the version: it takes precedence over all else.
+    `declared` is what a desired state says of the version, None without one. Its keys of a model's configuration take
+    precedence over the archive's; it has both of `minWorkers` and `maxWorkers` or neither. `version` is the version
+    that the archive must have. `is_arrival`: it appeared in a watched store; it gets workers as a model of the start
+    does.
     """
 
     url: str
@@ -98,9 +98,9 @@ class RegisterParameters:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A version that is now registered. `progress` is `done`, `begun` (nobody waits for it) or `partial`.
+    """A version that is now registered. `progress` is `done`, `begun` (the call does not wait) or `partial`.
 
-    `wakes`: its workers are started by the first request.
+    `wakes`: the first request starts its workers.
     """
 
     model: str
@@ -124,7 +124,7 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A version that was told how many workers to have. `version` is None where the client named none."""
+    """A version whose number of workers was changed. `version` is None if the client named none."""
 
     model: str
     version: str | None
@@ -145,7 +145,7 @@ _PROGRESS = {"begun": "Processing worker updates...", "partial": "Workers scalin
 
 @dataclass(frozen=True, slots=True)
 class ModelPage:
-    """One page of the models' list: (name, url of the default version), and where the next page begins, if any does."""
+    """One page of the models' list: (name, url of the default version), and the offset of the next page, if any."""
 
     models: list[tuple[str, str]]
     next_offset: int | None
@@ -157,7 +157,7 @@ class ModelPage:
 
 
 def check_workers(min_workers: int, max_workers: int) -> None:
-    """Raise BadInput for bounds that no version can have."""
+    """Raise BadInput for invalid bounds."""
     if min_workers < 0 or max_workers > MOST_WORKERS:
         raise BadInput(f"min_worker and max_worker must be between 0 and {MOST_WORKERS}.")
     if max_workers < min_workers:
@@ -165,7 +165,7 @@ def check_workers(min_workers: int, max_workers: int) -> None:
 
 
 def check_batching(batch_size: int | None, max_batch_delay_s: float | None) -> None:
-    """Raise BadInput for batches that no version can form; None is as it was."""
+    """Raise BadInput for an invalid size or delay of batches; None means unchanged."""
     if batch_size is not None and not 1 <= batch_size <= LARGEST_BATCH:
         raise BadInput(f"batch_size is {batch_size}; it must be from 1 to {LARGEST_BATCH}.")
     if max_batch_delay_s is not None and not 0 <= max_batch_delay_s <= LONGEST_BATCH_DELAY_S:
@@ -174,11 +174,11 @@ def check_batching(batch_size: int | None, max_batch_delay_s: float | None) -> N
 
 
 def default_set_message(model: str, version: str, *, has_rule: bool = False) -> str:
-    """The sentence that the client gets whose version is now the default one. `has_rule`: weights decide still."""
+    """The client's sentence after a change of the default version. `has_rule`: weights still decide."""
     told = f'Default version successfully updated for model "{model}" to "{version}"'
     return f"{without_stop(told)}. Its traffic goes by weights until they are deleted." if has_rule else told
 
 
 def unregistered_message(model: str) -> str:
-    """The sentence that the client gets whose model or version is gone."""
+    """The client's sentence after a model or version was unregistered."""
     return f'Model "{model}" unregistered'

@@ -1,8 +1,8 @@
-"""A server's own folder for what it extracts, and the folders of servers that were killed before they could clean up.
+"""A server's own folder for extracted archives; removes the folders of servers that were killed before they cleaned up.
 
-Each folder holds a file that its server keeps locked for as long as it lives; the kernel lets go of the lock however
-the server ends. So a folder whose lock can be had belongs to no server, and the next one to start removes it.
-The folder itself has a shared lock: systemd's cleaner of temporary folders leaves what is locked, and all below it,
+Each folder holds a file that its server keeps locked as long as it lives; the kernel releases the lock however the
+server ends. A folder whose lock is free belongs to no server, and the next server that starts removes it.
+The folder itself has a shared lock: systemd's cleaner of temporary folders leaves a locked folder and all below it,
 however old.
 """
 
@@ -31,7 +31,7 @@ class Scratch:
         self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         lock(self._lock)
         self._mark = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # a file system without such locks has no cleaner that asks for them
+        with contextlib.suppress(OSError):  # without such locks the cleaner cannot ask for them either
             lock(self._mark, is_shared=True)
 
     def remove(self) -> None:
@@ -44,16 +44,16 @@ class Scratch:
 
 
 def remove_orphans(parent: Path | None) -> list[Path]:
-    """Delete the folders below `parent` whose servers are gone; returns them. Blocks, so not for the event loop."""
+    """Delete the folders below `parent` whose servers have ended; returns them. Blocks, so not for the event loop."""
     removed = []
     for folder in Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # not one of these, another user's, or going just now
+        except OSError:  # another kind of folder, another user's, or just being deleted
             continue
         try:
             with contextlib.suppress(OSError):
-                if try_lock(descriptor):  # else its server lives
+                if try_lock(descriptor):  # otherwise its server lives
                     shutil.rmtree(folder)
                     removed.append(folder)
         finally:

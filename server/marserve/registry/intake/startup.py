@@ -11,7 +11,7 @@ from marserve.store.addresses.pinned_digest import split_digest
 
 
 def models_to_load(load_models: LoadModels, store_names: Iterable[str]) -> list[ModelToLoad]:
-    """The models that the setting names, in its order; `all` stands for `store_names`, in theirs."""
+    """The models that the setting names, in its order; `all` stands for `store_names`, sorted."""
     if load_models == "all":
         return [ModelToLoad(name) for name in sorted(store_names)]
     return [model for model in load_models if isinstance(model, ModelToLoad)]
@@ -20,8 +20,8 @@ def models_to_load(load_models: LoadModels, store_names: Iterable[str]) -> list[
 def name_from_file(url: str) -> str:
     """The name of a start-up model that neither the setting nor its manifest names (contract 6.4).
 
-    Its file's name without folder and last extension, where what is neither a letter, a digit nor an underscore
-    becomes an underscore. Of an address neither query nor digest count.
+    It is the file's name without folder and last extension; each character other than a letter, a digit or an
+    underscore becomes an underscore. The query and the digest of an address are ignored.
     """
     if "://" in url:
         url = re.split(r"[?#]", url, maxsplit=1)[0]
