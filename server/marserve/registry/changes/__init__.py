@@ -1,13 +1,13 @@
-"""How versions come, change and go.
+"""Registers, changes and removes versions.
 
-registering    one version: taken in, planned, installed, published, made ready; and retired
-load_at_start  the models that a server loads when it starts
-swap           another archive in the place of a version that serves
-trial          whether a new version is fit for that, by its samples
-transaction    many models at once, or nothing
-actual         what a registry has, as data to compare a desired state with
+registering    takes in, plans, installs and publishes one version, waits for it, and retires it
+load_at_start  loads the models of the start
+swap           replaces a version that serves by another archive's
+trial          tries a new version's samples before it replaces another one
+transaction    changes many models at once, or nothing
+actual         the registered models, for comparison with a desired state
 dry_run        what a call would change, and whether it would be refused
-kept_versions  versions taken off the list that stay loaded for a while
-hooks          what else takes part in the life of a version
+kept_versions  versions off the list that stay loaded for a while
+hooks          what other parts do in the life of a version
 under_way      the tasks of changes
 """

@@ -1,4 +1,4 @@
-"""What a registry has, as plain data to compare a desired state with. Values are under the document's names."""
+"""The registered models as plain data, for comparison with a desired state. Values have the document's names."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from marserve.registry.intake.registration import RegistryOptions
 from marserve.settings.values import ModelDefaults
 from marserve.store.addresses.pinned_digest import split_digest
 
-# What a version can change while it serves. All else is read when its workers start.
+# The keys that can change while a version serves. All others are read when its workers start.
 IN_PLACE = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")
 
 
 @dataclass(frozen=True, slots=True)
 class ActualVersion:
-    """A version that the server has.
+    """A registered version.
 
-    `declared` is what a document said of it when it was loaded or last changed; None of one that came by a call.
-    `source` is what it was registered with; `config` holds what is in force now. `base` is what would be of the number
-    of workers and of the forming of batches if the document said nothing: what calls left, the archive's word, the
-    server's.
-    `most_workers`: there are devices for no more, 0 for no such bound. `is_on_demand`: requests wake its workers, so
-    their lower bound is 0. `as_declared` is what a document has to say to have exactly this version.
+    `declared` is what a document said of it when it was loaded or last changed; None for a version that came by a call.
+    `source` is the URL or name that it was registered with; `config` holds the values in force. `base` holds the
+    numbers of workers and the batch options that would be in force if the document did not mention them: what calls
+    left, else the archive's, else the server's.
+    `most_workers` is the bound by the number of devices, 0 without one. `is_on_demand`: requests wake its workers, so
+    their lower bound is 0. `as_declared` is what a document has to say to get exactly this version.
     """
 
     source: str
@@ -48,7 +48,7 @@ class ActualVersion:
 
 @dataclass(frozen=True, slots=True)
 class ActualModel:
-    """A model that the server has. `traffic` and `shadow` as their calls give them, None for none."""
+    """A registered model. `traffic` and `shadow` are in the shape of their calls, None without one."""
 
     versions: Mapping[str, ActualVersion]
     default: str
@@ -71,7 +71,7 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
     }
     asked = facts.memory.document()
     if facts.options.parallel_level and facts.options.parallel_level != facts.config.parallel_level:
-        asked["parallelLevel"] = facts.options.parallel_level  # a snapshot's
+        asked["parallelLevel"] = facts.options.parallel_level  # from a snapshot
     config = {**{key: value for key, value in archive.items() if key in BY_KEY}, **asked, **now}
     base = _undeclared(version, options)
     unsaid = {**base, **facts.left_by_calls} if base else {}
@@ -90,7 +90,7 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
 
 
 def in_place_now(version: Version) -> dict[str, Any]:
-    """What is in force of the keys that change without another worker."""
+    """The values in force of the keys that change without another worker."""
     pool = version.pool.options
     return {
         "minWorkers": version.min_workers,
@@ -103,7 +103,8 @@ def in_place_now(version: Version) -> dict[str, Any]:
 def declare(version: Version, declared: Mapping[str, Any] | None) -> None:
     """Note what a document says of a version that it leaves as it is; None: no document names it any more.
 
-    Of one that came by a call, what the document does not say is noted too: applied again it changes nothing.
+    For a version that came by a call, values that the document does not mention are noted too, so that applying the
+    document again changes nothing.
     """
     facts = version.facts
     left = facts.left_by_calls if declared is not None else {}
@@ -113,9 +114,9 @@ def declare(version: Version, declared: Mapping[str, Any] | None) -> None:
 
 
 def _undeclared(version: Version, options: RegistryOptions) -> dict[str, Any]:
-    """What would be in force if a document declared the version, and nothing of its configuration.
+    """What would be in force if a document declared the version without any configuration.
 
-    Empty where such a version could not be: the archive asks for devices that a snapshot or a call made unnecessary.
+    Empty if such a version is impossible: the archive asks for devices that a snapshot or a call made unnecessary.
     """
     try:
         plain = declared_options(version.plan, {}, options)
@@ -134,9 +135,9 @@ def _undeclared(version: Version, options: RegistryOptions) -> dict[str, Any]:
 def _as_declared(
     version: Version, options: RegistryOptions, now: Mapping[str, Any], base: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The version under a document's keys: what a document said of it, or its registration, and what was changed since.
+    """The version under a document's keys: what a document said of it, or its registration, and the changes since.
 
-    The number of workers is always said. What the archive and the server's settings say by themselves is left out.
+    The numbers of workers are always included. Values that equal the archive's or the server's are left out.
     """
     facts, plan = version.facts, version.plan
     least, most = version.min_workers, version.max_workers

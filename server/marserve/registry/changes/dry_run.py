@@ -1,7 +1,7 @@
 """What a call would change, and whether it would be refused: the dry runs of calls for one version.
 
-Everything that the call itself looks at before it does something is looked at, by the same functions; nothing is
-registered, scaled, promised or written. What only doing it can show is said among the notes.
+A dry run makes the checks of the call itself, by the same functions. It registers, scales, reserves and writes nothing.
+Its notes say what only the call itself can find out.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ NOT_LOADED = "whether its workers can load it is not tried"
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """What a call would do. `before` and `after` have the same members, those that it is about.
+    """What a call would do. `before` and `after` have the same members, those that the call concerns.
 
-    `memory` is the host's and `device_memory` that of its devices, in bytes, empty where nobody counts.
+    `memory` is that of the host, `device_memory` that of its devices, in bytes; empty without a memory ledger.
     """
 
     status: str
@@ -41,11 +41,11 @@ class Rehearsed:
     notes: tuple[str, ...] = ()
 
     def noting(self, *notes: str) -> Rehearsed:
-        """The same with further notes."""
+        """The same, with further notes."""
         return replace(self, notes=(*self.notes, *notes))
 
     def beside(self, other: Rehearsed) -> Rehearsed:
-        """This and what the same call would do beside it to the same version."""
+        """This, joined with another change that the same call would make to the same version."""
         return replace(
             other,
             status=f"{self.status}. {other.status}",
@@ -55,7 +55,7 @@ class Rehearsed:
         )
 
     def document(self) -> dict[str, Any]:
-        """As clients get it."""
+        """The answer to the client."""
         return {
             "status": self.status,
             "isDryRun": True,
@@ -70,7 +70,7 @@ class Rehearsed:
 
 
 class Rehearsal:
-    """The dry runs of one registry. Each raises what the call itself would, as far as that can be known before."""
+    """The dry runs of one registry. Each raises what the call itself would raise, as far as that can be foreseen."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class Rehearsal:
     async def register(
         self, parameters: RegisterParameters, *, as_it_is_now: bool = False, is_at_startup: bool = False
     ) -> Rehearsed:
-        """See `Registry.register`: the archive is fetched, unpacked and looked at, and deleted again.
+        """See `Registry.register`: the archive is fetched, unpacked, checked and deleted again.
 
-        `as_it_is_now`: what lies at the address counts, whatever the store has under its name. `is_at_startup`: as the
-        start loads it, which names a model by its file where nothing else does.
+        `as_it_is_now`: it is fetched from its address even if the store has a file of its name. `is_at_startup`: as the
+        start loads it, when a model without another name is named by its file.
         """
         check_parameters(parameters)
         if self._registering.is_draining:
@@ -129,9 +129,9 @@ class Rehearsal:
     def swap(
         self, status: str, plan: Plan, old: Version, bounds: tuple[int, int], *, unloads_first: bool, keeps_old: bool
     ) -> Rehearsed:
-        """See `Registry.swap`: the plan's version in the place of a listed one, which may have to go before.
+        """See `Registry.swap`: the plan's version in the place of a listed one, which ends before if `unloads_first`.
 
-        `bounds` are the least and the most workers that it would have then. Raises VersionConflict, NotEnoughMemory.
+        `bounds` are the least and the most workers that it would have. Raises VersionConflict, NotEnoughMemory.
         """
         self._check_installation(plan)
         options = plan.facts.options
@@ -188,7 +188,7 @@ class Rehearsal:
     def tune(
         self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None
     ) -> Rehearsed:
-        """See `Registry.tune`. Delays are told in milliseconds, as clients give them."""
+        """See `Registry.tune`. The answer has delays in milliseconds, as clients give them."""
         check_batching(batch_size, max_batch_delay_s)
         chosen = self._find(model, version)
         options = chosen.pool.options
@@ -248,14 +248,14 @@ class Rehearsal:
         return self._versions.find(model, version)
 
     def _check_installation(self, plan: Plan) -> None:
-        """Raise VersionConflict where what the plan's version requires is being installed for one of its name."""
+        """Raise VersionConflict while requirements are being installed for a version of the same name."""
         if plan.wanted is not None:
             self._registering.installations.claim(plan.facts.options.model, plan.facts.options.version).check()
 
     def _foresee(
         self, options: PoolOptions, before: int | None, workers: int, leaving: PoolOptions | None = None
     ) -> tuple[Mapping[str, Any], Mapping[str, Any], tuple[str, ...]]:
-        """What so many workers would take, when `leaving` has gone. Raises NotEnoughMemory."""
+        """The memory that `workers` workers would take after `leaving` has ended. Raises NotEnoughMemory."""
         if options.ray is not None:
             return {}, {}, ("its workers run on other machines, whose memory is not looked at",)
         memory = self._hooks.memory(options, before, workers, leaving)
@@ -292,7 +292,7 @@ def _installs(plan: Plan) -> list[str]:
 
 
 def _freed(version: Version) -> dict[str, Any]:
-    """What comes free, where somebody counts."""
+    """The memory that would come free; empty without a memory ledger."""
     memory: Any = version.pool.described.get("memory")
     return {} if memory is None else {"moreBytes": -memory["residentBytes"], "source": "measured"}
 

@@ -1,6 +1,6 @@
-"""Where others take part in the life of a version: what is asked before its pool is made, and who is told what of it.
+"""Hooks into the life of a version: calls before its pool is made, when it is ready, and when it has ended.
 
-`app` and the registry's own parts add to these lists before the server starts; the registry calls them, in order.
+`app` and the registry's own parts add hooks before the server starts; the registry calls them in order.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from marserve.registry.catalogue.versions import Version
 
 
 class Foresee(Protocol):
-    """Whoever counts memory; see `Hooks`."""
+    """A memory ledger's estimate for dry runs; see `Hooks`."""
 
     def __call__(
         self, options: PoolOptions, before: int | None, workers: int, leaving: PoolOptions | None = None, /
     ) -> Mapping[str, Any]:
-        """What so many workers would take, in bytes. Raises NotEnoughMemory."""
+        """What `workers` workers would take, in bytes. Raises NotEnoughMemory."""
 
 
 @dataclass(slots=True)
 class Hooks:
-    """The lists; all of them empty is a registry by itself.
+    """The hooks of one registry; without any the registry works by itself.
 
     `before_pool` may wait, and may raise a MarserveError: then no pool is made, and nothing of the version is left.
-    `memory` and `device_memory` are asked by dry runs, with a version's options, the workers that it has (None: it is
-    not there) and those that it would have, and the options of one that would have gone before, if any: each gives what
-    is known, in bytes, and raises NotEnoughMemory where they have no room. It changes nothing.
-    `uses_archive` say of a name in the store whether a version that is not on the list may want its file again.
-    `after_ready` is called when the first load of a version, or one that a scale asked for, has ended well.
+    `memory` and `device_memory` are called by dry runs. Their arguments are a version's options, its workers now (None:
+    it is not registered), its workers then, and the options of a version that would end before, if any. Each returns
+    what is known, in bytes, and raises NotEnoughMemory if the workers do not fit. It changes nothing.
+    Each of `uses_archive` gets a name in the store, and says whether a version off the list may need that file again.
+    `after_ready` is called when the first load of a version, or the load after a scale, has ended well.
     `after_left` is called when the last process of a version has ended, before its folder is deleted. Neither may
     raise or wait.
     """

@@ -1,7 +1,8 @@
 """Versions that were taken off the list and stay loaded for a while, so that going back to them is only a switch.
 
-They get no requests; what they had accepted they answer. Each is given up, once, when its time is over, when its memory
-is wanted for another, when somebody says so, or when the server stops; then it ends as any version does that leaves.
+They get no new requests, and answer those that they had accepted. Each is given up once: when its time is over, when
+another model needs its memory, when a caller gives it up, or when the server stops. It then ends like any other version
+that leaves.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ log = logging.getLogger("marserve.registry")
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One of them. `until` is in seconds on the clock of `Keeping`; `of` is the digest of the state that it served."""
+    """A kept version. `until` is in seconds on the clock of `Keeping`; `of` is the digest of the state it served."""
 
     version: Version
     until: float
@@ -32,7 +33,7 @@ class Keeping:
     def __init__(
         self, window_s: float, end: Callable[[list[Version]], object], now: Callable[[], float] = time.monotonic
     ) -> None:
-        """`window_s` is how long a version is kept, 0 for not at all; `end` begins to end versions."""
+        """A version is kept for `window_s`, with 0 not at all; `end` begins to end versions."""
         self.window_s = window_s
         self._end = end
         self._now = now
@@ -41,25 +42,25 @@ class Keeping:
         self._is_closed = False
 
     def all(self) -> list[Kept]:
-        """Those that are kept now, longest first."""
+        """The versions kept now, the earliest first."""
         return list(self._kept.values())
 
     def left_s(self, kept: Kept) -> float:
-        """How long one will still be kept."""
+        """The seconds for which it will still be kept."""
         return max(0.0, kept.until - self._now())
 
     def find(self, model: str, name: str) -> Kept | None:
-        """The kept version of this name that could answer at once; of several the latest."""
+        """The latest kept version of this name that could answer at once."""
         for kept in reversed(self._kept.values()):
             if (kept.version.model, kept.version.name) == (model, name) and is_fit(kept.version):
                 return kept
         return None
 
     def keep(self, versions: Iterable[Version], of: str) -> list[Version]:
-        """Keep versions that have just left the list; gives those that are not kept, which are the caller's to end."""
+        """Keep versions that have just left the list; returns those that are not kept, for the caller to end."""
         others = []
         for version in versions:
-            # A crash that is to end the server must not come from a version that nobody asks.
+            # With `onCrash: fail` the crash of a version that gets no requests would end the server.
             has_use = is_fit(version) and version.facts.options.on_crash != "fail" and version.facts.workflow is None
             if self.window_s <= 0 or self._is_closed or not has_use:
                 others.append(version)
@@ -69,21 +70,21 @@ class Keeping:
         return others
 
     def take(self, kept: Kept) -> Version:
-        """It is to serve again: its time does not run out any more."""
+        """Stop keeping a version that is to serve again; its time does not run out any more."""
         del self._kept[kept.version]
         kept.version.pool.make_spare(None)
         self._set_timer()
         return kept.version
 
     def put_back(self, kept: Kept) -> None:
-        """It does not serve again after all."""
+        """Keep a taken version again, which does not serve after all."""
         if self._is_closed:
             self._end([kept.version])
         else:
             self._put(kept)
 
     def give_up(self, versions: Iterable[Version], why: str) -> None:
-        """Begin to end these; those that are not kept are passed over."""
+        """Begin to end those of these versions that are kept."""
         ending = [version for version in versions if self._kept.pop(version, None) is not None]
         for version in ending:
             version.pool.make_spare(None)
@@ -93,12 +94,12 @@ class Keeping:
             self._end(ending)
 
     def look(self) -> None:
-        """Give those up whose time is over."""
+        """Give up the versions whose time is over."""
         now = self._now()
         self.give_up([kept.version for kept in self.all() if kept.until <= now], "the undo window is over")
 
     def close(self) -> None:
-        """Give all of them up, and keep none from now on."""
+        """Give up all versions, and keep none from now on."""
         self._is_closed = True
         self.give_up(list(self._kept), "the server stops")
 
@@ -118,5 +119,5 @@ class Keeping:
 
 
 def is_fit(version: Version) -> bool:
-    """Whether it could answer at once: all the workers that it should have, or it sleeps and may be woken."""
+    """Whether it could answer at once: `min_workers` are ready, or it sleeps and a request would wake it."""
     return version.can_answer and version.pool.ready_workers >= version.min_workers

@@ -1,7 +1,7 @@
-"""What a server loads when it starts: the models that its setting names, or those of a snapshot.
+"""Loads the models of the start: those that the setting names, or those of a snapshot.
 
-Workers are begun, not waited for. A model that cannot be loaded is logged and left out; one of a snapshot stays in the
-snapshots that follow, so that a restart with the archive mended has it back.
+It does not wait for workers. A model that cannot be registered is logged and left out; one of a snapshot stays in later
+snapshots, so that a restart with its archive mended loads it again.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def parameters_of_version(version: SnapshotVersion) -> RegisterParameters:
 class Starting:
     """The start of one registry.
 
-    `has_tried` once all were tried; `failures` are sentences about those that were left out; `models` the names of
-    those that were not, each once, in order.
+    `has_tried`: all models were tried. `failures` are sentences about those that were left out; `models` are the names
+    of the others, each once, in order.
     """
 
     def __init__(self, intake: Intake, registering: Registering, versions: Versions, changes: Changes) -> None:
@@ -63,43 +63,46 @@ class Starting:
         self._loads: list[asyncio.Task[LoadFailed | None]] = []
 
     async def wait_until_loaded(self) -> list[str]:
-        """Wait for the first loads of what was published; sentences about those that failed."""
+        """Wait for the first loads of the registered versions; sentences about those that failed."""
         loads, self._loads = self._loads, []
         failures = await asyncio.gather(*loads, return_exceptions=True)
         return [f"{error}: {error.reason}" for error in failures if isinstance(error, LoadFailed)]
 
     async def wait_for_loads(self) -> None:
-        """Wait until the first loads of what was published have ended, however. Who waits may be cancelled."""
+        """Wait until the first loads of the registered versions have ended, well or badly.
+
+        The waiting task may be cancelled.
+        """
         if self._loads:
             await asyncio.wait(self._loads)
 
     async def load(self, load_models: LoadModels) -> None:
-        """Load what the setting `load_models` names. Returns when all were tried."""
+        """Load the models that the setting `load_models` names. Returns when all were tried."""
         if load_models:
             names = await asyncio.to_thread(self._intake.store.names)
             await self._load_all([parameters_of_model(model) for model in models_to_load(load_models, names)])
         self.has_tried = True
 
     async def restore(self, versions: Sequence[SnapshotVersion]) -> None:
-        """Load what a snapshot has. Returns when all were tried."""
+        """Load the versions of a snapshot. Returns when all were tried."""
         await self._load_all([parameters_of_version(version) for version in versions])
         self.has_tried = True
 
     def forget(self, model: str, version: str | None) -> bool:
-        """Restore this version, or any of the model, no more; whether one was to be."""
+        """Forget this version, or all of the model, that could not be restored; whether there was one."""
         forgotten = [key for key in self.unrestored if key[0] == model and version in (None, key[1])]
         for key in forgotten:
             del self.unrestored[key]
         return bool(forgotten)
 
     async def _load_all(self, models: Sequence[RegisterParameters]) -> None:
-        # Read side by side, published in the order of the setting: it decides which version is the default.
+        # Read side by side, but registered in the setting's order, which decides the default version.
         takes: list[tuple[RegisterParameters, contextlib.ExitStack, asyncio.Task[Unpacked]]] = []
         for model in models:
             using = contextlib.ExitStack()
             using.enter_context(self._registering.using(model.url))
             takes.append((model, using, asyncio.create_task(self._take_in(model))))
-        # What is installed for one of them must not keep the others waiting, but for those of the same name.
+        # The installation for one model holds up only models of the same name.
         latest: dict[str, asyncio.Task[None]] = {}
         for model, using, take in takes:
             with using:
@@ -108,7 +111,7 @@ class Starting:
             await asyncio.wait(latest.values())
 
     async def _take_in(self, parameters: RegisterParameters) -> Unpacked:
-        # Where a snapshot has an address with a digest, that content served, whatever the store had under its name.
+        # An address with a digest in a snapshot names the content that served, whatever the store has under its name.
         is_exact = parameters.restored is not None and split_digest(parameters.url)[1] is not None
         return await self._registering.take_in(parameters, is_at_startup=True, as_it_is_now=is_exact)
 
@@ -119,10 +122,10 @@ class Starting:
         latest: dict[str, asyncio.Task[None]],
         using: contextlib.ExitStack,
     ) -> None:
-        """Load one archive; returns when it is loaded, or when only its requirements are waited for.
+        """Load one archive; returns when its version is registered, or only has to wait for requirements.
 
-        `latest` are the models that wait for some, by name: the next version of such a name waits for it in turn.
-        `using` keeps the archive's file in the store; it is taken over where the archive is loaded later.
+        `latest` has the waiting task of each such model by name: the next version of that name waits for it in turn.
+        `using` keeps the archive's file in the store; a task that waits takes it over.
         """
         try:
             plan = await self._registering.plan(parameters, await take, is_at_startup=parameters.restored is None)
@@ -169,7 +172,7 @@ class Starting:
         restored = parameters.restored
         if restored is not None:
             self.unrestored[restored.model, restored.version] = restored
-        # A border: whatever is wrong with one archive must not keep the server from starting with the others.
+        # A border: one bad archive must not keep the server from starting with the others.
         is_known = isinstance(error, MarserveError)
         sentence = str(error) if is_known else "an unexpected error; the log says more"
         log.error(

@@ -1,6 +1,6 @@
-"""How a version comes and goes: taken in, planned, installed, published, made ready; and retired.
+"""Adds and removes versions: takes in, plans, installs, publishes, waits until ready; and retires.
 
-Whatever goes wrong on the way, nothing of the version is left. Which versions there are is the table's to know.
+After any error on the way nothing of the version is left. The table knows which versions there are.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from marserve.telemetry.metrics.counts import Metrics
 log = logging.getLogger("marserve.registry")
 
 PARALLEL_INTAKES = 2
-# Downloads wait for the network, which is no reason for archives that lie here to wait.
+# Downloads wait for the network; archives that are here already must not wait for them.
 PARALLEL_FETCHES = 4
-# What ending workers may take beyond the time that they are given to drain: SIGTERM, SIGKILL, reaping.
+# The time for ending workers beyond the time to drain: SIGTERM, SIGKILL, reaping.
 KILL_GRACE_S = 15.0
-# How often at most free memory is given back to the system when versions go.
+# Free memory is given back to the system at most this often when versions leave.
 TIDY_EVERY_S = 5.0
 
 
 class Registering:
-    """What brings versions onto the table `versions`, and takes them off."""
+    """Puts versions into the table `versions`, and takes them off."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Registering:
         hooks: Hooks,
         note_change: Callable[[Version], None],
     ) -> None:
-        """`note_change` is called when a registration has ended well."""
+        """`note_change` is called after each successful registration."""
         self._options = options
         self._intake = intake
         self._make_pool = make_pool
@@ -82,20 +82,20 @@ class Registering:
         self._tidy_at = 0.0
         self.installations = Installations()
         self.coming = Coming()
-        # Archives that were looked into and are unpacked, by address, model and version: `prepare` takes them.
+        # Unpacked archives of `Registry.looking_into`, by address, model and version: `prepare` uses them.
         self.lent: dict[tuple[str, str | None, str | None], Unpacked] = {}
-        # How many registrations are under way from a name in the store, and which of its files are being deleted.
+        # The number of registrations under way by name in the store, and the store's files that are being deleted.
         self._under_way: Counter[str] = Counter()
         self._deleting: dict[str, asyncio.Task[bool]] = {}
         self._unregistered: set[Version] = set()
 
     @property
     def is_draining(self) -> bool:
-        """Whether nothing more is registered."""
+        """Whether registrations are refused."""
         return self._is_draining
 
     def refuse_new(self) -> None:
-        """Register nothing more; give up downloads, checks and installations that are under way."""
+        """Refuse registrations; give up downloads, checks and installations that are under way."""
         self._is_draining = True
         self._drain_begun.set()
         self._intake.stop_taking_in()
@@ -116,7 +116,7 @@ class Registering:
             except Draining:
                 raise
             except BaseException:
-                if unpacked.placed is not None:  # nothing of it is left
+                if unpacked.placed is not None:  # so that nothing of it is left
                     await self._delete_unused(unpacked.archive, users=1)
                 raise
         workers = version.min_workers
@@ -150,14 +150,14 @@ class Registering:
     ) -> Unpacked:
         """Fetch, unpack and check an archive. Raises as `Intake` does, and Draining.
 
-        Documents and swaps mean what lies at an address now (`as_it_is_now`), and not what the store has kept under
-        that name; the file in the store stays as it is. `is_only_a_look`: the same, and the store gets none either.
-        `is_rehearsal`: as neither, but the store gets none.
+        `as_it_is_now`, for documents and swaps: fetch from the address even if the store has a file of that name, which
+        stays as it is. `is_only_a_look`: the same, and the store gets no file. `is_rehearsal`: as without either, but
+        the store gets no file.
         """
         url = parameters.url
         if going := self._deleting.get(archive_name(split_digest(url)[0])):
             await asyncio.wait([going])
-        if not self._intake.fetches(url):  # does not wait until others have been fetched
+        if not self._intake.fetches(url):  # does not wait for others' downloads
             return await self._unpack(url, None)
         fetch: Callable[[str, OnBegin], Fetched | None] = self._intake.fetch
         if is_rehearsal:
@@ -174,7 +174,7 @@ class Registering:
                     fetched = await asyncio.to_thread(fetch, url, awaited.begin)
                 except ArchiveExists as error:
                     if is_at_startup:
-                        # An earlier start of this server fetched it; that must not keep a later one from having it.
+                        # An earlier start of this server fetched it; a later start uses that file.
                         other = self._intake.other_address_of(error.name, url)
                         if other is None:
                             log.info("%s is not fetched again: %s is in the store", hide_query(url), error.name)
@@ -190,7 +190,7 @@ class Registering:
                     elif is_rehearsal and self._is_left_over(error.name, users=0):
                         fetched = await asyncio.to_thread(self._intake.fetch_aside, url, awaited.begin)
                     elif not is_rehearsal and await self._delete_unused(error.name, users=1):
-                        # Fetched before, and no version uses it: a crash came between, or a restart without it.
+                        # Fetched before, and no version uses it: after a crash, or a restart without the model.
                         fetched = await asyncio.to_thread(fetch, url, awaited.begin)
                     else:
                         raise
@@ -199,9 +199,9 @@ class Registering:
 
     @contextlib.asynccontextmanager
     async def _place_for(self, url: str, awaited: Awaited) -> AsyncIterator[None]:
-        """One of the places for downloads, for the block. A download that waits is listed, and may be cancelled.
+        """Hold one of the places for downloads during the block. A waiting download is listed, and may be cancelled.
 
-        Raises DownloadFailed when it is, Draining when the server stops.
+        Raises DownloadFailed if it is cancelled, Draining if the server stops.
         """
         loop = asyncio.get_running_loop()
         with self._intake.queued(url) as queued:
@@ -245,7 +245,7 @@ class Registering:
     async def plan(self, parameters: RegisterParameters, unpacked: Unpacked, *, is_at_startup: bool = False) -> Plan:
         """Plan a version of the unpacked archive, or delete it and raise.
 
-        Raises BadName for a new name that cannot be; a start and a snapshot keep what they had.
+        Raises BadName for an invalid new name; a start and a snapshot keep the names that they had.
         """
         try:
             plan = await asyncio.to_thread(make_plan, parameters, unpacked, self._options, is_at_startup=is_at_startup)
@@ -268,7 +268,7 @@ class Registering:
         """Make a version beside what is on the list, and begin to start its workers; no request finds it yet.
 
         It counts as leaving until `publish` puts it on the list; `retire` ends it. A listed version of its name stays.
-        Raises as `register`, but for VersionConflict; nothing of it is left then.
+        Raises as `register`, except VersionConflict; nothing of it is left then.
         """
         check_parameters(parameters)
         with self.using(parameters.url):
@@ -278,7 +278,7 @@ class Registering:
             return await self.establish(parameters, await self.plan(parameters, unpacked), is_beside=True)
 
     def publish(self, version: Version) -> Version | None:
-        """Put a prepared version on the list; requests find it from now on. Gives the one whose place it took."""
+        """Put a prepared version on the list; requests find it from now on. Returns the version that it replaced."""
         before = self._versions.put(version)
         if before is not None:
             self._metrics.remove(before.pool.metrics)
@@ -286,16 +286,16 @@ class Registering:
         return before
 
     def replace(self, old: Version, new: Version, *, keeps_old: bool = False) -> None:
-        """Put a version in the place of a listed one, in one moment; that one leaves, unless it is kept."""
+        """Put a version in the place of a listed one at once; that one leaves, unless `keeps_old`."""
         self._versions.replace(old, new, keeps_old=keeps_old)
         if not keeps_old:
             self._metrics.remove(old.pool.metrics)
         self._metrics.register(new.pool.metrics)
 
     async def install(self, parameters: RegisterParameters, plan: Plan) -> Plan:
-        """Install what the plan of a version wants that is to be beside another one; gives the plan with it.
+        """Install the requirements of a version that is to be beside another one; returns the plan with them.
 
-        Deletes what belongs to the plan, and raises DependencyFailed or Draining, when that cannot be.
+        On failure deletes what belongs to the plan, and raises DependencyFailed or Draining.
         """
         if plan.wanted is None or self._environments is None:
             return plan
@@ -311,13 +311,13 @@ class Registering:
             raise
 
     async def ask_hooks(self, plan: Plan) -> None:
-        """Ask everybody who may refuse a version, or make room for it, that is to be beside or after another one."""
+        """Call the hooks that may refuse a version, or free memory for it, if it is to be beside or after another."""
         await self._ask_hooks(plan, is_beside=True)
 
     async def establish(self, parameters: RegisterParameters, plan: Plan, *, is_beside: bool = False) -> Version:
-        """Install what the plan wants and put the version on the list, or delete what belongs to the plan and raise.
+        """Install the plan's requirements and put the version on the list.
 
-        With `is_beside` it is not put on the list (see `prepare`).
+        With `is_beside` it is not put on the list (see `prepare`). After an error what belongs to the plan is deleted.
         """
         model, name = plan.facts.options.model, plan.facts.options.version
         with contextlib.ExitStack() as stack:
@@ -341,14 +341,14 @@ class Registering:
                 raise
 
     async def _ask_hooks(self, plan: Plan, *, is_beside: bool = False) -> None:
-        """Ask everybody who may refuse the version, or make room for it, before its pool is made."""
+        """Call the hooks that may refuse the version, or free memory for it, before its pool is made."""
         if self._hooks.before_pool and not is_beside:
             self._versions.refuse_conflict(plan.facts.options.model, plan.facts.options.version)
         for ask in self._hooks.before_pool:
             await ask(plan)
 
     def _publish(self, plan: Plan) -> Version:
-        """Put a version on the list and begin to start its workers. Nothing is awaited between check and deed."""
+        """Put a version on the list and begin to start its workers. Awaits nothing between the check and that."""
         if self._is_draining:
             raise Draining
         self._versions.refuse_conflict(plan.facts.options.model, plan.facts.options.version)
@@ -358,13 +358,13 @@ class Registering:
         return version
 
     def _begin_beside(self, plan: Plan) -> Version:
-        """Begin to start a version's workers, and let nobody find it."""
+        """Begin to start the workers of a version that is not on the list."""
         version = self.make(plan)
         version.pool.start()
         return version
 
     def make(self, plan: Plan) -> Version:
-        """Make a version that has no workers yet and that nobody finds; it counts as leaving. Raises Draining."""
+        """Make a version without workers, off the list; it counts as leaving. Raises Draining."""
         if self._is_draining:
             raise Draining
         version = self._make(plan)
@@ -372,9 +372,9 @@ class Registering:
         return version
 
     async def make_idle(self, plan: Plan) -> Version:
-        """As `make`, and no memory is promised for its workers: begin them with `begin_idle`, when there is room.
+        """As `make`, but without a reservation of memory: start its workers with `begin_idle`, when there is room.
 
-        Deletes what belongs to the plan, and raises Draining.
+        On failure deletes what belongs to the plan, and raises Draining.
         """
         options = plan.facts.options
         idle = replace(plan, facts=replace(plan.facts, options=replace(options, min_workers=0)))
@@ -405,14 +405,14 @@ class Registering:
         return version
 
     def _remark_failure(self, model: str, name: str, error: DependencyFailed) -> None:
-        """Let the default version of the model, if there is one, say in describe why another one is not there."""
+        """Note with the model's default version, if any, why another one is missing; describe shows it."""
         if model in self._versions.models:
             words = "; ".join(error.reason.splitlines()[-3:])
             sentence = f"version {name} was not registered, its requirements were not installed: {words}"
             remark(self._versions.find(model, None), [sentence])
 
     async def wait_until_ready(self, version: Version) -> bool:
-        """Wait for the workers that a version should have; False when not all of them are to be expected soon.
+        """Wait for the workers that a version should have; False if some of them will not be ready soon.
 
         Raises LoadFailed.
         """
@@ -433,7 +433,7 @@ class Registering:
         return is_ready
 
     async def wait_for_caller(self, version: Version) -> bool:
-        """As `wait_until_ready`, for somebody who wants an answer: raises Draining as soon as the server is to end."""
+        """As `wait_until_ready`, for a call: raises Draining as soon as the server begins to drain."""
         ready = asyncio.ensure_future(self.wait_until_ready(version))
         drain = asyncio.ensure_future(self._drain_begun.wait())
         try:
@@ -447,7 +447,7 @@ class Registering:
             await asyncio.wait((ready, drain))
 
     async def settle(self, version: Version) -> LoadFailed | None:
-        """Wait for a load that nobody else waits for, and log how it failed; returns that, too."""
+        """Wait for a load that no call waits for; logs and returns its error."""
         try:
             await self.wait_until_ready(version)
         except LoadFailed as error:
@@ -456,9 +456,9 @@ class Registering:
         return None
 
     def scale(self, version: Version, min_workers: int, max_workers: int) -> None:
-        """Begin to have so many workers of a version, of as many as there are devices for (contract 10.5).
+        """Set the bounds of a version's workers, at most as many as there are devices for (contract 10.5).
 
-        Raises NotEnoughMemory; nothing has changed then.
+        Does not wait for workers. Raises NotEnoughMemory; nothing has changed then.
         """
         min_workers, max_workers = bounds_of(version, min_workers, max_workers)
         version.pool.scale(min_workers, most_at_work(version, min_workers, max_workers))
@@ -472,9 +472,9 @@ class Registering:
         self._metrics.remove(version.pool.metrics)
 
     async def retire(self, version: Version, *, drain_s: float, deletes_fetched: bool = False) -> None:
-        """End a removed version. Raises CleanUpTimedOut when that takes too long; it goes on by itself then.
+        """End a removed version. Raises CleanUpTimedOut when that takes too long; it then goes on in the background.
 
-        With `deletes_fetched` the store's file that it came from goes too, if it was fetched and no version uses it.
+        With `deletes_fetched` the store's file that it came from is deleted, if it was fetched and no version uses it.
         """
         if deletes_fetched:
             self._unregistered.add(version)
@@ -485,7 +485,7 @@ class Registering:
         ending.result()
 
     def end_all(self) -> None:
-        """Begin to end every version, at once; those that are leaving already are hurried along."""
+        """Begin to end every version without time to drain, those that are leaving already too."""
         for version in list(self._versions.all()):
             self.remove(version)
         for version in self._versions.leaving:
@@ -495,7 +495,7 @@ class Registering:
         try:
             await version.pool.stop(drain_s)
         finally:
-            if version in self._versions.leaving:  # a hurried end finds it gone
+            if version in self._versions.leaving:  # two ends may run: only the first one calls the hooks
                 self._versions.leaving.discard(version)
                 for tell in self._hooks.after_left:
                     tell(version)
@@ -509,7 +509,7 @@ class Registering:
 
     @contextlib.contextmanager
     def using(self, url: str) -> Iterator[None]:
-        """A version is about to come from the archive that `url` names."""
+        """Keep the store's file that `url` names while the block runs, for a version that is about to come from it."""
         name = archive_name(split_digest(url)[0])
         self._under_way[name] += 1
         try:
@@ -520,7 +520,7 @@ class Registering:
                 del self._under_way[name]
 
     def _is_left_over(self, name: str, users: int) -> bool:
-        """Whether the store's file was fetched and nothing uses it but `users` registrations that are under way."""
+        """Whether the store's file was fetched, and only `users` registrations under way use it."""
         versions = (*self._versions.all(), *self._versions.leaving)
         return (
             self._intake.has_fetched(name)
@@ -531,12 +531,12 @@ class Registering:
         )
 
     async def _delete_unused(self, name: str, users: int = 0) -> bool:
-        """Delete the store's file of this name if it was fetched and is left over; says whether it is gone."""
+        """Delete the store's file of this name if it was fetched and is left over; returns whether it is gone."""
         if not self._is_left_over(name, users) or name in self._deleting:
             return False
         deleting = asyncio.create_task(asyncio.to_thread(self._intake.delete_fetched, name))
         self._deleting[name] = deleting
-        # The thread goes on where the caller is cancelled: registrations wait until it has ended.
+        # The thread goes on if the caller is cancelled; registrations wait until it has ended.
         deleting.add_done_callback(lambda _: self._deleting.pop(name))
         is_gone = await asyncio.shield(deleting)
         if is_gone:
@@ -544,9 +544,9 @@ class Registering:
         return is_gone
 
     async def _tidy(self) -> None:
-        """Give back what unpacking left: threads keep the blocks that they freed, and would keep them for ever.
+        """Give the memory of unpacking back to the system: threads would keep the blocks that they freed for ever.
 
-        Not after each of many versions that go at once; it takes a few milliseconds.
+        That takes a few milliseconds, so it is not done after each of many versions that leave at once.
         """
         now = asyncio.get_running_loop().time()
         if now >= self._tidy_at:
@@ -555,23 +555,23 @@ class Registering:
 
 
 def bounds_of(version: Version, min_workers: int, max_workers: int) -> tuple[int, int]:
-    """The bounds that a version can have of those that were asked for: as many workers as there are devices for."""
+    """The bounds that were asked for, limited to as many workers as there are devices for."""
     most = version.facts.options.most_workers
     return (min(min_workers, most), min(max_workers, most)) if most else (min_workers, max_workers)
 
 
 def most_at_work(version: Version, min_workers: int, max_workers: int) -> int:
-    """How many workers its pool may have within these bounds: 0 as the least ends all, but of a version that wakes."""
+    """The most workers that its pool may have: a `min_workers` of 0 ends all, unless requests wake the version."""
     may_sleep = version.facts.options.idle_timeout_s is not None
     return max_workers if min_workers or may_sleep else 0
 
 
-# Remarks on calls that a version keeps for describe.
+# The number of remarks on calls that a version keeps for describe.
 MOST_REMARKS = 20
 
 
 def remark(version: Version, sentences: Iterable[str]) -> None:
-    """Note what was odd about a call for a version: in the log, and among describe's warnings. Each once."""
+    """Note what was odd about a call for a version, in the log and in describe's warnings. Each sentence once."""
     for sentence in sentences:
         if sentence not in version.remarks and len(version.remarks) < MOST_REMARKS:
             version.remarks.append(sentence)

@@ -1,10 +1,10 @@
-"""Puts another archive in the place of a version that serves.
+"""Replaces a version that serves by that of another archive.
 
     load_first     load the new one beside, try it, switch between two awaits, let the old one finish and end it
     unload_first   let the old one finish and end it, load the new one in its memory; requests wait, or are refused,
                    in between
 
-With either the version before goes on, or comes back, when the new one cannot load or does not answer as it should.
+If the new version cannot load or fails its trial, the old one goes on (`load_first`) or is started again.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ SwapOrder = Literal["load_first", "unload_first"]
 
 @dataclass(frozen=True, slots=True)
 class SwapParameters:
-    """What a swap may say. `registration` is that of the new version; its model is `model`, its URL what counts most.
+    """The parameters of a swap. `registration` is that of the new version; `model` takes the place of its model name.
 
-    `version` is whose place is taken: None for the one of the archive's own name, else the default one. With
-    `keeps_old` that stays registered, which takes two names. `checks` tries the new one before it answers. `dry_run`
-    looks at the archive and says what would be.
+    `version` is the old version: None for the one with the version of the archive, or if that is not registered the
+    default one. With `keeps_old` the old one stays registered, so the two need different names. With `checks` the new
+    one is tried before it takes requests. `dry_run` checks the archive and changes nothing.
     """
 
     model: str
@@ -61,7 +61,7 @@ class SwapParameters:
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """What was swapped, or with `rehearsed` would be. `notes` are sentences about what could not be looked at.
+    """A swap, or with `rehearsed` its dry run. `notes` are sentences about what could not be checked.
 
     Times in seconds.
     """
@@ -98,7 +98,7 @@ class Swapping:
         drain_s: float,
         note_change: Callable[[Version], None],
     ) -> None:
-        """`order` is what a swap does that names none; a version that goes has `drain_s` to finish."""
+        """`order` is for swaps that name none; an old version has `drain_s` to finish."""
         self._registering = registering
         self._versions = versions
         self._rehearsal = rehearsal
@@ -108,14 +108,14 @@ class Swapping:
         self._under_way: set[str] = set()
 
     async def swap(self, wish: SwapParameters, unpacked: Unpacked | None = None) -> Swapped:
-        """Put the archive in the place of a version. See `Registry.swap`."""
+        """Replace a version by that of the archive. See `Registry.swap`."""
         began = time.monotonic()
         model = wish.model
         self._versions.model(model)
         if wish.version is not None:
             self._listed(model, wish.version)
         check_parameters(wish.registration)
-        if wish.dry_run:  # which keeps no other swap of the model from beginning
+        if wish.dry_run:  # a dry run does not hold up other swaps of the model
             swapped = await self._swap(wish, unpacked)
         elif model in self._under_way:
             raise SwapUnderWay(model)
@@ -135,7 +135,7 @@ class Swapping:
             old = self._find_old(wish, unpacked)
             parameters = replace(wish.registration, model_name=wish.model, synchronous=True)
             if parameters.initial_workers is None:
-                # Numbers of workers are the operator's: who swaps wants another archive, not another size.
+                # A swap changes the archive; the number of workers, which the operator chose, stays.
                 parameters = replace(parameters, initial_workers=max(1, old.min_workers))
             elif parameters.initial_workers < 1:
                 raise BadInput("initial_workers must be 1 or more: a version without workers cannot be tried.")
@@ -162,7 +162,7 @@ class Swapping:
         return replace(swapped, workers=new.min_workers)
 
     def _rehearse(self, wish: SwapParameters, swapped: Swapped, plan: Plan, old: Version) -> Swapped:
-        """What a swap would be. Raises what it would, as far as that can be known before."""
+        """The dry run of a swap. Raises what the swap would raise, as far as that can be foreseen."""
         bounds = _bounds_of(wish, plan, old)
         unloads_first = swapped.order == "unload_first"
         try:
@@ -184,7 +184,7 @@ class Swapping:
         return entry.versions[name if name in entry.versions else entry.default]
 
     def _listed(self, model: str, name: str) -> Version:
-        """The version of that very name: labels are not swapped."""
+        """The version of this name; labels are not swapped."""
         version = self._versions.model(model).versions.get(name)
         if version is None:
             raise VersionNotFound(model, name)
@@ -226,7 +226,7 @@ class Swapping:
         return new
 
     def _switch(self, wish: SwapParameters, old: Version, new: Version) -> None:
-        """Between two awaits: what comes from now on is the new version's. Raises where the old one is gone."""
+        """Give requests from now on to the new version; awaits nothing. Raises if the old one has left the list."""
         if self._registering.is_draining:
             raise Draining
         if not self._versions.is_listed(old):
@@ -250,7 +250,7 @@ class Swapping:
         except BaseException as error:
             await self._end(new, drain_s=0.0)
             raise self._explain(error, new, old) from error
-        # What the old version was unpacked to stays until it is known that nobody wants it back, and so does its name.
+        # The files and the name of the old version stay until the new one has succeeded.
         kept = old.plan
         old.plan = kept.borrowed()
         name = old.model, old.name
@@ -277,12 +277,12 @@ class Swapping:
     async def _learn(
         self, wish: SwapParameters, new: Version, old: Version
     ) -> tuple[Sequence[list[Part]], Sequence[Answer | None]]:
-        """The new version's samples, and what the old one says to them while it can."""
+        """The new version's samples, and the answers of the old one to them, if it can answer."""
         inputs = await read_inputs(new) if wish.checks else []
         return inputs, await answers_of(old, inputs) if old.can_answer else []
 
     async def _bring_back(self, kept: Plan, old: Version, new: Version) -> None:
-        """Have the version before serve again, from what is still on disk."""
+        """Have the old version serve again, from its files."""
         if self._registering.is_draining or not self._versions.is_listed(new):
             await self._end(new, drain_s=0.0)
             await asyncio.to_thread(kept.discard)
@@ -293,7 +293,7 @@ class Swapping:
         await self._end(new, drain_s=0.0)
         try:
             self._registering.begin_idle(again, old.min_workers, old.max_workers)
-        except NotEnoughMemory as error:  # others took what the new one gave back
+        except NotEnoughMemory as error:  # other models took the memory that the new one gave back
             log.error("Model %s version %s has no workers: %s", again.model, again.name, error)
         self._note_change(again)
         try:
@@ -310,7 +310,7 @@ class Swapping:
             raise Unfit(new.pool.warm_up_failure, "warm_up")
 
     def _follow_size(self, wish: SwapParameters, new: Version, old: Version) -> None:
-        """Give the new version the old one's bounds, unless its archive or the caller has some of its own."""
+        """Give the new version the old one's bounds, unless its archive or the call has bounds."""
         bounds = _bounds_of(wish, new.plan, old)
         if bounds != (new.min_workers, new.max_workers):
             self._registering.scale(new, *bounds)
@@ -323,7 +323,7 @@ class Swapping:
             log.error("Model %s version %s: %s", version.model, version.name, error)
 
     def _explain(self, error: BaseException, new: Version, old: Version) -> BaseException:
-        """The error for the caller: that the version before goes on, and why the new one was not taken."""
+        """The error for the caller: that the old version goes on, and why the new one was not taken."""
         if isinstance(error, Unfit):
             log.error("Model %s version %s was not taken: %s", new.model, new.name, error)
             return SwapFailed(new.model, new.name, old.name, str(error), cause=error.cause)
@@ -338,7 +338,7 @@ class Swapping:
 
 
 def _bounds_of(wish: SwapParameters, plan: Plan, old: Version) -> tuple[int, int]:
-    """The least and the most workers of the new version: the old one's, unless its archive or the caller has some."""
+    """The least and the most workers of the new version: the old one's, unless its archive or the call has bounds."""
     options = plan.facts.options
     has_none = wish.registration.initial_workers is None and plan.facts.config.max_workers is None
     if has_none and old.max_workers:

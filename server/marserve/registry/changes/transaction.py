@@ -1,11 +1,11 @@
 """A change of many models at once: prepared beside what serves, then in force between two awaits, or not at all.
 
-    prepare, widen   new versions load, where no request finds them; versions that get more workers begin to start them
+    prepare, widen   new versions load, off the list; versions that get more workers begin to start them
     wait             until each is ready
-    commit           one moment: what is new takes requests, what was replaced or removed takes none
-    abandon          instead of it: what was begun ends, and nobody outside has noticed
+    commit           one moment: new versions take requests, replaced and removed ones take none
+    abandon          in its place: what was begun ends, and no client has noticed
 
-Who wants what is the caller's to know. What serves meanwhile may be changed by others; `commit` sees it and refuses.
+The caller knows what is wanted. Other calls may change versions meanwhile; `commit` notices that and refuses.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ log = logging.getLogger("marserve.registry")
 
 @dataclass(slots=True)
 class Commit:
-    """What is to be in force when it is over. Versions are named (model, version).
+    """What comes into force at once. Versions are named (model, version).
 
-    `publish` are prepared versions; `remove` are listed ones that go. `tune` has batch sizes and delays (in seconds),
-    `narrow` the bounds of versions that get fewer workers, `declare` what a document says of versions now, `defaults`
-    versions by model. `labels` are all labels of a model; `traffic` and `shadow` what their calls take, None for none.
+    `publish` are prepared versions; `remove` are listed ones that leave. `tune` has batch sizes and delays (in
+    seconds), `narrow` the bounds of versions that get fewer workers, `declare` what a document says of versions now,
+    `defaults` versions by model. `labels` are all labels of a model; `traffic` and `shadow` are in the shape of their
+    calls, None to remove.
     """
 
     publish: list[Version] = field(default_factory=list)
@@ -49,7 +50,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class TrafficSetters:
-    """What sets labels, weights and shadows of a model, at once. Each raises a MarserveError for what cannot be."""
+    """Functions that set labels, weights and shadow of a model. Each raises a MarserveError for invalid values."""
 
     labels: Callable[[str, Mapping[str, str]], None]
     traffic: Callable[[str, Mapping[str, Any] | None], None]
@@ -57,7 +58,7 @@ class TrafficSetters:
 
 
 class Transaction:
-    """One change. `begin` is when it looked: what changes after it is a conflict."""
+    """One change of several models. If another call replaces one of its versions meanwhile, that is a conflict."""
 
     def __init__(
         self,
@@ -85,9 +86,9 @@ class Transaction:
     # ------------------------------------------------------------------------------------------- before
 
     async def prepare(self, parameters: RegisterParameters, *, publish: bool = False) -> Version:
-        """Begin to load a version; it is not ready yet. Raises as a registration does, nothing of it is left then.
+        """Begin to load a version; does not wait. Raises as a registration does; nothing of it is left then.
 
-        With `publish` requests find it at once, which is for a server that has nothing yet.
+        With `publish` requests find it at once, for a server that has no models yet.
         """
         version = await self._registering.prepare(parameters)
         self._prepared.append(version)
@@ -96,20 +97,20 @@ class Transaction:
         return version
 
     def take_back(self, model: str, version: str) -> Version:
-        """Have a version that `Registry.find_kept` has just found: it takes requests again from `commit` on."""
+        """Use a version that `Registry.find_kept` has just found: it takes requests again from `commit` on."""
         kept = self._keeping.find(model, version)
         assert kept is not None
         self._taken.append(kept)
         return self._keeping.take(kept)
 
     def make_way(self, models: Iterable[str]) -> None:
-        """Begin to end what is kept of these models: others of theirs are about to load."""
+        """Begin to end the kept versions of these models, as other versions of them are about to load."""
         names = set(models)
         leaving = [kept.version for kept in self._keeping.all() if kept.version.model in names]
         self._keeping.give_up(leaving, "another version of its model loads")
 
     def widen(self, model: str, version: str, min_workers: int, max_workers: int) -> Version:
-        """Begin to have more workers of a listed version."""
+        """Begin to start more workers of a listed version."""
         found = self._expected(model, version)
         self._widened.append((found, found.min_workers, found.max_workers))
         self._registering.scale(found, min_workers, max_workers)
@@ -127,10 +128,10 @@ class Transaction:
     # ------------------------------------------------------------------------------------------- the moment
 
     def commit(self, commit: Commit, *, keeps_open: bool = False) -> list[Version]:
-        """Bring all of it into force; gives the versions that take no requests any more. Awaits nothing.
+        """Bring all of it into force; returns the versions that take no requests any more. Awaits nothing.
 
-        With `keeps_open` it can still be abandoned. Raises VersionConflict or ModelNotFound, and changes nothing, when
-        a version that it concerns is another one than when the change began.
+        With `keeps_open` it can still be abandoned. Raises VersionConflict or ModelNotFound, and changes nothing, if a
+        version that it concerns is not the same as when the change began.
         """
         self._check(commit)
         left: list[Version] = []
@@ -164,7 +165,10 @@ class Transaction:
         return left
 
     def _set_traffic(self, commit: Commit) -> None:
-        """Labels, weights, shadows: targets are there by now. The document was checked; what is wrong still is said."""
+        """Set labels, weights and shadows, whose versions are listed by now. An error is only logged.
+
+        The document was checked before.
+        """
         for what, wanted in (
             (self._setters.labels, commit.labels),
             (self._setters.traffic, commit.traffic),
@@ -201,7 +205,7 @@ class Transaction:
     # ------------------------------------------------------------------------------------------- after
 
     async def abandon(self) -> None:
-        """End all that was begun. What was listed goes on as before."""
+        """End all that was begun. Versions that were listed go on as before."""
         for version, least, most in reversed(self._widened):
             if self._versions.is_listed(version):
                 self._registering.scale(version, least, most)
@@ -215,10 +219,10 @@ class Transaction:
         await self._retire(prepared, drain_s=0.0)
 
     def retire(self, left: Iterable[Version], *, keep_of: str | None = None) -> asyncio.Task[None]:
-        """Let versions that take no requests any more answer what they had accepted, and end; goes on by itself.
+        """Let versions that left the list answer what they had accepted, and end, in a task of its own.
 
-        With `keep_of` they stay loaded for the undo window first, as those that served the state of this digest; what
-        was kept before them ends.
+        With `keep_of`, the digest of the state that they served, they stay loaded for the undo window first; versions
+        that were kept before end.
         """
         left = list(left)
         if left:

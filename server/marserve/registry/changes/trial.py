@@ -1,7 +1,7 @@
-"""Whether a version is fit to take the place of another: its samples, sent to it as clients would.
+"""Tries a version's samples before it takes the place of another one.
 
-Each sample must be answered, and by an answer of the shape that the version before gives; then batches must be answered
-as single requests are, where the model has that checked. What a shape is, is pure; the rest asks pools.
+Each sample must get an answer of the same shape as the old version's. Then batches must be answered as single requests
+are, if the model has that checked. The comparison of shapes is pure; the rest sends requests to pools.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from marserve.pool.checks.certifier import read_samples
 from marserve.pool.pool import Pool
 from marserve.registry.catalogue.versions import Version
 
-# So many of a model's samples are tried; a check of batches takes more.
+# This many of a model's samples are tried; a check of batches takes more.
 MOST_TRIED = 16
 NO_SAMPLES = "it has no samples (`samples` of its model-config.yaml), so its answers were not tried before it answered"
 
 
 class Unfit(Exception):
-    """The version does not answer as it should. `str` is a sentence for the client; `cause` the class of cause."""
+    """The version failed its trial. `str` is a sentence for the client; `cause` the class of the cause."""
 
     def __init__(self, why: str, cause: str = "bad_answer") -> None:
         self.cause = cause
@@ -33,7 +33,7 @@ class Unfit(Exception):
 
 
 async def read_inputs(version: Version) -> list[list[Part]]:
-    """The first samples of a version, none where it has none. Raises Unfit for those that cannot be read."""
+    """The first samples of a version, if it has any. Raises Unfit if one cannot be read."""
     options, folder = version.facts.options, Path(version.plan.load.model_dir)
     try:
         return await asyncio.to_thread(read_samples, options.samples[:MOST_TRIED], folder)
@@ -42,7 +42,7 @@ async def read_inputs(version: Version) -> list[list[Part]]:
 
 
 async def answers_of(version: Version, inputs: Sequence[list[Part]]) -> list[Answer | None]:
-    """What a version that serves says to these inputs: None where it says nothing, or that it cannot."""
+    """The answers of a version that serves to these inputs: None for a failed one."""
     answers: list[Answer | None] = []
     for number, parts in enumerate(inputs):
         try:
@@ -55,7 +55,7 @@ async def answers_of(version: Version, inputs: Sequence[list[Part]]) -> list[Ans
 
 
 async def try_out(version: Version, inputs: Sequence[list[Part]], before: Sequence[Answer | None]) -> None:
-    """Send a version its samples; `before` are the answers of the one before. Raises Unfit."""
+    """Send a version its samples; `before` are the answers of the old version. Raises Unfit."""
     for number, parts in enumerate(inputs):
         try:
             answer = await _ask(version, number, parts)
@@ -93,7 +93,7 @@ async def _ask(version: Version, number: int, parts: list[Part]) -> Answer:
 
 
 class _Whole:
-    """A receiver that makes one answer of whatever comes."""
+    """A receiver that makes one answer of an answer or a stream's pieces."""
 
     def __init__(self, told: asyncio.Future[Answer]) -> None:
         self.told = told
@@ -101,19 +101,19 @@ class _Whole:
         self._body = bytearray()
 
     def on_answer(self, answer: Answer) -> None:
-        """The whole answer."""
+        """Keep the whole answer."""
         if not self.told.done():
             self.told.set_result(answer)
 
     def on_piece(self, piece: Answer, last: bool) -> None:
-        """A piece."""
+        """Collect a piece; the last one ends the answer."""
         first = self._first = self._first or piece
         self._body += piece.body
         if last:
             self.on_answer(Answer(bytes(self._body), first.status, first.reason, first.headers))
 
     def on_error(self, error: MarserveError) -> None:
-        """No answer."""
+        """Keep the error."""
         if not self.told.done():
             self.told.set_exception(error)
 
@@ -122,10 +122,10 @@ class _Whole:
 
 
 def find_other_shape(before: Answer, after: Answer) -> str | None:
-    """Where two answers differ in kind, None where they do not. Pure.
+    """The first difference in shape between two answers, None without one. Pure.
 
-    JSON has the same members of the same types, lists of the same kind of elements; numbers, texts and lengths may
-    differ, and null goes with everything. What is no JSON must be none both times.
+    JSON answers must have the same members of the same types, and lists with the same type of first element. Numbers,
+    texts and lengths may differ, and null matches everything. Otherwise neither answer may be JSON.
     """
     old, new = _json_of(before), _json_of(after)
     if (old is _NO_JSON) != (new is _NO_JSON):

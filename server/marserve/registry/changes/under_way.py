@@ -1,7 +1,7 @@
-"""Changes of the models under way: tasks that nobody but the registry owns.
+"""Changes of the models under way: tasks that the registry owns.
 
-What changes something runs to its end even when the caller is cancelled: a client that hangs up in the middle of a
-registration leaves nothing half done.
+A change runs to its end even when the caller is cancelled: a client that hangs up in the middle of a registration
+leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Changes:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def follow(self, change: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Run a change as a task; `end` waits for it, and a failure that nobody thought of is logged here."""
+        """Run a change as a task; `end` waits for it. An unexpected error (no MarserveError) is logged here."""
         task = asyncio.create_task(change)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -36,7 +36,7 @@ class Changes:
         return await asyncio.shield(self.follow(change))
 
     async def end(self, limit_s: float) -> None:
-        """Wait until none is under way; what has not ended after `limit_s` is given up."""
+        """Wait until none is under way; changes that have not ended after `limit_s` are cancelled."""
         loop = asyncio.get_running_loop()
         end = loop.time() + limit_s
         while self._tasks and loop.time() < end:
